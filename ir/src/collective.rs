@@ -129,9 +129,9 @@ named_enum! {
         Plain = "plain",
         /// All-reduce: every rank reads all operands of its peers and reduces everything.
         OneShot = "one_shot",
-        /// All-reduce, all-gather, all-to-all: data with its flag in one store, into the peers' landing
-        /// zones.
-        Packets = "packets",
+        /// All-reduce, all-gather, all-to-all: the LL (low latency) protocol of NCCL, data with its flag in one
+        /// store, into the peers' landing zones; large messages on GPUs go by its LL128.
+        Ll = "ll",
         /// All-reduce: every rank reduces one slice and writes it to all results.
         TwoShot = "two_shot",
         /// All-gather, reduce-scatter, all-to-all: every rank reads what it needs from its peers' operands.
@@ -227,6 +227,21 @@ pub struct Contract {
 }
 
 impl Variant {
+    /// The variant that programs, profiles and plans of older versions call `name`.
+    pub fn renamed(name: &str) -> Option<Variant> {
+        (name == "packets").then_some(Variant::Ll)
+    }
+
+    /// The names that there are, for who says another; one of an older version is told by its new name.
+    pub fn expected(found: &str) -> String {
+        match Variant::renamed(found) {
+            Some(variant) => format!("`{variant}`, as it is called now"),
+            None => {
+                format!("one of {}", Variant::ALL.iter().map(|v| v.name()).collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+
     /// Whether the library of the machine runs it, not a kernel of symmc.
     pub fn is_library(self) -> bool {
         matches!(self, Variant::Plain | Variant::NcclWindow | Variant::CopyEngine)
@@ -295,7 +310,7 @@ impl Variant {
             (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
             // The exit also tells that nobody reads a rank's sizes any more.
             (Variant::Pull, K::AllToAll(Splits::Device)) => Contract { exit: Exit::Always, ..pull },
-            (Variant::Packets, K::AllReduce(_) | K::AllGather | K::AllToAll(Splits::Even)) => Contract {
+            (Variant::Ll, K::AllReduce(_) | K::AllGather | K::AllToAll(Splits::Even)) => Contract {
                 entry: false,
                 meets: Meets::Group,
                 exit: Exit::Never,
@@ -347,55 +362,53 @@ impl Variant {
     }
 
     /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes
-    /// ([`packet_zone`]).
+    /// ([`landing_zone`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         match (self, kind) {
-            (Variant::Packets, CollectiveKind::AllToAll(_)) => {
-                packet_zone(bytes.div_ceil(n.max(1)), n, PACKET_WORDS)
-            }
-            (Variant::Packets, _) => packet_zone(bytes, n, PACKET_WORDS),
+            (Variant::Ll, CollectiveKind::AllToAll(_)) => landing_zone(bytes.div_ceil(n.max(1)), n, LL_BYTES),
+            (Variant::Ll, _) => landing_zone(bytes, n, LL_BYTES),
             _ => 0,
         }
     }
 }
 
-/// The bytes up to which the messages of all ranks of a cell together are small. Packets carry small messages as words
-/// of 8 bytes, 4 of them data and 4 a flag, and others as lines of 128 bytes, 120 of them data, in a part of the
-/// landing zone that words never use. The host has one form of its own for all, lines of 64 bytes with 60 of data,
-/// which takes no more room.
-pub const PACKET_WORDS: u64 = 128 << 10;
+/// The bytes up to which the messages of all ranks of a cell together go by LL: words of 8 bytes, 4 of them data and 4 a
+/// flag. Larger ones go by LL128: lines of 128 bytes, 120 of them data, in a part of the landing zone that LL never
+/// uses. The host has one protocol of the same idea for all sizes, lines of 64 bytes with 60 of data, which takes no
+/// more room.
+pub const LL_BYTES: u64 = 128 << 10;
 
 /// Sizes in bytes from which on a variant takes another form on GPUs. They follow from the call alone and are equal on all
 /// ranks. Plans are made and run by the default; others are for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Forms {
-    /// What the messages of all ranks of a cell together may have for packets to carry them as words. Landing zones
-    /// are laid out by it: it is [`PACKET_WORDS`] wherever a plan runs.
-    pub words: u64,
-    /// What an all-reduce by packets must save on the links of a rank to go in two rounds: one round sends the operand to each
-    /// peer, two send a slice to and from each.
+pub struct Thresholds {
+    /// What the messages of all ranks of a cell together may have to go by LL and not by LL128. Landing zones are laid
+    /// out by it: it is [`LL_BYTES`] wherever a plan runs.
+    pub ll: u64,
+    /// What an all-reduce by LL128 must save on the links of a rank to go in two rounds, a reduce-scatter and an all-gather:
+    /// one round sends the operand to each peer, two send a slice to and from each.
     pub saved: u64,
     /// The smallest operand of a two-shot all-reduce between two ranks that stores to its peer and loads nothing from it; among
     /// more ranks it is smaller by as much as there are more. Then it adds a residual along the way.
     pub pushed: u64,
 }
 
-impl Default for Forms {
+impl Default for Thresholds {
     fn default() -> Self {
-        Forms { words: PACKET_WORDS, saved: 512 << 10, pushed: 32 << 20 }
+        Thresholds { ll: LL_BYTES, saved: 512 << 10, pushed: 32 << 20 }
     }
 }
 
-impl Forms {
-    /// Whether packets carry messages of so many bytes to each of `n` ranks as words.
-    pub fn are_words(&self, message: u64, n: u64) -> bool {
-        message <= self.words / n.max(1)
+impl Thresholds {
+    /// Whether messages of so many bytes to each of `n` ranks go by LL, not by LL128.
+    pub fn is_ll(&self, message: u64, n: u64) -> bool {
+        message <= self.ll / n.max(1)
     }
 
-    /// Whether an all-reduce by packets of so many bytes among `n` ranks goes in two rounds.
+    /// Whether an all-reduce by `ll` of so many bytes among `n` ranks goes in two rounds.
     pub fn two_rounds(&self, bytes: u64, n: u64) -> bool {
         // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
-        n > 2 && !self.are_words(bytes, n) && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.saved
+        n > 2 && !self.is_ll(bytes, n) && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.saved
     }
 
     /// Whether an all-reduce in two shots of so many bytes among `n` ranks is large enough to go by stores alone.
@@ -404,22 +417,22 @@ impl Forms {
     }
 }
 
-/// The bytes of a line, which lies at a multiple of as many: landing zones do, and all their parts.
-pub const PACKET_LINE: u64 = 128;
+/// The bytes of a line of LL128, which lies at a multiple of as many: landing zones do, and all their parts.
+pub const LL128_LINE: u64 = 128;
 
-/// The part of a landing zone that holds messages of up to `bytes` bytes as words. Every rank of the `n`, this one
+/// The part of a landing zone that holds messages of up to `bytes` bytes by LL. Every rank of the `n`, this one
 /// included, has a slot.
-pub fn packet_words(bytes: u64, n: u64) -> u64 {
-    (n * (bytes.div_ceil(4) * 8).max(64)).next_multiple_of(PACKET_LINE)
+pub fn ll_zone(bytes: u64, n: u64) -> u64 {
+    (n * (bytes.div_ceil(4) * 8).max(64)).next_multiple_of(LL128_LINE)
 }
 
 /// The size in bytes of a landing zone for messages of up to `bytes` bytes among `n` ranks, where those that have
-/// `words` bytes together go as words and larger ones, behind them, as lines.
-pub fn packet_zone(bytes: u64, n: u64, words: u64) -> u64 {
+/// `ll` bytes together go by LL and larger ones, behind them, by LL128.
+pub fn landing_zone(bytes: u64, n: u64, ll: u64) -> u64 {
     match bytes {
         0 => 0,
-        _ if bytes <= words / n.max(1) => packet_words(bytes, n),
-        _ => packet_words(words / n.max(1), n) + n * bytes.div_ceil(120) * PACKET_LINE,
+        _ if bytes <= ll / n.max(1) => ll_zone(bytes, n),
+        _ => ll_zone(ll / n.max(1), n) + n * bytes.div_ceil(120) * LL128_LINE,
     }
 }
 

@@ -1,13 +1,13 @@
 //! Memory of the symmetric arena that has one place in all buckets: landing zones and bound inputs.
 //!
-//! All packet collectives of a group share two zones, each as large as the largest of them needs in any bucket.
+//! All collectives of a group by `ll` share two zones, each as large as the largest of them needs in any bucket.
 //! A bound input has the size of its largest bucket. Zones stand first, in order of the groups' names, each at a
-//! multiple of [`PACKET_LINE`]; then inputs in order of their index.
+//! multiple of [`LL128_LINE`]; then inputs in order of their index.
 
 use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
-use symmc_ir::collective::{PACKET_LINE, Touch};
+use symmc_ir::collective::{LL128_LINE, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, Op};
 use symmc_plan::{Fixed, MAX_SIZE, Role};
@@ -38,7 +38,7 @@ pub fn fixed_memory<'a>(
     };
     for (group, size) in zones(lowered.clone())? {
         for zone in 0..2 {
-            add(Role::Landing { group: group.clone(), zone }, size.next_multiple_of(PACKET_LINE));
+            add(Role::Landing { group: group.clone(), zone }, size.next_multiple_of(LL128_LINE));
         }
     }
     for &input in bound {
@@ -55,7 +55,7 @@ pub fn fixed_memory<'a>(
     }
 }
 
-/// The size of a landing zone of each group with packet collectives, in order of their names.
+/// The size of a landing zone of each group with collectives by `ll`, in order of their names.
 fn zones<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String, u64>, PlanError> {
     let mut zones: IndexMap<String, u64> = IndexMap::new();
     for graph in lowered {
@@ -72,7 +72,7 @@ fn zones<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String
                 return Err(PlanError::LandingTooLarge { node, bytes, ranks });
             }
             let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
-            // An empty operand sends no packet, but its step names the zones.
+            // An empty operand sends no line, but its step names the zones.
             *known = (*known).max(variant.landing_bytes(&c.kind, bytes, ranks)).max(1);
         }
     }

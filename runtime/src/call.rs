@@ -38,7 +38,7 @@ pub struct CollectiveCall<'a> {
     pub operand: Region<'a>,
     /// Where the result lies.
     pub result: Region<'a>,
-    /// Offsets of the two landing zones in the symmetric arena, for packets.
+    /// Offsets of the two landing zones in the symmetric arena, for `ll`.
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device: `[n]` i64 each.
     pub splits: Option<(Region<'a>, Region<'a>)>,

@@ -18,7 +18,7 @@ pub struct Capabilities {
     /// Matrix products of one left operand and of the same extents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<Batches>,
-    /// All-reduces by packets, and in two shots of large tensors, with a residual and a norm.
+    /// All-reduces by `ll`, and in two shots of large tensors, with a residual and a norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Reductions>,
     /// Rotary embeddings.

@@ -137,15 +137,15 @@ mod written {
 
         fn try_from(curve: Curve) -> Result<super::Curve, String> {
             let Curve { collective, variant, exit, ranks, source, note, points, spread, blocks } = curve;
-            let unknown = |what: &str, names: Vec<&str>| {
+            let unknown = |what: &str, expected: String| {
                 let curve = in_words(&collective, &variant, exit, ranks);
-                format!("curve {curve}: unknown {what}, expected one of {}", names.join(", "))
+                format!("curve {curve}: unknown {what}, expected {expected}")
             };
-            let collective = CollectiveName::from_name(&collective).ok_or_else(|| {
-                unknown("collective", CollectiveName::ALL.iter().map(|c| c.name()).collect())
-            })?;
+            let names = || CollectiveName::ALL.iter().map(|c| c.name()).collect::<Vec<_>>().join(", ");
+            let collective = CollectiveName::from_name(&collective)
+                .ok_or_else(|| unknown("collective", format!("one of {}", names())))?;
             let variant = Variant::from_name(&variant)
-                .ok_or_else(|| unknown("variant", Variant::ALL.iter().map(|v| v.name()).collect()))?;
+                .ok_or_else(|| unknown("variant", Variant::expected(&variant)))?;
             Ok(super::Curve { collective, variant, exit, ranks, source, note, points, spread, blocks })
         }
     }

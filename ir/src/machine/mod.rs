@@ -23,8 +23,8 @@
 //! tell, nothing counts as hidden.
 //!
 //! # What a collective does along the way
-//! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by packets, or in two shots of a large
-//! tensor, also adds the residual that follows. Packets save a kernel, and storing and reading the reduction once; two shots
+//! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
+//! tensor, also adds the residual that follows. `ll` saves a kernel, and storing and reading the reduction once; two shots
 //! do the addition while the links are busy. The variant is credited with as much as a copy of the reduction takes.
 //!
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
@@ -152,7 +152,7 @@ impl Profile {
     }
 
     /// The estimated time in microseconds of one collective on groups of `ranks` ranks; `None` if the
-    /// profile has no curve for this variant, or one of packets for smaller messages only: the landing zones of
+    /// profile has no curve for this variant, or one of `ll` for smaller messages only: the landing zones of
     /// larger ones are worth no guess. `exit` is whether a droppable exit barrier is kept; it does
     /// not matter for other variants, and `None` counts as kept. For `bytes` see the [module](self).
     pub fn estimate(
@@ -169,7 +169,7 @@ impl Profile {
         }
         let curve = self.curve(kind, variant, exit, ranks)?;
         let known = curve.points.last().is_some_and(|&(most, _)| bytes <= most);
-        (known || variant != Variant::Packets).then(|| model::scaled(curve, bytes, ranks))
+        (known || variant != Variant::Ll).then(|| model::scaled(curve, bytes, ranks))
     }
 
     /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it
@@ -303,7 +303,7 @@ mod tests {
                     for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
                         let t = |exit| profile.estimate(&kind, variant, exit, bytes, 4);
                         let what = format!("{name} {} {variant} {bytes}", kind.name());
-                        if variant == Variant::Packets && bytes > 1 << 20 {
+                        if variant == Variant::Ll && bytes > 1 << 20 {
                             assert_eq!(t(None), None, "{what}");
                             continue;
                         }
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(p.estimate(&AR, Variant::Plain, None, 1 << 20, 4), Some(18.118));
         assert_eq!(p.estimate(&AR, Variant::OneShot, Some(true), 4096, 4), Some(4.864));
         assert_eq!(p.estimate(&AR, Variant::OneShot, Some(false), 4096, 4), Some(3.315));
-        assert_eq!(p.estimate(&AR, Variant::Packets, None, 4096, 4), Some(2.531));
+        assert_eq!(p.estimate(&AR, Variant::Ll, None, 4096, 4), Some(2.531));
         assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().source, Source::Measured);
         let x8 = Profile::builtin("h200x8").unwrap();
         assert!(x8.curves.iter().all(|c| c.source == Source::Modelled));

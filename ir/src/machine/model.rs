@@ -19,8 +19,8 @@ pub const GPU_CELL: u32 = 8;
 const OPERATIONS: u64 = 256;
 
 /// The part of its time that a collective takes from compute beside it on a GPU of so many multiprocessors. Copies and
-/// copy engines take none of these; a kernel has a block on one for every 4 KiB that it moves for a peer (1 KiB as
-/// packets), up to `most`, or 128 (64) where a profile names none, which is how GPUs run them.
+/// copy engines take none of these; a kernel has a block on one for every 4 KiB that it moves for a peer (1 KiB by
+/// `ll`), up to `most`, or 128 (64) where a profile names none, which is how GPUs run them.
 pub fn taken(
     collective: CollectiveName,
     variant: Variant,
@@ -30,7 +30,7 @@ pub fn taken(
     multiprocessors: u32,
 ) -> f64 {
     let whole = match collective {
-        CollectiveName::AllReduce => matches!(variant, Variant::OneShot | Variant::Packets),
+        CollectiveName::AllReduce => matches!(variant, Variant::OneShot | Variant::Ll),
         CollectiveName::Broadcast | CollectiveName::PermuteRanks => true,
         CollectiveName::AllGather | CollectiveName::ReduceScatter | CollectiveName::AllToAll => false,
     };
@@ -39,7 +39,7 @@ pub fn taken(
     let blocks = match variant {
         Variant::Copies | Variant::CopyEngine => 0,
         Variant::Plain | Variant::NcclWindow => LIBRARY_BLOCKS,
-        Variant::Packets => moved.div_ceil(1 << 10).min(most(64)),
+        Variant::Ll => moved.div_ceil(1 << 10).min(most(64)),
         _ => moved.div_ceil(4 << 10).min(most(128)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + MOVING).min(1.0)
@@ -57,14 +57,14 @@ pub fn like_a_copy(read: u64, written: u64, terms: Option<u64>) -> u64 {
 
 /// The bytes through one rank's link for each byte of the collective, on groups of `ranks` ranks.
 ///
-/// All-reduces that read or write everything (`one_shot`, `packets`) carry `n - 1`, those in two phases
+/// All-reduces that read or write everything (`one_shot`, `ll`) carry `n - 1`, those in two phases
 /// `2(n-1)/n`; all-gather, reduce-scatter and all-to-all carry `(n-1)/n` of their larger side; broadcast
 /// and permute carry each byte once, but a root that puts sends each byte to all others.
 pub fn traffic(collective: CollectiveName, variant: Variant, ranks: u32) -> f64 {
     use CollectiveName as C;
     let n = f64::from(ranks.max(1));
     match (collective, variant) {
-        (C::AllReduce, Variant::OneShot | Variant::Packets) => n - 1.0,
+        (C::AllReduce, Variant::OneShot | Variant::Ll) => n - 1.0,
         (C::AllReduce, _) => 2.0 * (n - 1.0) / n,
         (C::Broadcast, Variant::Put) => n - 1.0,
         (C::Broadcast | C::PermuteRanks, _) => 1.0,
@@ -129,7 +129,7 @@ mod tests {
         );
         assert_eq!(taken(Variant::Plain, 1 << 30), 0.25 + MOVING);
         assert_eq!(
-            super::taken(CollectiveName::AllReduce, Variant::Packets, 1 << 14, 2, None, 128),
+            super::taken(CollectiveName::AllReduce, Variant::Ll, 1 << 14, 2, None, 128),
             0.125 + MOVING
         );
     }

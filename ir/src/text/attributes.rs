@@ -40,7 +40,16 @@ displayed! {
     Reduction: |c: &mut Cursor<'_>| c.choice(Reduction::from_name, Reduction::ALL);
     ReduceOp: |c: &mut Cursor<'_>| c.choice(ReduceOp::from_name, ReduceOp::ALL);
     Splits: |c: &mut Cursor<'_>| c.choice(Splits::from_name, Splits::ALL);
-    Variant: |c: &mut Cursor<'_>| c.choice(Variant::from_name, Variant::ALL);
+    Variant: variant;
+}
+
+fn variant(cursor: &mut Cursor<'_>) -> Read<Variant> {
+    match cursor.token {
+        Token::Ident(name) if Variant::renamed(name).is_some() => {
+            Err(cursor.unexpected(&Variant::expected(name)))
+        }
+        _ => cursor.choice(Variant::from_name, Variant::ALL),
+    }
 }
 
 impl Attribute for Dim {

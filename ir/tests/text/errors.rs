@@ -166,7 +166,11 @@ fn nodes() {
         ("all_reduce %x op=sum group=all", "expected a group (`@name`), found `all`"),
         (
             "all_reduce %x op=sum group=@all via=fast",
-            "expected one of plain, one_shot, packets, two_shot, pull, push, copies, put, nccl_window, copy_engine, found `fast`",
+            "expected one of plain, one_shot, ll, two_shot, pull, push, copies, put, nccl_window, copy_engine, found `fast`",
+        ),
+        (
+            "all_reduce %x op=sum group=@all via=packets",
+            "expected `ll`, as it is called now, found `packets`",
         ),
         ("permute_ranks %x pairs=[0-1] group=@all", "expected `->`, found `-`"),
         ("custom \"c\" %x", "no custom op has the name `c`"),

@@ -3,11 +3,11 @@
 //! The residual is there when the all-reduce begins. An addition that shares its kernel with an element-wise step or a
 //! product next to it costs none of its own, but the reduction that is not stored and read again is saved all the same.
 //!
-//! By packets the operand goes to each peer as a whole, unless it is so large that two rounds send less; then the norm has a
+//! By `ll` the operand goes to each peer as a whole, unless it is so large that two rounds send less; then the norm has a
 //! kernel of its own, as it costs less than what one round would send more. In two shots large tensors go by stores alone,
 //! and take the addition.
 
-use symmc_ir::collective::{Forms, Variant};
+use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::machine::model::GPU_CELL;
 use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, ValueId};
 
@@ -18,7 +18,7 @@ use crate::walk::{Place, Walk};
 const ROW: i64 = 1024;
 
 /// The variants whose kernels add something.
-pub const VARIANTS: [Variant; 2] = [Variant::Packets, Variant::TwoShot];
+pub const VARIANTS: [Variant; 2] = [Variant::Ll, Variant::TwoShot];
 
 /// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
@@ -59,10 +59,10 @@ fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
     let ty = facts.graph.ty(facts.node(id).outputs[0]);
     let floats = matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
     let able = match variant {
-        Variant::Packets => bytes[0] > 0,
+        Variant::Ll => bytes[0] > 0,
         // Where smaller ones are not by stores alone, the addition has a kernel of its own.
         Variant::TwoShot => {
-            Forms::default().stores(bytes[1], ranks) && ty.bytes().divisible_by(16 * ranks as i64)
+            Thresholds::default().stores(bytes[1], ranks) && ty.bytes().divisible_by(16 * ranks as i64)
         }
         _ => false,
     };
@@ -100,8 +100,8 @@ fn norm(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let (&reduce, &sum) = (nodes.first()?, nodes.last()?);
     let of = reduction(facts, reduce)?;
     let (ty, added) = (facts.graph.ty(x), facts.unshaped(x));
-    let fits = of.variant == Variant::Packets
-        && !Forms::default().two_rounds(of.bytes[0], of.ranks)
+    let fits = of.variant == Variant::Ll
+        && !Thresholds::default().two_rounds(of.bytes[0], of.ranks)
         && facts.graph.def_node(added) == Some(sum)
         && facts.node(sum).op == Op::Binary(BinaryOp::Add)
         && is_row(facts, &of, ty.shape.last()?, ty.dtype)
@@ -118,14 +118,14 @@ fn is_row(facts: &Facts<'_>, of: &Reduction, elements: &Dim, dtype: DType) -> bo
     let Some(bytes) = elements.as_const().and_then(|n| u64::try_from(n).ok()) else { return false };
     let bytes = bytes * dtype.size() as u64;
     let most = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
-    // Rows begin with a line of 128 bytes, 120 of them data: short ones may need more lines than landing zones have.
+    // Rows begin with a line of LL128, 128 bytes of which 120 are data: short ones may need more lines than landing zones have.
     let lines = bytes.div_ceil(120) * 128;
-    (1..=most).contains(&bytes) && bytes.is_multiple_of(8) && (!of.has_lines() || lines * 15 <= bytes * 17)
+    (1..=most).contains(&bytes) && bytes.is_multiple_of(8) && (!of.may_be_ll128() || lines * 15 <= bytes * 17)
 }
 
 impl Reduction {
-    /// Whether packets may be lines.
-    fn has_lines(&self) -> bool {
-        !Forms::default().are_words(self.bytes[1], self.ranks)
+    /// Whether messages may go by LL128.
+    fn may_be_ll128(&self) -> bool {
+        !Thresholds::default().is_ll(self.bytes[1], self.ranks)
     }
 }

@@ -42,7 +42,7 @@ pub struct Past {
 #[derive(Clone, Default, Debug)]
 struct GroupPast {
     last: Option<Past>,
-    /// The zone that the next packets go to.
+    /// The zone that the next collective by LL goes to.
     zone: usize,
     zones: [Option<Past>; 2],
 }
@@ -425,7 +425,7 @@ pub(super) mod tests {
     }
 
     pub fn put(pairs: &[(u32, u32)]) -> Step {
-        let sync = Sync { meets: Meets::Pairs, landing: false, ..PACKETS };
+        let sync = Sync { meets: Meets::Pairs, landing: false, ..LL };
         Step { pairs: pairs.to_vec(), ..step(1, &[], Some(sync)) }
     }
 
@@ -447,7 +447,7 @@ pub(super) mod tests {
         faults
     }
 
-    const PACKETS: Sync = Sync {
+    const LL: Sync = Sync {
         group: 0,
         entry: false,
         meets: Meets::Group,
@@ -459,15 +459,15 @@ pub(super) mod tests {
     #[test]
     fn zones_in_turn_need_a_meeting_between_uses_of_one() {
         let ranks = ranks(3, &[group(Members::World, 3)], &[]);
-        let packets = [step(1, &[], Some(PACKETS))];
-        assert_eq!(faults(&packets, 5, &ranks).len(), 0);
+        let lines = [step(1, &[], Some(LL))];
+        assert_eq!(faults(&lines, 5, &ranks).len(), 0);
         // A variant that pushes into landing zones and does not meet.
-        let silent = [step(1, &[], Some(Sync { meets: Meets::Nobody, ..PACKETS }))];
+        let silent = [step(1, &[], Some(Sync { meets: Meets::Nobody, ..LL }))];
         assert_eq!(faults(&silent, 2, &ranks).len(), 0);
         let found = faults(&silent, 3, &ranks);
         assert!(matches!(found[..], [Fault::Landing(Past { step: 0, .. })]));
         // In one run, with a meeting in between.
-        let meeting = step(1, &[], Some(Sync { landing: false, ..PACKETS }));
+        let meeting = step(1, &[], Some(Sync { landing: false, ..LL }));
         let mixed = [silent[0].clone(), silent[0].clone(), meeting];
         assert_eq!(faults(&mixed, 4, &ranks).len(), 0);
     }
@@ -475,8 +475,8 @@ pub(super) mod tests {
     #[test]
     fn collectives_of_a_group_need_one_order() {
         let ranks = ranks(2, &[group(Members::World, 2)], &[]);
-        let one = step(1, &[], Some(PACKETS));
-        let other = |waits: &[usize]| step(0, waits, Some(PACKETS));
+        let one = step(1, &[], Some(LL));
+        let other = |waits: &[usize]| step(0, waits, Some(LL));
         assert!(matches!(faults(&[one.clone(), other(&[])], 1, &ranks)[..], [Fault::Unordered(_)]));
         assert_eq!(faults(&[one, other(&[0])], 3, &ranks).len(), 0);
     }

@@ -28,8 +28,8 @@
 //! - Peers read the operand and write the result, as the contract says, from their meeting (with `entry`) or
 //!   their arrival to their last touch. Where pairs meet, only the sender of a pair does, at the touch. As that
 //!   comes after the receiver's arrival and before its completion, the rank's own write stands in for it.
-//! - Packets write the landing zone whose turn it is from the sender's arrival; the receiver has read it at
-//!   completion. A packet and its own receipt are ordered by the flag.
+//! - Lines of LL write the landing zone whose turn it is from the sender's arrival; the receiver has read it at
+//!   completion. A line and its own receipt are ordered by the flag.
 //! - The caller writes bound arguments, bound inputs whose size the source gives by symbols, and those that an output
 //!   replaces, at the start of each run; other bound inputs before the first. It reads the outputs at the end.
 //!
@@ -37,7 +37,7 @@
 //! For every number of runs, every sequence of buckets and of bindings within their ranges (two runs of a bucket have
 //! sizes that have nothing to do with each other), every rank, and every timing of the ranks:
 //! 1. Two accesses to overlapping bytes of one rank's memory, one of them a write, are ordered by `→`. Exempt
-//!    are a packet and its receipt, and the accesses of one step, where the rules of `inplace` hold instead.
+//!    are a line of LL and its receipt, and the accesses of one step, where the rules of `inplace` hold instead.
 //! 2. A step finds its operands intact, the caller finds the outputs intact, and the next run finds bound
 //!    parameters intact. With 1, the order of the list decides what is intact.
 //! 3. Collectives of one group run in one order on all ranks.

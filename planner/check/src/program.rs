@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use symmc_ir::collective::PACKET_LINE;
+use symmc_ir::collective::LL128_LINE;
 use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{Dim, Graph, GroupId, Members, Type, parallel};
@@ -221,7 +221,7 @@ pub fn fixed(plan: &Plan, programs: &Programs, errors: &mut Vec<CheckError>) {
             let expected = plan.arenas.symmetric;
             errors.push(CheckError::FixedOutside { fixed: i, expected, found: end });
         }
-        let expected = if matches!(f.role, Role::Landing { .. }) { PACKET_LINE } else { ALIGN };
+        let expected = if matches!(f.role, Role::Landing { .. }) { LL128_LINE } else { ALIGN };
         if f.offset % expected != 0 {
             errors.push(CheckError::FixedMisaligned { fixed: i, expected, found: f.offset });
         }

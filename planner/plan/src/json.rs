@@ -19,7 +19,7 @@ use crate::wire::{Plan, VERSION};
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanReadError {
     /// The version is another one.
-    #[error("the plan has version {found}; this program reads version {VERSION}")]
+    #[error("the plan has version {found}; this program reads version {VERSION}{}", since(*found))]
     Version {
         /// The version in the text.
         found: u64,
@@ -34,6 +34,14 @@ pub enum PlanReadError {
         /// What is wrong, naming the field.
         message: String,
     },
+}
+
+/// What became of plans of an older version.
+fn since(version: u64) -> &'static str {
+    match version {
+        1 => ", where the variant `packets` is called `ll`: compile the program again",
+        _ => "",
+    }
 }
 
 #[derive(Deserialize)]

@@ -41,14 +41,13 @@
 //! flight, and the cross-rank rules. What it leaves open is the order between lanes: where bytes pass from
 //! one lane to the other, `waits` make the later writer follow the earlier accesses.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 mod entries;
-mod read;
 
 pub use entries::{
     Alternative, AppliedRule, ArenaKind, Barrier, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Lane,
@@ -56,7 +55,7 @@ pub use entries::{
 };
 
 /// The version of the artifact that this crate reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Buffers and fixed memory start at multiples of this many bytes.
 pub const ALIGN: u64 = 64;
@@ -160,7 +159,7 @@ pub struct Fixed {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Role {
-    /// Landing zone `zone` (0 or 1) of all packet collectives of a group, in turn by their epoch.
+    /// Landing zone `zone` (0 or 1) of all collectives of a group by `ll`, in turn by their epoch.
     Landing {
         /// The name of the group.
         group: String,
@@ -176,7 +175,7 @@ pub enum Role {
 
 /// The schedule for one range of the symbols.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(from = "read::Bucket")]
+#[serde(deny_unknown_fields)]
 pub struct Bucket {
     /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
     pub symbols: IndexMap<String, [i64; 2]>,
@@ -218,23 +217,5 @@ impl Bucket {
             }
         }
         out
-    }
-}
-
-impl From<read::Bucket> for Bucket {
-    fn from(read: read::Bucket) -> Bucket {
-        let read::Bucket { symbols, program, buffers, places, mut steps, decisions, copies, totals } = read;
-        let decided = decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
-        let blocks: HashMap<&str, u32> =
-            decided.filter(|(_, b)| **b > 0).map(|(n, &b)| (n.as_str(), b)).collect();
-        for step in &mut steps {
-            step.blocks = step.blocks.or(blocks.get(step.node.as_str()).copied());
-        }
-        let decisions = decisions.into_iter().map(|d| {
-            let read::Decision { collective, nodes, blocks: _, chosen, bytes, alternatives, rules } = d;
-            Decision { collective, nodes, chosen, bytes, alternatives, rules }
-        });
-        let decisions = decisions.collect();
-        Bucket { symbols, program, buffers, places, steps, decisions, copies, totals }
     }
 }

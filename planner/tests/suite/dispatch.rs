@@ -56,7 +56,7 @@ fn layer(tokens: &str, variant: &str) -> String {
 
 #[test]
 fn a_layer_of_few_tokens_is_its_kernels() {
-    let plan = planned(&layer("1..=64", "packets"));
+    let plan = planned(&layer("1..=64", "ll"));
     assert_eq!(dispatches(&plan), ["reduction: r y ny", "product: g ga up s m", "reduction: rd z nz"]);
     let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
     assert_eq!(steps, ["p", "r", "g", "d", "rd"]);
@@ -67,7 +67,7 @@ fn a_layer_of_few_tokens_is_its_kernels() {
 
 #[test]
 fn many_tokens_keep_what_pays() {
-    let plan = planned(&layer("1..=4096", "packets"));
+    let plan = planned(&layer("1..=4096", "ll"));
     assert_eq!(dispatches(&plan), ["reduction: r y ny", "map: s m", "reduction: rd z nz"]);
     // By stores alone from 32 MiB on, which give no norm.
     let plan = planned(&layer("4096..=8192", "two_shot"));
@@ -103,7 +103,7 @@ fn broken(plan: &Plan) -> BTreeSet<String> {
 
 /// The plan of a layer with its program changed.
 fn edited(from: &str, to: &str) -> Plan {
-    let mut plan = planned(&layer("1..=64", "packets"));
+    let mut plan = planned(&layer("1..=64", "ll"));
     assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
     plan.programs[0] = plan.programs[0].replacen(from, to, 1);
     plan
@@ -113,7 +113,7 @@ fn edited(from: &str, to: &str) -> Plan {
 fn a_dispatch_that_is_wider_or_narrower_than_planned_is_found() {
     let last = "%m: bf16[t, 4096] = mul %s, %up\n}\n";
     // Without the last node the one before has a result that needs memory, and the last is no step.
-    let mut narrow = planned(&layer("1..=4096", "packets"));
+    let mut narrow = planned(&layer("1..=4096", "ll"));
     narrow.programs[0] = narrow.programs[0].replacen(last, "}\n%m: bf16[t, 4096] = mul %s, %up\n", 1);
     let found = broken(&narrow);
     assert!(found.contains("StepMissing") && found.contains("PlaceMissing"), "{found:?}");
@@ -130,7 +130,7 @@ fn a_dispatch_that_is_wider_or_narrower_than_planned_is_found() {
 #[test]
 fn results_lie_on_no_operand_that_the_form_reads_at_any_time() {
     // The gated product over the left matrix.
-    let mut plan = planned(&layer("1..=64", "packets"));
+    let mut plan = planned(&layer("1..=64", "ll"));
     let left = plan.buckets[0].places["ny"].clone();
     plan.buckets[0].places["m"] = left;
     assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
@@ -138,7 +138,7 @@ fn results_lie_on_no_operand_that_the_form_reads_at_any_time() {
 
 #[test]
 fn reductions_lie_at_one_place_on_all_ranks() {
-    let mut plan = planned(&layer("1..=64", "packets"));
+    let mut plan = planned(&layer("1..=64", "ll"));
     plan.buckets[0].places["y"].by_rank = Some(ByRank { group: "tp".into(), stride: "0".into() });
     assert!(broken(&plan).contains("ReductionUneven"), "{:?}", broken(&plan));
 }

@@ -324,13 +324,13 @@ fn with_several_buckets_the_last_barrier_stays() {
 }
 
 #[test]
-fn packets_share_two_landing_zones_of_the_largest_size() {
+fn collectives_by_ll_share_two_landing_zones_of_the_largest_size() {
     let body = "arg %x: f32[16, 16]\n\
          %s: f32[4, 16] = slice %x axis=0 start=0 step=1\n\
          %n: f32[4, 16] = neg %s\n\
-         %a: f32[4, 16] = all_reduce %n op=sum group=@all via=packets\n\
-         %r: f32[16, 16] = all_reduce %x op=sum group=@all via=packets\n\
-         %q: f32[4, 16] = all_reduce %a op=sum group=@pairs via=packets\n\
+         %a: f32[4, 16] = all_reduce %n op=sum group=@all via=ll\n\
+         %r: f32[16, 16] = all_reduce %x op=sum group=@all via=ll\n\
+         %q: f32[4, 16] = all_reduce %a op=sum group=@pairs via=ll\n\
          return %q\nreturn %r\n";
     let p = planned(body);
     let fixed: Vec<(Role, u64, u64)> = p.fixed.iter().map(|f| (f.role.clone(), f.offset, f.size)).collect();
@@ -757,7 +757,7 @@ fn what_cannot_be_planned_is_refused_by_name() {
             .starts_with("%h: its size at the upper bound of its symbols is 36028797018963968")
     );
     let body = "symbol n in 1..=1099511627776\narg %x: f32[n, 4096]\n\
-                %r: f32[n, 4096] = all_reduce %x op=sum group=@all via=packets\nreturn %r\n";
+                %r: f32[n, 4096] = all_reduce %x op=sum group=@all via=ll\nreturn %r\n";
     let landing =
         "%r: a landing zone for 18014398509481984 bytes from each of 4 ranks is too large; at most 2^52 fit";
     assert_eq!(error(vec![graph(body)]), landing);

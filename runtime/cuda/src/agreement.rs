@@ -32,7 +32,7 @@ pub fn words(list: &[BoundStep], work: &[Vec<Work>]) -> Vec<u8> {
 /// of each rank allows.
 fn is_alike(work: &StepWork) -> bool {
     let StepWork::Collective(call) = work else { return false };
-    let meets = matches!(call.variant, Variant::Packets | Variant::TwoShot);
+    let meets = matches!(call.variant, Variant::Ll | Variant::TwoShot);
     meets && matches!(call.kind, Kind::AllReduce(_))
 }
 

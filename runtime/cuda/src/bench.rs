@@ -16,7 +16,7 @@ use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
 
 pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
-use self::rank::{Bench, Case, MOST_PACKETS, agreed};
+use self::rank::{Bench, Case, MOST_LL, agreed};
 use crate::driver;
 use crate::error::CudaError;
 use crate::exchange::Exchange;
@@ -93,7 +93,7 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
             for &variant in Variant::ALL {
                 let Some(contract) = variant.contract(&kind) else { continue };
                 // Far beyond where they are of use.
-                if variant == Variant::Packets && bytes > MOST_PACKETS {
+                if variant == Variant::Ll && bytes > MOST_LL {
                     continue;
                 }
                 let exits = match contract.exit {

@@ -80,7 +80,7 @@ mod tests {
     fn layer(r: &mut SplitMix) -> (String, [i64; 2]) {
         let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
         let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
-        let variant = r.pick(&["packets", "packets", "two_shot", "one_shot"]);
+        let variant = r.pick(&["ll", "ll", "two_shot", "one_shot"]);
         let low = r.pick(&[0i64, 1, 1, 5, 17, 1024]);
         let high = low + r.pick(&[0i64, 3, 15, 47, 63, 500, 4095]);
         let wide = format!("%g: D[t, {f2}] = matmul %ny, %gu\n", f2 = 2 * f);

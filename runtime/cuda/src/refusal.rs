@@ -188,7 +188,7 @@ mod tests {
         let reduce =
             |via| program(2, "f32", &format!("%y: f32[n, 7] = all_reduce %x op=sum group=@w via={via}"));
         assert_eq!(refused(&reduce("plain"), &[0, 1]), [""; 0]);
-        assert_eq!(refused(&reduce("packets"), &[0, 0]), [""; 0]);
+        assert_eq!(refused(&reduce("ll"), &[0, 0]), [""; 0]);
         let [shared] = &refused(&reduce("plain"), &[3, 3])[..] else { panic!("one step") };
         assert!(shared.ends_with("ranks 0 and 1 share GPU 3"), "{shared}");
     }

@@ -292,7 +292,7 @@ impl Binder<'_> {
             operand,
             result,
             blocks: step.blocks,
-            landing: landing.filter(|_| variant == Variant::Packets),
+            landing: landing.filter(|_| variant == Variant::Ll),
             splits,
         })
     }

@@ -210,7 +210,7 @@ pub struct BoundCollective {
     pub result: BoundRegion,
     /// The most blocks of its kernel on GPUs, equal on all ranks, if the plan says so.
     pub blocks: Option<u32>,
-    /// The offsets of the two landing zones in the symmetric arena, for packets.
+    /// The offsets of the two landing zones in the symmetric arena, for `ll`.
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device.
     pub splits: Option<(BoundRegion, BoundRegion)>,

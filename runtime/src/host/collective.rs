@@ -113,7 +113,7 @@ fn run(turn: &Turn) -> Result<(), RunError> {
     turn.touch();
     match turn.call.variant {
         variant if variant.is_library() => staged::run(turn)?,
-        Variant::Packets => landing::run(turn)?,
+        Variant::Ll => landing::run(turn)?,
         Variant::Put => put::run(turn)?,
         _ => direct::run(turn)?,
     }

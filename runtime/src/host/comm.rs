@@ -2,7 +2,7 @@
 //!
 //! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, meeting, post, exit,
 //! completion. Barriers, waits and errors are in [`super::meeting`], the regions of a call in [`super::turn`]. The variants
-//! are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (packets) and
+//! are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (`ll`) and
 //! [`super::staged`] (plain); [`super::collective`] says which of them runs.
 //!
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
@@ -48,7 +48,7 @@ impl World {
         all.div_ceil(ranks.max(1) as usize)
     }
 
-    /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and packet epochs
+    /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and epochs of LL
     /// start at `first`, anything but [`CommConfig::first`] of the communicators is an error.
     pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<World, RunError> {
         let control = Arc::new(Segment::create("the control segment", Control::size(ranks, groups))?);
@@ -72,7 +72,7 @@ pub struct CommConfig {
     pub chaos: Option<u64>,
     /// How long waits spin before they sleep.
     pub spin: Spin,
-    /// Where counters and packet epochs start, the same on all ranks. 0 but in tests of the wrap-around.
+    /// Where counters and epochs of LL start, the same on all ranks. 0 but in tests of the wrap-around.
     pub first: u32,
 }
 
@@ -102,11 +102,11 @@ pub(super) struct GroupState {
     pub meets: AtomicU32,
     /// Chunks of the plain variant exchanged.
     pub chunks: AtomicU32,
-    /// Collectives with packets done.
-    pub packets: AtomicU64,
+    /// Collectives by `ll` done.
+    pub ll: AtomicU64,
     /// Collectives with puts begun.
     pub puts: AtomicU64,
-    /// The bytes that packets ever used of a landing zone.
+    /// The bytes that they ever used of a landing zone.
     pub landing_used: AtomicUsize,
 }
 
@@ -121,7 +121,7 @@ impl Comm {
         let state = || GroupState {
             meets: AtomicU32::new(config.first),
             chunks: AtomicU32::new(config.first),
-            packets: AtomicU64::new(u64::from(config.first)),
+            ll: AtomicU64::new(u64::from(config.first)),
             puts: AtomicU64::new(0),
             landing_used: AtomicUsize::new(0),
         };

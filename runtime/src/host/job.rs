@@ -67,7 +67,7 @@ pub struct HostConfig {
     pub threads: LaneThreads,
     /// What runs it.
     pub engine: EngineChoice,
-    /// Where counters and packet epochs start. 0 but in tests of their wrap-around.
+    /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
     pub first: u32,
     /// Bytes of symmetric memory for the caller of a session, beside what the plan needs.
     #[serde(default)]

@@ -1,7 +1,7 @@
-//! Packets: every rank pushes its operand into the peers' landing zones, data and flag in one store, and
-//! reads its own zone. There is no barrier; each packet tells that it arrived.
+//! The variant `ll`: every rank pushes its operand into the peers' landing zones, data and flag in one line, and
+//! reads its own zone. There is no barrier; each line tells that it arrived.
 //!
-//! The two zones of a group are used in turn, and the flag of a packet is the epoch of its collective, so
+//! The two zones of a group are used in turn, and the flag of a line is the epoch of its collective, so
 //! what is left over from earlier collectives is never mistaken for this one. Epochs run from 1 to the
 //! largest `u32` and then begin again; before they do, the ranks meet, clear their zones and meet again.
 //!
@@ -12,15 +12,15 @@ use std::sync::atomic::{Ordering, fence};
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
 
 use super::copy::{Stores, copy};
-use super::packets;
+use super::ll;
 use super::reduce::{BLOCK, Room};
 use super::turn::{PerRank, Turn};
 use crate::error::RunError;
 
 /// The number of epochs.
 const EPOCHS: u64 = u32::MAX as u64;
-/// Elements that are reduced together. Such a block of any dtype fills whole packets.
-const PIECE: usize = BLOCK / packets::DATA * packets::DATA;
+/// Elements that are reduced together. Such a block of any dtype fills whole lines.
+const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 
 /// Bytes of the next turn that a rank prepares for.
 const AHEAD: usize = 4096;
@@ -44,16 +44,16 @@ impl Zones {
 
     /// Where in a zone the slot of a sender starts.
     fn start(&self, from: usize) -> usize {
-        from * packets::count(self.message) * packets::LINE
+        from * ll::count(self.message) * ll::LINE
     }
 
-    /// After all packets were received: the next message most likely has this size and goes to the other
-    /// zones, which the peers have left, since they have sent packets for these.
+    /// After all lines were received: the next message most likely has this size and goes to the other
+    /// zones, which the peers have left, since they have sent lines for these.
     fn prepare(&self, turn: &Turn) {
         let most = AHEAD / turn.n.saturating_sub(1).max(1);
         for p in turn.peers() {
             let slot = self.zones[p].wrapping_offset(self.other).wrapping_add(self.start(turn.me));
-            packets::expect_stores(slot, self.start(1).min(most));
+            ll::expect_stores(slot, self.start(1).min(most));
         }
     }
 }
@@ -69,18 +69,18 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
 /// Begins a collective with messages of `message` bytes.
 fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
     let Some(offsets) = turn.call.landing else {
-        return Err(turn.fail("expected landing zones for packets, found none".into()));
+        return Err(turn.fail("expected landing zones for ll, found none".into()));
     };
-    let used = turn.n * packets::count(message) * packets::LINE;
-    if offsets.iter().any(|o| !o.is_multiple_of(packets::LINE)) {
+    let used = turn.n * ll::count(message) * ll::LINE;
+    if offsets.iter().any(|o| !o.is_multiple_of(ll::LINE)) {
         return Err(turn.fail(format!("expected landing zones at multiples of 64, found {offsets:?}")));
     }
     let state = turn.group;
-    let number = state.packets.load(Ordering::Relaxed);
+    let number = state.ll.load(Ordering::Relaxed);
     if number > 0 && number.is_multiple_of(EPOCHS) {
         clear(turn, offsets)?;
     }
-    state.packets.store(number + 1, Ordering::Relaxed);
+    state.ll.store(number + 1, Ordering::Relaxed);
     state.landing_used.fetch_max(used, Ordering::Relaxed);
     let (offset, next) = (offsets[(number & 1) as usize], offsets[(number & 1 ^ 1) as usize]);
     turn.arena(turn.me, next, used)?;
@@ -97,7 +97,7 @@ fn clear(turn: &Turn, offsets: [usize; 2]) -> Result<(), RunError> {
     let used = turn.group.landing_used.load(Ordering::Relaxed);
     for offset in offsets {
         let zone = turn.arena(turn.me, offset, used)?;
-        // SAFETY: the range lies within the arena; between the two barriers no rank sends packets.
+        // SAFETY: the range lies within the arena; between the two barriers no rank sends lines.
         unsafe { std::ptr::write_bytes(zone, 0, used) };
     }
     turn.meet()
@@ -159,7 +159,7 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
 
     // The result is written only after every peer has arrived.
     for p in turn.peers() {
-        await_packet(turn, &zones, p, 0)?;
+        await_line(turn, &zones, p, 0)?;
     }
     for p in turn.peers() {
         receive(turn, &zones, p, result.wrapping_add(p * message), 0, message)?;
@@ -174,13 +174,13 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
 
 fn send(turn: &Turn, zones: &Zones, p: usize, from: *const u8) {
     turn.touch();
-    // What this rank did before it arrived happens before a peer sees a packet.
+    // What this rank did before it arrived happens before a peer sees a line.
     fence(Ordering::Release);
-    // SAFETY: the zone lies within the peer's arena and holds packets only; the operand holds the message.
-    unsafe { packets::store(zones.slot(p, turn.me), from, zones.message, zones.epoch) };
+    // SAFETY: the zone lies within the peer's arena and holds lines only; the operand holds the message.
+    unsafe { ll::store(zones.slot(p, turn.me), from, zones.message, zones.epoch) };
 }
 
-/// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. A packet begins at
+/// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. A line begins at
 /// `from`.
 fn receive(
     turn: &Turn,
@@ -190,27 +190,27 @@ fn receive(
     from: usize,
     to: usize,
 ) -> Result<(), RunError> {
-    let first = from / packets::DATA;
-    let slot = zones.slot(turn.me, p).wrapping_add(first * packets::LINE);
+    let first = from / ll::DATA;
+    let slot = zones.slot(turn.me, p).wrapping_add(first * ll::LINE);
     let bytes = to - from;
     let mut done = 0;
-    // A look at the last packet first: to look at each as it comes slows the sender down.
-    await_packet(turn, zones, p, packets::count(to) - 1)?;
+    // A look at the last line first: to look at each as it comes slows the sender down.
+    await_line(turn, zones, p, ll::count(to) - 1)?;
     loop {
-        // SAFETY: the slot lies within this rank's zone and holds packets only; `out` has room for the bytes.
-        done = unsafe { packets::load(out, slot, bytes, zones.epoch, done) };
-        if done == packets::count(bytes) {
+        // SAFETY: the slot lies within this rank's zone and holds lines only; `out` has room for the bytes.
+        done = unsafe { ll::load(out, slot, bytes, zones.epoch, done) };
+        if done == ll::count(bytes) {
             fence(Ordering::Acquire);
             return Ok(());
         }
-        await_packet(turn, zones, p, first + done)?;
+        await_line(turn, zones, p, first + done)?;
     }
 }
 
-/// Waits for packet `i` of peer `p`.
-fn await_packet(turn: &Turn, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
+/// Waits for line `i` of peer `p`.
+fn await_line(turn: &Turn, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
     let slot = zones.slot(turn.me, p);
-    // SAFETY: the slot lies within this rank's zone, holds packets only and has a packet `i`.
-    let ready = || unsafe { packets::arrived(slot, i, zones.epoch) };
+    // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.
+    let ready = || unsafe { ll::arrived(slot, i, zones.epoch) };
     turn.comm.waiter.until(ready).map_err(|ended| turn.ended(ended, |q| q != p || ready()))
 }

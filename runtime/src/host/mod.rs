@@ -5,7 +5,7 @@
 //! - [`run_threads`] runs all ranks as threads.
 //!
 //! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each
-//! other, `wait` bounds every wait, `reduce` and `packets` move elements, [`Comm`] runs collectives
+//! other, `wait` bounds every wait, `reduce` and `ll` move elements, [`Comm`] runs collectives
 //! (`direct`, `put`, `landing`, `staged` and `splits` are its variants), `channel` and `coordinator` are the
 //! protocol that starts, watches and ends a run.
 //!
@@ -34,10 +34,11 @@ mod landing;
 mod launch;
 mod launchers;
 mod link;
+mod ll;
 mod meeting;
 mod membership;
 mod memory;
-mod packets;
+
 mod put;
 mod rank;
 mod reduce;

@@ -73,7 +73,7 @@ return %s
             via[0], via[1], via[2]
         )
     };
-    for via in [["plain", "plain", "plain"], ["one_shot", "pull", "packets"], ["two_shot", "pull", "push"]] {
+    for via in [["plain", "plain", "plain"], ["one_shot", "pull", "ll"], ["two_shot", "pull", "push"]] {
         agrees(&layer(via), &[&[("n", 1)], &[("n", 5)], &[("n", 24)]]);
     }
 }

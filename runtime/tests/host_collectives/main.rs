@@ -73,9 +73,8 @@ fn counters_and_epochs_wrap() {
 #[test]
 fn flags_of_the_last_turn_of_epochs_are_cleared() {
     // Large messages, then small ones, and the first of the epochs again for the next large one.
-    let case = |elements| {
-        Case::new(CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Packets, DType::F32, elements)
-    };
+    let case =
+        |elements| Case::new(CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Ll, DType::F32, elements);
     let cases = [500, 500, 10, 10, 10, 10, 500, 500].map(case);
     let setup = Setup { first: u32::MAX - 6, stale: Some((2, 3 * 64)), ..Setup::new(3, world(3)) };
     for seed in 0..4 {
@@ -90,7 +89,7 @@ fn dropped_exits_with_buffers_in_turn() {
         for (kind, variant) in [
             (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::OneShot),
             (CollectiveKind::AllGather, Variant::Pull),
-            (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Packets),
+            (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Ll),
             (CollectiveKind::AllToAll(Splits::Even), Variant::Pull),
         ] {
             let case = Case::new(kind, variant, DType::F32, 60);

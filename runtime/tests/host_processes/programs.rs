@@ -19,7 +19,7 @@ arg %x: f32[4*n, 8]
 arg %state: f32[4*n, 8]
 param %w: f32[8, 8] source "w"
 %y: f32[4*n, 8] = matmul %x, %w
-%a: f32[4*n, 8] = all_reduce %y op=sum group=@world via=packets
+%a: f32[4*n, 8] = all_reduce %y op=sum group=@world via=ll
 %b: f32[4*n, 8] = all_reduce %a op=max group=@pairs via=one_shot
 %c: f32[4*n, 8] = all_to_all %b splits=even group=@world via=push
 %d: f32[4*n, 8] = all_reduce %c op=avg group=@world via=two_shot

@@ -63,8 +63,7 @@ pub fn parse_dtype(text: &str) -> Result<String, String> {
 
 /// A variant, by its name in programs.
 pub fn parse_variant(text: &str) -> Result<Variant, String> {
-    let names = || Variant::ALL.iter().map(|v| v.name()).collect::<Vec<_>>().join(", ");
-    Variant::from_name(text).ok_or_else(|| format!("no variant {text}; expected one of {}", names()))
+    Variant::from_name(text).ok_or_else(|| format!("no variant {text}; expected {}", Variant::expected(text)))
 }
 
 /// Rows and their elements: `8x4096`.

@@ -23,7 +23,7 @@ arg %x2: f32[4*tokens, 8]
 %h: f32[4*tokens, 8] = add %x, %x2
 %r: f32[4*tokens, 8] = all_reduce %h op=sum group=@world via=one_shot
 %g: f32[16, 8] = all_gather %w group=@world via=pull
-%p: f32[4*tokens, 8] = all_reduce %r op=sum group=@world via=packets
+%p: f32[4*tokens, 8] = all_reduce %r op=sum group=@world via=ll
 %e: f32[4*tokens, 8] = exp %r
 %c: f32[8*tokens, 8] = concat %p, %e axis=0
 %d: f32[8*tokens, 8] = neg %c
@@ -198,7 +198,7 @@ fn the_good_plan_passes() {
 
 #[test]
 fn the_plan_as_a_whole() {
-    breaks("Version", |p| p.version = 2);
+    breaks("Version", |p| p.version = 1);
     breaks("Ranks", |p| p.ranks = 0);
     breaks("Ranks", |p| p.ranks = u32::MAX);
     breaks("Text", |p| p.programs[0] = "program".into());
@@ -320,7 +320,7 @@ fn steps() {
 
 #[test]
 fn collectives() {
-    breaks("VariantMissing", |p| edit(p, " via=packets", ""));
+    breaks("VariantMissing", |p| edit(p, " via=ll", ""));
     breaks("ExitMissing", |p| p.buckets[0].steps[2].exit = None);
     breaks("ExitUnexpected", |p| p.buckets[0].steps[3].exit = Some(Barrier::Kept));
     breaks("ExitUnexpected", |p| p.buckets[0].steps[4].exit = Some(Barrier::Dropped));
@@ -601,14 +601,14 @@ fn bound_parameters_outlive_the_run() {
 }
 
 #[test]
-fn packets_take_turns_across_runs() {
-    // One, two and three packet collectives a run; the turn goes on across runs.
+fn landing_zones_take_turns_across_runs() {
+    // One, two and three collectives by LL a run; the turn goes on across runs.
     for count in 1..4 {
-        let mut text = "program \"packets\" ranks 3\ngroup @world world\n\narg %x: f32[4, 4]\n".to_string();
+        let mut text = "program \"ll\" ranks 3\ngroup @world world\n\narg %x: f32[4, 4]\n".to_string();
         let mut steps = Vec::new();
         for i in 0..count {
             let from = if i == 0 { "x".to_string() } else { format!("p{}", i - 1) };
-            text += &format!("%p{i}: f32[4, 4] = all_reduce %{from} op=sum group=@world via=packets\n");
+            text += &format!("%p{i}: f32[4, 4] = all_reduce %{from} op=sum group=@world via=ll\n");
             steps.push(step(&format!("p{i}"), Lane::Comm, &[], None));
         }
         text += &format!("\nreturn %p{}\n", count - 1);

@@ -128,7 +128,8 @@ pub enum Barrier {
 }
 
 /// How a collective was chosen.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Decision {
     /// The collective of the imported program: the name of its result.
     pub collective: String,

@@ -158,7 +158,7 @@ struct World {
     accesses: Vec<Access>,
     /// What each rank has last done, per lane.
     last: Vec<[Event; 2]>,
-    /// By name of the group: the number of packet collectives so far.
+    /// By name of the group: the number of collectives by LL so far.
     epochs: HashMap<String, usize>,
     /// By name of the group: the last collective and its completion on each rank.
     last_on: HashMap<String, (String, Vec<Event>)>,
@@ -279,12 +279,12 @@ impl World {
         arrive: &[Event],
     ) -> Vec<Event> {
         self.same_group(stage, group, s, arrive);
-        let packets = contract.touch == Touch::WriteLanding;
-        // The packets that each rank waits for, with the rank that sent each.
+        let lines = contract.touch == Touch::WriteLanding;
+        // The lines that each rank waits for, with the rank that sent each.
         let mut received: Vec<Vec<(usize, Event)>> = vec![Vec::new(); self.ranks];
-        for (r, packets_to_r) in received.iter_mut().enumerate().filter(|_| packets) {
+        for (r, lines_to_r) in received.iter_mut().enumerate().filter(|_| lines) {
             let from = stage.cell(group, r).into_iter();
-            packets_to_r.extend(from.map(|q| (q, self.event(&[arrive[q]]))));
+            lines_to_r.extend(from.map(|q| (q, self.event(&[arrive[q]]))));
         }
         let exits = match contract.exit {
             Exit::Never => false,
@@ -302,9 +302,9 @@ impl World {
             puts.push((from, to, begin, self.event(&[begin])));
         }
         let mut met = Vec::new();
-        for (r, packets_to_r) in received.iter().enumerate() {
+        for (r, lines_to_r) in received.iter().enumerate() {
             let mut after = with(arrive, r, joins);
-            after.extend(packets_to_r.iter().map(|p| p.1));
+            after.extend(lines_to_r.iter().map(|p| p.1));
             met.push(self.event(&after));
         }
         let touched: Vec<Event> = met.iter().map(|&m| self.event(&[m])).collect();
@@ -318,7 +318,7 @@ impl World {
         self.last_on.insert(stage.graph.groups[group].name.clone(), now);
         let points = Points { arrive, met: &met, touched: &touched, completed: &completed, puts: &puts };
         (0..self.ranks).for_each(|r| self.touches(stage, s, group, contract, r, &points));
-        if packets {
+        if lines {
             self.landing(stage, group, s, arrive, &received, &met, &completed);
         }
         completed
@@ -422,7 +422,7 @@ impl World {
                     end: receipt,
                     write: true,
                     step: (stage.run, s),
-                    text: format!("packet of rank {q} for step {s} of run {}", stage.run),
+                    text: format!("line of rank {q} for step {s} of run {}", stage.run),
                 });
             }
             self.accesses.push(Access {

@@ -76,7 +76,7 @@ impl Bench<'_> {
     /// The calls of the all-reduce alone.
     fn reductions(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
         let (kind, bytes) = (CollectiveKind::AllReduce(ReduceOp::Sum), rows * hidden * self.dtype.size());
-        let case = Case { kind, bytes, variant: Variant::Packets, exit: None, blocks: None };
+        let case = Case { kind, bytes, variant: Variant::Ll, exit: None, blocks: None };
         let mut steps = self.steps(&case);
         for step in &mut steps {
             if let StepWork::Collective(call) = &mut step.work {

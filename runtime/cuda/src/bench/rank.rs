@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use symmc_ir::collective::{Forms, Variant};
+use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
 use symmc_plan::{Barrier, Lane};
 use symmc_runtime::RunError;
@@ -35,8 +35,8 @@ const WARM: usize = 3;
 /// Bytes up to which results are compared.
 const COMPARED: usize = 4 << 20;
 
-/// Bytes up to which packets are measured; the landing zones have a slot of as many for every peer.
-pub(super) const MOST_PACKETS: usize = 4 << 20;
+/// Bytes up to which `ll` is measured; the landing zones have a slot of as many for every peer.
+pub(super) const MOST_LL: usize = 4 << 20;
 
 /// What is measured by itself.
 #[derive(Clone, PartialEq, Debug)]
@@ -78,7 +78,7 @@ impl<'a> Bench<'a> {
         let bytes = config.bytes.iter().copied().max().unwrap_or(0);
         let largest = bytes.max(norm).next_multiple_of(4096);
         let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
-        let zone = Variant::Packets.landing_bytes(&sum, bytes.min(MOST_PACKETS).max(norm) as u64, n as u64);
+        let zone = Variant::Ll.landing_bytes(&sum, bytes.min(MOST_LL).max(norm) as u64, n as u64);
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
         let control = Control { groups: 1, ..Control::default() };
@@ -100,7 +100,7 @@ impl<'a> Bench<'a> {
             limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
             chaos: None,
             blocks: BlockCounts::default(),
-            forms: Forms::default(),
+            thresholds: Thresholds::default(),
             links: device.links()?,
         };
         let homes = Homes {
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
                     operand: at(turn),
                     result: at(2 + turn),
                     blocks: *blocks,
-                    landing: (*variant == Variant::Packets).then_some([zones, zones + self.zone]),
+                    landing: (*variant == Variant::Ll).then_some([zones, zones + self.zone]),
                     splits: None,
                 }),
             }

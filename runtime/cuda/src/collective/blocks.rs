@@ -65,26 +65,25 @@ impl Blocks {
     }
 }
 
-/// How packets travel.
+/// How messages travel by `ll`: NCCL's protocols.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
-    /// Eight bytes, four of data.
-    Words,
-    /// 128 bytes, 120 of data.
-    Lines,
+pub(super) enum Protocol {
+    /// Words of eight bytes, four of data.
+    Ll,
+    /// Lines of 128 bytes, 120 of data.
+    Ll128,
 }
 
-/// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; for
-/// packets as words it is 8 bytes of a message.
+/// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; by
+/// LL it is 8 bytes of a message.
 ///
 /// Each multiprocessor sends and asks for only so much at a time, so that from a few hundred KiB on every variant gains
 /// from all of them; small ones do not, and blocks that meet cost two flags for each peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)]
 pub struct BlockCounts {
-    pub packets: Blocks,
-    /// Packets as lines.
-    pub lines: Blocks,
+    pub ll: Blocks,
+    pub ll128: Blocks,
     pub one_shot: Blocks,
     pub two_shot: Blocks,
     /// Two-shot by stores alone.
@@ -101,8 +100,8 @@ impl Default for BlockCounts {
     fn default() -> Self {
         let blocks = |threads, blocks| Blocks { threads, most_threads: 512, blocks };
         BlockCounts {
-            packets: blocks(128, 64),
-            lines: Blocks { threads: 256, most_threads: MAX_THREADS, blocks: 128 },
+            ll: blocks(128, 64),
+            ll128: Blocks { threads: 256, most_threads: MAX_THREADS, blocks: 128 },
             one_shot: blocks(256, 128),
             two_shot: blocks(256, 128),
             pushed: blocks(512, 128),

@@ -2,10 +2,10 @@
 //!
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
-use symmc_ir::collective::{Forms, PACKET_LINE, packet_words, packet_zone};
+use symmc_ir::collective::{LL128_LINE, Thresholds, landing_zone, ll_zone};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
-use super::blocks::{BlockCounts, Blocks, Form};
+use super::blocks::{BlockCounts, Blocks, Protocol};
 use super::control::{self, MAX_RANKS};
 use super::peers::Peers;
 use crate::error::CudaError;
@@ -106,28 +106,28 @@ impl<'a> Turn<'a> {
         call
     }
 
-    /// The parameters for packets: also the slots, `rounds` of them for each peer, with `units` units of 16 bytes
+    /// The parameters for `ll`: also the slots, `rounds` of them for each peer, with `units` units of 16 bytes
     /// each. `message` is the bytes that a peer gets.
-    pub fn packets(
+    pub fn ll(
         &self,
         message: usize,
-        form: Form,
+        protocol: Protocol,
         units: usize,
         rounds: usize,
     ) -> Result<Call, CudaError> {
         let Some([first, second]) = self.bound.landing else {
-            return Err(self.unfit("expected landing zones for packets, found none".into()));
+            return Err(self.unfit("expected landing zones for ll, found none".into()));
         };
         let n = self.n as u64;
-        let words = self.peers.forms.words;
-        // Lines lie behind all words, so that neither ever finds data of the other where it looks for a flag.
-        let before = if form == Form::Lines { packet_words(words / n, n) as usize } else { 0 };
-        let (slot, room) = (units * 16, packet_zone(message as u64, n, words) as usize);
+        let most = self.peers.thresholds.ll;
+        // LL128 lies behind all of LL, so that neither ever finds data of the other where it looks for a flag.
+        let before = if protocol == Protocol::Ll128 { ll_zone(most / n, n) as usize } else { 0 };
+        let (slot, room) = (units * 16, landing_zone(message as u64, n, most) as usize);
         let used = before + slot * (self.n - 1) * rounds;
         if used > room {
             return Err(self.unfit(format!("expected at most {room} bytes in a landing zone, found {used}")));
         }
-        let align = if form == Form::Lines { PACKET_LINE as usize } else { 16 };
+        let align = if protocol == Protocol::Ll128 { LL128_LINE as usize } else { 16 };
         for zone in [first, second] {
             if !zone.is_multiple_of(align) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena)
             {
@@ -176,13 +176,17 @@ impl<'a> Turn<'a> {
         Ok((tables, staging, control.staged))
     }
 
-    /// How messages of so many bytes travel.
-    pub fn form(&self, message: usize) -> Form {
-        if self.peers.forms.are_words(message as u64, self.n as u64) { Form::Words } else { Form::Lines }
+    /// The protocol of messages of so many bytes.
+    pub fn protocol(&self, message: usize) -> Protocol {
+        if self.peers.thresholds.is_ll(message as u64, self.n as u64) {
+            Protocol::Ll
+        } else {
+            Protocol::Ll128
+        }
     }
 
-    pub fn forms(&self) -> &Forms {
-        &self.peers.forms
+    pub fn thresholds(&self) -> &Thresholds {
+        &self.peers.thresholds
     }
 
     /// The numbers of the cell, beginning with the one after this rank and ending with this rank, so that not

@@ -121,7 +121,7 @@ pub struct Missed {
     pub group: usize,
     /// The block that waited.
     pub block: u32,
-    /// What it waited for: the number of a barrier, or the flag of packets.
+    /// What it waited for: the number of a barrier, or the flag of LL.
     pub epoch: u64,
 }
 

@@ -3,8 +3,8 @@
 //! Towards peers the kernel is the all-reduce, at its place in the order; it rounds where the single steps round. A two-shot
 //! is the same towards peers with the addition and without.
 //!
-//! Such kernels are the all-reduce by packets, and the two-shot of large tensors, which takes the addition alone: what the
-//! norm needs comes with the last chunk. With a norm the packets of one kernel bring the whole operand to each peer. An
+//! Such kernels are the all-reduce by `ll`, and the two-shot of large tensors, which takes the addition alone: what the
+//! norm needs comes with the last chunk. With a norm the lines of one kernel bring the whole operand to each peer. An
 //! all-reduce so large that it goes in two rounds sends less by itself, and takes the addition alone: what that saves is more
 //! than the norm's own kernel costs.
 
@@ -63,7 +63,7 @@ pub fn lower(
     let Some(mut values) = values_of(reduce, add, norm) else { return Ok(None) };
     let call = values.call;
     let bytes = (call.elements * call.dtype.size()) as u64;
-    let two_rounds = || peers.forms.two_rounds(bytes, call.cell.len() as u64);
+    let two_rounds = || peers.thresholds.two_rounds(bytes, call.cell.len() as u64);
     if call.variant == Variant::TwoShot || two_rounds() {
         values.norm = None;
     }
@@ -123,8 +123,8 @@ fn lower_values(
 
 fn values_of<'a>(reduce: &'a StepWork, add: &'a StepWork, norm: Option<&'a StepWork>) -> Option<Values<'a>> {
     let StepWork::Collective(call) = reduce else { return None };
-    let reduces = matches!(call.variant, Variant::Packets | Variant::TwoShot)
-        && matches!(call.kind, Kind::AllReduce(_));
+    let reduces =
+        matches!(call.variant, Variant::Ll | Variant::TwoShot) && matches!(call.kind, Kind::AllReduce(_));
     let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = add else { return None };
     let ([x, y], [sum]) = (&operands[..], &results[..]) else { return None };
     let residual = match (is_result(call, x), is_result(call, y)) {
@@ -198,7 +198,7 @@ mod tests {
         let region = |offset| BoundRegion::even(Home::Ordinary, offset);
         let call = BoundCollective {
             kind: Kind::AllReduce(ReduceOp::Sum),
-            variant: Variant::Packets,
+            variant: Variant::Ll,
             exit: None,
             cell: vec![0, 1],
             group: 0,

@@ -24,21 +24,21 @@
 //!   flag. A kernel completes when all its blocks have seen the flags of all blocks of all peers, which is
 //!   when every peer has stopped touching this rank; what peers wrote here is then in this device's memory and
 //!   visible to later kernels, which wait for the end of this one (`symmc_enter`) before they read.
-//! - *packets*: eight bytes in one store, four of data and a flag that no earlier packet at that place has.
-//!   A packet is sent after arrival, and each thread waits for its packets of all peers before it writes their
-//!   part of the result. Nothing but a packet's own data has to be visible to who reads it, so there is no
+//! - *LL* (NCCL's low latency protocol): eight bytes in one store, four of data and a flag that no earlier word at that
+//!   place has. Words are sent after arrival, and each thread waits for its words of all peers before it writes their
+//!   part of the result. Nothing but a word's own data has to be visible to who reads it, so there is no
 //!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
 //!   flag wraps around, ranks meet, clear their zones and meet again.
 //! - *copies*: a meeting of one block, copies that need no kernel, and a second meeting, whose arrival comes after
 //!   the copies have completed: it is the exit.
 //! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
 //!
-//! - *lines*: the same with 120 bytes of data before a flag, which arrive together (`kernels/device.cu`). Words and
-//!   lines have parts of a zone to themselves, so that neither finds the other's data where it looks for a flag.
+//! - *LL128*: lines of 128 bytes, 120 of data and a flag, which arrive together (`kernels/device.cu`). LL and
+//!   LL128 have parts of a zone to themselves, so that neither finds the other's data where it looks for a flag.
 //!   A round that sends on what it reduced ends when every peer's part has come, each of which its sender made of
-//!   packets of all ranks: it tells of every arrival as one round does.
+//!   lines of all ranks: it tells of every arrival as one round does.
 //! - *shared rows*: where an all-reduce with a norm has few rows, several blocks send each, and one receives it and
-//!   writes its results (`kernels/norm.cu`). A packet needs no particular sender, but zones are cleared block by
+//!   writes its results (`kernels/norm.cu`). A line needs no particular sender, but zones are cleared block by
 //!   block: the turn that cleared them sends as it receives, a row to a block. A result that lies on the operand is
 //!   not written before the other blocks of the row have read their shares, which each tells with the flag of this
 //!   rank to itself.
@@ -61,7 +61,7 @@
 //! stops all waits of this rank, as does the host by [`end`]; kernels that follow go through without waiting
 //! for long, and what they leave in memory is meaningless.
 //!
-//! [`lower_norm`] is the packets all-reduce with what often follows it in a model, [`lower_addition`] the two-shot of large
+//! [`lower_norm`] is the all-reduce by `ll` with what often follows it in a model, [`lower_addition`] the two-shot of large
 //! tensors with a residual; `follow` makes them of a dispatch.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
@@ -71,8 +71,8 @@ mod blocks;
 mod call;
 mod control;
 pub(crate) mod follow;
+mod ll;
 mod norm;
-mod packets;
 mod peers;
 mod prepared;
 mod splits;
@@ -132,8 +132,8 @@ pub fn lower(
         (Variant::Pull, Kind::ReduceScatter(op)) => barrier::reduce_scatter(&turn, *op, exit)?,
         (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => barrier::pull(&turn, exit)?,
         (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => barrier::push(&turn)?,
-        (Variant::Packets, Kind::AllReduce(op)) => packets::reduce(&turn, *op)?,
-        (Variant::Packets, Kind::AllGather | Kind::AllToAll(_)) => packets::movement(&turn)?,
+        (Variant::Ll, Kind::AllReduce(op)) => ll::reduce(&turn, *op)?,
+        (Variant::Ll, Kind::AllGather | Kind::AllToAll(_)) => ll::movement(&turn)?,
         (variant, kind) => {
             let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());
             return Err(CudaError::Unsupported(text));

@@ -1,7 +1,7 @@
-//! All-reduce by packets, the addition of a residual and the RMS norm of each row as one kernel.
+//! All-reduce by `ll`, the addition of a residual and the RMS norm of each row as one kernel.
 //!
 //! Each of the three rounds as it would alone, so fusing changes nothing but the order in which the squares of
-//! a row are summed. Towards peers the kernel is the packets all-reduce of the same call. A block has whole rows; where
+//! a row are summed. Towards peers the kernel is the all-reduce by `ll` of the same call. A block has whole rows; where
 //! rows are few, further blocks send parts of them. Without a norm a large reduction goes in two rounds, as it would by
 //! itself.
 
@@ -9,9 +9,9 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_runtime::exec::BoundCollective;
 
-use super::blocks::{Form, MAX_THREADS, RowGrid};
+use super::blocks::{MAX_THREADS, Protocol, RowGrid};
 use super::call::Turn;
-use super::packets;
+use super::ll;
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
 use crate::compile::Source;
@@ -67,7 +67,7 @@ impl FusedNorm {
 }
 
 plain! {
-    /// The parameters beside the call, as `kernels/lines.cu` declares them.
+    /// The parameters beside the call, as `kernels/ll128.cu` declares them.
     struct Norm {
         residual: Address,
         weight: Address,
@@ -92,7 +92,7 @@ pub fn lower_norm(
     peers: &Peers,
     source: &mut Source,
 ) -> Result<Option<Work>, CudaError> {
-    let (Variant::Packets, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
+    let (Variant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
     let aligned = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
@@ -108,28 +108,28 @@ pub fn lower_norm(
     }
     let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
     let beside = norm.parameters(turn.bytes, row);
-    if norm.normed.is_none() && peers.forms.two_rounds(turn.bytes as u64, turn.n as u64) {
-        let prepared = packets::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
+    if norm.normed.is_none() && peers.thresholds.two_rounds(turn.bytes as u64, turn.n as u64) {
+        let prepared = ll::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
         return Ok(Some(Work::Kernel(prepared.launch(peers, source))));
     }
-    let form = turn.form(turn.bytes);
-    let (rows, units) = (call.elements / norm.hidden, packets::units(form, row));
+    let protocol = turn.protocol(turn.bytes);
+    let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
     let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
         return Ok(None);
     };
-    // Rows begin with a line, so short ones may need more lines than the zone has.
-    if form == Form::Lines && units * 16 * 15 > row * 17 {
+    // Rows begin with a line of LL128, so short ones may need more lines than the zone has.
+    if protocol == Protocol::Ll128 && units * 16 * 15 > row * 17 {
         return Ok(None);
     }
-    let mut parameters = turn.packets(turn.bytes, form, rows * units, 1)?;
+    let mut parameters = turn.ll(turn.bytes, protocol, rows * units, 1)?;
     parameters.from[0] = norm.operand;
     let beside = Norm { share, ..beside };
     let (element, operation) = reduction(call.dtype, *op);
-    let as_form = if form == Form::Lines { "InLines" } else { "InWords" };
+    let layout = if protocol == Protocol::Ll128 { "Ll128" } else { "Ll" };
     let (n, first) = (turn.n, norm.round_first);
     let prepared = Prepared {
-        what: format!("packets_norm_{}", call.dtype),
-        body: format!("packets_norm<{element}, {operation}, {n}, {as_form}, {pieces}, {first}>"),
+        what: format!("ll_norm_{}", call.dtype),
+        body: format!("ll_norm<{element}, {operation}, {n}, {layout}, {pieces}, {first}>"),
         call: parameters,
         beside: Some(("Norm", Param::of(&beside))),
         most_threads: MAX_THREADS,

@@ -1,6 +1,6 @@
 //! What a rank's kernels know of the run, and where its collectives find what is their own.
 
-use symmc_ir::collective::Forms;
+use symmc_ir::collective::Thresholds;
 
 use super::blocks::BlockCounts;
 use super::control::{self, Control};
@@ -28,8 +28,8 @@ pub struct Peers {
     pub chaos: Option<u64>,
     /// The grids; equal on all ranks.
     pub blocks: BlockCounts,
-    /// Which forms variants take; equal on all ranks.
-    pub forms: Forms,
+    /// From which sizes on variants take another form; equal on all ranks.
+    pub thresholds: Thresholds,
     /// What the links to peers promise.
     pub links: Links,
 }

@@ -19,8 +19,8 @@ const KERNELS: &str = concat!(
     include_str!("kernels/elements.cu"),
     include_str!("kernels/barrier.cu"),
     include_str!("kernels/pushed.cu"),
-    include_str!("kernels/packets.cu"),
-    include_str!("kernels/lines.cu"),
+    include_str!("kernels/ll.cu"),
+    include_str!("kernels/ll128.cu"),
     include_str!("kernels/norm.cu"),
     include_str!("kernels/splits.cu"),
 );
@@ -28,8 +28,8 @@ const KERNELS: &str = concat!(
 /// What stands before them for delays around every touch of a peer.
 const CHAOS: &str = "#define SYMMC_CHAOS\n";
 
-/// What stands before them where links may split lines.
-const SPLIT_LINES: &str = "#define SYMMC_SPLIT_LINES\n";
+/// What stands before them where links may split lines of LL128.
+const SPLIT_LL128: &str = "#define SYMMC_SPLIT_LL128\n";
 
 /// A kernel to be launched.
 pub(super) struct Prepared {
@@ -51,7 +51,7 @@ impl Prepared {
             source.prelude(CHAOS);
         }
         if peers.links == Links::MaySplit {
-            source.prelude(SPLIT_LINES);
+            source.prelude(SPLIT_LL128);
         }
         source.prelude(DEVICE);
         source.prelude(KERNELS);

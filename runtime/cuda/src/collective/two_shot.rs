@@ -48,7 +48,7 @@ pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
 fn pushes(turn: &Turn) -> Option<usize> {
     let [operand, result] = [&turn.bound.operand, &turn.bound.result];
     let slice = turn.bytes / turn.n;
-    let fits = turn.forms().stores(turn.bytes as u64, turn.n as u64)
+    let fits = turn.thresholds().stores(turn.bytes as u64, turn.n as u64)
         && slice.is_multiple_of(16)
         && turn.bytes.is_multiple_of(turn.n)
         && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank.is_none())

@@ -284,7 +284,7 @@ pub enum Holder {
 pub enum Links {
     /// They do: NVLink, and ranks on one device.
     Whole,
-    /// They may not, or nobody knows. Lines then go with a fence before their flag.
+    /// They may not, or nobody knows. Lines of LL128 then go with a fence before their flag.
     #[default]
     MaySplit,
 }

@@ -86,7 +86,7 @@ fn window_kernels_start_early_in_some_versions() {
     let window = |minor, patch| starts_early(Version::new(2, minor, patch), Variant::NcclWindow);
     assert!([(28, 0), (28, 9), (29, 7), (30, 6)].into_iter().all(|(minor, patch)| window(minor, patch)));
     assert!([(27, 7), (30, 7), (31, 0)].into_iter().all(|(minor, patch)| !window(minor, patch)));
-    let others = [Variant::Plain, Variant::CopyEngine, Variant::Packets];
+    let others = [Variant::Plain, Variant::CopyEngine, Variant::Ll];
     assert!(others.into_iter().all(|variant| !starts_early(Version::new(2, 28, 9), variant)));
 }
 

@@ -49,13 +49,13 @@ __device__ __forceinline__ bool claim(u32* at) {
     return atomicCAS(at, 0u, 1u) == 0u;
 }
 
-/// Two packets of 8 bytes in one instruction. Each is one access; the two need not be.
-__device__ __forceinline__ void store_packets(u64 at, Wide value) {
+/// Two words of LL, 8 bytes each, in one instruction. Each is one access; the two need not be.
+__device__ __forceinline__ void store_ll(u64 at, Wide value) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(value.low), "l"(value.high)
                  : "memory");
 }
 
-__device__ __forceinline__ Wide load_packets(u64 at) {
+__device__ __forceinline__ Wide load_ll(u64 at) {
     Wide value;
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(value.low), "=l"(value.high)
@@ -64,57 +64,57 @@ __device__ __forceinline__ Wide load_packets(u64 at) {
     return value;
 }
 
-/// The threads of the caller's line, in its warp.
-__device__ __forceinline__ u32 line_threads() {
+/// The threads of the caller's line of LL128, in its warp.
+__device__ __forceinline__ u32 ll128_threads() {
     return 0xffu << (threadIdx.x & 24);
 }
 
-#ifdef SYMMC_SPLIT_LINES
+#ifdef SYMMC_SPLIT_LL128
 /// As below where links may split a line: the flag goes after the rest, and is looked for before it.
-__device__ __forceinline__ void store_line(u64 at, Wide value) {
+__device__ __forceinline__ void store_ll128(u64 at, Wide value) {
     const bool last = threadIdx.x % 8 == 7;
-    if (!last) store_packets(at, value);
-    __syncwarp(line_threads());
+    if (!last) store_ll(at, value);
+    __syncwarp(ll128_threads());
     if (!last) return;
     __threadfence_system();
-    store_packets(at, value);
+    store_ll(at, value);
 }
 
-__device__ __forceinline__ Wide load_line(u64 at) {
+__device__ __forceinline__ Wide load_ll128(u64 at) {
     const bool last = threadIdx.x % 8 == 7;
     Wide value{0, 0};
     if (last) {
         // The flag first, then the word beside it.
-        const u64 flag = load_packets(at).high;
+        const u64 flag = load_ll(at).high;
         __threadfence_system();
-        value = Wide{load_packets(at).low, flag};
+        value = Wide{load_ll(at).low, flag};
     }
-    __syncwarp(line_threads());
-    return last ? value : load_packets(at);
+    __syncwarp(ll128_threads());
+    return last ? value : load_ll(at);
 }
 #else
 /// 16 bytes of a line of 128 that eight neighbouring threads store in this one instruction. The line leaves the
 /// multiprocessor as one request, travels through NVLink as one packet and is written to the peer's second-level cache
 /// at once, so whoever finds its flag finds the rest. The architecture does not promise that; the devices do it, and
-/// NCCL's protocol of such lines rests on it too.
-__device__ __forceinline__ void store_line(u64 at, Wide value) {
-    store_packets(at, value);
+/// NCCL's LL128 rests on it too.
+__device__ __forceinline__ void store_ll128(u64 at, Wide value) {
+    store_ll(at, value);
 }
 
 /// This thread's 16 bytes of a line that eight neighbouring threads load in this one instruction.
-__device__ __forceinline__ Wide load_line(u64 at) {
-    return load_packets(at);
+__device__ __forceinline__ Wide load_ll128(u64 at) {
+    return load_ll(at);
 }
 #endif
 
 /// The flag of a line of which each of its threads loaded its 16 bytes.
-__device__ __forceinline__ u32 line_flag(const Wide& value) {
-    return __shfl_sync(line_threads(), (u32)(value.high >> 32), 7, 8);
+__device__ __forceinline__ u32 ll128_flag(const Wide& value) {
+    return __shfl_sync(ll128_threads(), (u32)(value.high >> 32), 7, 8);
 }
 
 /// Whether something holds for all threads of the caller's line.
-__device__ __forceinline__ bool line_all(bool holds) {
-    return __all_sync(line_threads(), holds);
+__device__ __forceinline__ bool ll128_all(bool holds) {
+    return __all_sync(ll128_threads(), holds);
 }
 
 /// 16 bytes that are used once.

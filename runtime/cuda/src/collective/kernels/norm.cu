@@ -1,16 +1,16 @@
-// All-reduce as packets with what often follows it: a residual is added and each row is normalised.
+// All-reduce by LL or LL128 with what often follows it: a residual is added and each row is normalised.
 
 namespace symmc_peer {
 
-/// Rows as words: a unit is one.
-struct InWords {
+/// Rows by LL: a unit is a word of data.
+struct Ll {
     static constexpr u32 WORDS = 1;
     static __device__ __forceinline__ u32 units(u32 row) { return row; }
     static __device__ __forceinline__ u32 first(u32 j) { return j; }
     static __device__ __forceinline__ u32 count(u32, u32) { return 1; }
 
     static __device__ __forceinline__ void send(u64 to, u64, const u64 (&words)[1], u32 flag) {
-        store_packets(to, packed(words[0], flag));
+        store_ll(to, packed(words[0], flag));
     }
     template <class T, u32 N>
     static __device__ __forceinline__ void take(const Call& call, const Turn& turn, u64 i, const u64 (&own)[1],
@@ -20,8 +20,8 @@ struct InWords {
     }
 };
 
-/// Rows as lines, a row beginning with a line.
-struct InLines {
+/// Rows by LL128, a row beginning with a line.
+struct Ll128 {
     static constexpr u32 WORDS = 2;
     static __device__ __forceinline__ u32 units(u32 row) { return (row + LINE - 1) / LINE * 8; }
     static __device__ __forceinline__ u32 first(u32 j) { return j / 8 * LINE + j % 8 * 2; }
@@ -30,17 +30,17 @@ struct InLines {
         return ends_line(j) || left == 1 ? (left == 0 ? 0 : 1) : left == 0 ? 0 : 2;
     }
     static __device__ __forceinline__ void send(u64 to, u64 j, const u64 (&words)[2], u32 flag) {
-        store_line(to, flagged(Wide{words[0], words[1]}, j, flag));
+        store_ll128(to, flagged(Wide{words[0], words[1]}, j, flag));
     }
     template <class T, u32 N>
     static __device__ __forceinline__ void take(const Call& call, const Turn& turn, u64 i, const u64 (&own)[2],
                                                 Run<T, 2> (&runs)[N]) {
         Wide wide[N];
         u64 slots[N];
-        line_slots<N>(call, turn, 0, slots);
+        ll128_slots<N>(call, turn, 0, slots);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = Wide{own[0], own[1]};
-        line_receive<N>(call, slots, i, turn.flag, wide);
+        ll128_receive<N>(call, slots, i, turn.flag, wide);
 #pragma unroll
         for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
     }
@@ -52,41 +52,41 @@ struct Range {
 };
 
 /// This thread's units of a range of the row that begins at `row`, zeros beyond its end.
-template <class Form, u32 PER, class Piece>
+template <class Protocol, u32 PER, class Piece>
 __device__ __forceinline__ void load_units(u64 row, u32 width, const Range& range, Piece (&pieces)[PER]) {
 #pragma unroll
     for (u32 k = 0; k < PER; k++) {
         const u32 j = range.first + threadIdx.x + k * blockDim.x;
         if (j >= range.last) continue;
 #pragma unroll
-        for (u32 w = 0; w < Form::WORDS; w++) {
-            const bool there = w < Form::count(j, width);
-            pieces[k].words[w] = there ? ((const u64*)row)[Form::first(j) + w] : 0;
+        for (u32 w = 0; w < Protocol::WORDS; w++) {
+            const bool there = w < Protocol::count(j, width);
+            pieces[k].words[w] = there ? ((const u64*)row)[Protocol::first(j) + w] : 0;
         }
     }
 }
 
-template <class Form>
-__device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 (&words)[Form::WORDS]) {
+template <class Protocol>
+__device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 (&words)[Protocol::WORDS]) {
 #pragma unroll
-    for (u32 w = 0; w < Form::WORDS; w++) {
-        if (w < count) ((u64*)row)[Form::first(j) + w] = words[w];
+    for (u32 w = 0; w < Protocol::WORDS; w++) {
+        if (w < count) ((u64*)row)[Protocol::first(j) + w] = words[w];
     }
 }
 
 /// Sends this block's ranges of rows to all peers; false if the wait for peers ended early. The range is the whole row,
 /// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. Where this returns true
 /// in a block `b < rows`, others have read what it may write.
-template <class T, u32 N, class Form, u32 PER>
+template <class T, u32 N, class Protocol, u32 PER>
 __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Turn& turn, u32 rows) {
-    typedef Run<T, Form::WORDS> Piece;
-    const u32 width = norm.row, units = Form::units(width), thread = threadIdx.x, threads = blockDim.x;
+    typedef Run<T, Protocol::WORDS> Piece;
+    const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 first = blockIdx.x % rows, part = blockIdx.x / rows;
     const bool shared = gridDim.x > rows, ordered = shared && norm.in_place;
     Range range{part * norm.share, part * norm.share + norm.share};
     if (range.last > units) range.last = units;
     const auto load = [&](u32 row, Piece(&own)[PER]) {
-        load_units<Form, PER>(call.from[0] + row * (u64)width * 8, width, range, own);
+        load_units<Protocol, PER>(call.from[0] + row * (u64)width * 8, width, range, own);
     };
     // Asked for beside the words: both are a way from memory.
     Piece own[PER];
@@ -113,7 +113,7 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Tu
             if (j >= range.last) continue;
 #pragma unroll
             for (u32 p = 0; p + 1 < N; p++) {
-                Form::send(call.to[p] + turn.zone + ((u64)row * units + j) * 16, j, own[k].words, turn.flag);
+                Protocol::send(call.to[p] + turn.zone + ((u64)row * units + j) * 16, j, own[k].words, turn.flag);
             }
         }
     }
@@ -136,56 +136,56 @@ __device__ __forceinline__ float unit_for(float mean) {
 }
 
 /// The sum of the squares of this thread's elements of a row, each times `unit`.
-template <class Form, u32 PER, class Piece>
+template <class Protocol, u32 PER, class Piece>
 __device__ __forceinline__ float row_squares(const Piece (&pieces)[PER], u32 width, float unit) {
-    constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Form::WORDS;
+    constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Protocol::WORDS;
     float squares = 0;
 #pragma unroll
     for (u32 k = 0; k < PER; k++) {
         const u32 j = threadIdx.x + k * blockDim.x;
-        if (j >= Form::units(width)) continue;
+        if (j >= Protocol::units(width)) continue;
         float y[COUNT];
         pieces[k].widen(y);
 #pragma unroll
         for (u32 e = 0; e < COUNT; e++) {
-            if (e / EACH < Form::count(j, width)) squares += y[e] * unit * (y[e] * unit);
+            if (e / EACH < Protocol::count(j, width)) squares += y[e] * unit * (y[e] * unit);
         }
     }
     return squares;
 }
 
-/// Packets all-reduce, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
+/// All-reduce by LL or LL128, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
 /// A row has one block that receives it, and a thread of that the same `PER` units of each. All addresses are multiples
 /// of 8.
-template <class T, class O, u32 N, class Form, u32 PER, bool ROUND_FIRST>
-__device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm) {
-    typedef Run<T, Form::WORDS> Piece;
-    constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Form::WORDS;
-    const u32 width = norm.row, units = Form::units(width), thread = threadIdx.x, threads = blockDim.x;
+template <class T, class O, u32 N, class Protocol, u32 PER, bool ROUND_FIRST>
+__device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
+    typedef Run<T, Protocol::WORDS> Piece;
+    constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Protocol::WORDS;
+    const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 rows = (u32)(call.count / 8) / width;
     const Range whole{0, units};
     Turn turn;
-    if (!send_rows<T, N, Form, PER>(call, norm, turn, rows) || blockIdx.x >= rows) return;
+    if (!send_rows<T, N, Protocol, PER>(call, norm, turn, rows) || blockIdx.x >= rows) return;
     Piece weight[PER];
-    if (norm.weight != 0) load_units<Form, PER>(norm.weight, width, whole, weight);
+    if (norm.weight != 0) load_units<Protocol, PER>(norm.weight, width, whole, weight);
     u32 parity = 0;
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 at = row * (u64)width * 8;
         // What is here already is asked for before the wait.
         Piece x[PER], residual[PER];
-        load_units<Form, PER>(call.from[0] + at, width, whole, x);
-        load_units<Form, PER>(norm.residual + at, width, whole, residual);
+        load_units<Protocol, PER>(call.from[0] + at, width, whole, x);
+        load_units<Protocol, PER>(norm.residual + at, width, whole, residual);
         float squares = 0;
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
-            const u32 j = thread + k * threads, count = Form::count(j, width);
+            const u32 j = thread + k * threads, count = Protocol::count(j, width);
             if (j >= units) continue;
             Piece runs[N];
-            Form::template take<T, N>(call, turn, (u64)row * units + j, x[k].words, runs);
-            const Piece reduced = reduce_runs<T, O, N, Form::WORDS>(runs);
-            if (norm.reduced != 0) store_unit<Form>(norm.reduced + at, j, count, reduced.words);
+            Protocol::template take<T, N>(call, turn, (u64)row * units + j, x[k].words, runs);
+            const Piece reduced = reduce_runs<T, O, N, Protocol::WORDS>(runs);
+            if (norm.reduced != 0) store_unit<Protocol>(norm.reduced + at, j, count, reduced.words);
             x[k] = add_runs(reduced, residual[k]);
-            store_unit<Form>(norm.added + at, j, count, x[k].words);
+            store_unit<Protocol>(norm.added + at, j, count, x[k].words);
             float sum[COUNT];
             x[k].widen(sum);
 #pragma unroll
@@ -198,7 +198,7 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
         parity ^= 1;
         const float unit = unit_for(mean);
         if (unit != 1.0f) {
-            const float sum = block_sum(row_squares<Form, PER>(x, width, unit), parity);
+            const float sum = block_sum(row_squares<Protocol, PER>(x, width, unit), parity);
             mean = sum / (float)(width * EACH) + norm.eps * unit * unit;
             parity ^= 1;
         }
@@ -221,7 +221,7 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
                 for (u32 e = 0; e < COUNT; e++) y[e] *= w[e];
             }
             x[k].narrow(y);
-            store_unit<Form>(norm.normed + at, j, Form::count(j, width), x[k].words);
+            store_unit<Protocol>(norm.normed + at, j, Protocol::count(j, width), x[k].words);
         }
     }
 }

@@ -13,9 +13,9 @@ constexpr u32 MAX_BLOCKS = 128;
 struct Words {
     /// Barriers passed.
     u64 epoch;
-    /// The flag of the last collective with packets.
-    u32 packets;
-    /// The units of 16 bytes that packets ever used of a landing zone.
+    /// The flag of the last collective by LL or LL128.
+    u32 ll;
+    /// The units of 16 bytes that these ever used of a landing zone.
     u32 used;
 };
 
@@ -51,7 +51,7 @@ struct Call {
     u64 from[MAX_RANKS];
     u64 to[MAX_RANKS];
     u64 out[MAX_RANKS];
-    /// Where in this rank's first landing zone each rank's packets come.
+    /// Where in this rank's first landing zone what each rank sends comes.
     u64 slots[MAX_RANKS];
     /// The rank that each number of the cell is, for reports.
     u32 ranks[MAX_RANKS];
@@ -79,7 +79,7 @@ struct Call {
     u32 zero;
     /// Of an all-reduce in two steps: the bytes that each rank reduces.
     u64 slice;
-    /// Of packets: the units of 16 bytes of a landing zone before the slots.
+    /// Of LL128: the units of 16 bytes of a landing zone before the slots.
     u64 before;
 };
 

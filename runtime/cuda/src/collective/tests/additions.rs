@@ -156,7 +156,8 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 
 #[test]
 fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
-    let given = Given { forms: Forms { pushed: 16, ..Given::default().forms }, ..Given::default() };
+    let given =
+        Given { thresholds: Thresholds { pushed: 16, ..Given::default().thresholds }, ..Given::default() };
     run(&[2, 3, 4, 5, 7].map(|n| (n, given)), 2, "additions");
     let chaos = |seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given });
     run(&(0..6).map(chaos).collect::<Vec<_>>(), 1, "additions-chaos");

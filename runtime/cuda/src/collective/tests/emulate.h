@@ -74,25 +74,25 @@ inline bool claim(u32* at) {
     u32 none = 0;
     return __atomic_compare_exchange_n(at, &none, 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
-inline void store_packets(u64 at, Wide value) {
+inline void store_ll(u64 at, Wide value) {
     __atomic_store_n((u64*)at + 1, value.high, __ATOMIC_RELEASE);
     __atomic_store_n((u64*)at, value.low, __ATOMIC_RELEASE);
 }
-inline Wide load_packets(u64 at) {
+inline Wide load_ll(u64 at) {
     const u64 low = __atomic_load_n((const u64*)at, __ATOMIC_ACQUIRE);
     return Wide{low, __atomic_load_n((const u64*)at + 1, __ATOMIC_ACQUIRE)};
 }
 // A line becomes visible as a whole: the flag is stored after the other threads have stored, and loaded before they
 // load.
 inline Eight& eight() { return block->eights[threadIdx.x / 8]; }
-inline void store_line(u64 at, Wide value) {
+inline void store_ll128(u64 at, Wide value) {
     const bool last = threadIdx.x % 8 == 7;
     if (!last) __atomic_store_n((u64*)at + 1, value.high, __ATOMIC_RELAXED);
     __atomic_store_n((u64*)at, value.low, __ATOMIC_RELAXED);
     eight().here.arrive_and_wait();
     if (last) __atomic_store_n((u64*)at + 1, value.high, __ATOMIC_RELEASE);
 }
-inline Wide load_line(u64 at) {
+inline Wide load_ll128(u64 at) {
     Wide value{0, 0};
     if (threadIdx.x % 8 == 7) value.high = __atomic_load_n((const u64*)at + 1, __ATOMIC_ACQUIRE);
     eight().here.arrive_and_wait();
@@ -100,14 +100,14 @@ inline Wide load_line(u64 at) {
     value.low = __atomic_load_n((const u64*)at, __ATOMIC_RELAXED);
     return value;
 }
-inline u32 line_flag(const Wide& value) {
+inline u32 ll128_flag(const Wide& value) {
     if (threadIdx.x % 8 == 7) eight().flag = value.high >> 32;
     eight().here.arrive_and_wait();
     const u32 flag = eight().flag;
     eight().here.arrive_and_wait();
     return flag;
 }
-inline bool line_all(bool holds) {
+inline bool ll128_all(bool holds) {
     if (!holds) eight().all = false;
     eight().here.arrive_and_wait();
     const bool all = eight().all;

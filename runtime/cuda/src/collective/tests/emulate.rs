@@ -20,25 +20,32 @@ const ZONE: usize = 8 << 10;
 /// Grids small enough for threads of a host, and so small that threads get several units of work.
 const GRID: Blocks = Blocks { threads: 8, most_threads: 8, blocks: 3 };
 
-/// Forms of which small messages take each.
-const FORMS: Forms = Forms { words: 200, saved: 600, pushed: 960 };
+/// By these small messages take each form.
+const THRESHOLDS: Thresholds = Thresholds { ll: 200, saved: 600, pushed: 960 };
 
 /// What ranks of a world have.
 #[derive(Clone, Copy)]
 pub(super) struct Given {
-    /// What counted words and packets begin with.
+    /// What counted words and flags of LL begin with.
     pub first: (u64, u32),
     pub limit_ns: u64,
     pub chaos: Option<u64>,
     /// Bytes of a landing zone.
     pub zone: usize,
     pub grid: Blocks,
-    pub forms: Forms,
+    pub thresholds: Thresholds,
 }
 
 impl Default for Given {
     fn default() -> Self {
-        Given { first: (0, 0), limit_ns: 20_000_000_000, chaos: None, zone: ZONE, grid: GRID, forms: FORMS }
+        Given {
+            first: (0, 0),
+            limit_ns: 20_000_000_000,
+            chaos: None,
+            zone: ZONE,
+            grid: GRID,
+            thresholds: THRESHOLDS,
+        }
     }
 }
 
@@ -80,7 +87,7 @@ pub(super) struct World {
 impl World {
     /// `n` ranks.
     pub fn new(n: u32, given: &Given) -> World {
-        let &Given { first, limit_ns, chaos, zone, grid, forms } = given;
+        let &Given { first, limit_ns, chaos, zone, grid, thresholds } = given;
         let size = SIZE.max(2 * zone);
         let mut ranks: Vec<Rank> = (0..n)
             .map(|_| Rank {
@@ -99,7 +106,7 @@ impl World {
             let used = (zone / 16) as u128;
             rank.local[group..][..MAX_BLOCKS]
                 .fill(used << 96 | u128::from(first.1) << 64 | u128::from(first.0));
-            // Packets with a flag that comes again after the flags wrapped around.
+            // Lines with a flag that comes again after the flags wrapped around.
             if first.1 == u32::MAX {
                 for (i, lines) in rank.arena[..2 * zone / 16].chunks_mut(8).enumerate() {
                     let old = if i % 2 == 0 { 2 } else { 4 };
@@ -109,8 +116,8 @@ impl World {
         }
         let arenas: Vec<Address> = ranks.iter().map(|r| address(&r.arena)).collect();
         let blocks = BlockCounts {
-            packets: grid,
-            lines: grid,
+            ll: grid,
+            ll128: grid,
             one_shot: grid,
             two_shot: grid,
             pushed: grid,
@@ -130,7 +137,7 @@ impl World {
             limit_ns,
             chaos,
             blocks: blocks.clone(),
-            forms,
+            thresholds,
             links: Links::Whole,
         });
         let peers = peers.collect();
@@ -174,11 +181,11 @@ fn cases(n: u32) -> Vec<Case> {
             out.push(Case { call, results });
         };
     let (kept, dropped, n) = (Barrier::Kept, Barrier::Dropped, n as usize);
-    add(sum.clone(), Variant::Packets, DType::BF16, 1, 0, kept);
-    add(sum.clone(), Variant::Packets, DType::BF16, 403, 0, kept);
+    add(sum.clone(), Variant::Ll, DType::BF16, 1, 0, kept);
+    add(sum.clone(), Variant::Ll, DType::BF16, 403, 0, kept);
     add(sum.clone(), Variant::OneShot, DType::F16, 203, 0, dropped);
-    add(Kind::AllGather, Variant::Packets, DType::I32, 37, 0, kept);
-    add(Kind::AllToAll(Splits::Even), Variant::Packets, DType::U8, 19 * n, 1, kept);
+    add(Kind::AllGather, Variant::Ll, DType::I32, 37, 0, kept);
+    add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::U8, 19 * n, 1, kept);
     add(sum.clone(), Variant::TwoShot, DType::F32, 101, 0, kept);
     add(sum.clone(), Variant::TwoShot, DType::F64, 1, 0, kept);
     add(Kind::AllGather, Variant::Pull, DType::BF16, 77, 0, dropped);
@@ -187,8 +194,8 @@ fn cases(n: u32) -> Vec<Case> {
     add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Pull, DType::Bool, 33 * n, 1, kept);
     add(Kind::AllGather, Variant::Push, DType::F32, 100, 0, kept);
     add(Kind::AllToAll(Splits::Even), Variant::Push, DType::I64, 11 * n, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Max), Variant::Packets, DType::I64, 9, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Avg), Variant::Packets, DType::U8, 30, 1, kept);
+    add(Kind::AllReduce(ReduceOp::Max), Variant::Ll, DType::I64, 9, 0, kept);
+    add(Kind::AllReduce(ReduceOp::Avg), Variant::Ll, DType::U8, 30, 1, kept);
     add(Kind::AllReduce(ReduceOp::Min), Variant::OneShot, DType::F32, 40, 1, dropped);
     add(Kind::AllReduce(ReduceOp::Prod), Variant::OneShot, DType::BF16, 7, 0, kept);
     add(Kind::AllReduce(ReduceOp::Avg), Variant::OneShot, DType::I32, 66, 0, dropped);
@@ -197,15 +204,15 @@ fn cases(n: u32) -> Vec<Case> {
     add(Kind::Permute { pairs: shift }, Variant::Put, DType::F32, 50, 0, kept);
     let swap = vec![(0, 1), (1, 0)].into_iter().chain((2..n as u32).map(|r| (r, r))).collect();
     add(Kind::Permute { pairs: swap }, Variant::Put, DType::U8, 50, 1, kept);
-    // Lines, in one round and in two; stores alone, with a chunk that is not whole.
-    add(sum.clone(), Variant::Packets, DType::F32, 47, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Max), Variant::Packets, DType::F16, 901, 1, kept);
-    add(Kind::AllToAll(Splits::Even), Variant::Packets, DType::BF16, 205 * n, 0, kept);
+    // LL128, in one round and in two; stores alone, with a chunk that is not whole.
+    add(sum.clone(), Variant::Ll, DType::F32, 47, 0, kept);
+    add(Kind::AllReduce(ReduceOp::Max), Variant::Ll, DType::F16, 901, 1, kept);
+    add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::BF16, 205 * n, 0, kept);
     add(sum.clone(), Variant::TwoShot, DType::BF16, 1000 * n, 0, kept);
     add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
-    add(sum.clone(), Variant::Packets, DType::F32, 0, 0, kept);
+    add(sum.clone(), Variant::Ll, DType::F32, 0, 0, kept);
     // In place: each rank's piece of the result is its operand, or all of it.
-    for variant in [Variant::Packets, Variant::Pull, Variant::Push] {
+    for variant in [Variant::Ll, Variant::Pull, Variant::Push] {
         add(Kind::AllGather, variant, DType::F32, 36, 0, kept);
     }
     add(sum.clone(), Variant::TwoShot, DType::BF16, 800 * n, 0, kept);
@@ -373,7 +380,7 @@ fn a_rank_that_does_not_come_is_reported() {
     let sum = Kind::AllReduce(ReduceOp::Sum);
     let calls = [
         collective(sum.clone(), Variant::TwoShot, 3, DType::F32, 8),
-        collective(sum, Variant::Packets, 3, DType::F32, 8),
+        collective(sum, Variant::Ll, 3, DType::F32, 8),
     ];
     let run = |rank: usize, source: &mut Source| {
         calls

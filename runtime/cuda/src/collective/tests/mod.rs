@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 
 use symmc_ir::DType;
 use symmc_ir::collective::{
-    CollectiveKind as Kind, Forms, PACKET_LINE, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone,
+    CollectiveKind as Kind, LL_BYTES, LL128_LINE, ReduceOp, Splits, Thresholds, Variant, landing_zone,
 };
 use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
-use super::blocks::Form;
+use super::blocks::Protocol;
 use super::call::Call;
 use super::prepared::DEVICE;
 use super::*;
@@ -47,8 +47,8 @@ fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usiz
 /// The kinds and variants that have kernels.
 fn all(n: u32) -> Vec<(Kind, Variant)> {
     let mut out = vec![
-        (Kind::AllGather, Variant::Packets),
-        (Kind::AllToAll(Splits::Even), Variant::Packets),
+        (Kind::AllGather, Variant::Ll),
+        (Kind::AllToAll(Splits::Even), Variant::Ll),
         (Kind::AllGather, Variant::Pull),
         (Kind::AllToAll(Splits::Even), Variant::Pull),
         (Kind::AllGather, Variant::Push),
@@ -59,7 +59,7 @@ fn all(n: u32) -> Vec<(Kind, Variant)> {
     for &op in ReduceOp::ALL {
         out.push((Kind::AllReduce(op), Variant::OneShot));
         out.push((Kind::AllReduce(op), Variant::TwoShot));
-        out.push((Kind::AllReduce(op), Variant::Packets));
+        out.push((Kind::AllReduce(op), Variant::Ll));
         out.push((Kind::ReduceScatter(op), Variant::Pull));
     }
     out
@@ -95,9 +95,9 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
                     .collect();
                 assert_eq!(shapes.len(), 1, "{} {variant} on {n} ranks: {shapes:?}", kind.name());
                 let [blocks, threads] = shapes.into_iter().next().unwrap_or_default();
-                // Other forms of packets have fewer and larger units.
+                // Messages by LL128 have fewer and larger units.
                 assert!((1..=MAX_BLOCKS as u32).contains(&blocks));
-                assert!(blocks * threads >= last || variant == Variant::Packets);
+                assert!(blocks * threads >= last || variant == Variant::Ll);
                 assert!((MAX_RANKS as u32..=640).contains(&threads));
                 last = blocks * threads;
             }
@@ -164,21 +164,21 @@ fn grids_grow_by_blocks_then_threads() {
 }
 
 #[test]
-fn packets_stay_within_the_zone_that_the_contract_gives() {
+fn messages_stay_within_the_zone_that_the_contract_gives() {
     for n in 2..=MAX_RANKS {
-        let large = PACKET_WORDS as usize / n;
+        let large = LL_BYTES as usize / n;
         for message in (1..400).chain([1 << 12, (1 << 12) + 1, large, large + 1, large + 121, large * 32 + 8])
         {
             let sum = Kind::AllReduce(ReduceOp::Sum);
             for (kind, bytes) in
                 [(Kind::AllGather, message), (Kind::AllToAll(Splits::Even), message * n), (sum, message)]
             {
-                let room = Variant::Packets.landing_bytes(&kind, bytes as u64, n as u64) as usize;
-                assert_eq!(room as u64, packet_zone(message as u64, n as u64, PACKET_WORDS));
-                let call = collective(kind, Variant::Packets, n as u32, DType::U8, bytes);
+                let room = Variant::Ll.landing_bytes(&kind, bytes as u64, n as u64) as usize;
+                assert_eq!(room as u64, landing_zone(message as u64, n as u64, LL_BYTES));
+                let call = collective(kind, Variant::Ll, n as u32, DType::U8, bytes);
                 // What does not fit its zone is an error.
                 let kernel = kernel(&call, &peers(0, n as u32), &mut Source::new());
-                assert!(kernel.entry.contains("packets"), "{n} ranks, {message} bytes");
+                assert!(kernel.entry.contains("ll"), "{n} ranks, {message} bytes");
             }
         }
     }
@@ -187,26 +187,25 @@ fn packets_stay_within_the_zone_that_the_contract_gives() {
 #[test]
 fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let ends = |n: u32, elements: usize| {
-        let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, DType::U8, elements);
+        let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::U8, elements);
         let peers = peers(0, n);
         let turn = Turn::new(0, &call, [0, 0], &peers).expect("it fits");
-        let form = turn.form(elements);
-        let units = packets::units(form, elements);
-        let call = turn.packets(elements, form, units, 1).expect("it fits");
+        let protocol = turn.protocol(elements);
+        let units = ll::units(protocol, elements);
+        let call = turn.ll(elements, protocol, units, 1).expect("it fits");
         let first = call.slots.iter().filter(|&&a| a != 0).min().expect("a slot") - call.zone;
         assert_eq!(first, call.before * 16);
-        (form, first, first + (Address::from(n - 1) * units as Address * 16))
+        (protocol, first, first + (Address::from(n - 1) * units as Address * 16))
     };
     for n in 2..=MAX_RANKS as u32 {
-        let most = PACKET_WORDS as usize / n as usize;
+        let most = LL_BYTES as usize / n as usize;
         let (small, large) = (ends(n, most), ends(n, most + 1));
-        assert_eq!((small.0, large.0), (Form::Words, Form::Lines));
+        assert_eq!((small.0, large.0), (Protocol::Ll, Protocol::Ll128));
         assert!(small.1 == 0 && small.2 <= large.1, "{n} ranks: {small:?} {large:?}");
         // Lines that do not lie at multiples of their size do not arrive as a whole.
-        assert!(large.1.is_multiple_of(PACKET_LINE), "{n} ranks: {large:?}");
+        assert!(large.1.is_multiple_of(LL128_LINE), "{n} ranks: {large:?}");
     }
-    let mut call =
-        collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, 2, DType::U8, PACKET_WORDS as usize);
+    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, 2, DType::U8, LL_BYTES as usize);
     call.landing = Some([64, ARENA / 2]);
     let error =
         lower(7, &call, &Ends::new(0, 0), &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
@@ -218,7 +217,7 @@ fn two_shot_kernel(elements: usize, change: impl Fn(&mut BoundCollective)) -> St
     let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, 2, DType::BF16, elements);
     change(&mut call);
     let mut peers = peers(0, 2);
-    peers.forms.pushed = 1 << 20;
+    peers.thresholds.pushed = 1 << 20;
     kernel(&call, &peers, &mut Source::new()).entry
 }
 
@@ -238,10 +237,10 @@ fn large_two_shots_store_alone() {
 #[test]
 fn slots_of_a_zone_have_one_sender_each() {
     let n = 4;
-    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, DType::F32, 10);
+    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::F32, 10);
     let bound = |r: u32, peers: &Peers| {
         Turn::new(0, &call, [0, 0], peers)
-            .and_then(|t| t.packets(40, Form::Words, 5, 1))
+            .and_then(|t| t.ll(40, Protocol::Ll, 5, 1))
             .map_err(|e| format!("rank {r}: {e}"))
     };
     let calls: Vec<Call> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
@@ -273,7 +272,7 @@ fn what_does_not_fit_is_an_error_with_the_step() {
     let call = collective(Kind::AllGather, Variant::Push, 9, DType::F32, 4);
     assert!(fails(&call, &peers(0, 9), &mut source).contains("at most 8 ranks"));
     assert!(fails(&call, &peers(0, 4), &mut source).contains("of the 4 ranks"));
-    let mut call = collective(Kind::AllGather, Variant::Packets, 2, DType::F32, 4);
+    let mut call = collective(Kind::AllGather, Variant::Ll, 2, DType::F32, 4);
     call.landing = None;
     assert!(fails(&call, &peers(0, 2), &mut source).contains("landing zones"));
     let call = collective(Kind::ReduceScatter(ReduceOp::Sum), Variant::Pull, 2, DType::F32, 5);
@@ -328,13 +327,13 @@ fn every_kernel_compiles() {
                     let mut call = collective(kind.clone(), variant, n, dtype, 24 * 64);
                     call.exit = Some(exit);
                     call.operand.offset += shift * usize::from(whole);
-                    // Each form that a variant takes.
-                    let forms = [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)];
+                    // Each protocol that a variant takes.
+                    let sizes = [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)];
                     let some = if whole { 3 } else { 1 + exit as usize };
-                    for (words, saved, pushed) in forms.into_iter().rev().take(some) {
-                        let forms = Forms { words, saved, pushed };
+                    for (ll, saved, pushed) in sizes.into_iter().rev().take(some) {
+                        let thresholds = Thresholds { ll, saved, pushed };
                         let chaos = whole.then_some(1);
-                        kernel(&call, &Peers { chaos, forms, ..peers(0, n) }, &mut source);
+                        kernel(&call, &Peers { chaos, thresholds, ..peers(0, n) }, &mut source);
                     }
                 }
             }
@@ -352,9 +351,9 @@ fn every_kernel_compiles() {
     let mut small = Source::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
-        let (links, forms) = (Links::MaySplit, Forms { words: 1, ..Forms::default() });
+        let (links, thresholds) = (Links::MaySplit, Thresholds { ll: 1, ..Thresholds::default() });
         let call = collective(kind, variant, 4, DType::F16, 24 * 64);
-        kernel(&call, &Peers { links, forms, ..peers(0, 4) }, &mut small);
+        kernel(&call, &Peers { links, thresholds, ..peers(0, 4) }, &mut small);
     }
     splits::kernels(4, &mut small);
     for (source, capability) in [(&small, [8, 0]), (&source, [9, 0])] {
@@ -369,8 +368,8 @@ fn every_kernel_compiles() {
 /// Two-shots by stores alone, apart and in place, with an addition and without.
 fn pushed_kernels(n: u32, source: &mut Source) {
     let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n, DType::BF16, 24 * 64);
-    let forms = Forms { pushed: 16, ..Forms::default() };
-    let peers = Peers { chaos: (n == 4).then_some(1), forms, ..peers(0, n) };
+    let thresholds = Thresholds { pushed: 16, ..Thresholds::default() };
+    let peers = Peers { chaos: (n == 4).then_some(1), thresholds, ..peers(0, n) };
     let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
     for in_place in [false, true] {
         if in_place {
@@ -390,7 +389,7 @@ fn pushed_kernels(n: u32, source: &mut Source) {
 
 /// All-reduce with a norm of 70 rows.
 fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Work> {
-    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, dtype, 70 * hidden);
+    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, 70 * hidden);
     let norm = FusedNorm {
         operand: 1 << 12,
         residual: 1 << 24,
@@ -410,10 +409,7 @@ fn a_norm_is_fused_where_a_block_holds_a_row() {
     let mut source = Source::new();
     let Some(Work::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
     assert_eq!((kernel.grid, kernel.block), ([70, 1, 1], [576, 1, 1]));
-    assert!(
-        source.text().contains("packets_norm<BF16, Sum, 4, InLines, 2, true>"),
-        "two units for each thread"
-    );
+    assert!(source.text().contains("ll_norm<BF16, Sum, 4, Ll128, 2, true>"), "two units for each thread");
     assert_eq!(fused(4, DType::BF16, 32768, &mut source), None);
     assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
     assert_eq!(fused(4, DType::I64, 32, &mut source), None);

@@ -82,7 +82,7 @@ impl Layer {
         let mut out =
             Layer { shape, operand, residual, reduced, weight: values(hidden), added, normed, kernel: None };
         fill(dtype, &mut out.weight, weight);
-        let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, dtype, elements);
+        let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, elements);
         call.landing = Some([0, zone]);
         let address = |data: &mut Vec<u8>| data.as_mut_ptr().expose_provenance() as Address;
         let operand = address(&mut out.operand);
@@ -167,7 +167,7 @@ fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> 
 
 #[test]
 fn residual_and_norm_follow_the_reduction() {
-    // As lines, also several rows to a block, then as words.
+    // By LL128, also several rows to a block, then by LL.
     let shapes = [
         shape(DType::F32, 3, 120),
         shape(DType::BF16, 3, 232),
@@ -207,7 +207,7 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
     let given = Given { zone: 32 << 10, ..Given::default() };
     for n in [3, 5, 8] {
         let bytes = |s: &Shape| s.rows * s.hidden * s.dtype.size();
-        assert!(shapes.iter().all(|s| given.forms.two_rounds(bytes(s) as u64, n as u64)));
+        assert!(shapes.iter().all(|s| given.thresholds.two_rounds(bytes(s) as u64, n as u64)));
     }
     run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
     let chaos = |seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)];
@@ -235,10 +235,10 @@ const SHAPES: [Shape; 8] = [
     shape(DType::F32, 1, 120),
 ];
 
-/// Messages as lines, and as words.
+/// Messages by LL128, and by LL.
 fn forms() -> [Given; 2] {
-    let lines = Given { grid: SHARED, zone: 32 << 10, ..Given::default() };
-    [lines, Given { forms: Forms { words: 1 << 20, ..lines.forms }, ..lines }]
+    let ll128 = Given { grid: SHARED, zone: 32 << 10, ..Given::default() };
+    [ll128, Given { thresholds: Thresholds { ll: 1 << 20, ..ll128.thresholds }, ..ll128 }]
 }
 
 #[test]

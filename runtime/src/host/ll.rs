@@ -1,31 +1,31 @@
-//! Packets: data with its flag.
+//! The LL protocol between ranks of the host: data with its flag.
 //!
-//! A packet is a line of 64 bytes: 60 bytes of data, then a 4-byte flag, the epoch of the collective. The
+//! A line has 64 bytes: 60 bytes of data, then a 4-byte flag, the epoch of the collective. The
 //! flag is stored after the data (release) and looked at before it (acquire), so a reader that sees the
 //! epoch has the data of the line, and no barrier is needed. Both lie in one cache line, so they travel
-//! together. What the last packet of a message has room for beyond it is left as it is.
+//! together. What the last line of a message has room for beyond it is left as it is.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a packet.
+/// Bytes of a line.
 pub const LINE: usize = 64;
-/// Bytes of data in a packet.
+/// Bytes of data in a line.
 pub const DATA: usize = 60;
 
-/// Packets that carry `bytes` bytes.
+/// Lines that carry `bytes` bytes.
 #[inline]
 pub fn count(bytes: usize) -> usize {
     bytes.div_ceil(DATA)
 }
 
-/// Stores `bytes` bytes from `from` as packets of `epoch` at `to`.
+/// Stores `bytes` bytes from `from` as lines of `epoch` at `to`.
 ///
 /// # Safety
-/// `from` holds the bytes; `to` is a multiple of 4 with room for [`count`] packets, whose data nobody reads
+/// `from` holds the bytes; `to` is a multiple of 4 with room for [`count`] lines, whose data nobody reads
 /// before it has seen their flags and nobody else writes.
 pub unsafe fn store(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
     let whole = bytes / DATA;
-    // SAFETY: by the caller; the last packet takes only what remains.
+    // SAFETY: by the caller; the last line takes only what remains.
     unsafe {
         for i in 0..whole {
             let line = to.add(LINE * i);
@@ -40,15 +40,15 @@ pub unsafe fn store(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
     }
 }
 
-/// Copies data out of the packets of `epoch` at `from`, from packet `first` on, until one has not arrived;
-/// the number of packets that have, the first ones included. `bytes` and `to` are those of the whole message.
+/// Copies data out of the lines of `epoch` at `from`, from line `first` on, until one has not arrived;
+/// the number of lines that have, the first ones included. `bytes` and `to` are those of the whole message.
 ///
 /// # Safety
-/// `to` has room for `bytes` bytes; `from` is a multiple of 4 with [`count`] packets.
+/// `to` has room for `bytes` bytes; `from` is a multiple of 4 with [`count`] lines.
 pub unsafe fn load(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first: usize) -> usize {
     let whole = bytes / DATA;
     let mut done = first;
-    // SAFETY: by the caller; the last packet fills only what remains.
+    // SAFETY: by the caller; the last line fills only what remains.
     unsafe {
         while done < whole {
             let line = from.add(LINE * done);
@@ -67,10 +67,10 @@ pub unsafe fn load(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first
     done
 }
 
-/// Whether packet `i` of the message at `from` has arrived.
+/// Whether line `i` of the message at `from` has arrived.
 ///
 /// # Safety
-/// As for [`load`], and the message has such a packet.
+/// As for [`load`], and the message has such a line.
 #[inline]
 pub unsafe fn arrived(from: *const u8, i: usize, epoch: u32) -> bool {
     // SAFETY: by the caller.
@@ -110,7 +110,7 @@ mod tests {
             let mut zone = vec![0u32; total * LINE / 4];
             let at = zone.as_mut_ptr().cast::<u8>();
             let mut out = vec![0xee; bytes + 8];
-            // SAFETY: the zone has room for the packets, `out` for the bytes.
+            // SAFETY: the zone has room for the lines, `out` for the bytes.
             unsafe {
                 assert_eq!(load(out.as_mut_ptr(), at, bytes, 9, 0), 0, "nothing has arrived");
                 store(at, data.as_ptr(), bytes, 9);

@@ -1,26 +1,26 @@
-//! All-reduce, all-gather and all-to-all as packets: which form a message takes, and its kernel.
+//! All-reduce, all-gather and all-to-all by `ll`: which protocol a message takes, LL or LL128, and its kernel.
 //!
-//! Small messages go as words, whose receipt needs nothing of neighbouring threads; large ones as lines, which carry
+//! Small messages go by LL, whose receipt needs nothing of neighbouring threads; large ones by LL128, whose lines carry
 //! nearly twice as much. A large all-reduce among more than two ranks goes in two rounds.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
-use super::blocks::{Form, MAX_THREADS};
+use super::blocks::{MAX_THREADS, Protocol};
 use super::call::{Call, Turn};
 use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
 use crate::launch::{Address, Param};
 
-/// Words of 8 bytes with data in a line, as `kernels/lines.cu` has them.
+/// Words of 8 bytes with data in a line of LL128, as `kernels/ll128.cu` has them.
 const LINE: usize = 15;
 
 /// The units of 16 bytes of a message.
-pub(super) fn units(form: Form, message: usize) -> usize {
+pub(super) fn units(protocol: Protocol, message: usize) -> usize {
     let words = message.div_ceil(8);
-    match form {
-        Form::Words => words,
-        Form::Lines => words.div_ceil(LINE) * 8,
+    match protocol {
+        Protocol::Ll => words,
+        Protocol::Ll128 => words.div_ceil(LINE) * 8,
     }
 }
 
@@ -46,32 +46,33 @@ fn reduce_to(
     beside: Option<(&'static str, Param)>,
 ) -> Result<Prepared, CudaError> {
     let n = turn.n;
-    let form = turn.form(turn.bytes);
-    let two_rounds = turn.forms().two_rounds(turn.bytes as u64, n as u64);
+    let protocol = turn.protocol(turn.bytes);
+    let two_rounds = turn.thresholds().two_rounds(turn.bytes as u64, n as u64);
     let slice = turn.bytes.div_ceil(n).next_multiple_of(8);
-    let (units, rounds) = if two_rounds { (units(form, slice), 2) } else { (units(form, turn.bytes), 1) };
-    let mut call = turn.packets(turn.bytes, form, units, rounds)?;
+    let (units, rounds) =
+        if two_rounds { (units(protocol, slice), 2) } else { (units(protocol, turn.bytes), 1) };
+    let mut call = turn.ll(turn.bytes, protocol, units, rounds)?;
     call.from[0] = turn.operand;
     call.out[0] = turn.result;
     call.slice = slice as u64;
     let (element, operation) = reduction(turn.bound.dtype, op);
-    let blocks = grid(turn, form, units);
-    let kernel = match (form, two_rounds) {
-        (Form::Words, _) => "packets_reduce",
-        (_, false) => "lines_reduce",
-        (_, true) if beside.is_some() => "lines_add_twice",
-        (_, true) => "lines_reduce_twice",
+    let blocks = grid(turn, protocol, units);
+    let kernel = match (protocol, two_rounds) {
+        (Protocol::Ll, _) => "ll_reduce",
+        (_, false) => "ll128_reduce",
+        (_, true) if beside.is_some() => "ll128_add_twice",
+        (_, true) => "ll128_reduce_twice",
     };
     let body = format!("{kernel}<{element}, {operation}, {n}, {vector}>");
-    Ok(Prepared { beside, ..prepared(format!("packets_{}", turn.bound.dtype), body, call, blocks) })
+    Ok(Prepared { beside, ..prepared(format!("ll_{}", turn.bound.dtype), body, call, blocks) })
 }
 
 pub(super) fn movement(turn: &Turn) -> Result<Prepared, CudaError> {
     let n = turn.n;
     let (piece, source) = pieces(turn)?;
-    let form = turn.form(piece);
-    let units = units(form, piece);
-    let mut call = turn.packets(piece, form, units, 1)?;
+    let protocol = turn.protocol(piece);
+    let units = units(protocol, piece);
+    let mut call = turn.ll(piece, protocol, units, 1)?;
     for (i, p) in turn.rotated().enumerate() {
         call.from[i] = turn.operand + source(p);
         call.out[i] = turn.result + (i * piece) as Address;
@@ -79,12 +80,12 @@ pub(super) fn movement(turn: &Turn) -> Result<Prepared, CudaError> {
     let vector = call.from[..n].iter().chain(&call.out[..n]).fold(0, |all, a| all | a).is_multiple_of(8);
     let element = element(turn.bound.dtype);
     let same = Sends::of(&turn.bound.kind) == Sends::One;
-    let blocks = grid(turn, form, units);
-    let body = match form {
-        Form::Words => format!("packets_move<{element}, {n}, {same}, {vector}>"),
-        Form::Lines => format!("lines_move<{element}, {n}, {same}, {vector}>"),
+    let blocks = grid(turn, protocol, units);
+    let body = match protocol {
+        Protocol::Ll => format!("ll_move<{element}, {n}, {same}, {vector}>"),
+        Protocol::Ll128 => format!("ll128_move<{element}, {n}, {same}, {vector}>"),
     };
-    Ok(prepared(format!("packets_{}", Kind::name(&turn.bound.kind)), body, call, blocks))
+    Ok(prepared(format!("ll_{}", Kind::name(&turn.bound.kind)), body, call, blocks))
 }
 
 /// An element that only moves.
@@ -97,10 +98,10 @@ fn element(dtype: DType) -> &'static str {
     }
 }
 
-fn grid(turn: &Turn, form: Form, units: usize) -> [u32; 2] {
-    match form {
-        Form::Words => turn.grid(|b| &b.packets, units),
-        Form::Lines => turn.grid(|b| &b.lines, units),
+fn grid(turn: &Turn, protocol: Protocol, units: usize) -> [u32; 2] {
+    match protocol {
+        Protocol::Ll => turn.grid(|b| &b.ll, units),
+        Protocol::Ll128 => turn.grid(|b| &b.ll128, units),
     }
 }
 

@@ -1,5 +1,5 @@
-// Collectives as packets: words of eight bytes, four of data and a flag, into landing zones of the peers. Larger
-// messages go as lines (lines.cu).
+// Collectives by LL, NCCL's low latency protocol: words of eight bytes, four of data and a flag, into landing zones of
+// the peers. Two words that one instruction stores are a line. Larger messages go by LL128 (ll128.cu).
 
 namespace symmc_peer {
 
@@ -13,52 +13,52 @@ __device__ __forceinline__ u32 following(u32 flag) {
 }
 
 /// Removes all flags from this rank's zones while no peer writes there. Each block clears in this turn's zone
-/// the packets that the same blocks of the peers are about to write, in each of so many slots: those of every
+/// the units of 16 bytes that the same blocks of the peers are about to write, in each of so many slots: those of every
 /// `gridDim.x`-th run of `run`. The rest is divided among all.
 template <u32 N>
-__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 packets, u32 slots, u32 run) {
+__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 units, u32 slots, u32 run) {
     if (!meet<Arrive, N>(call, epoch + 1)) return false;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
-    const u64 now = call.before, behind = now + packets * slots;
+    const u64 now = call.before, behind = now + units * slots;
     // The flag wraps around to 2: this turn's is the first zone.
-    for (u64 at = (u64)blockIdx.x * run; at < packets; at += (u64)gridDim.x * run) {
-        for (u64 i = at + threadIdx.x; i < at + run && i < packets; i += blockDim.x) {
-            for (u32 p = 0; p < slots; p++) store_packets(call.zone + (now + p * packets + i) * 16, Wide{0, 0});
+    for (u64 at = (u64)blockIdx.x * run; at < units; at += (u64)gridDim.x * run) {
+        for (u64 i = at + threadIdx.x; i < at + run && i < units; i += blockDim.x) {
+            for (u32 p = 0; p < slots; p++) store_ll(call.zone + (now + p * units + i) * 16, Wide{0, 0});
         }
     }
     for (u64 i = first; i < used; i += step) {
-        if (i < now || i >= behind) store_packets(call.zone + i * 16, Wide{0, 0});
-        store_packets(call.zone + call.other + i * 16, Wide{0, 0});
+        if (i < now || i >= behind) store_ll(call.zone + i * 16, Wide{0, 0});
+        store_ll(call.zone + call.other + i * 16, Wide{0, 0});
     }
     return meet<Depart, N>(call, epoch + 2);
 }
 
-/// A packet collective in progress.
+/// A collective by LL or LL128 in progress.
 struct Turn {
     u32 flag;
     /// From the first landing zone to that of this turn.
     u64 zone;
 };
 
-/// Begins: the flag of this turn, and its zone. `packets` units of 16 bytes come into each of `slots`; runs of `run` of
+/// Begins: the flag of this turn, and its zone. `units` units of 16 bytes come into each of `slots`; runs of `run` of
 /// them are dealt out among the blocks.
 template <u32 N>
-__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 packets, u32 slots,
+__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 units, u32 slots,
                                           u32 run) {
     words = begin(call);
-    if (words.packets == 0xffffffffu) {
-        if (!clear<N>(call, words.epoch, words.used, packets, slots, run)) return false;
+    if (words.ll == 0xffffffffu) {
+        if (!clear<N>(call, words.epoch, words.used, units, slots, run)) return false;
         words.epoch += 2;
     }
-    words.packets = turn.flag = following(words.packets);
+    words.ll = turn.flag = following(words.ll);
     turn.zone = turn.flag & 1 ? call.other : 0;
-    const u32 used = (u32)(call.before + packets * slots);
+    const u32 used = (u32)(call.before + units * slots);
     words.used = words.used < used ? used : words.used;
     return true;
 }
 
-/// The eight bytes of packet `i` at `from`; what lies beyond `bytes` is zero. `S` is an element; with `VECTOR`,
+/// The eight bytes of data of line `i` at `from`; what lies beyond `bytes` is zero. `S` is an element; with `VECTOR`,
 /// `from` is a multiple of 8.
 template <class S, bool VECTOR>
 __device__ __forceinline__ u64 message(u64 from, u64 i, u64 bytes) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ u64 unpacked(const Wide& wide) {
     return (wide.low & 0xffffffffull) | wide.high << 32;
 }
 
-/// Receives packet `i` of every peer; `runs` are by rank and include this rank's own.
+/// Receives line `i` of every peer; `runs` are by rank and include this rank's own.
 template <class T, u32 N>
 __device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 i, u64 own, Run<T, 1>* runs) {
     const u64 at = turn.zone + i * 16;
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 
         Wide wide[N];
         u32 missing = N;
 #pragma unroll
-        for (u32 p = 0; p < N; p++) wide[p] = p == call.me ? packed(own, turn.flag) : load_packets(call.slots[p] + at);
+        for (u32 p = 0; p < N; p++) wide[p] = p == call.me ? packed(own, turn.flag) : load_ll(call.slots[p] + at);
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
             runs[p].words[0] = unpacked(wide[p]);
@@ -120,30 +120,30 @@ __device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 
     }
 }
 
-/// Packets all-reduce of `count` bytes from `from[0]` to `out[0]`. `to` are this rank's slots in the first zones
+/// All-reduce by LL of `count` bytes from `from[0]` to `out[0]`. `to` are this rank's slots in the first zones
 /// of the peers, beginning with the next rank; `slots` those of the peers in this rank's, by rank.
 template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void packets_reduce(const Call& call) {
+__device__ __forceinline__ void ll_reduce(const Call& call) {
     typedef typename T::Stored Stored;
-    const u64 packets = (call.count + 7) / 8;
+    const u64 lines = (call.count + 7) / 8;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     // Asked for beside the words: both are a way from memory.
     u64 word = 0;
-    if (first < packets) word = message<Stored, VECTOR>(call.from[0], first, call.count);
+    if (first < lines) word = message<Stored, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets, N - 1, blockDim.x)) return;
+    if (!take_turn<N>(call, words, turn, lines, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
-    for (u64 i = first; i < packets; i += step) {
+    for (u64 i = first; i < lines; i += step) {
         if (i != first) word = message<Stored, VECTOR>(call.from[0], i, call.count);
 #pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) store_packets(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
+        for (u32 p = 0; p + 1 < N; p++) store_ll(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
-    for (u64 i = first; i < packets; i += step) {
+    for (u64 i = first; i < lines; i += step) {
         const u64 own = message<Stored, VECTOR>(call.from[0], i, call.count);
         Run<T, 1> runs[N];
         if (!receive<T, N>(call, turn, i, own, runs)) return;
@@ -152,31 +152,31 @@ __device__ __forceinline__ void packets_reduce(const Call& call) {
     }
 }
 
-/// Packets all-gather and all-to-all of `count` bytes to each. `from` is what goes to the ranks of `to`, and
+/// All-gather and all-to-all by LL of `count` bytes to each. `from` is what goes to the ranks of `to`, and
 /// after them this rank's own; with `SAME` all are one. `out` is where that of each rank goes, by rank.
 template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ void packets_move(const Call& call) {
-    const u64 packets = (call.count + 7) / 8;
+__device__ __forceinline__ void ll_move(const Call& call) {
+    const u64 lines = (call.count + 7) / 8;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     u64 word = 0;
-    if (first < packets) word = message<S, VECTOR>(call.from[0], first, call.count);
+    if (first < lines) word = message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets, N - 1, blockDim.x)) return;
+    if (!take_turn<N>(call, words, turn, lines, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
-    for (u64 i = first; i < packets; i += step) {
+    for (u64 i = first; i < lines; i += step) {
 #pragma unroll
         for (u32 p = 0; p + 1 < N; p++) {
             const bool known = p == 0 ? i == first : SAME;
             if (!known) word = message<S, VECTOR>(call.from[p], i, call.count);
-            store_packets(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
+            store_ll(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
         }
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
-    for (u64 i = first; i < packets; i += step) {
+    for (u64 i = first; i < lines; i += step) {
         const u64 own = message<S, VECTOR>(call.from[N - 1], i, call.count);
         Run<Plain<S>, 1> runs[N];
         // No part of the result is written before every peer has arrived.

@@ -1,6 +1,5 @@
-// Collectives as lines: packets of 128 bytes, 120 of data and a flag, that eight neighbouring threads store in one
-// instruction. device.cu says why a line arrives as a whole; sessions whose links do not promise that use words
-// (packets.cu).
+// Collectives by NCCL's LL128: lines of 128 bytes, 120 of data and a flag, that eight neighbouring threads store in one
+// instruction. device.cu says why a line arrives as a whole, and what is done where links do not promise that.
 //
 // A unit is the 16 bytes of one thread: unit `i` is number `i % 8` of line `i / 8` and holds two words of data, the
 // last of a line one and the flag, in its upper half. Grids have whole warps, so the threads of a line stay
@@ -12,7 +11,7 @@ namespace symmc_peer {
 constexpr u32 LINE = 15;
 
 /// The units of a message.
-__device__ __forceinline__ u64 line_units(u64 bytes) {
+__device__ __forceinline__ u64 ll128_units(u64 bytes) {
     return ((bytes + 7) / 8 + LINE - 1) / LINE * 8;
 }
 
@@ -28,7 +27,7 @@ __device__ __forceinline__ bool ends_line(u64 i) {
 
 /// The data of unit `i` of the message at `from`, which has `bytes` bytes. `S` and `VECTOR` as for [`message`].
 template <class S, bool VECTOR>
-__device__ __forceinline__ Wide line_message(u64 from, u64 i, u64 bytes) {
+__device__ __forceinline__ Wide ll128_message(u64 from, u64 i, u64 bytes) {
     const u64 word = word_of(i);
     const u64 low = message<S, VECTOR>(from, word, bytes);
     return Wide{low, ends_line(i) ? 0 : message<S, VECTOR>(from, word + 1, bytes)};
@@ -36,7 +35,7 @@ __device__ __forceinline__ Wide line_message(u64 from, u64 i, u64 bytes) {
 
 /// Stores the data of unit `i`.
 template <class S, bool VECTOR>
-__device__ __forceinline__ void line_deliver(u64 to, u64 i, u64 bytes, const Wide& data) {
+__device__ __forceinline__ void ll128_deliver(u64 to, u64 i, u64 bytes, const Wide& data) {
     const u64 word = word_of(i);
     deliver<S, VECTOR>(to, word, bytes, data.low);
     if (!ends_line(i)) deliver<S, VECTOR>(to, word + 1, bytes, data.high);
@@ -51,70 +50,70 @@ __device__ __forceinline__ Wide flagged(Wide data, u64 i, u32 flag) {
 /// Receives unit `i` of every peer from `slots`; `wide` is by rank, and `wide[me]` stays as it is. All threads of a
 /// line give the same.
 template <u32 N>
-__device__ __forceinline__ bool line_receive(const Call& call, const u64 (&slots)[N], u64 i, u32 flag,
+__device__ __forceinline__ bool ll128_receive(const Call& call, const u64 (&slots)[N], u64 i, u32 flag,
                                              Wide (&wide)[N]) {
     Watch watch;
     for (;;) {
         u32 missing = N;
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
-            if (p != call.me) wide[p] = load_line(slots[p] + i * 16);
+            if (p != call.me) wide[p] = load_ll128(slots[p] + i * 16);
         }
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
-            if (p != call.me && line_flag(wide[p]) != flag) missing = p;
+            if (p != call.me && ll128_flag(wide[p]) != flag) missing = p;
         }
         if (missing == N) return true;
-        if (!line_all(watch.again(call, missing, flag))) return false;
+        if (!ll128_all(watch.again(call, missing, flag))) return false;
     }
 }
 
 /// The slots of the peers in this turn's zone, `beyond` bytes further.
 template <u32 N>
-__device__ __forceinline__ void line_slots(const Call& call, const Turn& turn, u64 beyond, u64 (&slots)[N]) {
+__device__ __forceinline__ void ll128_slots(const Call& call, const Turn& turn, u64 beyond, u64 (&slots)[N]) {
 #pragma unroll
     for (u32 p = 0; p < N; p++) slots[p] = call.slots[p] + turn.zone + beyond;
 }
 
 /// Reduces unit after unit: the words of all ranks.
 template <class T, class O, u32 N>
-__device__ __forceinline__ Wide line_reduce(const Wide* wide) {
+__device__ __forceinline__ Wide ll128_reduce(const Wide* wide) {
     Run<T, 2> runs[N];
 #pragma unroll
     for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
     return wide_of(reduce_runs<T, O, N, 2>(runs));
 }
 
-/// All-reduce of `count` bytes from `from[0]` to `out[0]`; addresses as for [`packets_reduce`].
+/// All-reduce of `count` bytes from `from[0]` to `out[0]`; addresses as for [`ll_reduce`].
 template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void lines_reduce(const Call& call) {
+__device__ __forceinline__ void ll128_reduce(const Call& call) {
     typedef typename T::Stored Stored;
-    const u64 units = line_units(call.count);
+    const u64 units = ll128_units(call.count);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     Wide own{0, 0};
-    if (first < units) own = line_message<Stored, VECTOR>(call.from[0], first, call.count);
+    if (first < units) own = ll128_message<Stored, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
     if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < units; i += step) {
-        if (i != first) own = line_message<Stored, VECTOR>(call.from[0], i, call.count);
+        if (i != first) own = ll128_message<Stored, VECTOR>(call.from[0], i, call.count);
 #pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) store_line(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
+        for (u32 p = 0; p + 1 < N; p++) store_ll128(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
     u64 slots[N];
-    line_slots<N>(call, turn, 0, slots);
+    ll128_slots<N>(call, turn, 0, slots);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
-        own = line_message<Stored, VECTOR>(call.from[0], i, call.count);
+        own = ll128_message<Stored, VECTOR>(call.from[0], i, call.count);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
-        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
-        line_deliver<Stored, VECTOR>(call.out[0], i, call.count, line_reduce<T, O, N>(wide));
+        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
+        ll128_deliver<Stored, VECTOR>(call.out[0], i, call.count, ll128_reduce<T, O, N>(wide));
     }
 }
 
@@ -149,7 +148,7 @@ struct ToResult {
     struct Asked {};
     __device__ __forceinline__ Asked ask(u64, u64, u64) const { return Asked{}; }
     __device__ __forceinline__ void store(const Call& call, u64 at, u64 i, u64 bytes, const Wide& data, Asked) const {
-        line_deliver<typename T::Stored, VECTOR>(call.out[0] + at, i, bytes, data);
+        ll128_deliver<typename T::Stored, VECTOR>(call.out[0] + at, i, bytes, data);
     }
 };
 
@@ -161,13 +160,13 @@ struct ToSum {
     const Norm& norm;
     /// What is here already is asked for before the wait.
     __device__ __forceinline__ Wide ask(u64 at, u64 i, u64 bytes) const {
-        return line_message<Stored, VECTOR>(norm.residual + at, i, bytes);
+        return ll128_message<Stored, VECTOR>(norm.residual + at, i, bytes);
     }
     __device__ __forceinline__ void store(const Call&, u64 at, u64 i, u64 bytes, const Wide& data,
                                           const Wide& residual) const {
-        if (norm.reduced != 0) line_deliver<Stored, VECTOR>(norm.reduced + at, i, bytes, data);
+        if (norm.reduced != 0) ll128_deliver<Stored, VECTOR>(norm.reduced + at, i, bytes, data);
         const Wide sum = wide_of(add_runs(run_of<T>(data), run_of<T>(residual)));
-        line_deliver<Stored, VECTOR>(norm.added + at, i, bytes, sum);
+        ll128_deliver<Stored, VECTOR>(norm.added + at, i, bytes, sum);
     }
 };
 
@@ -175,9 +174,9 @@ struct ToSum {
 /// it, then sends that to all. `to` and `slots` are those of the first round; those of the second follow all of the
 /// first. What lies beyond the operand is sent as zeros. `to` stores the reduction.
 template <class T, class O, u32 N, bool VECTOR, class To>
-__device__ __forceinline__ void lines_twice(const Call& call, const To& to) {
+__device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
     typedef typename T::Stored Stored;
-    const u64 units = line_units(call.slice), second = units * (N - 1) * 16;
+    const u64 units = ll128_units(call.slice), second = units * (N - 1) * 16;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     Words words;
@@ -189,39 +188,39 @@ __device__ __forceinline__ void lines_twice(const Call& call, const To& to) {
 #pragma unroll
         for (u32 k = 0; k + 1 < N; k++) {
             const u64 next = call.me + 1 + k, at = (next < N ? next : next - N) * call.slice;
-            data[k] = line_message<Stored, VECTOR>(call.from[0] + at, i, within(call, at));
+            data[k] = ll128_message<Stored, VECTOR>(call.from[0] + at, i, within(call, at));
         }
 #pragma unroll
-        for (u32 k = 0; k + 1 < N; k++) store_line(call.to[k] + turn.zone + i * 16, flagged(data[k], i, turn.flag));
+        for (u32 k = 0; k + 1 < N; k++) store_ll128(call.to[k] + turn.zone + i * 16, flagged(data[k], i, turn.flag));
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
     u64 slots[N];
-    line_slots<N>(call, turn, 0, slots);
+    ll128_slots<N>(call, turn, 0, slots);
     const u64 at = call.me * call.slice, mine = within(call, at);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
-        const Wide own = line_message<Stored, VECTOR>(call.from[0] + at, i, mine);
+        const Wide own = ll128_message<Stored, VECTOR>(call.from[0] + at, i, mine);
         const auto asked = to.ask(at, i, mine);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
-        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
-        const Wide out = line_reduce<T, O, N>(wide);
+        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
+        const Wide out = ll128_reduce<T, O, N>(wide);
 #pragma unroll
         for (u32 k = 0; k + 1 < N; k++) {
-            store_line(call.to[k] + turn.zone + second + i * 16, flagged(out, i, turn.flag));
+            store_ll128(call.to[k] + turn.zone + second + i * 16, flagged(out, i, turn.flag));
         }
         to.store(call, at, i, mine, out, asked);
     }
     touch(call, turn.flag, 2);
-    line_slots<N>(call, turn, second, slots);
+    ll128_slots<N>(call, turn, second, slots);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
         typename To::Asked asked[N];
 #pragma unroll
         for (u32 p = 0; p < N; p++) asked[p] = to.ask(p * call.slice, i, within(call, p * call.slice));
-        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
+        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
             const u64 from = p * call.slice;
@@ -231,23 +230,23 @@ __device__ __forceinline__ void lines_twice(const Call& call, const To& to) {
 }
 
 template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void lines_reduce_twice(const Call& call) {
-    lines_twice<T, O, N, VECTOR>(call, ToResult<T, VECTOR>{});
+__device__ __forceinline__ void ll128_reduce_twice(const Call& call) {
+    ll128_twice<T, O, N, VECTOR>(call, ToResult<T, VECTOR>{});
 }
 
 template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void lines_add_twice(const Call& call, const Norm& norm) {
-    lines_twice<T, O, N, VECTOR>(call, ToSum<T, VECTOR>{norm});
+__device__ __forceinline__ void ll128_add_twice(const Call& call, const Norm& norm) {
+    ll128_twice<T, O, N, VECTOR>(call, ToSum<T, VECTOR>{norm});
 }
 
-/// All-gather and all-to-all of `count` bytes to each; addresses as for [`packets_move`].
+/// All-gather and all-to-all of `count` bytes to each; addresses as for [`ll_move`].
 template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ void lines_move(const Call& call) {
-    const u64 units = line_units(call.count);
+__device__ __forceinline__ void ll128_move(const Call& call) {
+    const u64 units = ll128_units(call.count);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     Wide own{0, 0};
-    if (first < units) own = line_message<S, VECTOR>(call.from[0], first, call.count);
+    if (first < units) own = ll128_message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
     if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return;
@@ -256,24 +255,24 @@ __device__ __forceinline__ void lines_move(const Call& call) {
 #pragma unroll
         for (u32 p = 0; p + 1 < N; p++) {
             const bool known = p == 0 ? i == first : SAME;
-            if (!known) own = line_message<S, VECTOR>(call.from[p], i, call.count);
-            store_line(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
+            if (!known) own = ll128_message<S, VECTOR>(call.from[p], i, call.count);
+            store_ll128(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
         }
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
     u64 slots[N];
-    line_slots<N>(call, turn, 0, slots);
+    ll128_slots<N>(call, turn, 0, slots);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
-        own = line_message<S, VECTOR>(call.from[N - 1], i, call.count);
+        own = ll128_message<S, VECTOR>(call.from[N - 1], i, call.count);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
         // No part of the result is written before every peer has arrived.
-        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
+        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
 #pragma unroll
-        for (u32 p = 0; p < N; p++) line_deliver<S, VECTOR>(call.out[p], i, call.count, wide[p]);
+        for (u32 p = 0; p < N; p++) ll128_deliver<S, VECTOR>(call.out[p], i, call.count, wide[p]);
     }
 }
 
