@@ -260,6 +260,37 @@ class AgainstEager(unittest.TestCase):
                 (found,) = symmc.run(plan, [{"in.0": x}])
                 self.expect_same([tensor.torch() for tensor in found], [out.contiguous() for out in function(x)])
 
+    def test_exported_programs_know_what_operators_are_made_of(self):
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("seen", torch.zeros(3, 3))
+                self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+            def forward(self, x, n):
+                self.seen.copy_(x[:3, :3].hypot(x[:3, 1:4]))
+                spread = torch.std_mean(x, 0)
+                return {"apart": torch.cdist(x, x + 1, 3.0), "signs": [x.copysign(-x), n << 2], "spread": spread, "layer": self.layer(x[None])}
+
+        model, given = Model().eval(), (R(5, 8), torch.arange(4))
+        rows = ({0: torch.export.Dim("rows", min=4, max=16)}, None)
+        for dynamic, decomposed in itertools.product((None, rows), (False, True)):
+            with self.subTest(dynamic=dynamic is not None, decomposed=decomposed), torch.no_grad():
+                exported = torch.export.export(model, given, dynamic_shapes=dynamic)
+                program = symmc.from_exported(exported.run_decompositions({}) if decomposed else exported, ranks=1)
+                self.assertEqual(program.opaque, {})
+                inputs = {"in.0": given[0], "in.1": given[1]} | {f"w.{name}": one for name, one in program.parameters(0).items()}
+                sizes = {name: 5 for name in program.symbols}
+                (found,) = symmc.run(symmc.compile(program), [inputs], symbols=sizes)
+                self.expect_same([one.torch() for one in found], [one.contiguous() for one in tensors(model(*given))])
+
+    def test_operators_that_nothing_is_known_of_stay_opaque(self):
+        def function(x):
+            return B(x @ x), torch.cdist(x, x, 3.0), torch.special.airy_ai(x)
+
+        program = symmc.from_fx(make_fx(function)(R(4, 4)), ranks=1)
+        self.assertEqual(sorted(program.opaque.values()), ["aten.special_airy_ai.default", "aten.special_bessel_j0.default"])
+
     def test_graphs_that_do_not_fit_are_refused_by_name(self):
         module = make_fx(lambda x, y: x + y)(R(3), R(3))
         changing = make_fx(lambda x: x.add_(1))(R(3))

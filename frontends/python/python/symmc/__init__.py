@@ -74,10 +74,13 @@ __all__ = [
 
 
 def from_exported(exported: Any, **options: Any) -> Program:
-    """The program of a ``torch.export.ExportedProgram``, with the options of :func:`open`."""
-    from symmc.torch import _graph
+    """The program of a ``torch.export.ExportedProgram``, with the options of :func:`open`.
 
-    program: Program = _graph.from_exported(exported, **options)
+    Operators that symmc does not know become what they are made of where symmc knows that, as under ``torch.compile``.
+    """
+    from symmc.torch import _exported
+
+    program: Program = _exported.from_exported(exported, **options)
     return program
 
 
@@ -86,9 +89,9 @@ def from_fx(module: Any, inputs: Sequence[Any] | None = None, **options: Any) ->
 
     ``inputs`` are example inputs; without, the nodes of the graph carry their values (``node.meta["val"]``).
     """
-    from symmc.torch import _graph
+    from symmc.torch import _exported
 
-    program: Program = _graph.from_fx(module, inputs, **options)
+    program: Program = _exported.from_fx(module, inputs, **options)
     return program
 
 

@@ -7,7 +7,7 @@ import operator
 import torch
 
 import symmc
-from symmc.torch import _graph, _ranks
+from symmc.torch import _graph, _ranks, _refused
 from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
 from symmc.torch._runner import Runner
@@ -46,20 +46,13 @@ class Compiled:
         self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
 
-    def _calls(self) -> list[torch.fx.Node]:
-        return [node for node in self.lifted.exported.graph.nodes if node.op == "call_function"]
-
     def _refuse(self, program: symmc.Program) -> None:
         """Refuses operators that are not known, if there are any."""
-        opaque = program.opaque
-        if opaque:
-            calls = [node for node in self._calls() if node.target is not operator.getitem]
-            # A node of several results is called by one of them.
-            named = [node for node in calls if node.name in opaque or any(user.name in opaque for user in _parts(node))]
-            found = {_name(node.target) for node in named}
-            named += [node for node in calls if _name(node.target) in set(opaque.values()) - found]
-            error = symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(set(opaque.values())))}")
-            raise Refused({node.meta[_graph.NUMBER]: f"{node.target}{UNKNOWN}" for node in named}, error)
+        if program.opaque:
+            nodes = _refused.opaque(program, self.lifted.exported.graph)
+            names = ", ".join(sorted(set(program.opaque.values())))
+            error = symmc.UnsupportedError(f"operators that symmc does not know: {names}")
+            raise Refused({node.meta[_graph.NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
 
     def _checked(self, work):
         """What work gives; an error that names a node of the graph is about that node."""
@@ -68,14 +61,9 @@ class Compiled:
         except Apart:
             raise
         except symmc.Error as error:
-            calls = {node.name: node for node in self._calls()}
-            name = error.node or ""
-            node = calls.get(name) or calls.get(name.split(".")[0])
-            if error.kind not in ("input", "unsupported") or node is None:
+            node = _refused.at_fault(error, self.lifted.exported.graph)
+            if node is None:
                 raise
-            if node.target is operator.getitem:
-                # A node of several results is called by the first of them.
-                node = node.args[0]
             raise Refused({node.meta[_graph.NUMBER]: str(error)}, error) from error
 
     def _traced(self) -> tuple[int, ...]:
@@ -124,18 +112,6 @@ def _taking(places: list[int], count: int):
     if len(places) < 2:
         return lambda inputs: tuple([inputs[at] for at in places])
     return operator.itemgetter(*places)
-
-
-def _name(target) -> str:
-    """The name of an operator in programs."""
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"
-    return str(target)
-
-
-def _parts(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What is taken out of a node of several results."""
-    return [user for user in node.users if user.target is operator.getitem]
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

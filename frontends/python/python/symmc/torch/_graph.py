@@ -64,17 +64,10 @@ def opened(archives: list[bytes], **options) -> symmc.Program:
             raise
 
 
-def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
-    """The program of a graph of ATen operators."""
+def exported_of(module: torch.fx.GraphModule, inputs=None) -> ExportedProgram:
+    """A graph of ATen operators as an exported program."""
     _check_graph(module, inputs)
-    return opened([archived(_Lifting.whole(_valued(module, inputs)))], **options)
-
-
-def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
-    """The program of an exported one."""
-    if not isinstance(exported, ExportedProgram):
-        raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
-    return opened([archived(exported)], **options)
+    return _Lifting.whole(_valued(module, inputs))
 
 
 def _check_graph(module, inputs) -> None:

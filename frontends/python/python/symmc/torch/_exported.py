@@ -1,0 +1,93 @@
+"""Programs of exported graphs. What symmc does not know becomes what it is made of, as under ``torch.compile``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch.export import ExportedProgram
+from torch.export import graph_signature as signature
+from torch.utils import _pytree as pytree
+
+import symmc
+from symmc.torch import _graph, _refused
+from symmc.torch._expand import Expanded
+
+
+def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
+    """The program of an exported one."""
+    if not isinstance(exported, ExportedProgram):
+        raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
+    return _Opening(exported, options).program()
+
+
+def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
+    """The program of a graph of ATen operators."""
+    return _Opening(_graph.exported_of(module, inputs), options).program()
+
+
+class _Opening:
+    """What is known of the operators of an exported program while it is opened."""
+
+    def __init__(self, exported: ExportedProgram, options: dict):
+        self.exported, self.options = exported, options
+        self.numbered = torch.fx.GraphModule(exported.graph_module, _graph.copied(exported.graph, {}))
+        for number, node in enumerate(self.numbered.graph.nodes):
+            node.meta[_graph.NUMBER] = number
+        self.whole: set[int] = set()
+        """The nodes, by their numbers, that stay as they are: they are made of what symmc does not know either."""
+        self.first: dict[int, Exception] = {}
+        """Why each of them was refused at first."""
+
+    def program(self) -> symmc.Program:
+        """The program, in which operators are opaque that symmc knows in no form."""
+        graph = Expanded(self.numbered)
+        while True:
+            program, refused, error = self._opened(graph)
+            found = {node: graph.origins[node] for node in refused if graph.origins[node] not in self.whole}
+            if not found and error is not None:
+                raise next((self.first[graph.origins[node]] for node in refused), error) from None
+            if not found:
+                return program
+            if error is not None:
+                for origin in found.values():
+                    self.first.setdefault(origin, error)
+            failed = {origin for node, origin in found.items() if not graph.expand(node)}
+            if failed:
+                self.whole |= failed
+                graph = Expanded(self.numbered, self.whole)
+
+    def _opened(self, graph: Expanded) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
+        """The program, or why there is none, and the nodes that are in the way."""
+        nodes = graph.module.graph
+        try:
+            program = _graph.opened([_graph.archived(self._with(graph))], **self.options)
+        except symmc.Error as error:
+            node = _refused.at_fault(error, nodes)
+            return None, [] if node is None else [node.meta[_graph.NUMBER]], error
+        return program, [node.meta[_graph.NUMBER] for node in _refused.opaque(program, nodes)], None
+
+    def _with(self, graph: Expanded) -> ExportedProgram:
+        """The exported program with this graph, which returns the same."""
+        if len(graph.origins) == len(self.numbered.graph.nodes):
+            return self.exported
+        given = self.exported.graph_signature
+        returned = next(node for node in graph.module.graph.nodes if node.op == "output").args[0]
+        specs = zip(given.output_specs, pytree.tree_leaves(returned), strict=True)
+        return ExportedProgram(
+            root=graph.module,
+            graph=graph.module.graph,
+            graph_signature=signature.ExportGraphSignature(given.input_specs, [_renamed(*one) for one in specs]),
+            state_dict=self.exported.state_dict,
+            range_constraints=self.exported.range_constraints,
+            module_call_graph=self.exported.module_call_graph,
+            constants=self.exported.constants,
+            verifiers=self.exported.verifiers,
+        )
+
+
+def _renamed(spec: signature.OutputSpec, node) -> signature.OutputSpec:
+    """What a signature says of an output, by the name that its node has now."""
+    if not isinstance(node, torch.fx.Node) or not hasattr(spec.arg, "name"):
+        return spec
+    return dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))
