@@ -32,17 +32,22 @@ fn refused<T>(why: &str) -> Lowered<T> {
 
 /// Lowers a call of an op that writes.
 pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
-    let written = flat_names(c, &writes.arguments);
     let rule = match &writes.functional {
         Some(target) => ops::find(target),
         None => ops::find_writing(&c.node.target),
     };
+    lower_by(c, writes, |c| rule.map_or_else(|| Err(Stop::Opaque("no rule for it".into())), |rule| rule(c)))
+}
+
+/// Lowers a call of an op that writes, by a rule for the new contents.
+pub(crate) fn lower_by<'c, 'p>(
+    c: &mut Call<'c, 'p>,
+    writes: &Writes,
+    rule: impl FnOnce(&mut Call<'c, 'p>) -> Lowered,
+) -> Lowered {
+    let written = flat_names(c, &writes.arguments);
     c.wants_all = true;
-    let ruled = match rule {
-        Some(rule) => rule(c),
-        None => Err(Stop::Opaque("no rule for it".into())),
-    };
-    let new = match ruled {
+    let new = match rule(c) {
         Ok(()) => {
             c.all_read()?;
             c.take_results()

@@ -121,7 +121,7 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         return wrapped(call, graph);
     }
     if ops::complex::touches(call) {
-        return ops::complex::lower(call, effect, ops::find(&call.node.target));
+        return of_complex(call, effect);
     }
     if let Some(op) = effects::called(call.node) {
         return functionalised::lower(call, op);
@@ -137,6 +137,23 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
             }
             None => Err(Stop::Opaque("no rule for it".into())),
         },
+    }
+}
+
+/// Lowers a node that has complex operands or results.
+fn of_complex(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
+    match effect {
+        Effect::Writes(writes) => {
+            let target = writes.functional.as_deref().unwrap_or_default();
+            inplace::lower_by(call, writes, |c| ops::complex::apply(c, target, ops::find(target)))
+        }
+        Effect::Resizes | Effect::Unclear => Err(ops::complex::unknown()),
+        _ => {
+            let target = effects::bare(&call.node.target);
+            ops::complex::apply(call, target, ops::find(target))?;
+            call.all_read()?;
+            sharing::separate_results(call)
+        }
     }
 }
 

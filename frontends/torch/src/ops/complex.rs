@@ -19,13 +19,12 @@ use symmc_ir::{BinaryOp, Dim, UnaryOp};
 
 use super::{Row, Rule, row};
 use crate::call::Call;
-use crate::effects::{Effect, bare};
 use crate::lower::{Lowered, Stop};
 use crate::scope::tensor_names;
-use crate::sharing::separate_results;
+use crate::sharing::entangle;
 
 pub(super) use fourier::ROWS as TRANSFORMS;
-use parts::{axes, declared, done, is_complex_result, of_first, part};
+use parts::{axes, declared, done, is_complex, is_complex_result, joined, of_first, part};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.view_as_complex", "(identity)", identity),
@@ -73,6 +72,7 @@ const ALSO_COMPLEX: &[Row] = &[
     row("aten.imag", "slice, reshape", |c| part_of_first(c, 1)),
     row("aten.to", "cast", converted),
     row("aten._to_copy", "cast", converted),
+    row("aten.copy", "cast, expand", copied),
     row("aten.clone", "(identity)", identity),
     row("aten.contiguous", "(identity)", identity),
     row("aten.alias", "(identity)", identity),
@@ -116,28 +116,27 @@ pub(crate) fn touches(c: &Call<'_, '_>) -> bool {
     operands.chain(c.node.results().into_iter().flatten()).any(|n| c.lowering.is_complex(n))
 }
 
-/// Lowers a call that has complex operands or results; `plain` is the rule of its op for other numbers.
-pub(crate) fn lower(c: &mut Call<'_, '_>, effect: &Effect, plain: Option<Rule>) -> Lowered {
-    let writes = matches!(effect, Effect::Writes(_) | Effect::Resizes | Effect::Unclear);
-    let target = bare(&c.node.target);
+/// Applies the rule that an op has for complex numbers; `plain` is its rule for others.
+pub(crate) fn apply(c: &mut Call<'_, '_>, target: &str, plain: Option<Rule>) -> Lowered {
     let done = match (find(target), plain) {
-        (Some(rule), _) if !writes => rule(c),
-        (None, Some(plain)) if !writes && by_parts::knows(target) => by_parts::lower(c, target, plain),
-        _ => {
-            let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
-            let known = [&known[..], by_parts::MOVING, by_parts::FILLING].concat().join(", ");
-            return Err(Stop::Broken(format!(
-                "it works on complex numbers: expected one of {known}, and not in place"
-            )));
-        }
+        (Some(rule), _) => rule(c),
+        (None, Some(plain)) if by_parts::knows(target) => by_parts::lower(c, target, plain),
+        _ => return Err(unknown()),
     };
     // An opaque op has results of the IR's types.
     done.map_err(|e| match e {
         Stop::Opaque(why) => Stop::Broken(format!("it works on complex numbers: {why}")),
         other => other,
-    })?;
-    c.all_read()?;
-    separate_results(c)
+    })
+}
+
+/// Why an op without a rule for complex numbers is refused.
+pub(crate) fn unknown() -> Stop {
+    let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
+    let known = [&known[..], by_parts::MOVING, by_parts::FILLING].concat().join(", ");
+    Stop::Broken(format!(
+        "it works on complex numbers: expected one of {known}, or of those that write what these give"
+    ))
 }
 
 fn find(target: &str) -> Option<Rule> {
@@ -163,6 +162,23 @@ fn conjugate(c: &mut Call<'_, '_>) -> Lowered {
     let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
     let signs = c.cast(signs, c.dtype(x))?;
     let y = c.binary(BinaryOp::Mul, x, signs)?;
+    entangle(c, y, x);
+    c.done(y)
+}
+
+/// What another tensor holds, as the contents of one: its type and extents stay.
+fn copied(c: &mut Call<'_, '_>) -> Lowered {
+    let (to, from) = (c.tensor("self")?, c.tensor("src")?);
+    let value = match (of_first(c), is_complex(c, "src")) {
+        (true, false) => {
+            let zero = c.full(symmc_ir::Scalar::Int(0), c.dtype(from), c.shape(from))?;
+            joined(c, from, zero)?
+        }
+        (false, true) => part(c, from, 0)?,
+        _ => from,
+    };
+    let value = c.cast(value, c.dtype(to))?;
+    let y = c.expand(value, c.shape(to))?;
     c.done(y)
 }
 

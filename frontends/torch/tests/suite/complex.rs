@@ -286,12 +286,72 @@ fn inputs_and_outputs_that_are_complex_are_floats_with_one_more_axis() {
 }
 
 #[test]
+fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
+    let value = |(a, b): (f64, f64)| [a, b];
+    let x: Vec<(f64, f64)> = pairs().into_iter().map(|(z, _)| z).collect();
+    let p: Vec<(f64, f64)> = pairs().into_iter().map(|(_, p)| p).collect();
+    let each = |f: &dyn Fn((f64, f64), (f64, f64), usize) -> (f64, f64)| -> Vec<f64> {
+        (0..6).flat_map(|i| value(f(x[i], p[i], i))).collect()
+    };
+    let product = |(a, b): (f64, f64), (c, d): (f64, f64)| (a * c - b * d, a * d + b * c);
+    for (target, arguments, expected) in [
+        ("aten.mul_.Tensor", "self=%z other=%p", each(&|z, p, _| product(z, p))),
+        ("aten.mul_.Tensor", "self=%z other=%t", each(&|z, _, i| (z.0 * ANGLE[i % 3], z.1 * ANGLE[i % 3]))),
+        ("aten.mul_.Scalar", "self=%z other=2.0", each(&|z, _, _| (2.0 * z.0, 2.0 * z.1))),
+        ("aten.add_.Tensor", "self=%z other=%p alpha=2", each(&|z, p, _| (z.0 + 2.0 * p.0, z.1 + 2.0 * p.1))),
+        ("aten.sub_.Tensor", "self=%z other=%l", each(&|z, _, i| (z.0 - LENGTH[i % 3], z.1))),
+        ("aten.neg_.default", "self=%z", each(&|z, _, _| (-z.0, -z.1))),
+        ("aten.conj_physical_.default", "self=%z", each(&|z, _, _| (z.0, -z.1))),
+        ("aten.copy_.default", "self=%z src=%p", each(&|_, p, _| p)),
+        ("aten.copy_.default", "self=%z src=%t", each(&|_, _, i| (ANGLE[i % 3], 0.0))),
+        ("aten.fill_.Scalar", "self=%z value=3.0", each(&|_, _, _| (3.0, 0.0))),
+        ("aten.zero_.default", "self=%z", each(&|_, _, _| (0.0, 0.0))),
+        ("aten.index_put_.default", "self=%z indices=[%i] values=%row", {
+            [value(p[0]), value(p[1]), value(p[2]), value(x[3]), value(x[4]), value(x[5])].concat()
+        }),
+    ] {
+        let fake = start()
+            .node("aten.select.int", "self=%x dim=-1 index=0", &[("first", "f32[2,3]")])
+            .node("aten.unsqueeze.default", "self=%p dim=0", &[("row", "c64[1,3]")])
+            .node("aten.full.default", "size=[1] fill_value=0 dtype=:i64", &[("i", "i64[1]")])
+            .node(target, arguments, &[("changed", "c64[2,3]")])
+            .node("aten.view_as_real.default", "self=%changed", &[("y", "f32[2,3,2]")])
+            .node("aten.view_as_real.default", "self=%z", &[("same", "f32[2,3,2]")])
+            .node("aten.mul.Tensor", "self=%first other=1.0", &[("real", "f32[2,3]")]);
+        let found = outputs(&["y", "same", "real"].iter().fold(fake, |f, o| f.output(o)));
+        // The memory of `x`, which the caller sees, comes last.
+        let reals: Vec<f64> = expected.iter().copied().step_by(2).collect();
+        for (found, expected) in found.iter().zip([&expected, &expected, &reals, &expected]) {
+            assert_near(found, expected);
+        }
+        assert_eq!(found.len(), 4, "{target}");
+    }
+}
+
+#[test]
+fn views_of_complex_numbers_that_are_no_views_here_are_not_read_after_a_write() {
+    for (target, arguments, view) in [
+        ("aten._conj.default", "self=%z", "c64[2,3]"),
+        ("aten.select.int", "self=%z dim=0 index=1", "c64[3]"),
+    ] {
+        let error = start()
+            .node(target, arguments, &[("w", view)])
+            .node("aten.mul_.Tensor", "self=%z other=%p", &[("changed", "c64[2,3]")])
+            .node("aten.view_as_real.default", "self=%w", &[("y", "f32[2,3,2]")])
+            .output("y")
+            .error();
+        assert!(error.contains("`z`") && error.contains("`w`"), "{target}: {error}");
+    }
+}
+
+#[test]
 fn what_is_not_known_of_complex_numbers_is_refused() {
     let whole = "it works on complex numbers";
     for (target, arguments, result, expected) in [
         ("aten.tanh.default", "self=%z", "c64[2,3]", whole),
         ("aten.prod.default", "self=%z", "c64[]", whole),
-        ("aten.mul_.Tensor", "self=%z other=%p", "c64[2,3]", whole),
+        ("aten.tanh_.default", "self=%z", "c64[2,3]", whole),
+        ("aten.resize_.default", "self=%z size=[2]", "c64[2]", whole),
         ("mylib.f.default", "self=%z", "f32[2]", whole),
         (
             "aten.constant_pad_nd.default",

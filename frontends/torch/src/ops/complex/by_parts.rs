@@ -60,6 +60,7 @@ pub(super) const MOVING: &[&str] = &[
 pub(super) const FILLING: &[&str] = &[
     "aten.empty",
     "aten.empty_like",
+    "aten.fill.Scalar",
     "aten.full",
     "aten.full_like",
     "aten.new_empty",
@@ -69,6 +70,7 @@ pub(super) const FILLING: &[&str] = &[
     "aten.ones",
     "aten.ones_like",
     "aten.scalar_tensor",
+    "aten.zero",
     "aten.zeros",
     "aten.zeros_like",
 ];
