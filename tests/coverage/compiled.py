@@ -3,8 +3,8 @@
 
 The models are all of transformers that the tasks below name, each made tiny by the names of its configuration's fields, and the
 modules of `modules.py`. A case is `TASK.NAME.WHAT`; PATTERNs say which to run. `infer` runs one compiled model at 7, 2 and 100
-tokens, `train` compares gradients, `generate` the tokens of a static cache. Every case is a process of its own, forked once all
-is imported, with a limit of time. Cases count as `ok`, `unknown` (operators), `refused`, `wrong`, `crashed`, `slow`, or as
+tokens, or on batches of images, `sizes` takes the extents of images for unknown as well, `train` compares gradients, `generate` the
+tokens of a static cache. Every case is a process of its own, forked once all is imported, with a limit of time. Cases count as `ok`, `unknown` (operators), `refused`, `wrong`, `crashed`, `slow`, or as
 `unbuilt` where eager does not run, or `apart` where PyTorch's own
 `aot_eager` differs from eager as well; what stands in the way is counted by how many cases it hits. Exit code 1 if any is wrong or
 crashed.
@@ -70,24 +70,51 @@ TASKS = {
     "masked": (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, ("infer", "train")),
     "classes": (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, ("infer", "train")),
     "seq2seq": (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, ("infer", "train")),
-    "image": (modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, ("infer", "train")),
+    "image": (modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "masked_image": (modeling_auto.MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "detection": (modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "segmentation": (modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "universal": (modeling_auto.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "depth": (modeling_auto.MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "video": (modeling_auto.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES, ("infer", "sizes", "train")),
+    "audio": (modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES, ("infer", "train")),
+    "ctc": (modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES, ("infer", "train")),
+    "speech": (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, ("infer", "train")),
     "zero_shot": (modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES, ("infer",)),
 }
+
+
+# The same where the numbers of a model's stages depend on each other: only what stages repeat, and the image.
+STAGES = [
+    (r"(num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|num_decoder_layers|num_encoder_layers)$", 2),
+    (r"(depths?|num_block_repeats|layer_depths|num_encoder_blocks_repeats)$", 1),
+    (r"(ffn_dim|intermediate_size|encoder_ffn_dim|decoder_ffn_dim)$", 48),
+    (r"(image_size)$", 64),
+    (r"(num_queries)$", 10),
+    (r"(.*dropout.*|.*_pdrop|layerdrop|drop_path_rate|.*jitter.*)$", 0.0),
+]
+
+
+WIDTHS = [one for one in SIZES if not re.search("layers|image_size", one[0])] + [(r"(image_size)$", 64)]
+"""The same where a configuration names layers by their numbers."""
+
+MOST, MOST_OF_STAGES = 8_000_000, 60_000_000
+"""The largest numbers of parameters."""
 
 
 class Unbuilt(Exception):
     """Eager itself does not run."""
 
 
-def shrink(config, seen=()):
+def shrink(config, sizes=SIZES, seen=()):
     """Makes a configuration tiny, and those within it."""
     for name, value in list(vars(config).items()):
         if isinstance(value, transformers.PretrainedConfig):
             if not any(value is other for other in seen):
-                shrink(value, (*seen, config))
+                shrink(value, sizes, (*seen, config))
             continue
         plain = name.lstrip("_")
-        for pattern, tiny in SIZES:
+        for pattern, tiny in sizes:
             if re.fullmatch(rf"(.*_)?{pattern}", plain) or re.fullmatch(pattern, plain):
                 _shrink_field(config, name, value, tiny)
                 break
@@ -104,7 +131,9 @@ def shrink(config, seen=()):
 
 
 def _shrink_field(config, name, value, tiny):
-    """Sets one field where it is a number, and smaller so."""
+    """Sets one field where it is a number, or a list of the numbers of stages, and smaller so."""
+    if isinstance(value, (list, tuple)) and re.search("depth|repeats", name) and all(isinstance(one, int) for one in value):
+        setattr(config, name, [min(one, max(tiny, 1)) for one in value])
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
     if isinstance(tiny, float) or "token_id" in name or value > tiny:
@@ -115,9 +144,32 @@ def _shrink_field(config, name, value, tiny):
 
 
 def built(task, kind):
-    """A model with small random weights."""
-    config = configuration_auto.CONFIG_MAPPING[kind]()
-    shrink(config)
+    """A model with small random weights that runs: of the tiniest configuration, or of one whose stages stay as they are."""
+    why = None
+    for sizes, attention in ((SIZES, "sdpa"), (STAGES, "sdpa"), (STAGES, "eager"), (WIDTHS, "eager")):
+        try:
+            model = _built(task, kind, sizes, attention)
+            with torch.no_grad():
+                model(**inputs(model, TOKENS[0]))
+            return model
+        except Exception as error:
+            why = error
+    raise why
+
+
+def of_backbone(kind):
+    """Fields of a configuration whose backbone is one of another package by default."""
+    if kind not in ("detr", "conditional_detr", "deformable_detr", "dab-detr", "table-transformer"):
+        return {}
+    stages = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[16, 24, 32, 48], depths=[1, 1, 1, 1], out_features=["stage4"])
+    if kind == "deformable_detr":
+        stages = transformers.ResNetConfig(**{**stages.to_dict(), "out_features": ["stage2", "stage3", "stage4"]})
+    return {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "backbone_config": stages}
+
+
+def _built(task, kind, sizes, attention):
+    config = configuration_auto.CONFIG_MAPPING[kind](**of_backbone(kind))
+    shrink(config, sizes)
     config.use_cache = False
     architecture = TASKS[task][0][kind]
     if isinstance(architecture, (tuple, list)):
@@ -126,17 +178,19 @@ def built(task, kind):
     wanted = getattr(cls, "config_class", None)
     if wanted is not None and not isinstance(config, wanted):
         config = config.get_text_config()
-    config._attn_implementation = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
+    config._attn_implementation = attention if getattr(cls, "_supports_sdpa", False) else "eager"
     with torch.device("meta"):
         size = sum(p.numel() for p in cls(config).parameters())
-    if size > 8_000_000:
+    if size > (MOST if sizes is SIZES else MOST_OF_STAGES):
         raise Unbuilt(f"{size} parameters")
     torch.manual_seed(SEED)
     model = cls(config).eval()
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for weight in model.parameters():
             if weight.dim() > 1:
-                weight.normal_(0.0, 0.15)
+                # What comes out of convolutions is as large as what went in.
+                fan = weight[0].numel()
+                weight.normal_(0.0, (2 / fan) ** 0.5 if weight.dim() > 2 else min(0.15, fan**-0.5))
     return model
 
 
@@ -150,9 +204,16 @@ def inputs(model, tokens):
         given["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, tokens))
     if "pixel_values" in takes:
         vision = getattr(model.config, "vision_config", model.config)
-        size = getattr(vision, "image_size", 16)
+        size = getattr(vision, "image_size", 64)
         size = size if isinstance(size, (tuple, list)) else (size, size)
-        given["pixel_values"] = torch.randn(2, getattr(vision, "num_channels", 3), *size)
+        frames = [] if "Video" not in type(model).__name__ else [getattr(vision, "num_frames", 4)]
+        given["pixel_values"] = torch.randn(tokens % 6 + 1, *frames, getattr(vision, "num_channels", 3), *size)
+        if "input_ids" in given:
+            given["pixel_values"] = given["pixel_values"][:1].repeat(2, *[1] * (given["pixel_values"].dim() - 1))
+    if "input_values" in takes:
+        bins = getattr(model.config, "num_mel_bins", None)
+        shape = (400 + 320 * tokens,) if bins is None else (getattr(model.config, "max_length", 64), bins)
+        given["input_values"] = torch.randn(2, *shape)
     if "input_features" in takes:
         given.pop("input_ids", None)
         bins = getattr(model.config, "num_mel_bins", 80)
@@ -173,10 +234,11 @@ def _plain(result):
 
 
 def distance(found, expected):
-    """The largest difference of results, relative to the largest of them where that is over 1."""
+    """The largest difference of results, relative to the largest of each, or of all where these are below 1."""
     if len(found) != len(expected):
         return float("inf")
     worst = 0.0
+    least = min(1.0, max((_largest(b) for b in expected), default=1.0)) or 1.0
     for a, b in zip(found, expected):
         if a.shape != b.shape or a.dtype != b.dtype:
             return float("inf")
@@ -185,8 +247,14 @@ def distance(found, expected):
             return float("inf")
         a, b = a[~odd].double(), b[~odd].double()
         if a.numel():
-            worst = max(worst, float((a - b).abs().max() / max(1.0, float(b.abs().max()))))
+            worst = max(worst, float((a - b).abs().max()) / max(least, _largest(b)))
     return worst
+
+
+def _largest(tensor):
+    """The largest absolute value that is a number."""
+    values = tensor[torch.isfinite(tensor)]
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def compiled(function, options, dynamic=None):
@@ -195,9 +263,9 @@ def compiled(function, options, dynamic=None):
     return torch.compile(function, backend="symmc", dynamic=dynamic, options=options)
 
 
-def infer(model, given, sizes, options):
+def infer(model, given, sizes, options, dynamic):
     """The largest difference over sizes, of one compiled function."""
-    run, worst = compiled(model, options, dynamic=len(sizes) > 1), 0.0
+    run, worst = compiled(model, options, dynamic), 0.0
     with torch.no_grad():
         for tokens in sizes:
             torch.manual_seed(tokens)
@@ -262,11 +330,13 @@ def tried(task, name, what, options):
 
                 model, given, sizes = modules.built(name)
             else:
-                model, given, sizes = built(task, name), inputs, TOKENS if task not in ("image", "zero_shot") else (7,)
+                model, given, sizes = built(task, name), inputs, TOKENS
         except Exception as error:
             raise Unbuilt(f"{type(error).__name__}: {error}") from error
         ways = {
-            "infer": lambda options: infer(model, given, sizes, options),
+            # Images have extents of their own, of which the batch varies here.
+            "infer": lambda options: infer(model, given, sizes, options, len(sizes) > 1 and "pixel_values" not in given(model, 2) or None),
+            "sizes": lambda options: infer(model, given, sizes, options, True),
             "train": lambda options: train(model, given, options),
             "generate": lambda options: generate(model, options),
         }
