@@ -1,6 +1,6 @@
 //! A bucket of a plan with its program: which step runs what, and where values lie.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use symmc::unstable::ir::{Node, NodeId, Op, Table, ValueId, text};
 use symmc::unstable::plan::{ArenaKind, Bucket, Decision, Memory, Place, Program, Role, Run, Step};
 use symmc::{CheckedPlan, Graph, Plan};
@@ -19,8 +19,7 @@ pub struct Planned<'a> {
 impl<'a> Planned<'a> {
     /// A bucket of a plan.
     pub fn new(plan: &'a CheckedPlan, bucket: &'a Bucket) -> Result<Self> {
-        let program = plan.programs().get(bucket.program);
-        let program = program.ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
+        let program = plan.program(bucket.program)?;
         let runs = program.runs(bucket).collect::<Result<Vec<Run>, _>>()?;
         let mut step_of = Table::filled(None, program.graph.nodes.len());
         for (step, run) in runs.iter().enumerate() {

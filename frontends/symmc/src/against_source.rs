@@ -64,8 +64,11 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
             break;
         }
         let bucket = &plan.buckets[b];
-        let planned = &plan.programs()[bucket.program].graph;
-        match of_bucket((&source, planned), (b, bucket), &mut room, &mut out) {
+        let compared = plan
+            .program(bucket.program)
+            .map_err(|e| e.to_string())
+            .and_then(|planned| of_bucket((&source, &planned.graph), (b, bucket), &mut room, &mut out));
+        match compared {
             Ok(()) => out.compared += 1,
             Err(reason) => out.leave_out(reason),
         }

@@ -193,7 +193,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
 /// A plan of which GPUs can run every step, with what these take beside the arenas.
 #[cfg(feature = "cuda")]
 fn for_gpus(plan: CheckedPlan) -> Result<CheckedPlan, Error> {
-    let found = symmc_cuda::refusal::on_gpus(&plan, &[]);
+    let found = symmc_cuda::refusal::on_gpus(&plan);
     refuse(&plan, &found.refusals)?;
     Ok(plan.with_workspaces(&found.workspaces))
 }
@@ -282,7 +282,7 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
 /// The first steps that they cannot run, and why ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 #[cfg(feature = "cuda")]
 pub fn refuse_for_gpus(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> {
-    refuse(plan, &symmc_cuda::refusal::on_gpus(plan, gpus).refusals)
+    refuse(plan, &symmc_cuda::refusal::refusals(plan, gpus))
 }
 
 #[cfg(feature = "cuda")]

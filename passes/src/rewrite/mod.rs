@@ -23,7 +23,7 @@ use indexmap::IndexMap;
 use symmc_ir::{Def, Dim, Graph, NodeId, Op, Output, Symbol, SymbolId, Table, Type, ValueId};
 
 use crate::canon::known::{Context, Known};
-use crate::canon::seen::Facts;
+use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
 
 /// An equation and when it holds.

@@ -1,19 +1,21 @@
-//! A plan whose programs have been read: what the check leaves behind and what runs.
+//! A plan whose programs are read: what the check leaves behind and what runs.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use symmc_ir::Graph;
+use symmc_ir::text::{self, ParseError};
 use thiserror::Error;
 
 use crate::{Plan, Program, Unread};
 
-/// A plan as it is written, with its programs as graphs, each read once. A clone shares all of it.
+/// A plan as it is written, with its programs as graphs: each is read once, by whoever asks for it first. A clone shares
+/// all of it.
 #[derive(Clone, Debug)]
 pub struct ReadPlan {
     plan: Arc<Plan>,
     source: Arc<Graph>,
-    programs: Arc<[Program]>,
+    programs: Arc<[OnceLock<Result<Program, Unread>>]>,
 }
 
 /// A text of a plan that is no program.
@@ -21,27 +23,30 @@ pub struct ReadPlan {
 pub enum UnreadPlan {
     /// That of the imported program.
     #[error("the imported program of the plan: {0}")]
-    Source(Unread),
+    Source(ParseError),
     /// That of a planned program.
     #[error("program {0} of the plan: {1}")]
     Program(usize, Unread),
+    /// A planned program that the plan does not have.
+    #[error("the plan has no program {0}")]
+    Missing(usize),
 }
 
 impl ReadPlan {
-    /// Reads the programs of a plan.
+    /// Reads the imported program of a plan; the planned ones are read when they are asked for.
     ///
     /// # Errors
-    /// A text is no valid program.
+    /// The text is no program.
     pub fn read(plan: Arc<Plan>) -> Result<ReadPlan, UnreadPlan> {
-        let source = Program::read(&plan.source.text).map_err(UnreadPlan::Source)?;
-        let one = |(p, text): (usize, &String)| Program::read(text).map_err(|e| UnreadPlan::Program(p, e));
-        let programs = plan.programs.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?;
-        Ok(ReadPlan::of(plan, source.graph, programs))
+        let source = Arc::new(text::parse(&plan.source.text).map_err(UnreadPlan::Source)?);
+        let programs = plan.programs.iter().map(|_| OnceLock::new()).collect();
+        Ok(ReadPlan { plan, source, programs })
     }
 
     /// A plan with what whoever read it found: the imported program, and the planned ones in their order.
     pub fn of(plan: Arc<Plan>, source: Graph, programs: Vec<Program>) -> ReadPlan {
-        ReadPlan { plan, source: Arc::new(source), programs: programs.into() }
+        let programs = programs.into_iter().map(|program| OnceLock::from(Ok(program))).collect();
+        ReadPlan { plan, source: Arc::new(source), programs }
     }
 
     /// The imported program.
@@ -49,14 +54,20 @@ impl ReadPlan {
         &self.source
     }
 
-    /// The planned programs.
-    pub fn programs(&self) -> &[Program] {
-        &self.programs
+    /// A planned program.
+    ///
+    /// # Errors
+    /// There is none of this index, or its text is no valid program.
+    pub fn program(&self, index: usize) -> Result<&Program, UnreadPlan> {
+        let missing = || UnreadPlan::Missing(index);
+        let cell = self.programs.get(index).ok_or_else(missing)?;
+        let text = self.plan.programs.get(index).ok_or_else(missing)?;
+        cell.get_or_init(|| Program::read(text)).as_ref().map_err(|e| UnreadPlan::Program(index, e.clone()))
     }
 
-    /// The plan as it is written.
-    pub fn written(&self) -> &Arc<Plan> {
-        &self.plan
+    /// The planned programs, each with whether its text is one.
+    pub fn programs(&self) -> impl Iterator<Item = Result<&Program, UnreadPlan>> {
+        (0..self.programs.len()).map(|index| self.program(index))
     }
 
     /// The plan as it is written, to be changed.

@@ -6,6 +6,7 @@
 //!
 //! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
 
+use indexmap::IndexSet;
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
 use symmc_plan::ReadPlan;
@@ -23,7 +24,7 @@ use crate::setting::Dry;
 use crate::{collective, dispatch, largest, scratch};
 
 /// A step that GPUs cannot run.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Refusal {
     /// The name of its first result.
     pub node: String,
@@ -49,19 +50,23 @@ pub struct OnGpus {
     pub workspaces: Vec<u64>,
 }
 
-/// What GPUs make of a plan. `gpus` is the GPU of each rank, one each if it is empty.
-pub fn on_gpus(plan: &ReadPlan, gpus: &[u32]) -> OnGpus {
+/// What GPUs make of a plan with one GPU for each rank.
+pub fn on_gpus(plan: &ReadPlan) -> OnGpus {
     let bounds: Vec<Option<Bound>> = (0..plan.buckets.len()).map(|b| largest::bound(plan, b, 0)).collect();
     let workspace = |bound: &Option<Bound>| bound.as_ref().map_or(0, scratch::at_most);
-    let mut out = OnGpus { refusals: Vec::new(), workspaces: bounds.iter().map(workspace).collect() };
-    for bound in largest::buckets(plan).filter_map(|bucket| bounds.get(bucket)?.as_ref()) {
-        for refusal in of_steps(bound, plan.ranks, gpus) {
-            if !out.refusals.contains(&refusal) {
-                out.refusals.push(refusal);
-            }
-        }
-    }
-    out
+    let workspaces = bounds.iter().map(workspace).collect();
+    let largest = largest::buckets(plan).filter_map(|bucket| bounds.get(bucket)?.as_ref());
+    OnGpus { refusals: distinct(largest.flat_map(|bound| of_steps(bound, plan.ranks, &[]))), workspaces }
+}
+
+/// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
+pub fn refusals(plan: &ReadPlan, gpus: &[u32]) -> Vec<Refusal> {
+    let largest = largest::buckets(plan).filter_map(|bucket| largest::bound(plan, bucket, 0));
+    distinct(largest.flat_map(|bound| of_steps(&bound, plan.ranks, gpus)))
+}
+
+fn distinct(refusals: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
+    refusals.collect::<IndexSet<_>>().into_iter().collect()
 }
 
 /// Whether GPUs run all steps of a plan: those that symmc has kernels for, and no custom op.
@@ -70,7 +75,7 @@ pub fn on_gpus(plan: &ReadPlan, gpus: &[u32]) -> OnGpus {
 /// The first step that they do not run, and why.
 pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
     HostEngine { kernels: &Registry::new() }.accepts("", plan)?;
-    match on_gpus(plan, gpus).refusals.into_iter().next() {
+    match refusals(plan, gpus).into_iter().next() {
         None => Ok(()),
         Some(Refusal { node, op, reason }) => {
             Err(RunError::CannotRun { rank: None, node, op, why: Mismatch::Backend(reason) })
@@ -153,7 +158,7 @@ mod tests {
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
         let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
         let plan = ReadPlan::read(Arc::new(plan)).expect("programs");
-        on_gpus(&plan, gpus).refusals.iter().map(Refusal::to_string).collect()
+        refusals(&plan, gpus).iter().map(Refusal::to_string).collect()
     }
 
     fn program(ranks: u32, dtype: &str, nodes: &str) -> String {

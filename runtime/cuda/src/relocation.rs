@@ -23,7 +23,7 @@ use crate::cudnn::Attention;
 use crate::homes::Homes;
 use crate::launch::{Address, Kernel, Param};
 use crate::lowered::Lowered;
-use crate::nccl::NcclCall;
+use crate::nccl::call::NcclCall;
 use crate::work::Work;
 
 /// A word of a piece of work that is an address of a base.

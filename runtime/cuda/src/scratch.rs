@@ -36,7 +36,7 @@ mod tests {
     /// The workspace of each bucket.
     fn workspaces(plan: Plan) -> Vec<u64> {
         let plan = ReadPlan::read(Arc::new(plan)).expect("programs");
-        refusal::on_gpus(&plan, &[]).workspaces
+        refusal::on_gpus(&plan).workspaces
     }
 
     /// The workspace of attention in a dtype with a mask of another.

@@ -5,7 +5,7 @@
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Gemm;
 use crate::launch::{Address, Kernel};
-use crate::nccl::NcclCall;
+use crate::nccl::call::NcclCall;
 
 /// Something to be done on a stream, after what was recorded there before.
 #[derive(Clone, PartialEq, Debug)]

@@ -133,8 +133,7 @@ impl Program {
     pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
-        let program = plan.programs().get(bucket.program);
-        let program = program.ok_or_else(|| invalid(format!("there is no program {}", bucket.program)))?;
+        let program = plan.program(bucket.program)?;
         if program.graph.ranks != Some(plan.ranks) {
             return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
         }

@@ -151,7 +151,7 @@ impl Engine for HostEngine<'_> {
     }
 
     fn accepts(&self, _options: &str, plan: &ReadPlan) -> Result<(), RunError> {
-        plan.programs().iter().try_for_each(|program| self.kernels.check(&program.graph))
+        plan.programs().try_for_each(|program| self.kernels.check(&program?.graph))
     }
 
     unsafe fn run(

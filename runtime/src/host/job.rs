@@ -174,7 +174,7 @@ impl Needs {
 
 /// The groups of ranks that have flags of their own.
 pub(super) fn groups(plan: &CheckedPlan) -> usize {
-    let planned = plan.programs().iter().map(|p| p.graph.groups.len());
+    let planned = plan.programs().map(|p| p.map_or(0, |p| p.graph.groups.len()));
     // One more for what engines tell their peers.
     planned.fold(plan.source_program().groups.len(), usize::max) + 1
 }

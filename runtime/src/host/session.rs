@@ -403,7 +403,7 @@ impl DeviceSession for HostSession {
 }
 
 fn has_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), RunError> {
-    plan.programs().iter().try_for_each(|program| kernels.check(&program.graph))
+    plan.programs().try_for_each(|program| kernels.check(&program?.graph))
 }
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {

@@ -12,7 +12,7 @@
 pub mod additive;
 pub mod bounds;
 pub mod condition;
-mod fact;
+pub mod fact;
 pub mod linear;
 mod matrix;
 pub mod operands;
@@ -23,8 +23,8 @@ use std::rc::Rc;
 use symmc_ir::{BinaryOp, DType, Def, Dim, Op, Scalar, Type, UnaryOp, ValueId};
 
 use self::condition::{Condition, Number, Witness, at_least};
+use self::fact::Fact;
 use self::fact::chosen;
-pub use self::fact::{Fact, Facts};
 use self::linear::{Leaf, Linear, View};
 use super::known::{Known, scalar};
 use crate::rewrite::Rewriter;

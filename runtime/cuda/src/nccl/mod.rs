@@ -7,7 +7,7 @@
 //! Deliberately not here: how the library splits a collective among its algorithms. What all of them promise is
 //! in `symmc_ir::collective`.
 
-mod call;
+pub mod call;
 mod comms;
 mod lent;
 mod memory;
@@ -23,7 +23,8 @@ use symmc_ir::{DType, Variant};
 use symmc_runtime::exec::BoundCollective;
 
 use self::call::CallKind;
-pub use self::call::{NcclCall, by_library};
+use self::call::NcclCall;
+pub use self::call::by_library;
 pub(crate) use self::comms::starts_early;
 pub use self::comms::{Communicators, EARLY, Making, has};
 pub use self::lent::Lent;

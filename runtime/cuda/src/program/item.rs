@@ -7,7 +7,7 @@ use crate::cudnn;
 use crate::driver::{Function, Node};
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Start};
-use crate::nccl::NcclCall;
+use crate::nccl::call::NcclCall;
 use crate::order::Turn;
 use crate::relocation::{Addresses, Relocation, count, relocate};
 
