@@ -41,6 +41,13 @@ pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -
 }
 
 fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
+    let mut units = walked(facts);
+    product::join(facts, &mut units);
+    finished(units)
+}
+
+/// The units before matrix products join them.
+fn walked(facts: &facts::Facts<'_>) -> Vec<Unit> {
     let mut walk = Walk::new(facts);
     for id in facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)) {
         let place = reduction::place(&walk, id)
@@ -49,8 +56,10 @@ fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
             .or_else(|| map::place(&walk, id));
         walk.put(id, place);
     }
-    let mut units = walk.units;
-    product::join(facts, &mut units);
+    walk.units
+}
+
+fn finished(mut units: Vec<Unit>) -> Vec<Unit> {
     for unit in &mut units {
         unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
     }
@@ -74,7 +83,8 @@ pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant
     let mut out = BTreeSet::new();
     for variant in VARIANTS {
         facts.assumed = Some(variant);
-        for unit in divided(&facts).iter().filter(|unit| unit.form == Some(Form::Reduction)) {
+        // Products join none of these.
+        for unit in finished(walked(&facts)).iter().filter(|unit| unit.form == Some(Form::Reduction)) {
             let Some(&add) = unit.nodes.iter().find(is_add) else { continue };
             let known = |&v: &ValueId| {
                 !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user))

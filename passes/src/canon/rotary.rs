@@ -62,6 +62,14 @@ struct Node<'a> {
     shape: &'a [Dim],
 }
 
+impl<'a> Node<'a> {
+    /// The node of a value.
+    fn of(cx: &'a Rewriter, value: ValueId) -> Option<Self> {
+        let (op, inputs) = cx.def(value)?;
+        Some(Node { op, inputs, shape: cx.shape(value) })
+    }
+}
+
 /// A product that is added, or subtracted where it is negative.
 struct Product {
     negative: bool,
@@ -163,9 +171,7 @@ fn turned(cx: &Rewriter, node: &Candidate, pairs: Pairs) -> Option<Found> {
     let member = |start| {
         let node = Node { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
         let at = Region { lead: rows.len(), rows: rows.to_vec(), start, step, len: half, negative: false };
-        let mut out = Vec::new();
-        products(cx, &node, &at, MOST_STEPS, &mut out)?;
-        <[Product; 2]>::try_from(out).ok()
+        sum(cx, &node, &at, MOST_STEPS)
     };
     let (a, b) = (member(0)?, member(distance)?);
     // The first members are a * cos - b * sin, the second ones b * cos + a * sin.
@@ -270,39 +276,38 @@ impl Piece {
 
 /// A piece, and what it is a piece of, one op further each time.
 fn chain(cx: &Rewriter, piece: &Piece) -> Vec<Piece> {
-    let further = |p: &Piece| {
-        let (op, inputs) = cx.def(p.value)?;
-        inward(cx, &Node { op, inputs, shape: cx.shape(p.value) }, &p.at)
-    };
+    let further = |p: &Piece| inward(cx, &Node::of(cx, p.value)?, &p.at);
     std::iter::successors(Some(piece.clone()), further).take(MOST_STEPS).collect()
 }
 
-/// The products that elements of a node are the sum of, at most so many ops further.
-fn products(cx: &Rewriter, node: &Node<'_>, at: &Region, most: usize, out: &mut Vec<Product>) -> Option<()> {
+/// The two products that elements of a node are the sum of, at most so many ops further.
+fn sum(cx: &Rewriter, node: &Node<'_>, at: &Region, most: usize) -> Option<[Product; 2]> {
     let most = most.checked_sub(1)?;
-    let operand = |index: usize| operand(cx, node, at, *node.inputs.get(index)?);
-    match node.op {
-        // More are none of these.
-        _ if out.len() > 2 => None,
-        Op::Binary(BinaryOp::Mul) => {
-            let mut factors = [operand(0)?, operand(1)?];
-            factors.iter_mut().for_each(|f| f.at.negative = false);
-            out.push(Product { negative: at.negative, factors });
-            Some(())
-        }
-        Op::Binary(op @ (BinaryOp::Add | BinaryOp::Sub)) => {
-            let (a, mut b) = (operand(0)?, operand(1)?);
-            b.at.negative ^= *op == BinaryOp::Sub;
-            products_of(cx, &a, most, out)?;
-            products_of(cx, &b, most, out)
-        }
-        _ => products_of(cx, &inward(cx, node, at)?, most, out),
+    if let Op::Binary(op @ (BinaryOp::Add | BinaryOp::Sub)) = node.op {
+        let [a, mut b] = operands(cx, node, at)?;
+        b.at.negative ^= *op == BinaryOp::Sub;
+        return Some([product(cx, &a, most)?, product(cx, &b, most)?]);
     }
+    let piece = inward(cx, node, at)?;
+    sum(cx, &Node::of(cx, piece.value)?, &piece.at, most)
 }
 
-fn products_of(cx: &Rewriter, piece: &Piece, most: usize, out: &mut Vec<Product>) -> Option<()> {
-    let (op, inputs) = cx.def(piece.value)?;
-    products(cx, &Node { op, inputs, shape: cx.shape(piece.value) }, &piece.at, most, out)
+/// The product that a piece is, at most so many ops further.
+fn product(cx: &Rewriter, piece: &Piece, most: usize) -> Option<Product> {
+    let most = most.checked_sub(1)?;
+    let node = Node::of(cx, piece.value)?;
+    if !matches!(node.op, Op::Binary(BinaryOp::Mul)) {
+        return product(cx, &inward(cx, &node, &piece.at)?, most);
+    }
+    let mut factors = operands(cx, &node, &piece.at)?;
+    factors.iter_mut().for_each(|f| f.at.negative = false);
+    Some(Product { negative: piece.at.negative, factors })
+}
+
+/// The elements of both operands of an element-wise node that its elements are made of.
+fn operands(cx: &Rewriter, node: &Node<'_>, at: &Region) -> Option<[Piece; 2]> {
+    let operand = |index: usize| operand(cx, node, at, *node.inputs.get(index)?);
+    Some([operand(0)?, operand(1)?])
 }
 
 /// The elements of an operand of an element-wise node that its elements are made of; none where it broadcasts to them.

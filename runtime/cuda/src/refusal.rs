@@ -6,9 +6,11 @@
 //!
 //! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
 
+use std::collections::BTreeSet;
+
 use indexmap::IndexSet;
-use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
+use symmc_ir::{DType, parallel};
 use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
@@ -52,11 +54,16 @@ pub struct OnGpus {
 
 /// What GPUs make of a plan with one GPU for each rank.
 pub fn on_gpus(plan: &ReadPlan) -> OnGpus {
-    let bounds: Vec<Option<Bound>> = (0..plan.buckets.len()).map(|b| largest::bound(plan, b, 0)).collect();
-    let workspace = |bound: &Option<Bound>| bound.as_ref().map_or(0, scratch::at_most);
-    let workspaces = bounds.iter().map(workspace).collect();
-    let largest = largest::buckets(plan).filter_map(|bucket| bounds.get(bucket)?.as_ref());
-    OnGpus { refusals: distinct(largest.flat_map(|bound| of_steps(bound, plan.ranks, &[]))), workspaces }
+    let largest: BTreeSet<usize> = largest::buckets(plan).collect();
+    let of_bucket = |bucket: usize| {
+        let bound = largest::bound(plan, bucket, 0)?;
+        let refusals = largest.contains(&bucket).then(|| of_steps(&bound, plan.ranks, &[]));
+        Some((refusals.unwrap_or_default(), scratch::at_most(&bound)))
+    };
+    let steps = plan.buckets.iter().map(|bucket| bucket.steps.len()).sum();
+    let buckets = parallel::map((0..plan.buckets.len()).collect(), steps, of_bucket);
+    let (refusals, workspaces): (Vec<_>, _) = buckets.into_iter().map(Option::unwrap_or_default).unzip();
+    OnGpus { refusals: distinct(refusals.into_iter().flatten()), workspaces }
 }
 
 /// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
