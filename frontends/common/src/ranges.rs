@@ -2,7 +2,8 @@
 //!
 //! A caller gives a symbol a narrower range, or says that it is an expression of others: exporters write a symbol for
 //! each extent that varies, also where two must be equal in every run. Such a symbol vanishes from the program. One that
-//! goes in steps is an expression of a symbol of its own, such as `2*pairs`.
+//! goes in steps is an expression of a symbol of its own, such as `2*pairs`, and so is one that is never less than others:
+//! `tokens + rest`.
 //!
 //! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
 //! default. It is told which those are.
@@ -25,7 +26,8 @@ pub enum Extent {
         /// The largest value.
         max: Option<i64>,
     },
-    /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new, in steps: `2*pairs`.
+    /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new: in steps, `2*pairs`, or what it
+    /// has beyond others, `past + rest`.
     Is(String),
 }
 
@@ -210,8 +212,42 @@ pub fn settle(
     Ok(settled)
 }
 
-/// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these.
+/// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
+/// that is never less than others, the rest.
 fn parts(declared: &[Declared], given: &Given) -> Vec<Declared> {
+    let mut all = in_steps(declared, given);
+    for (name, extent) in &given.extents {
+        let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
+        let Ok(parsed) = sympy::parse(text) else { continue };
+        let is_new = |e: &&sympy::Expr<'_>| symbols_of(e).iter().any(|name| find(&all, name).is_err());
+        let (new, known): (Vec<_>, Vec<_>) = terms(&parsed).into_iter().partition(is_new);
+        if let [sympy::Expr::Symbol(rest)] = new.as_slice()
+            && known.into_iter().any(|e| !symbols_of(e).is_empty())
+        {
+            let whole = &declared[at];
+            let (max, recorded) = (whole.max, whole.recorded);
+            all.push(Declared { name: rest.to_string(), alias: None, min: 0, max, recorded });
+        }
+    }
+    all
+}
+
+/// What a sum is of.
+fn terms<'a, 'e>(e: &'a sympy::Expr<'e>) -> Vec<&'a sympy::Expr<'e>> {
+    match e {
+        sympy::Expr::Call("Add", args) => args.iter().flat_map(terms).collect(),
+        other => vec![other],
+    }
+}
+
+fn symbols_of<'e>(e: &sympy::Expr<'e>) -> Vec<&'e str> {
+    let mut used = Vec::new();
+    sympy::symbols(e, &mut used);
+    used
+}
+
+/// The symbols with the numbers of steps of those that go in steps.
+fn in_steps(declared: &[Declared], given: &Given) -> Vec<Declared> {
     let mut all = declared.to_vec();
     for (name, extent) in &given.extents {
         let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
@@ -469,6 +505,19 @@ mod tests {
         // One step at least is within the range.
         let error = of("a:2..3", &[("a", "5*k")]).expect_err("too far");
         assert!(error.contains("expected a value within 2..3"), "{error}");
+    }
+
+    #[test]
+    fn what_is_never_less_than_others_is_them_and_the_rest() {
+        let (symbols, dims, _) = settled("a:1..8 b:2..64", &[("b", "a + rest")]).expect("symbols");
+        assert_eq!(symbols, ["a 1..8", "rest 0..64"]);
+        assert_eq!(dims, ["a", "a + rest"]);
+        let said = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
+        let (symbols, dims, _) = settled("a:2..8 b:2..64", &said).expect("symbols");
+        assert_eq!(symbols, ["n 1..4", "rest 0..9"]);
+        assert_eq!(dims, ["2*n", "6*n + rest + 1"]);
+        let error = settled("a:1..8 b:2..64", &[("b", "a + rest + other")]).expect_err("two new ones");
+        assert!(error.contains("expected a symbol of the program"), "{error}");
     }
 
     #[test]

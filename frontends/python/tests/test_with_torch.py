@@ -12,6 +12,7 @@ import time
 import traceback
 import unittest
 import warnings
+from unittest import mock
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -566,6 +567,25 @@ class Backend(unittest.TestCase):
                         # As behind a graph break: no two sizes are known to be one.
                         torch._dynamo.maybe_mark_dynamic(given, axis)
                 close(run(*inputs), function(*inputs))
+
+    def test_tables_that_are_cut_by_another_size_have_one_plan(self):
+        cases = [
+            (lambda x, table: x * table[: x.shape[0]], [(5, 16), (7, 16), (9, 9), (3, 13)]),
+            (lambda x, table: x + table[-x.shape[0] :], [(5, 16), (16, 16), (2, 9)]),
+            (lambda x, table: x[: table.shape[0]] * table, [(16, 5), (12, 9), (9, 9)]),
+        ]
+        for function, sizes in cases:
+            run, planned = compiled(function, dynamic=True), symmc.compile
+            with mock.patch.object(symmc, "compile", side_effect=planned) as plans:
+                for rows, entries in sizes:
+                    x, table = torch.randn(rows, 4), torch.randn(entries, 4)
+                    close(run(x, table), function(x, table))
+            self.assertEqual(plans.call_count, 1)
+        # What was equal at first, or less, has another plan where it is not.
+        run = compiled(lambda x, y: x[: y.shape[0]].sum(0) + y[: x.shape[0]].sum(0), dynamic=True)
+        for rows, others in ((6, 6), (4, 9), (9, 4), (5, 5)):
+            x, y = torch.randn(rows, 4), torch.randn(others, 4)
+            close(run(x, y), x[:others].sum(0) + y[:rows].sum(0))
 
     def test_a_cut_graph_changes_inputs_in_place_and_has_gradients(self):
         def function(state, x):

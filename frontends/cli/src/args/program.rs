@@ -26,7 +26,7 @@ pub struct ProgramArgs {
     /// What a custom op of a .pt2 writes: its schema, 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
     #[arg(long = "op", value_name = "SCHEMA")]
     pub schemas: Vec<String>,
-    /// The range of a symbol (tokens=1..4096, or one value), or what it is by others (b=a, total=past+1), or in steps of (rows=2*pairs)
+    /// The range of a symbol (tokens=1..4096, or one value), or what it is by others (b=a, total=past+1), in steps of (rows=2*pairs), or with a rest (rows=tokens+rest)
     #[arg(long = "dim", value_name = "SYMBOL=A..B|EXPR", value_delimiter = ';', value_parser = parse_dim)]
     pub dims: Vec<(String, Extent)>,
 }

@@ -134,6 +134,7 @@ class Runner:
         accept(self.program)
         self.named(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
+        buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
         self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, numerics=self.options.numerics)
         if self.options.report:
             _report.append(self.plan, self.options.report)
@@ -141,7 +142,7 @@ class Runner:
 
     def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
         """The values of the program's symbols at these sizes."""
-        values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
+        values = self.assumed.of_symbols(self.source.of_symbols(dict(zip(self.symbols, sizes))))
         for symbol in self.program.aliases.values():
             if symbol not in values:
                 raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
