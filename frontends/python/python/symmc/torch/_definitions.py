@@ -123,6 +123,20 @@ def _copysign(x, y):
     return torch.where(negative, -x.abs(), x.abs())
 
 
+def _gcd(x, y):
+    """Euclid's algorithm, as many steps as numbers of so many bits may take."""
+    x, y = torch.broadcast_tensors(x.abs(), y.abs())
+    for _ in range(math.ceil(1.45 * torch.iinfo(x.dtype).bits)):
+        ended = y == 0
+        x, y = torch.where(ended, x, y), torch.where(ended, 0, x % torch.where(ended, 1, y))
+    return x
+
+
+def _lcm(x, y):
+    divisor = _gcd(x, y)
+    return (x // torch.where(divisor == 0, 1, divisor) * y).abs()
+
+
 def _rrelu(x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
     if training:
         raise NotImplementedError("random numbers")
@@ -147,6 +161,8 @@ _DEFINITIONS = {
     "aten.as_strided_scatter.default": _strided_scatter,
     "aten.hypot.default": _hypot,
     "aten.copysign.Tensor": _copysign,
+    "aten.gcd.default": _gcd,
+    "aten.lcm.default": _lcm,
     "aten.rrelu_with_noise_functional.default": _rrelu,
     "prims.fma.default": lambda x, y, z: x * y + z,
     "aten.__lshift__.Scalar": _shifted_left,
