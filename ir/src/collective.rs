@@ -310,7 +310,10 @@ impl Variant {
             (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
             // The exit also tells that nobody reads a rank's sizes any more.
             (Variant::Pull, K::AllToAll(Splits::Device)) => Contract { exit: Exit::Always, ..pull },
-            (Variant::Ll, K::AllReduce(_) | K::AllGather | K::AllToAll(Splits::Even)) => Contract {
+            (
+                Variant::Ll,
+                K::AllReduce(_) | K::ReduceScatter(_) | K::AllGather | K::AllToAll(Splits::Even),
+            ) => Contract {
                 entry: false,
                 meets: Meets::Group,
                 exit: Exit::Never,
@@ -365,7 +368,9 @@ impl Variant {
     /// ([`landing_zone`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         match (self, kind) {
-            (Variant::Ll, CollectiveKind::AllToAll(_)) => landing_zone(bytes.div_ceil(n.max(1)), n, LL_BYTES),
+            (Variant::Ll, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_)) => {
+                landing_zone(bytes.div_ceil(n.max(1)), n, LL_BYTES)
+            }
             (Variant::Ll, _) => landing_zone(bytes, n, LL_BYTES),
             _ => 0,
         }

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use symmc_ir::collective::{CollectiveKind, ReduceOp};
+use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 
 use super::copy::{Stores, copy};
 use super::ll;
@@ -60,9 +60,11 @@ impl Zones {
 
 pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
     match turn.call.kind {
-        CollectiveKind::AllReduce(op) => all_reduce(turn, *op),
+        CollectiveKind::AllReduce(op) => reduce(turn, *op, turn.bytes, 0),
+        CollectiveKind::ReduceScatter(op) => reduce(turn, *op, turn.bytes / turn.n, turn.bytes / turn.n),
         CollectiveKind::AllGather => exchange(turn, turn.bytes, 0),
-        _ => exchange(turn, turn.bytes / turn.n, turn.bytes / turn.n),
+        CollectiveKind::AllToAll(Splits::Even) => exchange(turn, turn.bytes / turn.n, turn.bytes / turn.n),
+        kind => Err(turn.fail(format!("the variant ll does not run {} on the host", kind.name()))),
     }
 }
 
@@ -103,30 +105,34 @@ fn clear(turn: &Turn, offsets: [usize; 2]) -> Result<(), RunError> {
     turn.meet()
 }
 
-fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
+/// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the operand, and
+/// reduces what came with its own.
+fn reduce(turn: &Turn, op: ReduceOp, message: usize, stride: usize) -> Result<(), RunError> {
     let call = turn.call;
     let operand = turn.at(&call.operand, turn.bytes)?;
-    let result = turn.at(&call.result, turn.bytes)?;
-    let zones = begin(turn, turn.bytes)?;
+    let result = turn.at(&call.result, message)?;
+    let zones = begin(turn, message)?;
     for p in turn.peers() {
-        send(turn, &zones, p, operand);
+        send(turn, &zones, p, operand.wrapping_add(p * stride));
     }
     turn.ring();
 
+    let own = operand.wrapping_add(turn.me * stride);
     let size = call.dtype.size();
+    let count = message / size;
     let reducer = turn.reducer(op);
     let mut acc = Room::new();
     let (mut low, mut high) = (Room::new(), Room::new());
     let mut at = 0;
-    while at < call.elements {
-        let elements = PIECE.min(call.elements - at);
+    while at < count {
+        let elements = PIECE.min(count - at);
         let (from, to) = (at * size, (at + elements) * size);
-        // SAFETY: rooms hold a block of any dtype, operand and result the whole tensor; a block of the operand
-        // is read before that of the result is written.
+        // SAFETY: rooms hold a block of any dtype, this rank's part of the operand and the result the whole message; a block
+        // of the operand is read before that of the result is written.
         unsafe {
             let source = |p: usize, room: &mut Room| -> Result<*const u8, RunError> {
                 if p == turn.me {
-                    return Ok(operand.wrapping_add(from));
+                    return Ok(own.wrapping_add(from));
                 }
                 receive(turn, &zones, p, room.as_mut_ptr(), from, to)?;
                 Ok(room.as_mut_ptr())

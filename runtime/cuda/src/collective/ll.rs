@@ -1,4 +1,4 @@
-//! All-reduce, all-gather and all-to-all by `ll`: which protocol a message takes, LL or LL128, and its kernel.
+//! All-reduce, reduce-scatter, all-gather and all-to-all by `ll`: which protocol a message takes, LL or LL128, and its kernel.
 //!
 //! Small messages go by LL, whose receipt needs nothing of neighbouring threads; large ones by LL128, whose lines carry
 //! nearly twice as much. A large all-reduce among more than two ranks goes in two rounds.
@@ -57,30 +57,75 @@ fn reduce_to(
     call.slice = slice as u64;
     let (element, operation) = reduction(turn.bound.dtype, op);
     let blocks = grid(turn, protocol, units);
-    let kernel = match (protocol, two_rounds) {
-        (Protocol::Ll, _) => "ll_reduce",
-        (_, false) => "ll128_reduce",
-        (_, true) if beside.is_some() => "ll128_add_twice",
-        (_, true) => "ll128_reduce_twice",
+    let body = match (two_rounds, beside.is_some()) {
+        (false, _) => of_one_round(protocol, (element, operation), n, Sends::One, vector),
+        (true, false) => format!("ll128_reduce_twice<{element}, {operation}, {n}, {vector}>"),
+        (true, true) => format!("ll128_add_twice<{element}, {operation}, {n}, {vector}>"),
     };
-    let body = format!("{kernel}<{element}, {operation}, {n}, {vector}>");
     Ok(Prepared { beside, ..prepared(format!("ll_{}", turn.bound.dtype), body, call, blocks) })
+}
+
+/// A reduction in one round of what all ranks send.
+fn of_one_round(
+    protocol: Protocol,
+    (element, operation): (&str, &str),
+    n: usize,
+    sends: Sends,
+    vector: bool,
+) -> String {
+    let same = sends == Sends::One;
+    let kernel = match protocol {
+        Protocol::Ll => "ll_reduce",
+        Protocol::Ll128 => "ll128_reduce",
+    };
+    format!("{kernel}<{element}, {operation}, {n}, {same}, {vector}>")
+}
+
+/// A reduce-scatter: each rank sends every other the piece that it reduces.
+pub(super) fn reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let Pieces { mut call, protocol, blocks, .. } = Pieces::of(turn)?;
+    call.out[0] = turn.result;
+    let vector = all_vectors(&call.from[..turn.n], &call.out[..1]);
+    let dtype = turn.bound.dtype;
+    let body = of_one_round(protocol, reduction(dtype, op), turn.n, Sends::Each, vector);
+    Ok(prepared(format!("ll_reduce_scatter_{dtype}"), body, call, blocks))
+}
+
+/// What each rank sends to every other, and its own piece.
+struct Pieces {
+    call: Call,
+    /// The bytes of each.
+    piece: usize,
+    protocol: Protocol,
+    blocks: [u32; 2],
+}
+
+impl Pieces {
+    fn of(turn: &Turn) -> Result<Pieces, CudaError> {
+        let (piece, source) = pieces(turn)?;
+        let protocol = turn.protocol(piece);
+        let units = units(protocol, piece);
+        let mut call = turn.ll(piece, protocol, units, 1)?;
+        for (from, p) in call.from.iter_mut().zip(turn.rotated()) {
+            *from = turn.operand + source(p);
+        }
+        Ok(Pieces { call, piece, protocol, blocks: grid(turn, protocol, units) })
+    }
+}
+
+fn all_vectors(from: &[Address], out: &[Address]) -> bool {
+    from.iter().chain(out).fold(0, |all, a| all | a).is_multiple_of(8)
 }
 
 pub(super) fn movement(turn: &Turn) -> Result<Prepared, CudaError> {
     let n = turn.n;
-    let (piece, source) = pieces(turn)?;
-    let protocol = turn.protocol(piece);
-    let units = units(protocol, piece);
-    let mut call = turn.ll(piece, protocol, units, 1)?;
-    for (i, p) in turn.rotated().enumerate() {
-        call.from[i] = turn.operand + source(p);
-        call.out[i] = turn.result + (i * piece) as Address;
+    let Pieces { mut call, piece, protocol, blocks } = Pieces::of(turn)?;
+    for (i, out) in call.out[..n].iter_mut().enumerate() {
+        *out = turn.result + (i * piece) as Address;
     }
-    let vector = call.from[..n].iter().chain(&call.out[..n]).fold(0, |all, a| all | a).is_multiple_of(8);
+    let vector = all_vectors(&call.from[..n], &call.out[..n]);
     let element = element(turn.bound.dtype);
     let same = Sends::of(&turn.bound.kind) == Sends::One;
-    let blocks = grid(turn, protocol, units);
     let body = match protocol {
         Protocol::Ll => format!("ll_move<{element}, {n}, {same}, {vector}>"),
         Protocol::Ll128 => format!("ll128_move<{element}, {n}, {same}, {vector}>"),

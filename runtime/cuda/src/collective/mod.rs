@@ -133,6 +133,7 @@ pub fn lower(
         (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => barrier::pull(&turn, exit)?,
         (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => barrier::push(&turn)?,
         (Variant::Ll, Kind::AllReduce(op)) => ll::reduce(&turn, *op)?,
+        (Variant::Ll, Kind::ReduceScatter(op)) => ll::reduce_scatter(&turn, *op)?,
         (Variant::Ll, Kind::AllGather | Kind::AllToAll(_)) => ll::movement(&turn)?,
         (variant, kind) => {
             let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());

@@ -120,50 +120,19 @@ __device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 
     }
 }
 
-/// All-reduce by LL of `count` bytes from `from[0]` to `out[0]`. `to` are this rank's slots in the first zones
-/// of the peers, beginning with the next rank; `slots` those of the peers in this rank's, by rank.
-template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void ll_reduce(const Call& call) {
-    typedef typename T::Stored Stored;
+/// Begins a collective by LL and sends `count` bytes to each peer. `from` is what goes to the ranks of `to`, and after them
+/// this rank's own; with `SAME` all are `from[0]`. `to` are this rank's slots in the first zones of the peers, beginning
+/// with the next rank; `slots` those of the peers in this rank's, by rank.
+template <class S, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ bool ll_send(const Call& call, Turn& turn) {
     const u64 lines = (call.count + 7) / 8;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     // Asked for beside the words: both are a way from memory.
     u64 word = 0;
-    if (first < lines) word = message<Stored, VECTOR>(call.from[0], first, call.count);
-    Words words;
-    Turn turn;
-    if (!take_turn<N>(call, words, turn, lines, N - 1, blockDim.x)) return;
-    touch(call, turn.flag, 0);
-    for (u64 i = first; i < lines; i += step) {
-        if (i != first) word = message<Stored, VECTOR>(call.from[0], i, call.count);
-#pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) store_ll(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
-    }
-    touch(call, turn.flag, 1);
-    __syncthreads();
-    leave(call, words);
-    for (u64 i = first; i < lines; i += step) {
-        const u64 own = message<Stored, VECTOR>(call.from[0], i, call.count);
-        Run<T, 1> runs[N];
-        if (!receive<T, N>(call, turn, i, own, runs)) return;
-        const Run<T, 1> out = reduce_runs<T, O, N, 1>(runs);
-        deliver<Stored, VECTOR>(call.out[0], i, call.count, out.words[0]);
-    }
-}
-
-/// All-gather and all-to-all by LL of `count` bytes to each. `from` is what goes to the ranks of `to`, and
-/// after them this rank's own; with `SAME` all are one. `out` is where that of each rank goes, by rank.
-template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ void ll_move(const Call& call) {
-    const u64 lines = (call.count + 7) / 8;
-    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    u64 word = 0;
     if (first < lines) word = message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
-    Turn turn;
-    if (!take_turn<N>(call, words, turn, lines, N - 1, blockDim.x)) return;
+    if (!take_turn<N>(call, words, turn, lines, N - 1, blockDim.x)) return false;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < lines; i += step) {
 #pragma unroll
@@ -176,8 +145,35 @@ __device__ __forceinline__ void ll_move(const Call& call) {
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
-    for (u64 i = first; i < lines; i += step) {
-        const u64 own = message<S, VECTOR>(call.from[N - 1], i, call.count);
+    return true;
+}
+
+/// All-reduce and reduce-scatter by LL: what all ranks send to this one, reduced, goes to `out[0]`. Addresses as for
+/// [`ll_send`].
+template <class T, class O, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ void ll_reduce(const Call& call) {
+    typedef typename T::Stored Stored;
+    Turn turn;
+    if (!ll_send<Stored, N, SAME, VECTOR>(call, turn)) return;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (call.count + 7) / 8; i += step) {
+        const u64 own = message<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
+        Run<T, 1> runs[N];
+        if (!receive<T, N>(call, turn, i, own, runs)) return;
+        const Run<T, 1> out = reduce_runs<T, O, N, 1>(runs);
+        deliver<Stored, VECTOR>(call.out[0], i, call.count, out.words[0]);
+    }
+}
+
+/// All-gather and all-to-all by LL of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what each rank
+/// sends goes, by rank.
+template <class S, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ void ll_move(const Call& call) {
+    Turn turn;
+    if (!ll_send<S, N, SAME, VECTOR>(call, turn)) return;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (call.count + 7) / 8; i += step) {
+        const u64 own = message<S, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
         Run<Plain<S>, 1> runs[N];
         // No part of the result is written before every peer has arrived.
         if (!receive<Plain<S>, N>(call, turn, i, own, runs)) return;

@@ -84,32 +84,43 @@ __device__ __forceinline__ Wide ll128_reduce(const Wide* wide) {
     return wide_of(reduce_runs<T, O, N, 2>(runs));
 }
 
-/// All-reduce of `count` bytes from `from[0]` to `out[0]`; addresses as for [`ll_reduce`].
-template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void ll128_reduce(const Call& call) {
-    typedef typename T::Stored Stored;
+/// Begins a collective by LL128 and sends `count` bytes to each peer; addresses as for [`ll_send`].
+template <class S, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ bool ll128_send(const Call& call, Turn& turn) {
     const u64 units = ll128_units(call.count);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
-    Wide own{0, 0};
-    if (first < units) own = ll128_message<Stored, VECTOR>(call.from[0], first, call.count);
+    Wide data{0, 0};
+    if (first < units) data = ll128_message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
-    Turn turn;
-    if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return;
+    if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return false;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < units; i += step) {
-        if (i != first) own = ll128_message<Stored, VECTOR>(call.from[0], i, call.count);
 #pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) store_ll128(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
+        for (u32 p = 0; p + 1 < N; p++) {
+            const bool known = p == 0 ? i == first : SAME;
+            if (!known) data = ll128_message<S, VECTOR>(call.from[p], i, call.count);
+            store_ll128(call.to[p] + turn.zone + i * 16, flagged(data, i, turn.flag));
+        }
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
+    return true;
+}
+
+/// All-reduce and reduce-scatter by LL128, as [`ll_reduce`].
+template <class T, class O, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ void ll128_reduce(const Call& call) {
+    typedef typename T::Stored Stored;
+    Turn turn;
+    if (!ll128_send<Stored, N, SAME, VECTOR>(call, turn)) return;
     u64 slots[N];
     ll128_slots<N>(call, turn, 0, slots);
-    for (u64 i = first; i < units; i += step) {
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < ll128_units(call.count); i += step) {
         Wide wide[N];
-        own = ll128_message<Stored, VECTOR>(call.from[0], i, call.count);
+        const Wide own = ll128_message<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
         if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
@@ -239,34 +250,17 @@ __device__ __forceinline__ void ll128_add_twice(const Call& call, const Norm& no
     ll128_twice<T, O, N, VECTOR>(call, ToSum<T, VECTOR>{norm});
 }
 
-/// All-gather and all-to-all of `count` bytes to each; addresses as for [`ll_move`].
+/// All-gather and all-to-all by LL128, as [`ll_move`].
 template <class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll128_move(const Call& call) {
-    const u64 units = ll128_units(call.count);
-    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    Wide own{0, 0};
-    if (first < units) own = ll128_message<S, VECTOR>(call.from[0], first, call.count);
-    Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return;
-    touch(call, turn.flag, 0);
-    for (u64 i = first; i < units; i += step) {
-#pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) {
-            const bool known = p == 0 ? i == first : SAME;
-            if (!known) own = ll128_message<S, VECTOR>(call.from[p], i, call.count);
-            store_ll128(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
-        }
-    }
-    touch(call, turn.flag, 1);
-    __syncthreads();
-    leave(call, words);
+    if (!ll128_send<S, N, SAME, VECTOR>(call, turn)) return;
     u64 slots[N];
     ll128_slots<N>(call, turn, 0, slots);
-    for (u64 i = first; i < units; i += step) {
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < ll128_units(call.count); i += step) {
         Wide wide[N];
-        own = ll128_message<S, VECTOR>(call.from[N - 1], i, call.count);
+        const Wide own = ll128_message<S, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
         // No part of the result is written before every peer has arrived.

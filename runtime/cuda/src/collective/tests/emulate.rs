@@ -186,6 +186,8 @@ fn cases(n: u32) -> Vec<Case> {
     add(sum.clone(), Variant::OneShot, DType::F16, 203, 0, dropped);
     add(Kind::AllGather, Variant::Ll, DType::I32, 37, 0, kept);
     add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::U8, 19 * n, 1, kept);
+    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::BF16, 13 * n, 0, kept);
+    add(Kind::ReduceScatter(ReduceOp::Avg), Variant::Ll, DType::I32, 5 * n, 1, kept);
     add(sum.clone(), Variant::TwoShot, DType::F32, 101, 0, kept);
     add(sum.clone(), Variant::TwoShot, DType::F64, 1, 0, kept);
     add(Kind::AllGather, Variant::Pull, DType::BF16, 77, 0, dropped);
@@ -208,16 +210,19 @@ fn cases(n: u32) -> Vec<Case> {
     add(sum.clone(), Variant::Ll, DType::F32, 47, 0, kept);
     add(Kind::AllReduce(ReduceOp::Max), Variant::Ll, DType::F16, 901, 1, kept);
     add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::BF16, 205 * n, 0, kept);
+    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::F16, 207 * n, 0, kept);
+    add(Kind::ReduceScatter(ReduceOp::Max), Variant::Ll, DType::F32, 61 * n, 1, kept);
     add(sum.clone(), Variant::TwoShot, DType::BF16, 1000 * n, 0, kept);
     add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
     add(sum.clone(), Variant::Ll, DType::F32, 0, 0, kept);
-    // In place: each rank's piece of the result is its operand, or all of it.
+    // In place: each rank's piece of the result is its operand, its piece of the operand the result, or all of it.
     for variant in [Variant::Ll, Variant::Pull, Variant::Push] {
         add(Kind::AllGather, variant, DType::F32, 36, 0, kept);
     }
+    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::F32, 36 * n, 0, kept);
     add(sum.clone(), Variant::TwoShot, DType::BF16, 800 * n, 0, kept);
     add(sum, Variant::TwoShot, DType::F32, 100 * n, 0, kept);
-    out.iter_mut().rev().take(5).for_each(put_in_place);
+    out.iter_mut().rev().take(6).for_each(put_in_place);
     out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
     assert!(end <= SIZE, "{end}");
     out
@@ -232,13 +237,19 @@ fn put_apart(case: &mut Case) {
     }
 }
 
-/// Moves the operand of an all-gather to its piece of the result, any other to the result.
+/// Moves the operand of an all-gather to its piece of the result, the result of a reduce-scatter to its piece of the operand,
+/// and any other operand to the result.
 fn put_in_place(case: &mut Case) {
     let call = &mut case.call;
-    call.operand = call.result.clone();
-    if call.kind == Kind::AllGather {
-        let piece = |rank: &u32| call.result.offset + *rank as usize * call.elements * call.dtype.size();
-        call.operand.by_rank = Some(call.cell.iter().map(piece).collect());
+    let pieces = |of: &BoundRegion, bytes: usize| {
+        let piece = |rank: &u32| of.offset + *rank as usize * bytes;
+        BoundRegion { by_rank: Some(call.cell.iter().map(piece).collect()), ..of.clone() }
+    };
+    let bytes = call.elements * call.dtype.size();
+    match call.kind {
+        Kind::AllGather => call.operand = pieces(&call.result, bytes),
+        Kind::ReduceScatter(_) => call.result = pieces(&call.operand, bytes / call.cell.len()),
+        _ => call.operand = call.result.clone(),
     }
 }
 

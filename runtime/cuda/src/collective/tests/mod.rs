@@ -61,6 +61,7 @@ fn all(n: u32) -> Vec<(Kind, Variant)> {
         out.push((Kind::AllReduce(op), Variant::TwoShot));
         out.push((Kind::AllReduce(op), Variant::Ll));
         out.push((Kind::ReduceScatter(op), Variant::Pull));
+        out.push((Kind::ReduceScatter(op), Variant::Ll));
     }
     out
 }
@@ -170,9 +171,12 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
         for message in (1..400).chain([1 << 12, (1 << 12) + 1, large, large + 1, large + 121, large * 32 + 8])
         {
             let sum = Kind::AllReduce(ReduceOp::Sum);
-            for (kind, bytes) in
-                [(Kind::AllGather, message), (Kind::AllToAll(Splits::Even), message * n), (sum, message)]
-            {
+            for (kind, bytes) in [
+                (Kind::AllGather, message),
+                (Kind::AllToAll(Splits::Even), message * n),
+                (Kind::ReduceScatter(ReduceOp::Sum), message * n),
+                (sum, message),
+            ] {
                 let room = Variant::Ll.landing_bytes(&kind, bytes as u64, n as u64) as usize;
                 assert_eq!(room as u64, landing_zone(message as u64, n as u64, LL_BYTES));
                 let call = collective(kind, Variant::Ll, n as u32, DType::U8, bytes);
