@@ -1,9 +1,9 @@
 //! What the commands ask of GPUs. A build without the feature `cuda` has none, and says so where one is asked for.
 
 #[cfg(feature = "cuda")]
-pub use with_cuda::{early, has, libraries, note_attention, present};
+pub use with_cuda::{dependent_launch, has, libraries, note_attention, present};
 #[cfg(not(feature = "cuda"))]
-pub use without_cuda::{absent, early, has, libraries, note_attention, present};
+pub use without_cuda::{absent, dependent_launch, has, libraries, note_attention, present};
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
@@ -31,15 +31,15 @@ mod with_cuda {
         }
     }
 
-    /// What is to know of versions of the library that launch kernels of windows early; empty where a plan has none.
-    pub fn early(plan: &Plan) -> String {
+    /// What is to know of versions of the library that launch kernels of windows by PDL without a wait; empty where a plan has none.
+    pub fn dependent_launch(plan: &Plan) -> String {
         let window = Variant::NcclWindow.name();
-        let [first, mended] = nccl::EARLY;
+        let [first, mended] = nccl::PDL_WITHOUT_WAIT;
         let mut decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
         match decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
             true => format!(
-                "\nnote: NCCL from {first} on, before {mended}, launches the kernels of {window} before those in front of them \
-                 have ended, and does not wait within; a run with such a version puts a store between\n"
+                "\nnote: NCCL from {first} on, before {mended}, launches the kernels of {window} by programmatic dependent \
+                 launch, and does not wait within; a run with such a version puts a store between\n"
             ),
             false => String::new(),
         }
@@ -72,7 +72,7 @@ mod without_cuda {
 
     pub fn note_attention(_: &Plan) {}
 
-    pub fn early(_: &Plan) -> String {
+    pub fn dependent_launch(_: &Plan) -> String {
         String::new()
     }
 }

@@ -32,7 +32,7 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
 
 /// What holds for all buckets, in lines.
 pub fn rest(plan: &CheckedPlan) -> String {
-    fixed(plan) + &unserved(plan) + &gpu::early(plan)
+    fixed(plan) + &unserved(plan) + &gpu::dependent_launch(plan)
 }
 
 /// Ranks, machine and buckets.

@@ -30,7 +30,7 @@ const NAMES: [&str; 19] = [
     "cublaslt cublaslt",
     "cudnn cudnn",
     "nccl nccl",
-    "nccl nccl early launch",
+    "nccl nccl dependent launch",
 ];
 
 /// A report as JSON, each check by its part and name. It ends well whatever is missing.
@@ -117,7 +117,7 @@ fn a_library_that_crashes_or_hangs_is_a_line() {
     for (file, timeout, said) in [(&crash, "60", "signal"), (&hang, "3", "no answer within")] {
         let mut command = symmc(&format!("doctor --format json --timeout {timeout}"));
         let all = report(command.env("SYMMC_NCCL_PATH", file).env("HANGS", &hangs));
-        for name in ["nccl nccl", "nccl nccl early launch"] {
+        for name in ["nccl nccl", "nccl nccl dependent launch"] {
             assert_eq!(all[name]["status"], "unknown", "{}", all[name]);
             assert!(text(&all[name]["found"]).contains(said), "{}", all[name]);
         }

@@ -40,7 +40,7 @@ impl Source {
 
     /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
     /// gives the name it has. `what` begins the name, so that profilers show what runs. A kernel calls
-    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Early`](crate::launch::Start)).
+    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::launch::Start)).
     ///
     /// # Panics
     /// The text of a kernel has no such call.

@@ -18,9 +18,10 @@ pub type Address = u64;
 pub enum Start {
     /// Once everything in front of it in its stream has ended.
     After,
-    /// Once every block of the kernel in front of it has entered, where the device can (compute capability 9):
-    /// its blocks take their places, and wait in `symmc_enter()` until that kernel has ended.
-    Early,
+    /// By programmatic dependent launch (PDL) where the device can (compute capability 9), else as [`After`](Self::After):
+    /// once every block of the kernel in front of it has entered, its blocks take their places, and wait in `symmc_enter()`
+    /// until that kernel has ended.
+    Dependent,
 }
 
 /// The launch of a kernel.

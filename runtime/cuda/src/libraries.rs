@@ -127,9 +127,9 @@ pub struct FoundNccl {
     pub library: Found,
     /// Whether it has collectives by copy engines.
     pub copy_engines: bool,
-    /// Whether its kernels on windows begin before what is in front of them in their stream has ended
-    /// ([`EARLY`](comms::EARLY)). Something that is no kernel then stands in front of each such call of a plan.
-    pub starts_early: bool,
+    /// Whether its kernels on windows are dependent launches that do not wait for what is in front of them in their stream
+    /// ([`PDL_WITHOUT_WAIT`](comms::PDL_WITHOUT_WAIT)). Something that is no kernel then stands in front of each such call of a plan.
+    pub skips_pdl_wait: bool,
 }
 
 /// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
@@ -150,7 +150,7 @@ pub fn nccl() -> Result<FoundNccl, Unusable> {
     Ok(FoundNccl {
         library: Found::of((nccl.version().to_string(), symbol)),
         copy_engines: comms::has(Variant::CopyEngine),
-        starts_early: comms::starts_early(nccl.version(), Variant::NcclWindow),
+        skips_pdl_wait: comms::skips_pdl_wait(nccl.version(), Variant::NcclWindow),
     })
 }
 

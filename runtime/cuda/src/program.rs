@@ -1,7 +1,7 @@
 //! A program on one device: from resolved steps to a graph that replays with no work of the host.
 //!
 //! `order.rs` says which stream runs each step; one that the other stream waits for is an event. A kernel behind
-//! another one in its stream is launched early, and waits within.
+//! another one in its stream is launched by programmatic dependent launch (PDL), and waits within.
 //!
 //! A program is made for memory at some addresses. What of it changes where inputs and outputs lie elsewhere it knows if
 //! it is asked to (`relocated`).

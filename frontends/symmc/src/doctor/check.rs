@@ -109,7 +109,7 @@ impl Part {
             Part::Nvrtc => &["nvrtc"],
             Part::Cublaslt => &["cublaslt"],
             Part::Cudnn => &["cudnn"],
-            Part::Nccl => &["nccl", "nccl early launch"],
+            Part::Nccl => &["nccl", "nccl dependent launch"],
         }
     }
 

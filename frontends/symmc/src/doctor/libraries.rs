@@ -36,13 +36,13 @@ fn version(part: Part, found: &Found) -> Check {
 }
 
 fn nccl(found: Result<FoundNccl, Unusable>) -> Vec<Check> {
-    let [library_name, early_name] = ["nccl", "nccl early launch"];
+    let [library_name, waits_name] = ["nccl", "nccl dependent launch"];
     let part = Part::Nccl;
     let found = match found {
         Ok(found) => found,
         Err(Unusable { found, remedy }) => {
             let found = format!("{found}; what runs as plain, in windows or by copy engines needs it");
-            let none = part.ok(early_name, "no NCCL, so not met");
+            let none = part.ok(waits_name, "no NCCL, so not met");
             return vec![part.short(library_name, Status::Limited, found, remedy), none];
         }
     };
@@ -53,16 +53,16 @@ fn nccl(found: Result<FoundNccl, Unusable>) -> Vec<Check> {
         library.remedy = Some("install NCCL 2.28 or newer".into());
     }
     let version = &found.library.version;
-    let early = match found.starts_early {
+    let waits = match found.skips_pdl_wait {
         true => format!(
-            "{version} launches kernels on windows that do not wait for the kernel in front of them (2.28.0 to 2.30.6); \
-             plans do not meet it, as a store stands in front of each such call"
+            "{version} launches kernels on windows by programmatic dependent launch, and they do not wait for the kernel in \
+             front of them (2.28.0 to 2.30.6); plans do not meet it, as a store stands in front of each such call"
         ),
         false => format!(
             "{version} is not among the versions whose kernels on windows do not wait (2.28.0 to 2.30.6)"
         ),
     };
-    vec![library, part.ok(early_name, early)]
+    vec![library, part.ok(waits_name, waits)]
 }
 
 #[cfg(test)]
@@ -89,15 +89,16 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_nccl_that_launch_early_are_known() {
-        let of = |version: &str, copy_engines, starts_early| {
+    fn versions_of_nccl_that_skip_the_wait_of_dependent_launches_are_known() {
+        let of = |version: &str, copy_engines, skips_pdl_wait| {
             let library = found(version);
-            let [library, early] =
-                <[Check; 2]>::try_from(nccl(Ok(FoundNccl { library, copy_engines, starts_early }))).unwrap();
-            (library.status, early.status, early.found)
+            let [library, waits] =
+                <[Check; 2]>::try_from(nccl(Ok(FoundNccl { library, copy_engines, skips_pdl_wait })))
+                    .unwrap();
+            (library.status, waits.status, waits.found)
         };
-        let (library, early, text) = of("2.29.7", true, true);
-        assert_eq!((library, early), (Status::Ok, Status::Ok), "plans do not meet it");
+        let (library, waits, text) = of("2.29.7", true, true);
+        assert_eq!((library, waits), (Status::Ok, Status::Ok), "plans do not meet it");
         assert!(text.contains("a store stands in front"), "{text}");
         let (library, _, text) = of("2.27.7", false, false);
         assert_eq!(library, Status::Limited);

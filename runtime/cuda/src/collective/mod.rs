@@ -54,7 +54,7 @@
 //! grid must be resident.) The collectives of a rank run in one lane, one after another, and grids have at most
 //! [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as many multiprocessors; compute kernels
 //! beside it end by themselves and make room. Those behind it are launched once it is resident as a whole, not sooner
-//! ([`Start::Early`](crate::launch::Start)).
+//! ([`Start::Dependent`](crate::launch::Start)).
 //!
 //! # Waits
 //! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`missed`]) and

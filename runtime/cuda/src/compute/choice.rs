@@ -175,17 +175,17 @@ fn measure(
     }
     // As in a program, where a kernel follows others.
     let start = Cell::new(Start::After);
-    let early = |kernel: &Kernel| launch(kernel, start.replace(Start::Early));
+    let behind = |kernel: &Kernel| launch(kernel, start.replace(Start::Dependent));
     let by_library = || {
         some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
-            x.numbers.iter().try_for_each(early)?;
+            x.numbers.iter().try_for_each(behind)?;
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
             unsafe { prepared.run(stream) }?;
-            start.set(Start::Early);
-            x.amend.iter().try_for_each(early)
+            start.set(Start::Dependent);
+            x.amend.iter().try_for_each(behind)
         })
     };
-    let by_kernels = || some.iter().cycle().take(RUNS).try_for_each(|x| x.own.iter().try_for_each(early));
+    let by_kernels = || some.iter().cycle().take(RUNS).try_for_each(|x| x.own.iter().try_for_each(behind));
     // A library that fails as it runs is refused as one that does not prepare.
     let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
     start.set(Start::After);

@@ -249,13 +249,13 @@ impl Stream {
         // SAFETY: all zeros are an attribute, of no kind yet.
         let none: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let mut out = SmallVec::new();
-        if start == Start::Early && self.device.capability()[0] >= 9 {
-            let mut early = sys::CUlaunchAttribute {
+        if start == Start::Dependent && self.device.capability()[0] >= 9 {
+            let mut dependent = sys::CUlaunchAttribute {
                 id: Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                 ..none
             };
-            early.value.programmaticStreamSerializationAllowed = 1;
-            out.push(early);
+            dependent.value.programmaticStreamSerializationAllowed = 1;
+            out.push(dependent);
         }
         if kernel.cluster > 1 {
             let mut cluster =

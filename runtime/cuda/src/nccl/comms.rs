@@ -261,11 +261,11 @@ impl Communicators {
         self.library.map(Nccl::version)
     }
 
-    /// Whether the library launches a variant's kernels early without waiting, within, for what is in front of them in
-    /// their stream ([`EARLY`]). A kernel of ours in front lets what follows begin at once, so something else must come
+    /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL) without waiting, within, for
+    /// what is in front of them in their stream ([`PDL_WITHOUT_WAIT`]). A kernel of ours in front lets what follows begin at once, so something else must come
     /// between.
-    pub(super) fn starts_early(&self, variant: Variant) -> bool {
-        self.version().is_some_and(|version| starts_early(version, variant))
+    pub(super) fn skips_pdl_wait(&self, variant: Variant) -> bool {
+        self.version().is_some_and(|version| skips_pdl_wait(version, variant))
     }
 
     /// Communicators of another maker, for tests.
@@ -337,13 +337,13 @@ fn able(nccl: &Nccl, way: Way) -> Result<(), CudaError> {
 const COPY_ENGINES: [u32; 2] = [12, 5];
 
 /// The first version whose symmetric kernels are launched as dependents of the kernel in front of them (programmatic
-/// dependent launch) but do not wait for its end, and the first in which they do so again. Others of the library's
+/// dependent launch, PDL) but do not wait for its end, and the first in which they do so again. Others of the library's
 /// kernels, and its copy engines, are ordered by the stream.
-pub const EARLY: [Version; 2] = [Version::new(2, 28, 0), Version::new(2, 30, 7)];
+pub const PDL_WITHOUT_WAIT: [Version; 2] = [Version::new(2, 28, 0), Version::new(2, 30, 7)];
 
-/// Whether a version launches a variant's kernels early and does not wait within.
-pub(crate) fn starts_early(version: Version, variant: Variant) -> bool {
-    Way::of(variant) == Some(Way::Window) && (EARLY[0]..EARLY[1]).contains(&version)
+/// Whether a version launches a variant's kernels by PDL and does not wait within.
+pub(crate) fn skips_pdl_wait(version: Version, variant: Variant) -> bool {
+    Way::of(variant) == Some(Way::Window) && (PDL_WITHOUT_WAIT[0]..PDL_WITHOUT_WAIT[1]).contains(&version)
 }
 
 /// The first version whose windows are structs in device memory.

@@ -25,8 +25,8 @@ use symmc_runtime::exec::BoundCollective;
 use self::call::CallKind;
 use self::call::NcclCall;
 pub use self::call::by_library;
-pub(crate) use self::comms::starts_early;
-pub use self::comms::{Communicators, EARLY, Making, has};
+pub(crate) use self::comms::skips_pdl_wait;
+pub use self::comms::{Communicators, Making, PDL_WITHOUT_WAIT, has};
 pub use self::lent::Lent;
 pub use self::memory::WindowMemory;
 use crate::driver::Stream;
@@ -47,10 +47,10 @@ pub struct Front {
 }
 
 impl Communicators {
-    /// What stands in front of a collective of this variant. Where the library's kernels begin early, and do not wait within
+    /// What stands in front of a collective of this variant. Where the library launches kernels by PDL that do not wait within
     /// for the kernel in front of them, that is never a kernel.
     fn front(&self, variant: Variant, front: Front) -> Option<Work> {
-        let at = front.told.or_else(|| self.starts_early(variant).then_some(front.unread))?;
+        let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
         Some(Work::Store { at, word: front.word })
     }
 

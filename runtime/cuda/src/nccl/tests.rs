@@ -12,7 +12,7 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::Front;
-use super::comms::{Communicators, Way, lacks, starts_early};
+use super::comms::{Communicators, Way, lacks, skips_pdl_wait};
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::error::CudaError;
@@ -82,12 +82,12 @@ fn what_a_version_lacks_is_named() {
 }
 
 #[test]
-fn window_kernels_start_early_in_some_versions() {
-    let window = |minor, patch| starts_early(Version::new(2, minor, patch), Variant::NcclWindow);
+fn window_kernels_of_some_versions_skip_the_wait_of_dependent_launches() {
+    let window = |minor, patch| skips_pdl_wait(Version::new(2, minor, patch), Variant::NcclWindow);
     assert!([(28, 0), (28, 9), (29, 7), (30, 6)].into_iter().all(|(minor, patch)| window(minor, patch)));
     assert!([(27, 7), (30, 7), (31, 0)].into_iter().all(|(minor, patch)| !window(minor, patch)));
     let others = [Variant::Plain, Variant::CopyEngine, Variant::Ll];
-    assert!(others.into_iter().all(|variant| !starts_early(Version::new(2, 28, 9), variant)));
+    assert!(others.into_iter().all(|variant| !skips_pdl_wait(Version::new(2, 28, 9), variant)));
 }
 
 /// A collective of four ranks.
@@ -111,7 +111,7 @@ fn call(kind: CollectiveKind, variant: Variant) -> BoundCollective {
 }
 
 #[test]
-fn what_begins_early_never_follows_a_kernel() {
+fn what_skips_the_wait_never_follows_a_kernel() {
     use CollectiveKind as Kind;
     let kinds = [
         Kind::AllReduce(ReduceOp::Sum),
@@ -121,7 +121,7 @@ fn what_begins_early_never_follows_a_kernel() {
         Kind::AllToAll(Splits::Even),
     ];
     let (told, unread) = (0x100, 0x200);
-    for (version, early) in
+    for (version, skips) in
         [("22707", false), ("22800", true), ("22907", true), ("23006", true), ("23007", false)]
     {
         let library: &'static Nccl = Box::leak(Box::new(fake(version, version > "22800")));
@@ -132,7 +132,7 @@ fn what_begins_early_never_follows_a_kernel() {
                 let front = Front { told: asked, unread, word: 3 };
                 let work =
                     comms.lower(&call(kind.clone(), variant), 0, [0x1000, 0x2000], front).expect("calls");
-                let fenced = early && variant == Variant::NcclWindow;
+                let fenced = skips && variant == Variant::NcclWindow;
                 let at = asked.or(fenced.then_some(unread));
                 let expected = at.map(|at| Work::Store { at, word: 3 });
                 let [front @ .., Work::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };

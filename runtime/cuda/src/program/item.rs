@@ -46,11 +46,11 @@ pub(super) enum Ready {
 }
 
 impl Ready {
-    /// When a kernel behind this in its stream may start: early only behind kernels that let it.
+    /// When a kernel behind this in its stream may start: by PDL only behind kernels that let it.
     pub fn next(&self) -> Start {
         match self {
             // The library's attention lets it when it ends.
-            Ready::Kernel(..) | Ready::Attention(_) => Start::Early,
+            Ready::Kernel(..) | Ready::Attention(_) => Start::Dependent,
             Ready::Gemm(_)
             | Ready::Copy { .. }
             | Ready::Store { .. }

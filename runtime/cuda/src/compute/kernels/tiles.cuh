@@ -86,10 +86,10 @@ template <class L, bool LINES> SC_FN void bring(const Tiles<L> &tile, int thread
         }
         copies_commit();
     };
-    const bool early = L::STEADY && LINES;
-    if (!early) L::enter();
+    const bool prefetched = L::STEADY && LINES;
+    if (!prefetched) L::enter();
     for (int step = 0; step < X::AHEAD; step++) fill(step);
-    if (early) L::enter();
+    if (prefetched) L::enter();
     for (int step = 0; step < X::STEPS; step++) {
         const int next = step + X::AHEAD;
         if (next >= X::STAGES && next < X::STEPS)
