@@ -85,7 +85,7 @@ for repeat in 1 20; do
   check "a cache in place, $repeat runs" 0 "$symmc" run "$out/cache.symm" --backend cuda --machine h200x2 "${two[@]}" --seed 1 \
     --repeat $repeat --compare interpreter
 done
-# Products of so many rows that pairs of blocks do them, with what follows in their kernels.
+# Skinny GEMMs of so many rows that clusters of two blocks split K, with epilogues.
 cat >"$out/rows.symm" <<'END'
 program "rows" ranks 2
 group @all world

@@ -11,7 +11,7 @@ use crate::op::Op;
 pub enum Form {
     /// Element-wise nodes over one shape.
     Map,
-    /// Matrix products and element-wise nodes behind them.
+    /// Matrix products, and element-wise nodes behind them as their epilogue.
     Product,
     /// Matrix products side by side.
     Batch,

@@ -34,25 +34,26 @@ pub struct Maps {
     pub nodes: u32,
 }
 
-/// Limits of dispatches of the form `product`. What a multiprocessor has of the right matrices are its *lines*.
+/// Limits of dispatches of the form `product`: skinny GEMMs with an epilogue. Their left matrices have `rows`, their right
+/// ones `columns` and K terms for each element. What counts of columns are those of all products that one multiprocessor has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
-    /// The most products, where columns that are read apart count as products of their own.
+    /// The most products, where columns that are read whole_k count as products of their own.
     pub products: u32,
     /// The most rows.
     pub rows: u32,
-    /// The most lines at once, and how often each multiprocessor has so many in turn at most.
-    pub lines: u32,
-    /// See [`lines`](Self::lines).
-    pub turns: u32,
-    /// From so many lines on any number of terms is worth it, fewer are up to [`few_terms`](Self::few_terms).
-    pub few_lines: u32,
-    /// See [`few_lines`](Self::few_lines).
-    pub few_terms: u32,
-    /// Where pairs of multiprocessors halve the terms, the fewest rows and the most lines of a pair.
+    /// The most columns at once, and in how many waves at most.
+    pub columns: u32,
+    /// See [`columns`](Self::columns).
+    pub waves: u32,
+    /// From so many columns on any K is worth it, fewer are up to [`few_k`](Self::few_k).
+    pub few_columns: u32,
+    /// See [`few_columns`](Self::few_columns).
+    pub few_k: u32,
+    /// Where clusters of two multiprocessors split K.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pairs: Option<Pairs>,
+    pub split_k: Option<SplitK>,
 }
 
 /// Limits of dispatches of the form `batch`.
@@ -63,16 +64,16 @@ pub struct Batches {
     pub products: u32,
 }
 
-/// Products by pairs of multiprocessors.
+/// Products by split-K between the two multiprocessors of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pairs {
+pub struct SplitK {
     /// The fewest rows.
     pub rows: u32,
-    /// The most lines.
-    pub lines: u32,
-    /// The fewest terms.
-    pub terms: u32,
+    /// The most columns of a cluster.
+    pub columns: u32,
+    /// The least K.
+    pub k: u32,
 }
 
 /// The extents of products that are done side by side.
@@ -84,8 +85,8 @@ pub struct Extents {
     pub rows: u64,
     /// Columns of each.
     pub columns: u64,
-    /// Terms of each element.
-    pub terms: u64,
+    /// K: terms of each element.
+    pub k: u64,
 }
 
 /// Limits of dispatches of the form `reduction`.
@@ -111,11 +112,11 @@ impl Capabilities {
         product: Some(Products {
             products: 2,
             rows: 64,
-            lines: 112,
-            turns: 2,
-            few_lines: 24,
-            few_terms: 2048,
-            pairs: Some(Pairs { rows: 17, lines: 224, terms: 128 }),
+            columns: 112,
+            waves: 2,
+            few_columns: 24,
+            few_k: 2048,
+            split_k: Some(SplitK { rows: 17, columns: 224, k: 128 }),
         }),
         batch: Some(Batches { products: 2 }),
         reduction: Some(Reductions { row: 20 << 10 }),
@@ -131,44 +132,41 @@ impl Capabilities {
 impl Products {
     /// Whether products are one kernel that is no slower than the library, on a machine of so many multiprocessors.
     pub fn are_worth(&self, of: &Extents, multiprocessors: u32) -> bool {
-        self.in_pairs(of, multiprocessors) || self.apart(of, multiprocessors)
+        self.by_split_k(of, multiprocessors) || self.by_whole_k(of, multiprocessors)
     }
 
-    /// The same by multiprocessors that have lines each. Where rows are many beside lines, the library is faster.
-    pub fn apart(&self, of: &Extents, multiprocessors: u32) -> bool {
-        let (turns, lines) = self.turns_and_lines(of, multiprocessors);
+    /// The same where each multiprocessor has columns with all of K. Where rows are many beside columns, the library is faster.
+    pub fn by_whole_k(&self, of: &Extents, multiprocessors: u32) -> bool {
+        let (waves, columns) = self.waves_and_columns(of, multiprocessors);
         // The library would do one product after another.
-        let most_rows = if of.count == 1 { lines * 9 / 10 } else { lines * 5 / 4 };
-        self.fits(of)
-            && turns <= u64::from(self.turns)
-            && of.rows <= most_rows
-            && self.is_long(lines, of.terms)
+        let most_rows = if of.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
+        self.fits(of) && waves <= u64::from(self.waves) && of.rows <= most_rows && self.is_long(columns, of.k)
     }
 
-    /// How often each multiprocessor has lines in turn, and how many.
-    pub fn turns_and_lines(&self, of: &Extents, multiprocessors: u32) -> (u64, u64) {
+    /// The waves, and how many columns a multiprocessor has in each.
+    pub fn waves_and_columns(&self, of: &Extents, multiprocessors: u32) -> (u64, u64) {
         let (all, multiprocessors) = (of.columns.saturating_mul(of.count), u64::from(multiprocessors.max(1)));
-        let turns = all.div_ceil(multiprocessors * u64::from(self.lines)).max(1);
-        (turns, all.div_ceil(multiprocessors * turns).next_multiple_of(8))
+        let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
+        (waves, all.div_ceil(multiprocessors * waves).next_multiple_of(8))
     }
 
-    /// The same by pairs of multiprocessors.
-    pub fn in_pairs(&self, of: &Extents, multiprocessors: u32) -> bool {
-        let Some(pairs) = self.pairs.filter(|_| multiprocessors > 1) else { return false };
-        let columns = of.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
-        let lines = columns.saturating_mul(of.count);
-        let most_rows = if of.count == 1 { lines } else { lines * 5 / 4 };
-        let rows = of.rows >= u64::from(pairs.rows) && of.rows <= most_rows;
-        let terms = of.terms >= u64::from(pairs.terms);
-        self.fits(of) && rows && terms && lines <= u64::from(pairs.lines) && self.is_long(lines, of.terms)
+    /// The same by split-K.
+    pub fn by_split_k(&self, of: &Extents, multiprocessors: u32) -> bool {
+        let Some(split_k) = self.split_k.filter(|_| multiprocessors > 1) else { return false };
+        let each = of.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
+        let columns = each.saturating_mul(of.count);
+        let most_rows = if of.count == 1 { columns } else { columns * 5 / 4 };
+        let rows = of.rows >= u64::from(split_k.rows) && of.rows <= most_rows;
+        let fits = self.fits(of) && rows && of.k >= u64::from(split_k.k);
+        fits && columns <= u64::from(split_k.columns) && self.is_long(columns, of.k)
     }
 
     fn fits(&self, of: &Extents) -> bool {
         (1..=u64::from(self.products)).contains(&of.count) && of.rows <= u64::from(self.rows)
     }
 
-    /// Whether steps of so many lines are worth what each costs beside, for so many terms.
-    fn is_long(&self, lines: u64, terms: u64) -> bool {
-        lines >= u64::from(self.few_lines) || terms <= u64::from(self.few_terms)
+    /// Whether stages of so many columns are worth what each costs beside, for this K.
+    fn is_long(&self, columns: u64, k: u64) -> bool {
+        columns >= u64::from(self.few_columns) || k <= u64::from(self.few_k)
     }
 }

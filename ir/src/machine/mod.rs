@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::collective::{CollectiveKind, Variant};
-pub use capability::{Batches, Capabilities, Extents, Maps, Pairs, Products, Reductions, Rotaries};
+pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
 pub use curve::{Copying, Curve, ExitBarrier, Source};
 
 /// The version of the format that this crate reads and writes.

@@ -1,4 +1,4 @@
-//! Matrix products of few rows together with the element-wise nodes that alone read their results.
+//! Skinny GEMMs: matrix products of few rows, with the element-wise nodes that alone read their results as the epilogue.
 //!
 //! Such products take the time of reading the right matrix once. A product of which columns are read side by side, as the
 //! halves of one weight are, counts as several.
@@ -10,7 +10,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Form, Node, NodeId, Op, ValueId};
 use crate::facts::Facts;
 use crate::walk::Unit;
 
-/// The fewest columns and terms of a product.
+/// The fewest columns and the least K of a product.
 const LEAST: [u64; 2] = [32, 64];
 
 /// Lets products join the units that read them.
@@ -56,8 +56,8 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
     let of = |(id, _): (NodeId, &Node)| {
         let product = Product::new(facts, id)?;
         let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
-        let Product { columns, terms, .. } = product;
-        let worth = |count| limits.are_worth(&Extents { count, rows: 1, columns, terms }, multiprocessors);
+        let Product { columns, k, .. } = product;
+        let worth = |count| limits.are_worth(&Extents { count, rows: 1, columns, k }, multiprocessors);
         let left = facts.graph.ty(product.left);
         let rows = left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone());
         let able = read && (product.parts..=u64::from(limits.products)).any(worth);
@@ -92,11 +92,11 @@ fn side_by_side(wanted: Vec<Product>, limits: &Products, multiprocessors: u32) -
 }
 
 fn are_worth(products: &[Product], limits: &Products, multiprocessors: u32) -> bool {
-    let Some(&Product { rows, columns, terms, .. }) = products.first() else { return true };
+    let Some(&Product { rows, columns, k, .. }) = products.first() else { return true };
     let count = products.iter().map(|p| p.parts).sum();
-    let worth = |rows| limits.are_worth(&Extents { count, rows, columns, terms }, multiprocessors);
+    let worth = |rows| limits.are_worth(&Extents { count, rows, columns, k }, multiprocessors);
     // Fewer rows may go another way.
-    let fewer = limits.pairs.map_or(rows, |p| u64::from(p.rows - 1).min(rows));
+    let fewer = limits.split_k.map_or(rows, |p| u64::from(p.rows - 1).min(rows));
     let most = products.iter().map(|p| p.rows).max().unwrap_or(rows);
     worth(most) && worth(fewer)
 }
@@ -108,10 +108,10 @@ struct Product {
     dtype: DType,
     /// How far apart the lines of the right matrix are.
     across: i64,
-    /// The most rows, the columns that are read side by side, and the terms.
+    /// The most rows, the columns that are read side by side, and K.
     rows: u64,
     columns: u64,
-    terms: u64,
+    k: u64,
     /// How many products it counts as.
     parts: u64,
     /// The shape of what is read.
@@ -130,18 +130,18 @@ impl Product {
         let ty = graph.ty(result);
         let (leading, columns) = (&ty.shape[..ty.rank() - 1], ty.shape.last()?.as_const()?);
         let most = |d: &Dim| facts.bounds(d)[1];
-        let terms = graph.ty(left).shape.last()?.as_const()?;
-        // Rows of the left matrix lie one behind the other, lines of the right one along the terms.
+        let k = graph.ty(left).shape.last()?.as_const()?;
+        // Rows of the left matrix lie one behind the other, lines of the right one along K.
         let layout = facts.layout(right)?;
         let [along, across] = [layout.strides.first()?.as_const()?, layout.strides.get(1)?.as_const()?];
         let fits = matches!(ty.dtype, DType::BF16 | DType::F16)
             && graph.ty(right).rank() == 2
             && facts.is_run(left)
             && along == 1
-            && across >= terms
+            && across >= k
             && facts.aligned(&Dim::from(across), right)
             && facts.aligned(&layout.offset, right)
-            && facts.aligned(&Dim::from(terms), left);
+            && facts.aligned(&Dim::from(k), left);
         if !fits || facts.returned[result] {
             return None;
         }
@@ -152,7 +152,7 @@ impl Product {
             across,
             rows: leading.iter().map(most).fold(1, u64::saturating_mul),
             columns: columns as u64,
-            terms: terms as u64,
+            k: k as u64,
             parts: 1,
             shape: ty.shape.clone(),
             views: Vec::new(),
@@ -163,7 +163,7 @@ impl Product {
             true => out.cut(facts, users)?,
             false => out.readers.clone_from(users),
         }
-        (out.columns >= LEAST[0] && out.terms >= LEAST[1]).then_some(out)
+        (out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
     }
 
     /// What is read of it are columns side by side, as many in each part.
@@ -201,7 +201,7 @@ impl Product {
 
     /// Whether both can be done side by side.
     fn alike(&self, other: &Product) -> bool {
-        let of = |p: &Product| (p.left, p.dtype, p.across, p.columns, p.terms);
+        let of = |p: &Product| (p.left, p.dtype, p.across, p.columns, p.k);
         of(self) == of(other)
     }
 }

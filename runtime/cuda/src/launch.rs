@@ -1,7 +1,7 @@
 //! Launches of kernels as data: grids, and parameters with every address and constant fixed.
 //!
 //! Addresses are of this rank's context; those of peers too, since peers' arenas are mapped there. A parameter is plain
-//! bytes, or a matrix that the copy engine of a multiprocessor reads box by box (`CUtensorMap`, compute capability 9).
+//! bytes, or a tensor map: a matrix that kernels load box by box by TMA (`CUtensorMap`, compute capability 9).
 
 use std::ffi::c_void;
 
@@ -81,7 +81,7 @@ pub(crate) use plain;
 pub enum Param {
     /// Its bytes, at an address aligned to 8 bytes.
     Value(SmallVec<[u64; 1]>),
-    /// A matrix. The launch gives the kernel the driver's form of it.
+    /// A tensor map. The launch gives the kernel the driver's form of it.
     Map(Box<TensorMap>),
 }
 
@@ -132,8 +132,8 @@ impl From<u32> for Param {
 /// Columns of a box: 128 bytes.
 const COLUMNS: u32 = 64;
 
-/// A matrix of elements of two bytes. Kernels copy boxes of it to shared memory, each of so many rows and of 64 columns,
-/// with zeros beyond the matrix; pieces of 16 bytes change places by the number of their row. Kernels that run on the host,
+/// A tensor map of a matrix of elements of two bytes. Kernels load boxes of it to shared memory by TMA, each of so many rows and of 64 columns,
+/// with zeros beyond the matrix; pieces of 16 bytes are swizzled by the number of their row. Kernels that run on the host,
 /// in tests, take it as it is here.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug)]

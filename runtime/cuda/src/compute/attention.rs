@@ -2,10 +2,10 @@
 //!
 //! Query heads that share a head of keys form its rows, so that few queries still fill a block, and each
 //! key is read once for all of them. Where there are fewer blocks than the machine holds, the keys are
-//! split, and a second kernel combines the parts in a fixed order.
+//! split (split-KV, as in flash-decoding), and a second kernel combines the parts in a fixed order.
 //!
-//! bf16 and f16 go to matrix instructions, which round the weights to the type of the values: many rows through shared
-//! memory ([`Way::Tensor`]), few straight from memory ([`Way::Few`]). All else is computed in f32 or f64 by the lanes of
+//! bf16 and f16 go to tensor cores, which round the weights to the type of the values: many rows through shared
+//! memory ([`Algorithm::TensorCores`]), few straight from memory ([`Algorithm::Decode`]). All else is computed in f32 or f64 by the lanes of
 //! warps. All take any bounds; keys that no row of a block sees are passed over. What cuDNN may do instead is [`fused`].
 
 use std::fmt::Write as _;
@@ -50,54 +50,56 @@ struct Extents {
 
 /// Which kernel does the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum Algorithm {
     /// A lane scores a key; a warp works on this many rows.
-    Lanes(usize),
-    /// Matrix instructions on so many times 64 rows, and on 64 keys.
-    Tensor(usize),
-    /// Matrix instructions on 16 rows, with a warp for every 16 keys.
-    Few,
+    CudaCores(usize),
+    /// Tensor cores on so many times 64 rows, and on 64 keys.
+    TensorCores(usize),
+    /// Tensor cores on 16 rows, with a warp for every 16 keys.
+    Decode,
 }
 
 /// From how many rows on they count as many.
 const MANY_ROWS: usize = 32;
 
-impl Way {
+impl Algorithm {
     /// Rows of a block.
     fn rows(self) -> usize {
         match self {
-            Way::Lanes(rows) => rows * WARPS,
-            Way::Tensor(times) => 64 * times,
-            Way::Few => 16,
+            Algorithm::CudaCores(rows) => rows * WARPS,
+            Algorithm::TensorCores(times) => 64 * times,
+            Algorithm::Decode => 16,
         }
     }
 
     /// Keys of a tile: what a block takes at once.
     fn keys(self) -> usize {
         match self {
-            Way::Lanes(_) => KEYS,
-            Way::Tensor(_) | Way::Few => 64,
+            Algorithm::CudaCores(_) => KEYS,
+            Algorithm::TensorCores(_) | Algorithm::Decode => 64,
         }
     }
 
     /// Bytes of shared memory of a block.
     fn shared(self, x: &Extents, dtype: DType) -> usize {
         match self {
-            Way::Lanes(_) => {
+            Algorithm::CudaCores(_) => {
                 let pitch = if x.e.is_multiple_of(4) && wide(dtype) == 4 { x.e + 4 } else { x.e + 1 };
                 (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype)
             }
             // Two tiles of keys and values, and the queries.
-            Way::Tensor(times) => (2 * 64 * (x.e + 8 + x.f + 8) + 64 * times * (x.e + 8)) * dtype.size(),
-            Way::Few => WARPS * (x.group * x.queries).min(16) * (x.f + 2) * wide(dtype),
+            Algorithm::TensorCores(times) => {
+                (2 * 64 * (x.e + 8 + x.f + 8) + 64 * times * (x.e + 8)) * dtype.size()
+            }
+            Algorithm::Decode => WARPS * (x.group * x.queries).min(16) * (x.f + 2) * wide(dtype),
         }
     }
 }
 
-/// How the work is cut.
+/// How the work is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Cut {
-    way: Way,
+struct Split {
+    algorithm: Algorithm,
     splits: usize,
     /// Keys of a split.
     chunk: usize,
@@ -134,7 +136,7 @@ fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents, CudaE
 }
 
 /// The kernel for rows of an attention whose keys and values lie so.
-fn way(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Way {
+fn algorithm(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Algorithm {
     let rows = x.group * x.queries;
     let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
@@ -144,24 +146,24 @@ fn way(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Way {
     if half && rows >= MANY_ROWS && short(x.e) && short(x.f) && small {
         return tensor(rows);
     }
-    if half && rows < MANY_ROWS && is_few(x) {
-        return Way::Few;
+    if half && rows < MANY_ROWS && is_decode(x) {
+        return Algorithm::Decode;
     }
     lanes(rows)
 }
 
 /// Each warp reads all keys and values, so twice the rows halve what shared memory gives.
-fn tensor(rows: usize) -> Way {
-    Way::Tensor(if rows > 64 { 2 } else { 1 })
+fn tensor(rows: usize) -> Algorithm {
+    Algorithm::TensorCores(if rows > 64 { 2 } else { 1 })
 }
 
-/// Whether the registers of a warp hold what [`Way::Few`] reads at once, in whole accesses.
-fn is_few(x: &Extents) -> bool {
+/// Whether the registers of a warp hold what [`Algorithm::Decode`] reads at once, in whole accesses.
+fn is_decode(x: &Extents) -> bool {
     matches!(x.e, 32 | 64 | 96 | 128) && matches!(x.f, 64 | 128)
 }
 
-fn lanes(rows: usize) -> Way {
-    Way::Lanes(match rows {
+fn lanes(rows: usize) -> Algorithm {
+    Algorithm::CudaCores(match rows {
         0..=4 => 1,
         5..=8 => 2,
         9..=64 => 4,
@@ -169,27 +171,27 @@ fn lanes(rows: usize) -> Way {
     })
 }
 
-fn cut(x: &Extents, way: Way, multiprocessors: usize) -> Cut {
-    let blocks = x.heads * (x.group * x.queries).div_ceil(way.rows());
-    let tiles = x.keys.div_ceil(way.keys()).max(1);
-    let splits = match way {
-        Way::Few => few_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
+fn split(x: &Extents, algorithm: Algorithm, multiprocessors: usize) -> Split {
+    let blocks = x.heads * (x.group * x.queries).div_ceil(algorithm.rows());
+    let tiles = x.keys.div_ceil(algorithm.keys()).max(1);
+    let splits = match algorithm {
+        Algorithm::Decode => decode_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
         _ => {
             // Two blocks of a multiprocessor work at once; a part is worth a block from a few tiles on.
             let wanted = 2 * multiprocessors / blocks.max(1);
             wanted.min(tiles.div_ceil(4)).clamp(1, MOST_SPLITS)
         }
     };
-    let chunk = tiles.div_ceil(splits) * way.keys();
-    Cut { way, splits: x.keys.div_ceil(chunk).max(1), chunk }
+    let chunk = tiles.div_ceil(splits) * algorithm.keys();
+    Split { algorithm, splits: x.keys.div_ceil(chunk).max(1), chunk }
 }
 
 /// The fewest splits with which every multiprocessor has about as many blocks as the others and two at least, which
 /// ask for as much of memory as it gives; else as many as there may be.
-fn few_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
+fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     let even = |splits: &usize| {
-        let (all, turns) = (blocks * splits, (blocks * splits).div_ceil(multiprocessors));
-        turns >= 2 && 10 * all >= 9 * turns * multiprocessors
+        let (all, waves) = (blocks * splits, (blocks * splits).div_ceil(multiprocessors));
+        waves >= 2 && 10 * all >= 9 * waves * multiprocessors
     };
     (1..most).find(even).unwrap_or(most)
 }
@@ -216,11 +218,12 @@ pub(super) fn workspace(
 ) -> usize {
     let Some(o) = Operands::of(scores.bounds, scores.sink, operands) else { return 0 };
     let Ok(x) = extents(&o, result) else { return 0 };
-    // Which way it is depends on addresses, which are not known yet.
+    // Which algorithm it is depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
-    let ways = [lanes(rows), tensor(rows), Way::Few];
-    let bytes = |way| parts_bytes(&x, &cut(&x, way, machine.multiprocessors as usize), o.q.dtype);
-    let own = ways.into_iter().map(bytes).max().unwrap_or(0);
+    let algorithms = [lanes(rows), tensor(rows), Algorithm::Decode];
+    let bytes =
+        |algorithm| parts_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
+    let own = algorithms.into_iter().map(bytes).max().unwrap_or(0);
     if machine.attention == Attentions::Kernels || o.q.dtype.size() != 2 {
         return own;
     }
@@ -229,11 +232,11 @@ pub(super) fn workspace(
     own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, numbers::bytes))
 }
 
-fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
-    if cut.splits == 1 {
+fn parts_bytes(x: &Extents, split: &Split, dtype: DType) -> usize {
+    if split.splits == 1 {
         return 0;
     }
-    x.heads * x.group * x.queries * cut.splits * (x.f + 2) * wide(dtype)
+    x.heads * x.group * x.queries * split.splits * (x.f + 2) * wide(dtype)
 }
 
 /// The width of an access to rows of `n` elements.
@@ -261,7 +264,7 @@ struct Lowered<'a> {
     places: [Rows; 5],
     /// The operands of the bounds, and the sink.
     operands: Vec<Position>,
-    /// The members of the layout that depend on neither way nor cut.
+    /// The members of the layout that depend on neither algorithm nor split.
     layout: String,
     /// Whether keys and values lie still while the program runs, and no data say which are seen.
     steady: bool,
@@ -299,8 +302,8 @@ pub(super) fn lower(
     let a = Lowered { x, dtype: result.dtype, mask: o.mask, places, operands, layout, steady };
     l.preludes();
     l.source.prelude(text::ATTENTION);
-    let way = way(&x, a.dtype, &a.places[1], &a.places[2]);
-    let own = a.kernels(way, Redo::All, l)?;
+    let algorithm = algorithm(&x, a.dtype, &a.places[1], &a.places[2]);
+    let own = a.kernels(algorithm, Redo::All, l)?;
     if l.machine.attention == Attentions::Chosen
         && !scores.sink
         && let Some(of) = a.candidates(scores, &limits, &o, result, &own, l)?
@@ -360,54 +363,63 @@ impl Lowered<'_> {
     fn amend(&self, l: &mut Lowering<'_>) -> Result<Kernel, CudaError> {
         let x = &self.x;
         let rows = x.group * x.queries;
-        let way = match way(
+        let algorithm = match algorithm(
             &Extents { queries: x.queries.max(MANY_ROWS), ..*x },
             self.dtype,
             &self.places[1],
             &self.places[2],
         ) {
-            Way::Tensor(_) => tensor(rows),
+            Algorithm::TensorCores(_) => tensor(rows),
             _ => lanes(rows),
         };
         let step = (TOGETHER / x.group.next_power_of_two()).max(1);
-        let kernels = self.kernels(way, Redo::Damaged(step), l)?;
+        let kernels = self.kernels(algorithm, Redo::Damaged(step), l)?;
         let missing = || CudaError::Unsupported("an attention without a kernel".into());
         kernels.into_iter().next().ok_or_else(missing)
     }
 
-    /// The kernels of a way.
-    fn kernels(&self, way: Way, redo: Redo, l: &mut Lowering<'_>) -> Result<Vec<Kernel>, CudaError> {
+    /// The kernels of an algorithm.
+    fn kernels(
+        &self,
+        algorithm: Algorithm,
+        redo: Redo,
+        l: &mut Lowering<'_>,
+    ) -> Result<Vec<Kernel>, CudaError> {
         let (x, dtype) = (&self.x, self.dtype);
-        let mut cut = cut(x, way, l.machine.multiprocessors as usize);
+        let mut split = split(x, algorithm, l.machine.multiprocessors as usize);
         let step = match redo {
             Redo::All => 0,
             Redo::Damaged(step) => step,
         };
         if redo != Redo::All {
-            cut = Cut { way, splits: 1, chunk: x.keys.div_ceil(way.keys()).max(1) * way.keys() };
+            split = Split {
+                algorithm,
+                splits: 1,
+                chunk: x.keys.div_ceil(algorithm.keys()).max(1) * algorithm.keys(),
+            };
         }
-        let shared = match (way, redo) {
+        let shared = match (algorithm, redo) {
             // 64 rows at a time, and a tile of keys and values.
-            (Way::Tensor(_), Redo::Damaged(_)) => 64 * (2 * (x.e + 8) + x.f + 8) * dtype.size(),
-            _ => way.shared(x, dtype),
+            (Algorithm::TensorCores(_), Redo::Damaged(_)) => 64 * (2 * (x.e + 8) + x.f + 8) * dtype.size(),
+            _ => algorithm.shared(x, dtype),
         };
         if shared > MOST_SHARED {
             let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
             return Err(CudaError::Unsupported(text));
         }
-        let partial = l.room("attention", parts_bytes(x, &cut, dtype))?;
-        let splits = cut.splits;
+        let partial = l.room("attention", parts_bytes(x, &split, dtype))?;
+        let splits = split.splits;
         let layout = format!(
             "namespace sc {{ struct @_L {{\n{}static const i64 CHUNK = {};\n}}; }}\n",
-            self.layout, cut.chunk
+            self.layout, split.chunk
         );
-        let entry = self.entry(way, splits, step, &layout, l);
+        let entry = self.entry(algorithm, splits, step, &layout, l);
         let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| self.places[i].at);
         let positions = self.operands.iter().map(|p| p.at.at);
         let rows = x.group * x.queries;
         let mut out = vec![Kernel {
             entry,
-            grid: [(x.heads * rows.div_ceil(way.rows()) * splits) as u32, 1, 1],
+            grid: [(x.heads * rows.div_ceil(algorithm.rows()) * splits) as u32, 1, 1],
             block: [128, 1, 1],
             cluster: 1,
             shared: shared as u32,
@@ -420,22 +432,29 @@ impl Lowered<'_> {
     }
 
     /// Adds the kernel's text; gives its name.
-    fn entry(&self, way: Way, splits: usize, step: usize, layout: &str, l: &mut Lowering<'_>) -> String {
+    fn entry(
+        &self,
+        algorithm: Algorithm,
+        splits: usize,
+        step: usize,
+        layout: &str,
+        l: &mut Lowering<'_>,
+    ) -> String {
         let mask = match self.mask.map(|m| m.dtype) {
             None => 0,
             Some(DType::Bool) => 1,
             Some(_) => 2,
         };
         // Only the few begin to read before what is in front has ended.
-        let enter = if way == Way::Few { "" } else { "symmc_enter();\n    " };
-        let call = match way {
-            Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {step}, {mask}>"),
-            Way::Few => {
+        let enter = if algorithm == Algorithm::Decode { "" } else { "symmc_enter();\n    " };
+        let call = match algorithm {
+            Algorithm::CudaCores(rows) => format!("attend<sc::@_L, {rows}, {splits}, {step}, {mask}>"),
+            Algorithm::Decode => {
                 l.source.prelude(text::MATRIX);
                 l.source.prelude(text::DECODE);
-                format!("attend_few<sc::@_L, {splits}, {}, {mask}>", self.steady)
+                format!("attend_decode<sc::@_L, {splits}, {}, {mask}>", self.steady)
             }
-            Way::Tensor(times) => {
+            Algorithm::TensorCores(times) => {
                 l.source.prelude(text::MATRIX);
                 l.source.prelude(text::TENSOR);
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")

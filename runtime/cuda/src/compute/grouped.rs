@@ -1,7 +1,7 @@
-//! Products of groups of rows, each with a matrix of its own.
+//! Grouped GEMM: products of groups of rows, each with a matrix of its own.
 //!
 //! How many rows a group has is known on the device only: a launch has as many blocks as any division of the rows may
-//! need, and those that find no rows end. Halves in layouts that are copied 16 bytes at a time go by matrix instructions,
+//! need, and those that find no rows end. Halves in layouts that are copied 16 bytes at a time go by tensor cores,
 //! everything else by the kernel of products of any layout.
 
 use symmc_ir::DType;
@@ -17,17 +17,17 @@ use crate::work::Work;
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
-/// By matrix instructions: rows of a tile where groups have few rows or many, its columns, terms of a stage, threads.
+/// By tensor cores: rows of a tile where groups have few rows or many, its columns, terms of a stage, threads.
 const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 64;
 const COLUMNS: usize = 128;
-const TERMS: usize = 64;
+const TILE_K: usize = 64;
 const TILE_THREADS: u32 = 128;
 /// Stages that are filled while one is read, at most and at least.
 const STAGES: [usize; 2] = [3, 2];
 
-/// The kernel of a product.
-struct Way {
+/// The kernel of a product, and its launch.
+struct Config {
     call: String,
     rows: usize,
     columns: usize,
@@ -54,11 +54,11 @@ pub(super) fn lower(
     if !fits {
         return Err(misfit("the result of grouped_matmul", [rows, n], &result.shape));
     }
-    let way = by_matrix([x, y], l).unwrap_or_else(|| any(n));
+    let config = by_tensor_cores([x, y], l).unwrap_or_else(|| any(n));
     // Each piece that has rows, the groups and what lies behind them, may have one tile that is not full.
     let pieces = rows.min(groups + 1);
-    let tiles = (rows + pieces * (way.rows - 1)) / way.rows;
-    let blocks = tiles.max(1) * n.div_ceil(way.columns).max(1);
+    let tiles = (rows + pieces * (config.rows - 1)) / config.rows;
+    let blocks = tiles.max(1) * n.div_ceil(config.columns).max(1);
     let blocks = u32::try_from(blocks).ok().filter(|&b| b <= i32::MAX as u32);
     let blocks = blocks.ok_or_else(|| misfit("grouped_matmul", "fewer tiles", (rows, n)))?;
     let mut out = format!(
@@ -79,7 +79,7 @@ pub(super) fn lower(
     out.push_str(&format!(
         "}}; }}\nextern \"C\" __global__ void __launch_bounds__({}) @(const void *a, const void *b, const void *e, void *c, \
          void *status, unsigned site) {{\n    symmc_enter();\n    sc::{}(a, b, e, c, status, site);\n}}\n",
-        way.threads, way.call
+        config.threads, config.call
     ));
     l.preludes();
     for prelude in [text::MATRIX, text::PRODUCT, text::GROUPED] {
@@ -90,19 +90,19 @@ pub(super) fn lower(
     let addresses = [l.at(x), l.at(y), l.at(ends), l.at(result), l.machine.status];
     let mut params: Vec<Param> = addresses.map(Param::from).to_vec();
     params.push(site.into());
-    let (grid, block) = ([blocks, 1, 1], [way.threads, 1, 1]);
-    Ok(vec![Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: way.shared as u32, params })])
+    let (grid, block) = ([blocks, 1, 1], [config.threads, 1, 1]);
+    Ok(vec![Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: config.shared as u32, params })])
 }
 
 /// Any layout and type.
-fn any(n: usize) -> Way {
+fn any(n: usize) -> Config {
     let tiles = n.div_ceil(TILE).max(1);
     let call = format!("grouped_product<sc::@_L, {tiles}>");
-    Way { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
+    Config { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
 }
 
-/// Matrix instructions, where rows and matrices are halves that are copied 16 bytes at a time.
-fn by_matrix([x, y]: [&Located; 2], l: &Lowering<'_>) -> Option<Way> {
+/// Tensor cores, where rows and matrices are halves that are copied 16 bytes at a time.
+fn by_tensor_cores([x, y]: [&Located; 2], l: &Lowering<'_>) -> Option<Config> {
     let ([rows, k], [groups, _, n]) = (&x.shape[..], &y.shape[..]) else { return None };
     let eights = |stride: isize| stride > 0 && stride % 8 == 0;
     let by_terms = y.strides[1] == 1 && eights(y.strides[2]) && k % 8 == 0;
@@ -120,9 +120,9 @@ fn by_matrix([x, y]: [&Located; 2], l: &Lowering<'_>) -> Option<Way> {
         return None;
     }
     let tile_rows = if *rows > 3 * FEW_ROWS / 2 * groups { MANY_ROWS } else { FEW_ROWS };
-    let stage = (tile_rows + COLUMNS) * TERMS * x.dtype.size();
+    let stage = (tile_rows + COLUMNS) * TILE_K * x.dtype.size();
     let stages = STAGES.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
     let tiles = n.div_ceil(COLUMNS).max(1);
     let call = format!("grouped_tiles<sc::@_L, {tiles}, {tile_rows}, {stages}, {by_terms}>");
-    Some(Way { call, rows: tile_rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
+    Some(Config { call, rows: tile_rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
 }

@@ -26,9 +26,9 @@ pub struct Machine {
     pub workspace_bytes: usize,
     /// Bytes of dynamic shared memory that a block may have.
     pub shared: usize,
-    /// Whether there are instructions of warp groups, copies of boxes and pairs of blocks: compute capability 9.0, with a
-    /// driver and a compiler that know them.
-    pub groups: bool,
+    /// Whether there are warp-group MMA (WGMMA), TMA and clusters of blocks: compute capability 9.0, with a driver and a
+    /// compiler that know them.
+    pub wgmma: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
     /// Who computes attention.
@@ -43,7 +43,7 @@ impl Machine {
         workspace: 1 << 21,
         workspace_bytes: 0,
         shared: 225 << 10,
-        groups: true,
+        wgmma: true,
         inputs: InputUse::Written,
         attention: Attentions::Kernels,
     };
@@ -56,7 +56,7 @@ impl Machine {
             workspace: 0,
             workspace_bytes: 0,
             shared: device.shared().saturating_sub(STATIC_SHARED),
-            groups: device.capability() == [9, 0]
+            wgmma: device.capability() == [9, 0]
                 && driver::version().is_ok_and(|v| v[0] >= 12)
                 && compile::version().is_ok_and(|v| v >= compile::LEAST_FOR_OWN),
             inputs: InputUse::Written,

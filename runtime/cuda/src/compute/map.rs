@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use smallvec::SmallVec;
 
 use super::lowering::Lowering;
-use super::skinny::Finish;
+use super::skinny::Epilogue;
 use super::space::{Strides, by_stride, collapse, reach};
 use crate::launch::{Address, Kernel, Param};
 use crate::work::Work;
@@ -208,7 +208,7 @@ impl Map {
 
     /// What a kernel of products does at one position, if this map is over its `[m, n]`, with leading axes joined.
     /// Values may be expressions of `sum`.
-    pub fn finish_products(self, [m, n]: [usize; 2]) -> Option<Finish> {
+    pub fn epilogue(self, [m, n]: [usize; 2]) -> Option<Epilogue> {
         let (&last, leading) = self.shape.split_last()?;
         if last != n || leading.iter().product::<usize>() != m || self.reports() || self.stores.is_empty() {
             return None;
@@ -230,7 +230,7 @@ impl Map {
             let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
         }
         let (declared, params) = (self.declared().collect(), self.addresses().collect());
-        Some(Finish { declared, params, body })
+        Some(Epilogue { declared, params, body })
     }
 
     /// The parameters that hold addresses, as a kernel declares them, and their values.

@@ -1,7 +1,7 @@
 //! Matrix products: which way each takes.
 //!
 //! Floats whose matrices have a unit stride go to cuBLASLt ([`Gemm`]), as one product where the leading
-//! axes join into one stride; few rows go to a kernel that reads the right matrix once. Integers and other layouts go to a generated kernel that reads any strides.
+//! axes join into one stride; few rows (skinny GEMM, GEMV) go to a kernel that reads the right matrix once. Integers and other layouts go to a generated kernel that reads any strides.
 
 use smallvec::SmallVec;
 use symmc_ir::DType;
@@ -9,7 +9,7 @@ use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix, Order};
 use super::lowering::{Lowering, misfit};
-use super::skinny::{self, Finish, Worth};
+use super::skinny::{self, Epilogue, Worth};
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
 use crate::error::CudaError;
@@ -59,7 +59,7 @@ pub(super) fn lower(
         && let Some(products) = products(&p)
     {
         if let [one] = products[..]
-            && let Some(work) = skinny::lower(&[one], Worth::Asked, l.is_steady(y), Finish::store(&one), l)
+            && let Some(work) = skinny::lower(&[one], Worth::Asked, l.is_steady(y), Epilogue::store(&one), l)
         {
             return Ok(vec![work]);
         }

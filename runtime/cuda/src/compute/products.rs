@@ -1,8 +1,8 @@
-//! Products of few rows together with the element-wise steps that alone read their results, as one kernel.
+//! Skinny GEMMs with the element-wise steps that alone read their results as the epilogue, in one kernel.
 //!
-//! The products of one left matrix stand side by side, then come the steps on the sums of a position, each value rounded to
+//! The products of one left matrix stand side by side, then comes the epilogue on the sums of a position, each value rounded to
 //! its dtype as if it had been stored. A product of which they read columns side by side, as halves of one weight are, counts as
-//! several. So the bits are those of single steps with the same sums; products that the library or pairs of blocks would do by themselves may be
+//! several. So the bits are those of single steps with the same sums; products that the library or split-K would do by themselves may be
 //! added up in another order here.
 
 use smallvec::SmallVec;
@@ -135,8 +135,8 @@ pub fn lower(
     }
     fuse::store(&mut map, &known, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
-    match map.finish_products([first.m, first.n]) {
-        Some(finish) => Ok(skinny::lower(&gemms, Worth::Given, steady, finish, l).map(|work| vec![work])),
+    match map.epilogue([first.m, first.n]) {
+        Some(epilogue) => Ok(skinny::lower(&gemms, Worth::Given, steady, epilogue, l).map(|work| vec![work])),
         None => Ok(None),
     }
 }

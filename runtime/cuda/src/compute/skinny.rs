@@ -1,6 +1,6 @@
-//! Products of few rows, bound by reading the right matrix once.
+//! Skinny GEMM: products of few rows (one: GEMV), bound by reading the right matrix once.
 //!
-//! What becomes of the sums is the caller's: [`Finish`]. So several products of one left matrix, and what is done
+//! What becomes of the sums is the caller's [`Epilogue`]. So several products of one left matrix, and what is done
 //! element by element with their results, are one kernel.
 
 use symmc_ir::DType;
@@ -17,7 +17,7 @@ use crate::work::Work;
 const MOST_ROWS_BY_COLUMNS: usize = 4;
 /// Columns that a block computes there.
 const COLUMNS: usize = 32;
-/// What is worth it by matrix instructions. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16 rows, and two that
+/// What is worth it by tensor cores. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16 rows, and two that
 /// are multiplied together 28; the library takes 19 for each with any of these.
 const LIMITS: Products = match Capabilities::GPU.product {
     Some(limits) => limits,
@@ -25,19 +25,19 @@ const LIMITS: Products = match Capabilities::GPU.product {
 };
 /// The most rows there.
 const MOST_ROWS: usize = LIMITS.rows as usize;
-/// Threads of a block there, and terms of a step.
+/// Threads of a block there, and terms of a stage.
 const TILE_THREADS: u32 = 448;
-const TERMS: usize = 128;
+const TILE_K: usize = 128;
 /// Stages of a ring, at least and at most, and bytes of the barriers of each.
 const STAGES: [usize; 2] = [4, 16];
 const STAGE_BARRIERS: usize = 16;
 
-/// By instructions of warp groups: terms of a stage, threads of a block, of which so many multiply.
-const GROUP_TERMS: usize = 64;
-const GROUP_THREADS: u32 = 384;
-const GROUP_WORKERS: usize = 128;
+/// By warp-group MMA: terms of a stage, threads of a block, of which so many multiply.
+const WGMMA_TILE_K: usize = 64;
+const WGMMA_THREADS: u32 = 384;
+const WGMMA_WORKERS: usize = 128;
 /// Stages of a ring there.
-const GROUP_STAGES: [usize; 2] = [3, 16];
+const WGMMA_STAGES: [usize; 2] = [3, 16];
 
 /// The most products of one kernel.
 pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
@@ -51,9 +51,9 @@ pub(super) enum Worth {
     Given,
 }
 
-/// What a kernel does with the sums of all its products at one position.
+/// What a kernel does with the sums of all its products at one position: its epilogue.
 #[derive(Clone, Debug)]
-pub(super) struct Finish {
+pub(super) struct Epilogue {
     /// Parameters of the kernel, as CUDA C declares them.
     pub declared: Vec<String>,
     /// Their values.
@@ -62,11 +62,11 @@ pub(super) struct Finish {
     pub body: String,
 }
 
-impl Finish {
+impl Epilogue {
     /// Stores the sums of one product.
-    pub fn store(gemm: &Gemm) -> Finish {
+    pub fn store(gemm: &Gemm) -> Epilogue {
         let (ty, step) = (stored(gemm.dtype), gemm.c.step);
-        Finish {
+        Epilogue {
             declared: vec!["void *c".into()],
             params: vec![gemm.c.at.into()],
             body: format!("(({ty} *)c)[row * {step}ll + column] = Put<{ty}>::of(sum[0]);"),
@@ -74,20 +74,20 @@ impl Finish {
     }
 }
 
-/// The way a kernel goes through the matrices.
+/// The kernel for a product, and its launch.
 #[derive(Default)]
-struct Way {
+struct Config {
     call: &'static str,
     /// Constants beside those of the product, and the like.
     constants: String,
     grid: usize,
     threads: u32,
     shared: usize,
-    /// Where it copies boxes, in pairs of blocks: the rows of those of the left matrix and of the right ones.
+    /// Where it loads by TMA, in clusters of two blocks: the rows of the boxes of the left matrix and of the right ones.
     boxes: Option<[usize; 2]>,
 }
 
-impl Way {
+impl Config {
     /// How the kernel takes a matrix, by this name.
     fn declare(&self, name: &str) -> String {
         match self.boxes {
@@ -125,7 +125,7 @@ pub(super) fn lower(
     gemms: &[Gemm],
     worth: Worth,
     steady: bool,
-    finish: Finish,
+    epilogue: Epilogue,
     l: &mut Lowering<'_>,
 ) -> Option<Work> {
     let first = gemms.first().filter(|_| gemms.len() <= MOST_PRODUCTS)?;
@@ -133,44 +133,44 @@ pub(super) fn lower(
         let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.a, g.b.step, g.b.order);
         g.batch == 1 && extents(g) == extents(first)
     };
-    let way = gemms.iter().all(same).then(|| way(gemms, worth, l)).flatten()?;
+    let config = gemms.iter().all(same).then(|| config(gemms, worth, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
-    let mut declared = vec![way.declare("a")];
-    declared.extend((0..count).map(|p| way.declare(&format!("b{p}"))));
-    declared.extend(finish.declared);
+    let mut declared = vec![config.declare("a")];
+    declared.extend((0..count).map(|p| config.declare(&format!("b{p}"))));
+    declared.extend(epilogue.declared);
     let text = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {count};\nstatic const i64 N = {}, K = {}, a_step = {}, b_step = {};\nstatic const bool STEADY = {steady};\n{}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
-         const auto finish = [&](i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
+         const auto epilogue = [&](i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         stored(first.dtype),
         first.m,
         first.n,
         first.k,
         first.a.step,
         first.b.step,
-        way.constants,
-        way.threads,
+        config.constants,
+        config.threads,
         declared.join(", "),
-        way.array(count),
-        finish.body,
-        way.call,
+        config.array(count),
+        epilogue.body,
+        config.call,
     );
     l.preludes();
-    for prelude in [text::MATRIX, text::SKINNY, text::TILES, text::GROUPS] {
+    for prelude in [text::MATRIX, text::SKINNY, text::MMA, text::WGMMA] {
         l.source.prelude(prelude);
     }
     Some(Work::Kernel(Kernel {
         entry: l.source.function("skinny", text),
-        grid: [way.grid as u32, 1, 1],
-        block: [way.threads, 1, 1],
-        cluster: if way.boxes.is_some() { 2 } else { 1 },
-        shared: way.shared as u32,
-        params: way.matrices(gemms).into_iter().chain(finish.params).collect(),
+        grid: [config.grid as u32, 1, 1],
+        block: [config.threads, 1, 1],
+        cluster: if config.boxes.is_some() { 2 } else { 1 },
+        shared: config.shared as u32,
+        params: config.matrices(gemms).into_iter().chain(epilogue.params).collect(),
     }))
 }
 
-fn way(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
+fn config(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
     let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
@@ -186,49 +186,49 @@ fn way(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
     match gemm.b.order {
         Order::Rows => by_columns(gemms),
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns => by_matrix(gemms, worth, l).or_else(|| by_line(gemm)),
+        Order::Columns => by_tensor_cores(gemms, worth, l).or_else(|| gemv(gemm)),
     }
 }
 
-fn by_columns(gemms: &[Gemm]) -> Option<Way> {
+fn by_columns(gemms: &[Gemm]) -> Option<Config> {
     let [gemm] = gemms else { return None };
     let fits = gemm.m <= MOST_ROWS_BY_COLUMNS && gemm.n.is_multiple_of(16 / gemm.dtype.size());
-    fits.then(|| Way {
-        call: "skinny_columns<@_L>(a, b, finish);",
+    fits.then(|| Config {
+        call: "skinny_columns<@_L>(a, b, epilogue);",
         grid: gemm.n.div_ceil(COLUMNS),
         threads: 512,
-        ..Way::default()
+        ..Config::default()
     })
 }
 
-fn by_line(gemm: &Gemm) -> Option<Way> {
-    (gemm.m == 1).then(|| Way {
-        call: "skinny_line<@_L>(a, b, finish);",
+fn gemv(gemm: &Gemm) -> Option<Config> {
+    (gemm.m == 1).then(|| Config {
+        call: "gemv<@_L>(a, b, epilogue);",
         grid: gemm.n,
         threads: 128,
-        ..Way::default()
+        ..Config::default()
     })
 }
 
-/// Matrix instructions.
-fn by_matrix(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
+/// Tensor cores.
+fn by_tensor_cores(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    fits.then(|| groups(gemms, l).or_else(|| tiles(gemms, worth, l))).flatten()
+    fits.then(|| wgmma(gemms, l).or_else(|| mma(gemms, worth, l))).flatten()
 }
 
 fn extents(gemms: &[Gemm]) -> Extents {
-    let [count, rows, columns, terms] = [gemms.len(), gemms[0].m, gemms[0].n, gemms[0].k].map(|n| n as u64);
-    Extents { count, rows, columns, terms }
+    let [count, rows, columns, k] = [gemms.len(), gemms[0].m, gemms[0].n, gemms[0].k].map(|n| n as u64);
+    Extents { count, rows, columns, k }
 }
 
-/// All multiprocessors have an equal part of the lines, and each reads all rows.
-fn tiles(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
+/// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows.
+fn mma(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
     let gemm = &gemms[0];
-    let (_, lines) = LIMITS.turns_and_lines(&extents(gemms), l.machine.multiprocessors);
+    let (_, lines) = LIMITS.waves_and_columns(&extents(gemms), l.machine.multiprocessors);
     let mut lines = usize::try_from(lines).ok()?;
     let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
-    let fits = worth == Worth::Given || LIMITS.apart(&extents(gemms), l.machine.multiprocessors);
-    let stage = |lines: usize| (lines + rows) * TERMS * gemm.dtype.size();
+    let fits = worth == Worth::Given || LIMITS.by_whole_k(&extents(gemms), l.machine.multiprocessors);
+    let stage = |lines: usize| (lines + rows) * TILE_K * gemm.dtype.size();
     let [least, most] = STAGES;
     let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
     // A machine with less shared memory has fewer lines at once.
@@ -239,55 +239,55 @@ fn tiles(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
     if !fits || shared < least * stage {
         return None;
     }
-    let stages = (shared / stage).min(most).min((gemm.k.div_ceil(TERMS) + 2).max(least));
-    Some(Way {
-        call: "skinny_tiles<@_L>(a, b, finish);",
-        constants: format!("static const int LINES = {lines}, STAGES = {stages};\n"),
+    let stages = (shared / stage).min(most).min((gemm.k.div_ceil(TILE_K) + 2).max(least));
+    Some(Config {
+        call: "skinny_mma<@_L>(a, b, epilogue);",
+        constants: format!("static const int TILE_N = {lines}, STAGES = {stages};\n"),
         grid: gemm.n.div_ceil(lines / gemms.len()),
         threads: TILE_THREADS,
         shared: stages * (stage + STAGE_BARRIERS),
-        ..Way::default()
+        ..Config::default()
     })
 }
 
-/// Instructions of warp groups, by pairs of blocks that halve the terms, which is faster above 16 rows (64 rows by a
-/// 3584 × 4096 matrix: 10.2 µs, 17.5 by [`tiles`], the library 18.6).
-fn groups(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+/// By warp-group MMA, with split-K between the two blocks of a cluster, which is faster above 16 rows (64 rows by a
+/// 3584 × 4096 matrix: 10.2 µs, 17.5 by [`mma`], the library 18.6).
+fn wgmma(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Config> {
     let (gemm, count) = (&gemms[0], gemms.len());
-    let pairs = l.machine.multiprocessors as usize / 2;
-    if !l.machine.groups || !LIMITS.in_pairs(&extents(gemms), l.machine.multiprocessors) {
+    let clusters = l.machine.multiprocessors as usize / 2;
+    if !l.machine.wgmma || !LIMITS.by_split_k(&extents(gemms), l.machine.multiprocessors) {
         return None;
     }
-    let columns = gemm.n.div_ceil(pairs).next_multiple_of(8);
+    let columns = gemm.n.div_ceil(clusters).next_multiple_of(8);
     let (lines, rows) = (columns * count, gemm.m.next_multiple_of(8));
-    let stage = (lines + rows).max(MOST_ROWS) * GROUP_TERMS * gemm.dtype.size();
+    let stage = (lines + rows).max(MOST_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
     // Sums of another block, and what lies in front of a multiple of 1024.
-    let beside = lines.div_ceil(16) * 16 * GROUP_WORKERS + 1024;
-    let [least, most] = GROUP_STAGES;
+    let beside = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
+    let [least, most] = WGMMA_STAGES;
     let room = l.machine.shared.saturating_sub(beside + (most + 1) * STAGE_BARRIERS);
     let stages = (room / stage).min(most);
     if stages < least {
         return None;
     }
-    Some(Way {
-        call: "skinny_groups<@_L>(a, b, finish);",
+    Some(Config {
+        call: "skinny_wgmma<@_L>(a, b, epilogue);",
         constants: format!(
             "static const int COLUMNS = {columns}, STAGES = {stages};\n{}",
-            group_product(gemm.dtype, lines)
+            wgmma_instruction(gemm.dtype, lines)
         ),
         grid: gemm.n.div_ceil(columns) * 2,
-        threads: GROUP_THREADS,
+        threads: WGMMA_THREADS,
         shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + beside,
         boxes: Some([rows, columns]),
     })
 }
 
-/// The instruction that multiplies so many lines, which names every register.
-fn group_product(dtype: DType, lines: usize) -> String {
+/// The instruction for so many columns, which names every register.
+fn wgmma_instruction(dtype: DType, lines: usize) -> String {
     let (sums, ty) = (lines / 2, if dtype == DType::BF16 { "bf16" } else { "f16" });
     let names = |of: fn(usize) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
     format!(
-        "SC_GROUP_PRODUCT({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \
+        "SC_WGMMA({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \
          wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{ty}.{ty} {{{}}}, %{sums}, %{}, p, 1, 1, 0, 0; }}\", {})\n",
         stored(dtype),
         sums + 2,

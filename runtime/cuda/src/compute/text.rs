@@ -16,21 +16,21 @@ pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
 
 /// Matrix products of any layout.
 pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
-/// Products of groups of rows.
+/// Grouped GEMM: products of groups of rows.
 pub(super) const GROUPED: &str = include_str!("kernels/grouped.cuh");
-/// Products of few rows.
+/// GEMV, and skinny GEMM of up to four rows.
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
-/// Products of more rows.
-pub(super) const TILES: &str = include_str!("kernels/tiles.cuh");
-/// The same by instructions of warp groups.
-pub(super) const GROUPS: &str = include_str!("kernels/groups.cuh");
-/// Matrix instructions.
+/// Skinny GEMM by tensor cores.
+pub(super) const MMA: &str = include_str!("kernels/mma.cuh");
+/// The same by warp-group MMA, with TMA and split-K.
+pub(super) const WGMMA: &str = include_str!("kernels/wgmma.cuh");
+/// MMA instructions by dtype.
 pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
 /// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
-/// Attention by matrix instructions.
+/// Attention by tensor cores.
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
-/// Attention of few rows.
+/// Attention of few rows, as decoding has it.
 pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
 /// Rotary position embeddings.
 pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");

@@ -218,7 +218,7 @@ SC_FN void store_pair(void *to, u64 low, u64 high) {
     ((u64 *)to)[0] = low;
     ((u64 *)to)[1] = high;
 }
-SC_FN void copy_async(void *to, const void *from, bool in) {
+SC_FN void cp_async(void *to, const void *from, bool in) {
     if ((u64)to % 16 || (u64)from % 16) {
         fprintf(stderr, "a copy is not aligned to 16 bytes\n");
         abort();
@@ -227,24 +227,24 @@ SC_FN void copy_async(void *to, const void *from, bool in) {
     else memset(to, 0, 16);
 }
 // Copies are done at once.
-SC_FN void copies_commit() {}
-template <int COUNT> void copies_wait() {}
+SC_FN void cp_async_commit() {}
+template <int COUNT> void cp_async_wait() {}
 // Arrivals and bytes that a phase of a barrier waits for.
 struct Barrier { u8 missing, arrivals, phase; int bytes; };
-SC_FN void barrier_init(u64 *barrier, u32 arrivals) { *(Barrier *)barrier = {(u8)arrivals, (u8)arrivals, 0, 0}; }
+SC_FN void mbarrier_init(u64 *barrier, u32 arrivals) { *(Barrier *)barrier = {(u8)arrivals, (u8)arrivals, 0, 0}; }
 SC_FN void barrier_count(u64 *barrier, int arrivals, int bytes) {
     Barrier *b = (Barrier *)barrier;
     emulate::moved = true;
     b->missing -= arrivals, b->bytes += bytes;
     if (b->missing == 0 && b->bytes == 0) b->missing = b->arrivals, b->phase ^= 1;
 }
-SC_FN void barrier_arrive(u64 *barrier) { barrier_count(barrier, 1, 0); }
-SC_FN void barrier_expect(u64 *barrier, u32 bytes) { barrier_count(barrier, 1, bytes); }
-SC_FN void barriers_ready() {}
-SC_FN void barrier_wait(u64 *barrier, u32 parity) {
+SC_FN void mbarrier_arrive(u64 *barrier) { barrier_count(barrier, 1, 0); }
+SC_FN void mbarrier_expect_tx(u64 *barrier, u32 bytes) { barrier_count(barrier, 1, bytes); }
+SC_FN void fence_mbarrier_init() {}
+SC_FN void mbarrier_wait(u64 *barrier, u32 parity) {
     while (((Barrier *)barrier)->phase == parity) emulate::wait(emulate::YIELDS);
 }
-SC_FN void barrier_wait_sent(u64 *barrier, u32 parity) { barrier_wait(barrier, parity); }
+SC_FN void mbarrier_wait_cluster(u64 *barrier, u32 parity) { mbarrier_wait(barrier, parity); }
 SC_FN void load_rows(const u16 *(&rows)[32], const u16 *row) {
     if ((u64)row % 16) {
         fprintf(stderr, "a row of a matrix is not aligned to 16 bytes\n");
@@ -256,7 +256,7 @@ SC_FN void load_rows(const u16 *(&rows)[32], const u16 *row) {
     for (u32 i = 0; i < 32; i++) memcpy(&rows[i], &emulate::shown[warp + i], sizeof row);
     emulate::wait(emulate::WARP);
 }
-SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
+SC_FN void ldmatrix(u32 (&out)[4], const u16 *row) {
     const u32 lane = emulate::own % 32;
     const u16 *rows[32];
     load_rows(rows, row);
@@ -264,13 +264,13 @@ SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
 }
 // Of each block of a cluster.
 alignas(1024) static u8 dynamic[2][232 << 10];
-SC_FN u32 cluster_block() { return blockIdx.x - emulate::cluster0; }
-SC_FN double *dynamic_shared() { return (double *)dynamic[cluster_block()]; }
-SC_FN u8 *aligned_shared() { return dynamic[cluster_block()]; }
+SC_FN u32 cluster_rank() { return blockIdx.x - emulate::cluster0; }
+SC_FN double *dynamic_shared() { return (double *)dynamic[cluster_rank()]; }
+SC_FN u8 *aligned_shared() { return dynamic[cluster_rank()]; }
 SC_FN void cluster_arrive() {}
 SC_FN void cluster_wait() { emulate::wait(emulate::CLUSTER); }
-SC_FN u32 in_block(const void *at, u32 block) { return dynamic[block] + ((const u8 *)at - dynamic[cluster_block()]) - dynamic[0]; }
-SC_FN void send(u32 to, float4 x, u32 barrier) {
+SC_FN u32 mapa(const void *at, u32 block) { return dynamic[block] + ((const u8 *)at - dynamic[cluster_rank()]) - dynamic[0]; }
+SC_FN void st_async(u32 to, float4 x, u32 barrier) {
     memcpy(dynamic[0] + to, &x, sizeof x);
     barrier_count((u64 *)(dynamic[0] + barrier), 0, -(int)sizeof x);
 }
@@ -279,7 +279,7 @@ SC_FN void send(u32 to, float4 x, u32 barrier) {
 struct TensorMap { u64 at, rows, columns, step, box_rows; };
 // Where a byte of a box lies: pieces of 16 change places by the number of the row, of 128 bytes.
 SC_FN u64 swizzled(u64 at) { return at ^ (at >> 7 & 7) << 4; }
-SC_FN void copy_box(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
+SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
     if ((u64)to % 1024 || map.at % 16 || map.step % 16) {
         fprintf(stderr, "a box, or its matrix, is not aligned\n");
         abort();
@@ -292,13 +292,13 @@ SC_FN void copy_box(void *to, const TensorMap &map, int term, int row, u64 *barr
         }
     barrier_count(barrier, 0, -(int)(map.box_rows * 128));
 }
-SC_FN u64 box_at(const void *at) { return (u64)at / 16; }
-SC_FN void group_begin() {}
-SC_FN void group_commit() {}
-template <int COUNT> void group_wait() {}
-SC_FN void hold(float (&)[4]) {}
+SC_FN u64 wgmma_descriptor(const void *at) { return (u64)at / 16; }
+SC_FN void wgmma_fence() {}
+SC_FN void wgmma_commit() {}
+template <int COUNT> void wgmma_wait() {}
+SC_FN void fence_operand(float (&)[4]) {}
 // As `multiply` below spreads sums, over the four warps of a group.
-template <class T, int LINES> void multiply_group(float (&c)[LINES / 8][4], u64 rows, u64 lines, int more) {
+template <class T, int TILE_N> void multiply_group(float (&c)[TILE_N / 8][4], u64 rows, u64 lines, int more) {
     const auto terms = [](u64 box, u32 row, float *out) {
         for (u32 piece = 0; piece < 2; piece++) {
             const T *from = (const T *)swizzled(box * 16 + row * 128 + piece * 16);
@@ -308,7 +308,7 @@ template <class T, int LINES> void multiply_group(float (&c)[LINES / 8][4], u64 
     const u32 thread = threadIdx.x % 128, lane = thread % 32;
     float x[2][16], y[2][16];
     for (u32 h = 0; h < 2; h++) terms(rows, thread / 32 * 16 + lane / 4 + h * 8, x[h]);
-    for (u32 e = 0; e < LINES / 8; e++) {
+    for (u32 e = 0; e < TILE_N / 8; e++) {
         for (u32 h = 0; h < 2; h++) terms(lines, e * 8 + lane % 4 * 2 + h, y[h]);
         for (u32 i = 0; i < 4; i++) {
             double sum = 0;
@@ -317,9 +317,9 @@ template <class T, int LINES> void multiply_group(float (&c)[LINES / 8][4], u64 
         }
     }
 }
-#define SC_GROUP_PRODUCT(T, LINES, ...)                                                           \
-    SC_FN void add_products(float (&c)[LINES / 8][4], u64 rows, u64 lines, int more) {            \
-        multiply_group<T, LINES>(c, rows, lines, more);                                           \
+#define SC_WGMMA(T, TILE_N, ...)                                                           \
+    SC_FN void wgmma(float (&c)[TILE_N / 8][4], u64 rows, u64 lines, int more) {            \
+        multiply_group<T, TILE_N>(c, rows, lines, more);                                           \
     }
 
 SC_FN float bf16_to_float(u16 x) { return __uint_as_float((u32)x << 16); }
@@ -346,10 +346,10 @@ template <float (*VALUE)(u16)> void multiply(float (&c)[4], const u32 (&a)[4], u
         c[e] += (float)sum;
     }
 }
-SC_FN void multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<bf16_to_float>(c, a, b0, b1); }
-SC_FN void multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<f16_to_float>(c, a, b0, b1); }
+SC_FN void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<bf16_to_float>(c, a, b0, b1); }
+SC_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<f16_to_float>(c, a, b0, b1); }
 
-SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
+SC_FN void ldmatrix_trans(u32 (&out)[4], const u16 *row) {
     const u32 lane = emulate::own % 32;
     const u16 *rows[32];
     load_rows(rows, row);

@@ -131,7 +131,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
         workspace: 0,
         workspace_bytes: 0,
         shared: 225 << 10,
-        groups: true,
+        wgmma: true,
         inputs: InputUse::Read,
         attention,
     };

@@ -28,7 +28,7 @@ fn machine(workspace_bytes: usize, shared: usize) -> Machine {
         workspace: 0x10_0000,
         workspace_bytes,
         shared,
-        groups: true,
+        wgmma: true,
         inputs: InputUse::Read,
         attention: Attentions::Kernels,
     }
@@ -52,8 +52,8 @@ fn every_case_is_lowered_and_compiles() {
     }
     // A sample: all of them take minutes.
     let sample: Vec<_> = cases.into_iter().step_by(12).collect();
-    for (target, shared, groups) in [([9, 0], 225 << 10, true), ([8, 0], 160 << 10, false)] {
-        match compile(&lowered(&sample, &Machine { shared, groups, ..machine }, 1 << 32).source, target) {
+    for (target, shared, wgmma) in [([9, 0], 225 << 10, true), ([8, 0], 160 << 10, false)] {
+        match compile(&lowered(&sample, &Machine { shared, wgmma, ..machine }, 1 << 32).source, target) {
             Ok(code) => assert!(!code.is_empty()),
             Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
             Err(error) => panic!("{error}"),

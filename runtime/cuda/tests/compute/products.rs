@@ -1,4 +1,4 @@
-//! Products of few rows and the element-wise steps behind them: one kernel gives the bits of the single steps.
+//! Skinny GEMMs with an epilogue: one kernel gives the bits of the single steps.
 
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
@@ -113,7 +113,7 @@ impl World {
             workspace: base + (own + STATUS_BYTES) as u64,
             workspace_bytes: GEMM_WORKSPACE,
             shared: 225 << 10,
-            groups: false,
+            wgmma: false,
             inputs: InputUse::Read,
             attention: Attentions::Kernels,
         };
@@ -187,7 +187,7 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let (base, alone) = (world.base(), world.machine);
     let at = |v: &Located| base + v.offset as u64;
     // Pairs have 112 lines, 56 of each product.
-    let pairs = Machine { multiprocessors: 8, groups: true, ..alone };
+    let pairs = Machine { multiprocessors: 8, wgmma: true, ..alone };
     for m in [17, 50, 64] {
         let list = inside(gated(m));
         let (mut source, mut sites) = (Source::new(), Sites::new());

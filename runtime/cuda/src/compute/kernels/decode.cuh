@@ -1,5 +1,5 @@
-// Attention of few rows in bf16 and f16, as decoding has it: keys and values go from memory to the registers of matrix
-// instructions, each once and with nothing in between, so that what counts is how fast memory gives them.
+// Attention of few rows in bf16 and f16, as decoding has it (flash-decoding: keys may be split among blocks): keys and
+// values go from memory to the registers of MMA instructions, each once and with nothing in between, so that what counts is how fast memory gives them.
 //
 // A block takes 16 rows of a head and a part of its keys; its warps take 16 keys in turn and put their sums together
 // at the end. Fragments lie as in tensor.cuh. A sum has no order that it must be taken in, so lanes read what lies in
@@ -108,11 +108,11 @@ template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Value
             const u32 low[2] = {(x[0] & 0xffff) | x[1] << 16, (x[2] & 0xffff) | x[3] << 16};
             const u32 high[2] = {x[0] >> 16 | (x[1] & 0xffff0000u), x[2] >> 16 | (x[3] & 0xffff0000u)};
             if (hides) {
-                multiply_seen(T(), y.acc[c * 8 + 2 * w], p, low[0], low[1]);
-                multiply_seen(T(), y.acc[c * 8 + 2 * w + 1], p, high[0], high[1]);
+                mma_seen(T(), y.acc[c * 8 + 2 * w], p, low[0], low[1]);
+                mma_seen(T(), y.acc[c * 8 + 2 * w + 1], p, high[0], high[1]);
             } else {
-                multiply(T(), y.acc[c * 8 + 2 * w], p, low[0], low[1]);
-                multiply(T(), y.acc[c * 8 + 2 * w + 1], p, high[0], high[1]);
+                mma(T(), y.acc[c * 8 + 2 * w], p, low[0], low[1]);
+                mma(T(), y.acc[c * 8 + 2 * w + 1], p, high[0], high[1]);
             }
         }
 }
@@ -165,9 +165,9 @@ SC_FN void store_rows(const Weighted<L> &y, const i64 (&rows)[2], i64 row0, u32 
 }
 
 // STEADY: nothing writes the keys and values while the program runs, and no data say which are seen, so the first ones are
-// asked for at once.
+// prefetched.
 template <class L, int SPLITS, bool STEADY, int MASK>
-SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
+SC_FN void attend_decode(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
     const float LOG2E = 1.44269504088896340736f;
     const u32 tiles = (L::ROWS + 15) / 16;
@@ -224,7 +224,7 @@ SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void
             for (int c = 0; c < 4; c++) s[j][c] = 0;
 #pragma unroll
             for (int e = 0; e < L::E / 16; e++)
-                multiply(T(), s[j], qa[e], word(keys.x[j][e / 2], e % 2 * 2), word(keys.x[j][e / 2], e % 2 * 2 + 1));
+                mma(T(), s[j], qa[e], word(keys.x[j][e / 2], e % 2 * 2), word(keys.x[j][e / 2], e % 2 * 2 + 1));
         }
         keys.load(k, start + 64, end, g, t);
         bool hides = false;

@@ -1,4 +1,4 @@
-// Products of groups of rows with a matrix for each group. How many rows a group has is data: each block looks up which
+// Grouped GEMM: products of groups of rows with a matrix for each group. How many rows a group has is data: each block looks up which
 // tile of which group is its own. Rows behind the last group are one more group, whose sums have no terms.
 //
 // `L` gives R rows, N columns, K terms and G groups; the types T of elements, A of sums and I of ends; `a_at`, `c_at` and,
@@ -68,14 +68,14 @@ SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void 
 }
 
 // Of halves by matrix instructions: a block of four warps computes ROWS by 128. Rows are contiguous; of the matrices the
-// terms of a column are (BY_TERMS), or the columns of a term.
-template <class L, int ROWS, int STAGES, bool BY_TERMS> struct GroupedTile {
+// terms of a column are (K_MAJOR), or the columns of a term.
+template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
     typedef typename L::T T;
-    static const int COLUMNS = 128, TERMS = 64, THREADS = 128;
+    static const int COLUMNS = 128, TILE_K = 64, THREADS = 128;
     // Warps divide the rows, and then the columns. A warp's sums are of HEIGHT times 16 rows and WIDTH times eight columns.
     static const int ROW_PARTS = ROWS > 16 ? 2 : 1, COLUMN_PARTS = 4 / ROW_PARTS;
     static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = COLUMNS / 8 / COLUMN_PARTS;
-    static const int STAGE = (ROWS + COLUMNS) * TERMS;
+    static const int STAGE = (ROWS + COLUMNS) * TILE_K;
 
     const T *a, *b;
     GroupedRows rows;
@@ -86,22 +86,22 @@ template <class L, int ROWS, int STAGES, bool BY_TERMS> struct GroupedTile {
     template <int LENGTH> SC_FN int at(int line, int element) { return line * LENGTH + ((element / 8) ^ (line % 8)) * 8; }
 
     // Starts to copy the terms of a step, with zeros beyond rows, columns and terms.
-    __device__ __forceinline__ void bring(u16 *stage, i64 step) const {
-        const i64 k0 = step * TERMS;
+    __device__ __forceinline__ void produce(u16 *stage, i64 step) const {
+        const i64 k0 = step * TILE_K;
         if (k0 >= terms) return;
 #pragma unroll
-        for (int e = threadIdx.x; e < ROWS * TERMS / 8; e += THREADS) {
-            const int line = e / (TERMS / 8), term = e % (TERMS / 8) * 8;
+        for (int e = threadIdx.x; e < ROWS * TILE_K / 8; e += THREADS) {
+            const int line = e / (TILE_K / 8), term = e % (TILE_K / 8) * 8;
             const bool in = rows.first + line < rows.end && k0 + term < terms;
-            copy_async(stage + at<TERMS>(line, term), a + (in ? L::a_at(rows.first + line, k0 + term) : 0), in);
+            cp_async(stage + at<TILE_K>(line, term), a + (in ? L::a_at(rows.first + line, k0 + term) : 0), in);
         }
-        u16 *to = stage + ROWS * TERMS;
+        u16 *to = stage + ROWS * TILE_K;
 #pragma unroll
-        for (int e = threadIdx.x; e < COLUMNS * TERMS / 8; e += THREADS) {
-            const int length = BY_TERMS ? TERMS : COLUMNS, line = e / (length / 8), piece = e % (length / 8) * 8;
-            const i64 term = k0 + (BY_TERMS ? piece : line), column = column0 + (BY_TERMS ? line : piece);
+        for (int e = threadIdx.x; e < COLUMNS * TILE_K / 8; e += THREADS) {
+            const int length = K_MAJOR ? TILE_K : COLUMNS, line = e / (length / 8), piece = e % (length / 8) * 8;
+            const i64 term = k0 + (K_MAJOR ? piece : line), column = column0 + (K_MAJOR ? line : piece);
             const bool in = term < terms && column < L::N;
-            copy_async(to + at<BY_TERMS ? TERMS : COLUMNS>(line, piece), b + (in ? L::b_at(term, column) : 0), in);
+            cp_async(to + at<K_MAJOR ? TILE_K : COLUMNS>(line, piece), b + (in ? L::b_at(term, column) : 0), in);
         }
     }
 
@@ -109,23 +109,23 @@ template <class L, int ROWS, int STAGES, bool BY_TERMS> struct GroupedTile {
     __device__ __forceinline__ void multiply_stage(const u16 *stage, float (&acc)[HEIGHT][WIDTH][4]) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int row0 = warp % ROW_PARTS * HEIGHT * 16, line0 = warp / ROW_PARTS * WIDTH * 8;
-        const u16 *matrix = stage + ROWS * TERMS;
+        const u16 *matrix = stage + ROWS * TILE_K;
 #pragma unroll
-        for (int k = 0; k < TERMS; k += 16) {
+        for (int k = 0; k < TILE_K; k += 16) {
             u32 x[HEIGHT][4];
 #pragma unroll
             for (int h = 0; h < HEIGHT; h++)
-                load_matrices(x[h], stage + at<TERMS>(row0 + h * 16 + lane % 16, k + lane / 16 * 8));
+                ldmatrix(x[h], stage + at<TILE_K>(row0 + h * 16 + lane % 16, k + lane / 16 * 8));
 #pragma unroll
             for (int e = 0; e < WIDTH; e += 2) {
                 const int column = line0 + e * 8 + lane / 16 * 8, term = k + lane / 8 % 2 * 8;
                 u32 y[4];
-                if (BY_TERMS) load_matrices(y, matrix + at<TERMS>(column + lane % 8, term));
-                else load_transposed(y, matrix + at<COLUMNS>(term + lane % 8, column));
+                if (K_MAJOR) ldmatrix(y, matrix + at<TILE_K>(column + lane % 8, term));
+                else ldmatrix_trans(y, matrix + at<COLUMNS>(term + lane % 8, column));
 #pragma unroll
                 for (int h = 0; h < HEIGHT; h++) {
-                    multiply(T(), acc[h][e], x[h], y[0], y[1]);
-                    multiply(T(), acc[h][e + 1], x[h], y[2], y[3]);
+                    mma(T(), acc[h][e], x[h], y[0], y[1]);
+                    mma(T(), acc[h][e + 1], x[h], y[2], y[3]);
                 }
             }
         }
@@ -147,9 +147,9 @@ template <class L, int ROWS, int STAGES, bool BY_TERMS> struct GroupedTile {
     }
 };
 
-template <class L, int TILES, int ROWS, int STAGES, bool BY_TERMS>
+template <class L, int TILES, int ROWS, int STAGES, bool K_MAJOR>
 SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 site) {
-    typedef GroupedTile<L, ROWS, STAGES, BY_TERMS> X;
+    typedef GroupedTile<L, ROWS, STAGES, K_MAJOR> X;
     typedef typename L::T T;
     X tile;
     tile.rows = tile_of<L, ROWS>(pe, blockIdx.x / TILES, status, site);
@@ -166,17 +166,17 @@ SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *p
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[h][e][i] = 0;
     for (int step = 0; step < STAGES - 1; step++) {
-        tile.bring(stages + step * X::STAGE, step);
-        copies_commit();
+        tile.produce(stages + step * X::STAGE, step);
+        cp_async_commit();
     }
-    const i64 steps = (tile.terms + X::TERMS - 1) / X::TERMS;
+    const i64 steps = (tile.terms + X::TILE_K - 1) / X::TILE_K;
     for (i64 step = 0; step < steps; step++) {
         // This step's copies of all threads have come, and all have read the stage that is filled next.
-        copies_wait<STAGES - 2>();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();
         const i64 next = step + STAGES - 1;
-        tile.bring(stages + next % STAGES * X::STAGE, next);
-        copies_commit();
+        tile.produce(stages + next % STAGES * X::STAGE, next);
+        cp_async_commit();
         tile.multiply_stage(stages + step % STAGES * X::STAGE, acc);
     }
     tile.store((T *)pc, acc);

@@ -2,8 +2,8 @@
 
 namespace sc {
 
-SC_FN void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_bf16(c, a, b0, b1); }
-SC_FN void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_f16(c, a, b0, b1); }
+SC_FN void mma(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
+SC_FN void mma(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(c, a, b0, b1); }
 
 // Two elements side by side.
 SC_FN u32 pack(bf16, float low, float high) { return pack_bf16(low, high); }
@@ -22,7 +22,7 @@ struct Sums { float x[4]; };
 template <class T> static __device__ __noinline__ Sums multiply_apart(Sums c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     const u32 a[4] = {a0, a1, a2, a3};
     if (__ballot_sync(0xffffffffu, !is_finite(T(), b0) || !is_finite(T(), b1)) == 0) {
-        multiply(T(), c.x, a, b0, b1);
+        mma(T(), c.x, a, b0, b1);
         return c;
     }
     const int lane = threadIdx.x % 32, t = lane % 4;
@@ -36,7 +36,7 @@ template <class T> static __device__ __noinline__ Sums multiply_apart(Sums c, u3
         const u32 w0 = __shfl_sync(0xffffffffu, low ? a0 : a1, row % 8 * 4 + t);
         const u32 w1 = __shfl_sync(0xffffffffu, low ? a2 : a3, row % 8 * 4 + t);
         float own[4] = {0, 0, 0, 0};
-        multiply(T(), own, a, seen(b0, w0), seen(b1, w1));
+        mma(T(), own, a, seen(b0, w0), seen(b1, w1));
         if (lane / 4 == row % 8) {
             if (low) c.x[0] += own[0], c.x[1] += own[1];
             else c.x[2] += own[2], c.x[3] += own[3];
@@ -44,7 +44,7 @@ template <class T> static __device__ __noinline__ Sums multiply_apart(Sums c, u3
     }
     return c;
 }
-template <class T> SC_FN void multiply_seen(T, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+template <class T> SC_FN void mma_seen(T, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     Sums sums;
 #pragma unroll
     for (int i = 0; i < 4; i++) sums.x[i] = c[i];

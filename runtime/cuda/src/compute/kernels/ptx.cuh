@@ -50,19 +50,19 @@ SC_FN void store_pair(void *to, u64 low, u64 high) {
 }
 
 // c += a b for a [16, 16], b [16, 8] and c [16, 8], spread over a warp.
-SC_FN void multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+SC_FN void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-SC_FN void multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+SC_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Four matrices of 8 by 8, transposed; lane 8i + j names row j of matrix i in shared memory.
-SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
+SC_FN void ldmatrix_trans(u32 (&out)[4], const u16 *row) {
     asm volatile("{ .reg .u64 a; cvta.to.shared.u64 a, %4; ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [a]; }"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "l"(row)
@@ -70,26 +70,26 @@ SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
 }
 
 // Starts to copy 16 bytes to shared memory, or zeros; both are aligned to 16.
-SC_FN u32 in_shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
-SC_FN void copy_async(void *to, const void *from, bool in) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(to)), "l"(from), "r"(in ? 16 : 0)
+SC_FN u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+SC_FN void cp_async(void *to, const void *from, bool in) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(in ? 16 : 0)
                  : "memory");
 }
 
 // Ends a group of copies of this thread.
-SC_FN void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+SC_FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until all groups of this thread have come but the last COUNT.
-template <int COUNT> SC_FN void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory"); }
+template <int COUNT> SC_FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory"); }
 
-// Barriers in shared memory.
-SC_FN void barrier_init(u64 *barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(in_shared(barrier)), "r"(arrivals) : "memory");
+// Barriers in shared memory (mbarrier).
+SC_FN void mbarrier_init(u64 *barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-SC_FN void barrier_arrive(u64 *barrier) {
-    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(in_shared(barrier)) : "memory");
+SC_FN void mbarrier_arrive(u64 *barrier) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
 // Waits for the end of the phase of this parity.
-SC_FN void barrier_wait(u64 *barrier, u32 parity) {
+SC_FN void mbarrier_wait(u64 *barrier, u32 parity) {
     u32 done = 0;
     while (!done)
         asm volatile(
@@ -99,15 +99,15 @@ SC_FN void barrier_wait(u64 *barrier, u32 parity) {
             "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 #endif
             : "=r"(done)
-            : "r"(in_shared(barrier)), "r"(parity)
+            : "r"(shared_address(barrier)), "r"(parity)
             : "memory");
 }
 
 // Four matrices of 8 by 8; lane 8i + j names row j of matrix i in shared memory.
-SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
+SC_FN void ldmatrix(u32 (&out)[4], const u16 *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(in_shared(row))
+                 : "r"(shared_address(row))
                  : "memory");
 }
 
@@ -120,70 +120,70 @@ SC_FN double *dynamic_shared() {
 // From the next multiple of 1024 on.
 SC_FN u8 *aligned_shared() {
     u8 *shared = (u8 *)dynamic_shared();
-    return shared + (0 - in_shared(shared) & 1023);
+    return shared + (0 - shared_address(shared) & 1023);
 }
 
 // What follows needs compute capability 9.0, its own instructions included.
 
-// A matrix in memory, as the copy engine of a multiprocessor knows it.
+// A matrix in memory, as the TMA (tensor memory accelerator) knows it.
 struct alignas(64) TensorMap { u64 words[16]; };
-// Starts to copy the box of the map's size at this term of this row, zeros beyond the matrix. Its rows have 128 bytes, of
-// which pieces of 16 change places by the number of the row; it lies at a multiple of 1024. `barrier` counts its bytes.
-SC_FN void copy_box(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(in_shared(to)),
-                 "l"(&map), "r"(term), "r"(row), "r"(in_shared(barrier))
+// Starts to load by TMA the box of the map's size at this term of this row, zeros beyond the matrix. Its rows have 128 bytes, of
+// which pieces of 16 are swizzled, they change places by the number of the row; it lies at a multiple of 1024. `barrier` counts its bytes.
+SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(term), "r"(row), "r"(shared_address(barrier))
                  : "memory");
 }
 // Arrives, and has the phase wait for so many bytes too.
-SC_FN void barrier_expect(u64 *barrier, u32 bytes) {
-    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(in_shared(barrier)), "r"(bytes)
+SC_FN void mbarrier_expect_tx(u64 *barrier, u32 bytes) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
-// Lets the copy engine, and the other blocks of the cluster once it has met, know of new barriers.
-SC_FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory"); }
-// As `barrier_wait`, for what another block of the cluster sends.
-SC_FN void barrier_wait_sent(u64 *barrier, u32 parity) {
+// Lets the TMA, and the other blocks of the cluster once it has met, know of new barriers.
+SC_FN void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory"); }
+// As `mbarrier_wait`, for what another block of the cluster sends.
+SC_FN void mbarrier_wait_cluster(u64 *barrier, u32 parity) {
     u32 done = 0;
     while (!done)
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                      : "=r"(done)
-                     : "r"(in_shared(barrier)), "r"(parity)
+                     : "r"(shared_address(barrier)), "r"(parity)
                      : "memory");
 }
 
-SC_FN u32 cluster_block() {
+SC_FN u32 cluster_rank() {
     u32 r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
 // Says that this thread has come here, and waits until all of the cluster have said so. Of what they wrote before, only
-// what `barriers_ready` was called for is known then.
+// what `fence_mbarrier_init` was called for is known then.
 SC_FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 SC_FN void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 // Where the same place in the shared memory of a block of the cluster is.
-SC_FN u32 in_block(const void *at, u32 block) {
+SC_FN u32 mapa(const void *at, u32 block) {
     u32 r;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(in_shared(at)), "r"(block));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(at)), "r"(block));
     return r;
 }
 // Sends 16 bytes to a place of another block, whose barrier counts them.
-SC_FN void send(u32 to, float4 x, u32 barrier) {
+SC_FN void st_async(u32 to, float4 x, u32 barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                  "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
                  : "memory");
 }
 
-// How the instructions of a warp group name a box: its address in units of 16 bytes, lines of 128 bytes whose pieces have
+// The matrix descriptor by which WGMMA names a box: its address in units of 16 bytes, lines of 128 bytes whose pieces have
 // changed places, eight lines in 1024 bytes. 16 terms further is two units.
-SC_FN u64 box_at(const void *at) { return (u64)(in_shared(at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-// Around instructions of a group: registers are ready, all since are one batch, all but COUNT batches have ended.
-SC_FN void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-SC_FN void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int COUNT> SC_FN void group_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory"); }
-SC_FN void hold(float (&x)[4]) { asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory"); }
+SC_FN u64 wgmma_descriptor(const void *at) { return (u64)(shared_address(at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// Around WGMMA: registers are ready, all since are one batch, all but COUNT batches have ended.
+SC_FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+SC_FN void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int COUNT> SC_FN void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory"); }
+SC_FN void fence_operand(float (&x)[4]) { asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory"); }
 // Declares the instruction for so many lines: c += rows lines for 64 rows and 16 terms, or c = if there is no more in c.
-#define SC_GROUP_PRODUCT(T, LINES, TEXT, ...)                                                                                \
-    SC_FN void add_products(float (&c)[LINES / 8][4], u64 rows, u64 lines, int more) {                                       \
+#define SC_WGMMA(T, TILE_N, TEXT, ...)                                                                                \
+    SC_FN void wgmma(float (&c)[TILE_N / 8][4], u64 rows, u64 lines, int more) {                                       \
         asm volatile(TEXT : __VA_ARGS__ : "l"(rows), "l"(lines), "r"(more));                                                 \
     }
 

@@ -1,8 +1,8 @@
-// Products of one row or a few: all of the right matrix is read once, so its bytes are the time.
+// GEMV, and skinny GEMM of a few rows: all of the right matrix is read once, so its bytes are the time.
 //
 // `L` gives the type T, the extents M, N, K, the steps between rows of a and between lines of b, the width V of an
-// access to b, the number P of products of one a, and whether b is STEADY: then it is read before the kernel enters.
-// Sums are f32: each thread its own terms, then the threads in a fixed order. `finish(row, column, sums)` stores them.
+// access to b, the number P of products of one a, and whether b is STEADY: then it is prefetched before the kernel enters.
+// Sums are f32: each thread its own terms, then the threads in a fixed order. `epilogue(row, column, sums)` takes them.
 
 namespace sc {
 
@@ -12,7 +12,7 @@ SC_FN float warp_sum(float x, int from, int to) {
 }
 
 // One row, lines of b along k. A block computes one column of each product; its threads share k.
-template <class L, class F> SC_FN void skinny_line(const void *pa, const void *const *pb, F finish) {
+template <class L, class F> SC_FN void gemv(const void *pa, const void *const *pb, F epilogue) {
     typedef typename L::T T;
     const int V = L::V, P = L::P, WARPS = 4, LAP = WARPS * 32 * V, LAPS = (L::K + LAP - 1) / LAP;
     // What one thread asks for at once of each line: more on their way slows an H200 down.
@@ -63,12 +63,12 @@ template <class L, class F> SC_FN void skinny_line(const void *pa, const void *c
         sums[p] = 0;
         for (int w = 0; w < WARPS; w++) sums[p] += parts[w][p];
     }
-    finish(0, column, sums);
+    epilogue(0, column, sums);
 }
 
 // Lines of b along n. A block computes 32 columns; its warps, and the groups of lanes within a warp that span
 // these columns, share k.
-template <class L, class F> SC_FN void skinny_columns(const void *pa, const void *const *pb, F finish) {
+template <class L, class F> SC_FN void skinny_columns(const void *pa, const void *const *pb, F epilogue) {
     typedef typename L::T T;
     const int V = L::V, M = L::M, WARPS = 16, LANES = 32 / V, GROUPS = 32 / LANES;
     __shared__ float parts[WARPS][M * 32];
@@ -105,7 +105,7 @@ template <class L, class F> SC_FN void skinny_columns(const void *pa, const void
     for (int e = threadIdx.x; e < M * 32; e += WARPS * 32) {
         float sum = 0;
         for (int w = 0; w < WARPS; w++) sum += parts[w][e];
-        if (column0 + e % 32 < L::N) finish(e / 32, column0 + e % 32, &sum);
+        if (column0 + e % 32 < L::N) epilogue(e / 32, column0 + e % 32, &sum);
     }
 }
 

@@ -1,4 +1,4 @@
-// Attention of many rows in bf16 and f16 by matrix instructions.
+// Attention of many rows in bf16 and f16 by tensor cores.
 //
 // As `attend`, with 64 rows for a block or, where MT is 2, 128: MT times 16 for each warp. Queries lie in shared memory;
 // keys and values pass through it in tiles of 64, of which the next is on its way while one is worked on
@@ -38,11 +38,11 @@ template <class T, int WIDTH, int PITCH> SC_FN void copy_tile(u16 *to, const T *
         const int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW * 8;
         from += row * row_step + column, to += row * PITCH + column;
 #pragma unroll
-        for (int r = 0; r < 64; r += 128 / PER_ROW) copy_async(to + r * PITCH, from + r * row_step, row + r < n);
+        for (int r = 0; r < 64; r += 128 / PER_ROW) cp_async(to + r * PITCH, from + r * row_step, row + r < n);
     } else {
         for (int e = threadIdx.x; e < 64 * PER_ROW; e += 128) {
             const int row = e / PER_ROW, column = e % PER_ROW * 8;
-            copy_async(to + row * PITCH + column, from + row * row_step + column, row < n);
+            cp_async(to + row * PITCH + column, from + row * row_step + column, row < n);
         }
     }
 }
@@ -56,7 +56,7 @@ template <class L, int MT> SC_FN void copy_queries(u16 *to, const typename L::T 
         const typename L::T *from = q + (in ? L::q_row(row0 + r) : 0) + column * L::q_step;
         u16 *at = to + r * R::EP + column;
         if (L::QW == 8) {
-            copy_async(at, from, in);
+            cp_async(at, from, in);
         } else {
 #pragma unroll
             for (int j = 0; j < 8; j++) at[j] = in ? from[j * L::q_step].v : 0;
@@ -79,15 +79,15 @@ template <class L, int MT> SC_FN void score(float (&s)[MT][8][4], const u16 *qs,
         u32 a[MT][4];
 #pragma unroll
         for (int m = 0; m < MT; m++)
-            load_matrices(a[m], qs + ((warp * MT + m) * 16 + lane % 16) * R::EP + e * 16 + lane / 16 * 8);
+            ldmatrix(a[m], qs + ((warp * MT + m) * 16 + lane % 16) * R::EP + e * 16 + lane / 16 * 8);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             u32 b[4];
-            load_matrices(b, ks + (j * 16 + lane / 16 * 8 + lane % 8) * R::EP + e * 16 + lane / 8 % 2 * 8);
+            ldmatrix(b, ks + (j * 16 + lane / 16 * 8 + lane % 8) * R::EP + e * 16 + lane / 8 % 2 * 8);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
-                multiply(typename L::T(), s[m][2 * j], a[m], b[0], b[1]);
-                multiply(typename L::T(), s[m][2 * j + 1], a[m], b[2], b[3]);
+                mma(typename L::T(), s[m][2 * j], a[m], b[0], b[1]);
+                mma(typename L::T(), s[m][2 * j + 1], a[m], b[2], b[3]);
             }
         }
     }
@@ -184,11 +184,11 @@ template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT
 #pragma unroll
         for (int f = 0; f < L::F / 16; f++) {
             u32 b[4];
-            load_transposed(b, vs + (j * 16 + lane % 16) * Rows<L, MT>::FP + f * 16 + lane / 16 * 8);
+            ldmatrix_trans(b, vs + (j * 16 + lane % 16) * Rows<L, MT>::FP + f * 16 + lane / 16 * 8);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
-                multiply(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
-                multiply(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
+                mma(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
+                mma(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
             }
         }
     }
@@ -209,13 +209,13 @@ template <class L> SC_FN void gather_seen(Rows<L, 1> &y, const float (&s)[1][8][
 #pragma unroll 1
         for (int f = 0; f < L::F / 16; f++) {
             u32 b[4];
-            load_transposed(b, vs + (j * 16 + lane % 16) * Rows<L, 1>::FP + f * 16 + lane / 16 * 8);
+            ldmatrix_trans(b, vs + (j * 16 + lane % 16) * Rows<L, 1>::FP + f * 16 + lane / 16 * 8);
 #pragma unroll 1
             for (int i = 0; i < 2; i++) {
                 float(&c)[4] = y.acc[0][2 * f + i];
                 const u32 b0 = i == 0 ? b[0] : b[2], b1 = i == 0 ? b[1] : b[3];
-                if (hides) multiply_seen(T(), c, p, b0, b1);
-                else multiply(T(), c, p, b0, b1);
+                if (hides) mma_seen(T(), c, p, b0, b1);
+                else mma(T(), c, p, b0, b1);
             }
         }
     }
@@ -347,8 +347,8 @@ static __device__ __noinline__ void attend_apart(const void *pq, const void *pk,
             __syncthreads();
             copy_tile<T, L::E, R::EP>(ks, k + start * L::k_row_step, L::k_row_step, n);
             copy_tile<T, L::F, R::FP>(vs, v + start * L::v_row_step, L::v_row_step, n);
-            copies_commit();
-            copies_wait<0>();
+            cp_async_commit();
+            cp_async_wait<0>();
             __syncthreads();
             if (reach.outside(start)) continue;
             float s[1][8][4];
@@ -387,17 +387,17 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
         copy_tile<T, L::F, R::FP>(vs + stage * 64 * R::FP, v + start * L::v_row_step, L::v_row_step, n);
     };
     if (first < end) load(first, 0);
-    copies_commit();
+    cp_async_commit();
     R y;
     y.first = row0 + threadIdx.x / 32 * MT * 16 + threadIdx.x % 32 / 4;
     begin<L, MT>(y, given, head, split);
     int stage = 0;
     for (int start = first; start < end; start += 64, stage ^= 1) {
-        copies_wait<0>();
+        cp_async_wait<0>();
         // All have come, and nobody reads the other stage any more.
         __syncthreads();
         if (start + 64 < end) load(start + 64, stage ^ 1);
-        copies_commit();
+        cp_async_commit();
         if (reach.outside(start)) continue;
         const int n = end - start < 64 ? end - start : 64;
         float s[MT][8][4];

@@ -1,51 +1,51 @@
-// Products of up to 64 rows by instructions of warp groups (compute capability 9.0), bound by reading the right matrices
+// Skinny GEMM of up to 64 rows by warp-group MMA (WGMMA, compute capability 9.0), bound by reading the right matrices
 // once.
 //
-// `L` is as for `skinny_line`, and COLUMNS, STAGES and `add_products`. Blocks run in pairs: both have the same COLUMNS
-// lines of each b and all rows of a, and each half of the terms, so that each reads half of the rows. One thread asks for
-// boxes of terms of lines and rows, which the copy engine of the multiprocessor brings and counts; it asks for the first
-// lines before the kernel enters and rows are known. One group of four warps multiplies. In the end each block sends the
-// other its sums of every second eight rows, and finishes the rest with all of its threads.
+// `L` is as for `gemv`, and COLUMNS, STAGES and `wgmma`. Blocks run in clusters of two, with split-K: both have the same
+// COLUMNS columns of each b, its lines, and all rows of a, and each half of the terms, so that each reads half of the rows.
+// One thread, the producer, loads boxes of terms of lines and rows by TMA, whose barriers count the bytes; it prefetches the
+// first lines before the kernel enters and rows are known. One group of four warps, the consumers, multiplies. In the end
+// each block sends the other, through distributed shared memory, its sums of every second eight rows, and finishes the rest with all of its threads.
 //
 // The bits of a sum depend on the number of terms alone.
 
 namespace sc {
 
 // Of a stage, whether its boxes have come, how many warps have read it; whether the other block's sums have come.
-template <int STAGES> struct GroupBarriers { u64 full[STAGES], empty[STAGES], sums; };
+template <int STAGES> struct WgmmaBarriers { u64 full[STAGES], empty[STAGES], sums; };
 
-template <class L> struct Groups {
+template <class L> struct Wgmma {
     typedef typename L::T T;
-    static const int M = L::M, P = L::P, COLUMNS = L::COLUMNS, LINES = P * COLUMNS, STAGES = L::STAGES;
+    static const int M = L::M, P = L::P, COLUMNS = L::COLUMNS, TILE_N = P * COLUMNS, STAGES = L::STAGES;
     // Of a box: 128 bytes of each line.
-    static const int TERMS = 64, STEPS = (int)((L::K + TERMS - 1) / TERMS);
+    static const int TILE_K = 64, STEPS = (int)((L::K + TILE_K - 1) / TILE_K);
     // Of a stage. The instructions take 64 rows: what stands behind fewer makes sums of rows that there are not.
-    static const int ROWS = (M + 7) / 8 * 8, BYTES = 128 * (ROWS + LINES), STAGE = ROWS + LINES < 64 ? 128 * 64 : BYTES;
+    static const int ROWS = (M + 7) / 8 * 8, BYTES = 128 * (ROWS + TILE_N), STAGE = ROWS + TILE_N < 64 ? 128 * 64 : BYTES;
     static const int WORKERS = 128, THREADS = 384;
     // The sums that a block finishes: 16 bytes of each worker for every 16 lines.
-    static const int SUMS = (LINES + 15) / 16 * 16 * WORKERS;
+    static const int SUMS = (TILE_N + 15) / 16 * 16 * WORKERS;
     // Rows that a block finishes.
     static const int HELD = (M + 15) / 16 * 8;
 
     u8 *stages;
     float *own, *other;
-    GroupBarriers<STAGES> *barriers;
+    WgmmaBarriers<STAGES> *barriers;
     int block, column0, first, steps;
 };
 
-// Brings all boxes; one thread does this.
-template <class L> SC_FN void bring_boxes(const Groups<L> &x, const TensorMap &a, const TensorMap *const *b) {
-    typedef Groups<L> X;
+// Loads all boxes; one thread does this.
+template <class L> SC_FN void tma_producer(const Wgmma<L> &x, const TensorMap &a, const TensorMap *const *b) {
+    typedef Wgmma<L> X;
     const auto lines = [&](int step, int slot) {
-        barrier_expect(&x.barriers->full[slot], X::BYTES);
+        mbarrier_expect_tx(&x.barriers->full[slot], X::BYTES);
 #pragma unroll
         for (int p = 0; p < X::P; p++) {
             u8 *to = x.stages + slot * X::STAGE + (X::ROWS + p * X::COLUMNS) * 128;
-            copy_box(to, *b[p], (x.first + step) * X::TERMS, x.column0, &x.barriers->full[slot]);
+            tma_load(to, *b[p], (x.first + step) * X::TILE_K, x.column0, &x.barriers->full[slot]);
         }
     };
     const auto rows = [&](int step, int slot) {
-        copy_box(x.stages + slot * X::STAGE, a, (x.first + step) * X::TERMS, 0, &x.barriers->full[slot]);
+        tma_load(x.stages + slot * X::STAGE, a, (x.first + step) * X::TILE_K, 0, &x.barriers->full[slot]);
     };
     const int ahead = x.steps < X::STAGES ? x.steps : X::STAGES;
     if (!L::STEADY) L::enter();
@@ -54,7 +54,7 @@ template <class L> SC_FN void bring_boxes(const Groups<L> &x, const TensorMap &a
     for (int step = 0; step < ahead; step++) rows(step, step);
     for (int step = ahead; step < x.steps; step++) {
         const int slot = step % X::STAGES;
-        barrier_wait(&x.barriers->empty[slot], step / X::STAGES + 1 & 1);
+        mbarrier_wait(&x.barriers->empty[slot], step / X::STAGES + 1 & 1);
         lines(step, slot);
         rows(step, slot);
     }
@@ -62,28 +62,28 @@ template <class L> SC_FN void bring_boxes(const Groups<L> &x, const TensorMap &a
 
 // Adds up the products of this block's terms. With g = lane / 4 and t = lane % 4, a thread has the sums of columns 2t and
 // 2t + 1 of each eight lines, for rows g and g + 8 of the 16 of its warp.
-template <class L> SC_FN void multiply_boxes(const Groups<L> &x, float (&acc)[Groups<L>::LINES / 8][4]) {
-    typedef Groups<L> X;
+template <class L> SC_FN void wgmma_tile(const Wgmma<L> &x, float (&acc)[Wgmma<L>::TILE_N / 8][4]) {
+    typedef Wgmma<L> X;
     const bool tells = threadIdx.x % 32 == 0;
-    const u64 stage0 = box_at(x.stages);
+    const u64 stage0 = wgmma_descriptor(x.stages);
     int slot = 0, before = 0;
     u32 phase = 0;
     for (int step = 0; step < x.steps; step++) {
-        barrier_wait(&x.barriers->full[slot], phase);
+        mbarrier_wait(&x.barriers->full[slot], phase);
         const u64 rows = stage0 + slot * (X::STAGE / 16), lines = rows + X::ROWS * 128 / 16;
-        group_begin();
+        wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < X::TERMS / 16; k++) L::add_products(acc, rows + 2 * k, lines + 2 * k, step > 0 || k > 0);
-        group_commit();
-        group_wait<1>();
-        if (step > 0 && tells) barrier_arrive(&x.barriers->empty[before]);
+        for (int k = 0; k < X::TILE_K / 16; k++) L::wgmma(acc, rows + 2 * k, lines + 2 * k, step > 0 || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (step > 0 && tells) mbarrier_arrive(&x.barriers->empty[before]);
         before = slot;
         if (++slot == X::STAGES) slot = 0, phase ^= 1;
     }
-    group_wait<0>();
+    wgmma_wait<0>();
     // Nobody takes a sum from its register before that.
 #pragma unroll
-    for (int e = 0; e < X::LINES / 8; e++) hold(acc[e]);
+    for (int e = 0; e < X::TILE_N / 8; e++) fence_operand(acc[e]);
 }
 
 // Of every second eight rows, the sums at two eights of lines: those of this block, or of the other.
@@ -92,33 +92,33 @@ template <class A> SC_FN float4 sums_of(const A &acc, int e, int half) {
     return half ? float4{acc[e][2], acc[e][3], acc[f][2], acc[f][3]} : float4{acc[e][0], acc[e][1], acc[f][0], acc[f][1]};
 }
 
-template <class L, class F> SC_FN void skinny_groups(const TensorMap &a, const TensorMap *const *b, F finish) {
-    typedef Groups<L> X;
+template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const TensorMap *const *b, F epilogue) {
+    typedef Wgmma<L> X;
     X x;
-    x.block = (int)cluster_block();
+    x.block = (int)cluster_rank();
     x.stages = aligned_shared();
     x.own = (float *)x.stages, x.other = (float *)(x.stages + X::STAGES * X::STAGE);
-    x.barriers = (GroupBarriers<X::STAGES> *)((u8 *)x.other + X::SUMS);
+    x.barriers = (WgmmaBarriers<X::STAGES> *)((u8 *)x.other + X::SUMS);
     x.column0 = (int)(blockIdx.x / 2) * X::COLUMNS;
     x.first = X::STEPS * x.block / 2, x.steps = X::STEPS * (x.block + 1) / 2 - x.first;
     if (threadIdx.x == 0) {
         for (int s = 0; s < X::STAGES; s++) {
-            barrier_init(&x.barriers->full[s], 1);
-            barrier_init(&x.barriers->empty[s], X::WORKERS / 32);
+            mbarrier_init(&x.barriers->full[s], 1);
+            mbarrier_init(&x.barriers->empty[s], X::WORKERS / 32);
         }
-        barrier_init(&x.barriers->sums, 1);
-        barriers_ready();
-        barrier_expect(&x.barriers->sums, X::SUMS);
+        mbarrier_init(&x.barriers->sums, 1);
+        fence_mbarrier_init();
+        mbarrier_expect_tx(&x.barriers->sums, X::SUMS);
     }
     __syncthreads();
     cluster_arrive();
     const bool works = threadIdx.x < X::WORKERS;
-    float acc[X::LINES / 8][4];
+    float acc[X::TILE_N / 8][4];
     if (works) {
         L::enter();
-        multiply_boxes<L>(x, acc);
+        wgmma_tile<L>(x, acc);
     } else if (threadIdx.x == X::WORKERS) {
-        bring_boxes<L>(x, a, b);
+        tma_producer<L>(x, a, b);
     } else {
         L::enter();
     }
@@ -126,19 +126,19 @@ template <class L, class F> SC_FN void skinny_groups(const TensorMap &a, const T
     __syncwarp();
     cluster_wait();
     if (works) {
-        const u32 to = in_block(x.other + threadIdx.x * 4, x.block ^ 1), arrived = in_block(&x.barriers->sums, x.block ^ 1);
+        const u32 to = mapa(x.other + threadIdx.x * 4, x.block ^ 1), arrived = mapa(&x.barriers->sums, x.block ^ 1);
 #pragma unroll
-        for (int e = 0; e < X::LINES / 8; e += 2) send(to + e * 8 * X::WORKERS, sums_of(acc, e, x.block ^ 1), arrived);
+        for (int e = 0; e < X::TILE_N / 8; e += 2) st_async(to + e * 8 * X::WORKERS, sums_of(acc, e, x.block ^ 1), arrived);
     }
     // All has been read in the stages: sums take their place.
     __syncthreads();
     if (works) {
 #pragma unroll
-        for (int e = 0; e < X::LINES / 8; e += 2)
+        for (int e = 0; e < X::TILE_N / 8; e += 2)
             *(float4 *)(x.own + (e / 2 * X::WORKERS + threadIdx.x) * 4) = sums_of(acc, e, x.block);
     }
     __syncthreads();
-    barrier_wait_sent(&x.barriers->sums, 0);
+    mbarrier_wait_cluster(&x.barriers->sums, 0);
 #pragma unroll 4
     for (int i = threadIdx.x; i < X::HELD * X::COLUMNS; i += X::THREADS) {
         const int held = i / X::COLUMNS, column = i % X::COLUMNS;
@@ -151,7 +151,7 @@ template <class L, class F> SC_FN void skinny_groups(const TensorMap &a, const T
                 const int at = (line / 16 * X::WORKERS + worker) * 4 + line / 8 % 2 * 2 + line % 2;
                 sum[p] = x.own[at] + x.other[at];
             }
-            finish(row, x.column0 + column, sum);
+            epilogue(row, x.column0 + column, sum);
         }
     }
 }

@@ -1,109 +1,109 @@
-// Products of up to 64 rows by matrix instructions, bound by reading the right matrix once.
+// Skinny GEMM of up to 64 rows by tensor cores, bound by reading the right matrix once.
 //
-// `L` is as for `skinny_line`, and LINES and STAGES. A block has LINES lines of b, an equal part of each product's, and
-// all rows of a. Four warps bring some terms of the lines to a stage and two others those of the rows, so that lines can
-// be on their way before the kernel enters and rows are known. The eight that multiply divide rows, lines and the terms
-// of a stage among themselves, such that their sums stay in registers. Sums of shares of terms are added up in order: the
+// `L` is as for `gemv`, and TILE_N and STAGES. A block has TILE_N columns of b, its lines, an equal part of each product's, and
+// all rows of a. Warps are specialized: of the producers four load some terms of the lines to a stage and two those of the rows, so
+// that lines can be prefetched before the kernel enters and rows are known. The eight consumers divide rows, lines and
+// the terms of a stage (sliced-K) among themselves, such that their sums stay in registers. Sums of shares of terms are added up in order: the
 // bits of a sum depend on the numbers of rows and terms alone.
 //
-// Pieces of 16 bytes change places by the number of their line, so that the eight rows of a matrix meet different
+// Pieces of 16 bytes are swizzled: they change places by the number of their line, so that the eight rows of a matrix meet different
 // banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
 
 namespace sc {
 
 // Of a stage, how many warps' copies have come; how many of its readers have left.
-template <int STAGES> struct TileBarriers { u64 full[STAGES], empty[STAGES]; };
+template <int STAGES> struct MmaBarriers { u64 full[STAGES], empty[STAGES]; };
 
-template <class L> struct Tiles {
+template <class L> struct Mma {
     typedef typename L::T T;
-    static const int M = L::M, P = L::P, LINES = L::LINES, STAGES = L::STAGES;
-    static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = LINES / P, EIGHTS = LINES / 8;
-    // What those that multiply divide: rows, lines, and then terms.
+    static const int M = L::M, P = L::P, TILE_N = L::TILE_N, STAGES = L::STAGES;
+    static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = TILE_N / P, EIGHTS = TILE_N / 8;
+    // What the consumers divide: rows, lines, and then terms.
     static const int WARPS = 8, ROW_PARTS = ROWS / 32 > 1 ? 2 : 1, LINE_PARTS = ROWS > 16 ? 2 : 1;
     static const int SHARES = WARPS / ROW_PARTS / LINE_PARTS;
     // A warp's sums are of WIDTH times eight lines and HEIGHT times 16 rows.
     static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = (EIGHTS + LINE_PARTS - 1) / LINE_PARTS;
     // Terms of a stage, in pieces of eight.
-    static const int TERMS = 128, PIECES = TERMS / 8, STEPS = (int)((L::K + TERMS - 1) / TERMS);
-    static const int STAGE = (LINES + ROWS) * TERMS;
+    static const int TILE_K = 128, PIECES = TILE_K / 8, STEPS = (int)((L::K + TILE_K - 1) / TILE_K);
+    static const int STAGE = (TILE_N + ROWS) * TILE_K;
     // Stages that are asked for again only later, so that whoever reads them has time.
     static const int LATE = 2, AHEAD = STAGES - LATE;
-    // Those that multiply, that bring lines, that bring rows.
+    // Consumers, producers of lines, producers of rows.
     static const int LINE_THREADS = 128, ROW_THREADS = 64;
     static const int THREADS = WARPS * 32 + LINE_THREADS + ROW_THREADS;
     // From row to row of the sums: rows that a warp stores at once meet different banks.
-    static const int SUMS = LINES + (LINES % 16 ? 0 : 8);
+    static const int SUMS = TILE_N + (TILE_N % 16 ? 0 : 8);
     typedef float Sums[HEIGHT][WIDTH][4];
 
     const T *a;
     const void *const *b;
     u16 *stages;
-    TileBarriers<STAGES> *barriers;
+    MmaBarriers<STAGES> *barriers;
     i64 column0;
 
     // Where eight terms of a line of a stage lie.
-    SC_FN int at(int line, int term) { return line * TERMS + ((term / 8) ^ (line % 8)) * 8; }
+    SC_FN int at(int line, int term) { return line * TILE_K + ((term / 8) ^ (line % 8)) * 8; }
     __device__ __forceinline__ u16 *stage(int step) const { return stages + step % STAGES * STAGE; }
 };
 
 // Copies the lines of a step, with zeros beyond them.
-template <class L> SC_FN void bring_lines(const Tiles<L> &tile, int step, int thread) {
-    typedef Tiles<L> X;
+template <class L> SC_FN void load_lines(const Mma<L> &tile, int step, int thread) {
+    typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step);
-    const i64 k = (i64)step * X::TERMS + term;
+    const i64 k = (i64)step * X::TILE_K + term;
 #pragma unroll
-    for (int i = 0; i < X::LINES * X::PIECES / X::LINE_THREADS; i++) {
+    for (int i = 0; i < X::TILE_N * X::PIECES / X::LINE_THREADS; i++) {
         const int line = i * (X::LINE_THREADS / X::PIECES) + thread / X::PIECES;
         const i64 column = tile.column0 + line % X::COLUMNS;
         const bool in = column < L::N && k < L::K;
         const typename L::T *b = (const typename L::T *)(line < X::COLUMNS ? tile.b[0] : tile.b[X::P - 1]);
-        copy_async(to + X::at(line, term), b + (in ? column * L::b_step + k : 0), in);
+        cp_async(to + X::at(line, term), b + (in ? column * L::b_step + k : 0), in);
     }
 }
 
 // Copies the rows of a step, with zeros beyond them.
-template <class L> SC_FN void bring_rows(const Tiles<L> &tile, int step, int thread) {
-    typedef Tiles<L> X;
+template <class L> SC_FN void load_rows(const Mma<L> &tile, int step, int thread) {
+    typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
-    u16 *to = tile.stage(step) + X::LINES * X::TERMS;
-    const i64 k = (i64)step * X::TERMS + term;
+    u16 *to = tile.stage(step) + X::TILE_N * X::TILE_K;
+    const i64 k = (i64)step * X::TILE_K + term;
 #pragma unroll
     for (int i = 0; i < X::ROWS * X::PIECES / X::ROW_THREADS; i++) {
         const int row = i * (X::ROW_THREADS / X::PIECES) + thread / X::PIECES;
         const bool in = row < X::M && k < L::K;
-        copy_async(to + X::at(row, term), tile.a + (in ? row * L::a_step + k : 0), in);
+        cp_async(to + X::at(row, term), tile.a + (in ? row * L::a_step + k : 0), in);
     }
 }
 
-// What the threads do that bring: fill the stages, then each again when it was read, and say which have come.
-template <class L, bool LINES> SC_FN void bring(const Tiles<L> &tile, int thread) {
-    typedef Tiles<L> X;
+// What producers do: fill the stages, then each again when it was read, and say which have come.
+template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int thread) {
+    typedef Mma<L> X;
     const auto fill = [&](int step) {
         if (step < X::STEPS) {
-            if (LINES) bring_lines(tile, step, thread);
-            else bring_rows(tile, step, thread);
+            if (TILE_N) load_lines(tile, step, thread);
+            else load_rows(tile, step, thread);
         }
-        copies_commit();
+        cp_async_commit();
     };
-    const bool prefetched = L::STEADY && LINES;
+    const bool prefetched = L::STEADY && TILE_N;
     if (!prefetched) L::enter();
     for (int step = 0; step < X::AHEAD; step++) fill(step);
     if (prefetched) L::enter();
     for (int step = 0; step < X::STEPS; step++) {
         const int next = step + X::AHEAD;
         if (next >= X::STAGES && next < X::STEPS)
-            barrier_wait(&tile.barriers->empty[next % X::STAGES], next / X::STAGES + 1 & 1);
+            mbarrier_wait(&tile.barriers->empty[next % X::STAGES], next / X::STAGES + 1 & 1);
         fill(next);
-        copies_wait<X::AHEAD>();
+        cp_async_wait<X::AHEAD>();
         __syncwarp();
-        if (thread % 32 == 0) barrier_arrive(&tile.barriers->full[step % X::STAGES]);
+        if (thread % 32 == 0) mbarrier_arrive(&tile.barriers->full[step % X::STAGES]);
     }
 }
 
 // Adds up the products of a warp's part.
-template <class L> SC_FN void multiply_tile(const Tiles<L> &tile, typename Tiles<L>::Sums &acc) {
-    typedef Tiles<L> X;
+template <class L> SC_FN void mma_tile(const Mma<L> &tile, typename Mma<L>::Sums &acc) {
+    typedef Mma<L> X;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = warp / X::SHARES % X::ROW_PARTS * X::HEIGHT * 16;
     const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8;
@@ -111,34 +111,34 @@ template <class L> SC_FN void multiply_tile(const Tiles<L> &tile, typename Tiles
     const int line = line0 + lane % 8 + lane / 16 * 8, row = row0 + lane % 16;
     for (int step = 0; step < X::STEPS; step++) {
         const int slot = step % X::STAGES;
-        barrier_wait(&tile.barriers->full[slot], step / X::STAGES & 1);
-        const u16 *lines = tile.stage(step), *rows = lines + X::LINES * X::TERMS;
+        mbarrier_wait(&tile.barriers->full[slot], step / X::STAGES & 1);
+        const u16 *lines = tile.stage(step), *rows = lines + X::TILE_N * X::TILE_K;
 #pragma unroll
-        for (int part = 0; part < X::TERMS / 16 / X::SHARES; part++) {
-            const int term = (warp % X::SHARES * (X::TERMS / 16 / X::SHARES) + part) * 16;
+        for (int part = 0; part < X::TILE_K / 16 / X::SHARES; part++) {
+            const int term = (warp % X::SHARES * (X::TILE_K / 16 / X::SHARES) + part) * 16;
             u32 a[X::HEIGHT][4];
 #pragma unroll
-            for (int h = 0; h < X::HEIGHT; h++) load_matrices(a[h], rows + X::at(row + h * 16, term + lane / 16 * 8));
+            for (int h = 0; h < X::HEIGHT; h++) ldmatrix(a[h], rows + X::at(row + h * 16, term + lane / 16 * 8));
 #pragma unroll
             for (int e = 0; e < X::WIDTH; e += 2) {
                 // Of an odd number the last eight come with what lies behind them.
                 u32 b[4];
-                load_matrices(b, lines + X::at(line + e * 8, term + lane / 8 % 2 * 8));
+                ldmatrix(b, lines + X::at(line + e * 8, term + lane / 8 % 2 * 8));
 #pragma unroll
                 for (int h = 0; h < X::HEIGHT; h++) {
-                    multiply(typename L::T(), acc[h][e], a[h], b[0], b[1]);
-                    if (e + 1 < X::WIDTH) multiply(typename L::T(), acc[h][e + 1], a[h], b[2], b[3]);
+                    mma(typename L::T(), acc[h][e], a[h], b[0], b[1]);
+                    if (e + 1 < X::WIDTH) mma(typename L::T(), acc[h][e + 1], a[h], b[2], b[3]);
                 }
             }
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(&tile.barriers->empty[slot]);
+        if (lane == 0) mbarrier_arrive(&tile.barriers->empty[slot]);
     }
 }
 
 // Stores what a warp has: by share, row and line.
-template <class L> SC_FN void store_sums(float *sums, const typename Tiles<L>::Sums &acc) {
-    typedef Tiles<L> X;
+template <class L> SC_FN void store_sums(float *sums, const typename Mma<L>::Sums &acc) {
+    typedef Mma<L> X;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = warp / X::SHARES % X::ROW_PARTS * X::HEIGHT * 16 + lane / 4;
     const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8 + lane % 4 * 2;
@@ -150,37 +150,37 @@ template <class L> SC_FN void store_sums(float *sums, const typename Tiles<L>::S
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 // Where the lines do not divide evenly the last have less.
-                if (X::EIGHTS % X::LINE_PARTS == 0 || line0 + e * 8 < X::LINES)
+                if (X::EIGHTS % X::LINE_PARTS == 0 || line0 + e * 8 < X::TILE_N)
                     sums[(h * 16 + c / 2 * 8) * X::SUMS + e * 8 + c % 2] = acc[h][e][c];
             }
 }
 
 // The sum at a place, of all shares.
 template <class L> SC_FN float sum_of(const float *at) {
-    typedef Tiles<L> X;
+    typedef Mma<L> X;
     float sum = *at;
 #pragma unroll
     for (int i = 1; i < X::SHARES; i++) sum += at[i * X::ROWS * X::SUMS];
     return sum;
 }
 
-template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *const *pb, F finish) {
-    typedef Tiles<L> X;
+template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *const *pb, F epilogue) {
+    typedef Mma<L> X;
     X tile;
     tile.a = (const typename L::T *)pa, tile.b = pb, tile.stages = (u16 *)dynamic_shared();
-    tile.barriers = (TileBarriers<X::STAGES> *)(tile.stages + X::STAGES * X::STAGE);
+    tile.barriers = (MmaBarriers<X::STAGES> *)(tile.stages + X::STAGES * X::STAGE);
     tile.column0 = (i64)blockIdx.x * X::COLUMNS;
     if (threadIdx.x < X::STAGES) {
-        barrier_init(&tile.barriers->full[threadIdx.x], (X::LINE_THREADS + X::ROW_THREADS) / 32);
-        barrier_init(&tile.barriers->empty[threadIdx.x], X::WARPS);
+        mbarrier_init(&tile.barriers->full[threadIdx.x], (X::LINE_THREADS + X::ROW_THREADS) / 32);
+        mbarrier_init(&tile.barriers->empty[threadIdx.x], X::WARPS);
     }
     __syncthreads();
     // All copies have come and been read in the end: the sums take their place.
     float *sums = (float *)tile.stages;
     if (threadIdx.x >= X::WARPS * 32) {
         const int thread = threadIdx.x - X::WARPS * 32;
-        if (thread < X::LINE_THREADS) bring<L, true>(tile, thread);
-        else bring<L, false>(tile, thread - X::LINE_THREADS);
+        if (thread < X::LINE_THREADS) produce<L, true>(tile, thread);
+        else produce<L, false>(tile, thread - X::LINE_THREADS);
         __syncthreads();
     } else {
         typename X::Sums acc;
@@ -191,7 +191,7 @@ template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *
 #pragma unroll
                 for (int c = 0; c < 4; c++) acc[h][e][c] = 0;
         L::enter();
-        multiply_tile<L>(tile, acc);
+        mma_tile<L>(tile, acc);
         __syncthreads();
         store_sums<L>(sums, acc);
     }
@@ -202,7 +202,7 @@ template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *
         float sum[X::P];
 #pragma unroll
         for (int p = 0; p < X::P; p++) sum[p] = sum_of<L>(sums + row * X::SUMS + p * X::COLUMNS + column);
-        finish(row, tile.column0 + column, sum);
+        epilogue(row, tile.column0 + column, sum);
     }
 }
 
