@@ -51,40 +51,14 @@ impl Making<'_> {
 /// In place of a group: all ranks of the run.
 const ALL: usize = usize::MAX;
 
-/// What a communicator serves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum Way {
-    Plain,
-    Window,
-    CopyEngine,
-}
-
-impl Way {
-    fn of(variant: Variant) -> Option<Way> {
-        match variant {
-            Variant::Plain => Some(Way::Plain),
-            Variant::NcclWindow => Some(Way::Window),
-            Variant::CopyEngine => Some(Way::CopyEngine),
-            _ => None,
-        }
+/// What a communicator for a variant is made with.
+fn config(variant: Variant) -> Config {
+    let mut config = Config::default();
+    config.blocking = 0;
+    if variant == Variant::CopyEngine {
+        config.cta_policy = cta_policy::ZERO;
     }
-
-    fn variant(self) -> Variant {
-        match self {
-            Way::Plain => Variant::Plain,
-            Way::Window => Variant::NcclWindow,
-            Way::CopyEngine => Variant::CopyEngine,
-        }
-    }
-
-    fn config(self) -> Config {
-        let mut config = Config::default();
-        config.blocking = 0;
-        if self == Way::CopyEngine {
-            config.cta_policy = cta_policy::ZERO;
-        }
-        config
-    }
+    config
 }
 
 /// A communicator, and the arena's window on it.
@@ -95,11 +69,11 @@ struct Made {
     lent: bool,
 }
 
-/// The communicators of one rank, by group and by what they serve.
+/// The communicators of one rank, by group and by the variant of the library that they serve.
 #[derive(Debug, Default)]
 pub struct Communicators {
     library: Option<&'static Nccl>,
-    made: IndexMap<(usize, Way), Made>,
+    made: IndexMap<(usize, Variant), Made>,
     limit: Duration,
 }
 
@@ -122,7 +96,9 @@ impl Communicators {
     pub(crate) fn of_nobody<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Communicators {
         let none = || Made { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
         let of = |work: &StepWork| match work {
-            StepWork::Collective(call) => Some(((call.group, Way::of(call.variant)?), none())),
+            StepWork::Collective(call) if call.variant.is_library() => {
+                Some(((call.group, call.variant), none()))
+            }
             _ => None,
         };
         let parts = steps.into_iter().flat_map(|step| step.work.parts());
@@ -138,13 +114,12 @@ impl Communicators {
         steps: impl IntoIterator<Item = &'b BoundStep>,
         making: &Making<'_>,
     ) -> Result<(), CudaError> {
-        let mut wanted: BTreeMap<(usize, Way), &[u32]> = BTreeMap::new();
+        let mut wanted: BTreeMap<(usize, Variant), &[u32]> = BTreeMap::new();
         for work in steps.into_iter().flat_map(|step| step.work.parts()) {
             if let StepWork::Collective(call) = work
-                && let Some(way) = Way::of(call.variant)
                 && by_library(call)
             {
-                wanted.insert((call.group, way), &call.cell);
+                wanted.insert((call.group, call.variant), &call.cell);
             }
         }
         wanted.retain(|key, _| !self.made.contains_key(key));
@@ -154,7 +129,7 @@ impl Communicators {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
         for (&key, &cell) in &wanted {
-            if let Some(lent) = making.lent.filter(|l| key.1 == Way::Plain && l.ranks() == cell) {
+            if let Some(lent) = making.lent.filter(|l| key.1 == Variant::Plain && l.ranks() == cell) {
                 let comm = lent.checked(nccl, making.exchange.rank())?;
                 self.made.insert(key, Made { comm, window: None, lent: true });
             } else {
@@ -171,7 +146,7 @@ impl Communicators {
     pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window, CudaError> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
-        let (key, cell) = ((ALL, Way::Window), (0..making.exchange.ranks()).collect::<Vec<u32>>());
+        let (key, cell) = ((ALL, Variant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
         self.made_or_ended(nccl, key, &cell, making)?;
         let window = self.made.get(&key).and_then(|made| made.window);
         window.ok_or_else(|| CudaError::Unsupported("a communicator without a window".into()))
@@ -181,7 +156,7 @@ impl Communicators {
     fn made_or_ended(
         &mut self,
         nccl: &'static Nccl,
-        key: (usize, Way),
+        key: (usize, Variant),
         cell: &[u32],
         making: &Making<'_>,
     ) -> Result<(), CudaError> {
@@ -197,19 +172,19 @@ impl Communicators {
     fn make(
         &mut self,
         nccl: &'static Nccl,
-        key: (usize, Way),
+        key: (usize, Variant),
         cell: &[u32],
         making: &Making<'_>,
     ) -> Result<(), CudaError> {
-        let (exchange, way) = (making.exchange, key.1);
+        let (exchange, variant) = (making.exchange, key.1);
         // A rank that cannot says so, so that none waits for it.
-        let mine = able(nccl, way).and_then(|()| Ok(nccl.unique_id()?));
+        let mine = able(nccl, variant).and_then(|()| Ok(nccl.unique_id()?));
         let bytes = mine.as_ref().map_or([0; UniqueId::BYTES], |id| id.to_bytes());
         let said = [&[u8::from(mine.is_ok())][..], &bytes].concat();
         let all = exchange.all_gather(&said)?;
         mine?;
         if let Some(rank) = all.iter().position(|s| s.first() != Some(&1)) {
-            let text = format!("rank {rank} has no communicator for the variant {}", way.variant());
+            let text = format!("rank {rank} has no communicator for the variant {variant}");
             return Err(CudaError::Unsupported(text));
         }
         let id_of = |rank: u32| <[u8; UniqueId::BYTES]>::try_from(all.get(rank as usize)?.get(1..)?).ok();
@@ -219,18 +194,18 @@ impl Communicators {
             return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
         };
         let (ranks, id) = (cell.len() as u32, UniqueId::from_bytes(id));
-        let comm = nccl.comm_init_rank(ranks, id, number as u32, &way.config())?;
+        let comm = nccl.comm_init_rank(ranks, id, number as u32, &config(variant))?;
         self.made.insert(key, Made { comm, window: None, lent: false });
         let alive = || exchange.alive();
         let patience = making.patience(&alive);
         // SAFETY: the communicator was just made.
         unsafe { patience.settle(nccl, comm, "ncclCommInitRankConfig", 0)? };
-        if way == Way::Plain {
+        if variant == Variant::Plain {
             return Ok(());
         }
         let window = register(nccl, comm, making.arena, &patience)?;
         self.made.insert(key, Made { comm, window: Some(window), lent: false });
-        if way == Way::CopyEngine {
+        if variant == Variant::CopyEngine {
             warm(nccl, comm, [number, cell.len()], making, &patience)?;
         }
         Ok(())
@@ -238,7 +213,7 @@ impl Communicators {
 
     /// The communicator of a group for a variant.
     pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm, CudaError> {
-        let made = Way::of(variant).and_then(|way| self.made.get(&(group, way)));
+        let made = self.made.get(&(group, variant));
         let missing =
             || CudaError::Unsupported(format!("a group without a communicator for the variant {variant}"));
         made.map(|m| m.comm).ok_or_else(missing)
@@ -270,8 +245,14 @@ impl Communicators {
 
     /// Communicators of another maker, for tests.
     #[cfg(test)]
-    pub(super) fn of_test(library: &'static Nccl, group: usize, ways: &[Way], comm: Comm) -> Communicators {
-        let made = ways.iter().map(|&way| ((group, way), Made { comm, window: None, lent: true }));
+    pub(super) fn of_test(
+        library: &'static Nccl,
+        group: usize,
+        variants: &[Variant],
+        comm: Comm,
+    ) -> Communicators {
+        let made =
+            variants.iter().map(|&variant| ((group, variant), Made { comm, window: None, lent: true }));
         Communicators { library: Some(library), made: made.collect(), limit: Duration::ZERO }
     }
 
@@ -304,26 +285,25 @@ impl Drop for Communicators {
 
 /// Whether the library that is found here has what a variant needs of it. No library has nothing.
 pub fn has(variant: Variant) -> bool {
-    let found = |way| Nccl::load().is_ok_and(|nccl| lacks(nccl, way).is_none());
-    Way::of(variant).is_none_or(found)
+    !variant.is_library() || Nccl::load().is_ok_and(|nccl| lacks(nccl, variant).is_none())
 }
 
 /// What the library lacks for a variant.
-pub(super) fn lacks(nccl: &Nccl, way: Way) -> Option<String> {
-    match way {
-        Way::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),
-        Way::Plain | Way::Window => None,
+pub(super) fn lacks(nccl: &Nccl, variant: Variant) -> Option<String> {
+    match variant {
+        Variant::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),
+        _ => None,
     }
 }
 
 /// Whether the library and the driver have what a variant needs.
-fn able(nccl: &Nccl, way: Way) -> Result<(), CudaError> {
-    let refused = |what: String| CudaError::Unsupported(format!("the variant {}: {what}", way.variant()));
-    if let Some(missing) = lacks(nccl, way) {
+fn able(nccl: &Nccl, variant: Variant) -> Result<(), CudaError> {
+    let refused = |what: String| CudaError::Unsupported(format!("the variant {variant}: {what}"));
+    if let Some(missing) = lacks(nccl, variant) {
         return Err(refused(missing));
     }
     match driver::version()? {
-        found if way == Way::CopyEngine && found < COPY_ENGINES => {
+        found if variant == Variant::CopyEngine && found < COPY_ENGINES => {
             let ([major, minor], [least, and]) = (found, COPY_ENGINES);
             Err(refused(format!(
                 "copy engines need a driver for CUDA {least}.{and} or newer, found {major}.{minor}"
@@ -343,7 +323,7 @@ pub const PDL_WITHOUT_WAIT: [Version; 2] = [Version::new(2, 28, 0), Version::new
 
 /// Whether a version launches a variant's kernels by PDL and does not wait within.
 pub(crate) fn skips_pdl_wait(version: Version, variant: Variant) -> bool {
-    Way::of(variant) == Some(Way::Window) && (PDL_WITHOUT_WAIT[0]..PDL_WITHOUT_WAIT[1]).contains(&version)
+    variant == Variant::NcclWindow && (PDL_WITHOUT_WAIT[0]..PDL_WITHOUT_WAIT[1]).contains(&version)
 }
 
 /// The first version whose windows are structs in device memory.

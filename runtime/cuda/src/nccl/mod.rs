@@ -1,6 +1,6 @@
 //! The vendor's own collectives: with operands in ordinary memory, in a window, and by copy engines.
 //!
-//! A group has a communicator of its own for each of the three ways that a program uses ([`Communicators`]):
+//! A group has a communicator of its own for each of the three variants of the library that a program uses ([`Communicators`]):
 //! operands of the plain variant are in no window of theirs, so that the library treats them as any memory, and
 //! the policy of no multiprocessors belongs to a whole communicator.
 //!

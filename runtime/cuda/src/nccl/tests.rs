@@ -12,7 +12,7 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::Front;
-use super::comms::{Communicators, Way, lacks, skips_pdl_wait};
+use super::comms::{Communicators, lacks, skips_pdl_wait};
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::error::CudaError;
@@ -75,10 +75,10 @@ fn a_lent_communicator_has_the_ranks_that_were_said() {
 #[test]
 fn what_a_version_lacks_is_named() {
     let first = fake("22707", false);
-    assert_eq!([Way::Plain, Way::Window].map(|way| lacks(&first, way)), [None, None]);
-    let text = lacks(&first, Way::CopyEngine).expect("copy engines came later");
+    assert_eq!([Variant::Plain, Variant::NcclWindow].map(|variant| lacks(&first, variant)), [None, None]);
+    let text = lacks(&first, Variant::CopyEngine).expect("copy engines came later");
     assert_eq!(text, "NCCL 2.27.7 has no ncclAlltoAll; expected 2.28.0 or newer");
-    assert_eq!(lacks(&fake("22809", true), Way::CopyEngine), None);
+    assert_eq!(lacks(&fake("22809", true), Variant::CopyEngine), None);
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn what_skips_the_wait_never_follows_a_kernel() {
         [("22707", false), ("22800", true), ("22907", true), ("23006", true), ("23007", false)]
     {
         let library: &'static Nccl = Box::leak(Box::new(fake(version, version > "22800")));
-        let ways = [Way::Plain, Way::Window, Way::CopyEngine];
-        let comms = Communicators::of_test(library, 7, &ways, comm(1));
-        for variant in [Variant::Plain, Variant::NcclWindow, Variant::CopyEngine] {
+        let variants = [Variant::Plain, Variant::NcclWindow, Variant::CopyEngine];
+        let comms = Communicators::of_test(library, 7, &variants, comm(1));
+        for variant in variants {
             for (kind, asked) in kinds.iter().flat_map(|k| [(k, None), (k, Some(told))]) {
                 let front = Front { told: asked, unread, word: 3 };
                 let work =
