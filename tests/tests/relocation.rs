@@ -7,7 +7,7 @@ use symmc::unstable::cuda::compute::Attentions;
 use symmc::unstable::cuda::homes::Homes;
 use symmc::unstable::cuda::lowered::Lowered;
 use symmc::unstable::cuda::relocation::{Relocations, Shifted};
-use symmc::unstable::cuda::work::Work;
+use symmc::unstable::cuda::command::Command;
 use symmc::{Bind, CheckedPlan, Config, OpenOptions, Profile, Program, Registry};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::random::SplitMix;
@@ -87,7 +87,7 @@ fn check(name: &str, bound: &Arc<Bound>, ranks: u32, attention: Attentions, seed
     }
     for (base, _) in found.fixed().iter().enumerate().filter(|(b, fixed)| **fixed && owner(*b) == *b) {
         let in_arena = from[base] >= ARENA && from[base] < 1 << 45;
-        let called = lowered.work().iter().flatten().any(|work| matches!(work, Work::Nccl(_)));
+        let called = lowered.work().iter().flatten().any(|work| matches!(work, Command::Nccl(_)));
         count.fixed += usize::from(!in_arena);
         count.without_reason += usize::from(!in_arena && !called);
     }

@@ -7,18 +7,18 @@
 use sha2::{Digest, Sha256};
 use symmc_ir::{CollectiveKind as Kind, Variant};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundStep, Work as StepWork};
+use symmc_runtime::exec::{BoundStep, Work};
 
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::work::Work;
+use crate::command::Command;
 
 /// Bytes of what is compared of a step.
 const BYTES: usize = 8;
 
 /// What is compared of each step: how its collective is launched, parameters aside; zeros for steps without one, and for
 /// those whose kernels may differ by rank.
-pub fn words(list: &[BoundStep], work: &[Vec<Work>]) -> Vec<u8> {
+pub fn words(list: &[BoundStep], work: &[Vec<Command>]) -> Vec<u8> {
     let mut out = vec![0; list.len() * BYTES];
     for ((step, work), word) in list.iter().zip(work).zip(out.chunks_mut(BYTES)) {
         if step.work.parts().any(is_alike) {
@@ -30,16 +30,16 @@ pub fn words(list: &[BoundStep], work: &[Vec<Work>]) -> Vec<u8> {
 
 /// Whether all ranks run a collective by the same kernel. Those that only load from peers, or store there, do as the memory
 /// of each rank allows.
-fn is_alike(work: &StepWork) -> bool {
-    let StepWork::Collective(call) = work else { return false };
+fn is_alike(work: &Work) -> bool {
+    let Work::Collective(call) = work else { return false };
     let meets = matches!(call.variant, Variant::Ll | Variant::TwoShot);
     meets && matches!(call.kind, Kind::AllReduce(_))
 }
 
-fn digest(work: &[Work]) -> [u8; 32] {
+fn digest(work: &[Command]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     // Peers see the first kernel alone.
-    if let Some(Work::Kernel(kernel)) = work.first() {
+    if let Some(Command::Kernel(kernel)) = work.first() {
         // What is behind the name of a protocol is a number, and accesses may be as wide as a rank's own memory allows.
         hasher.update(kernel.entry.trim_end_matches(|c: char| c.is_ascii_digit()));
         for n in kernel.grid.into_iter().chain(kernel.block).chain([kernel.cluster, kernel.shared]) {
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn the_first_step_that_another_rank_runs_otherwise_is_named() {
         let step = |index: usize| {
-            let work = StepWork::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] };
+            let work = Work::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] };
             let (node, op_name) = (format!("n{index}"), "all_reduce".to_string());
             BoundStep { index, lane: Lane::Comm, waits: vec![], node, op_name, work }
         };

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Form;
-use symmc_runtime::exec::{BoundDispatch, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
 use crate::collective::follow;
 use crate::compile::Source;
@@ -13,7 +13,7 @@ use crate::compute::{Sites, Step, batch, fuse, products, rotary};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
-use crate::work::Work;
+use crate::command::Command;
 
 /// What a dispatch becomes.
 ///
@@ -25,10 +25,10 @@ pub fn lower(
     setting: &Setting<'_>,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let at = |value: &_| setting.homes.at(value);
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
-        StepWork::Kernel { op, operands, results } => Some(Step { index, op, operands, results }),
+        Work::Kernel { op, operands, results } => Some(Step { index, op, operands, results }),
         _ => None,
     });
     let steps: SmallVec<[Step<'_>; 8]> = steps.collect();

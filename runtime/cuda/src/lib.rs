@@ -1,7 +1,7 @@
 //! Runs plans on GPUs: one process per GPU, one symmetric arena each, one CUDA graph per binding.
 //!
 //! ```text
-//! Bound (numbers) ──compute, collective──► Work (launches with addresses) ──capture──► CUDA graph
+//! Bound (numbers) ──compute, collective──► Command (launches with addresses) ──capture──► CUDA graph
 //! ```
 //!
 //! From the bottom up: [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
@@ -50,7 +50,7 @@ mod staging;
 pub mod streams;
 mod trace;
 mod watch;
-pub mod work;
+pub mod command;
 
 pub use compute::search::Products;
 pub use embedded::{CudaSession, Gpu, Progress};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
+use symmc_runtime::exec::{Bound, BoundStep, Work};
 
 use crate::compile::Source;
 use crate::compute::{self, Attentions, Sites};
@@ -13,7 +13,7 @@ use crate::homes::Homes;
 use crate::nccl::Front;
 use crate::order::{self, Turn};
 use crate::setting::{Dry, Setting};
-use crate::work::Work;
+use crate::command::Command;
 use crate::{agreement, collective, dispatch};
 
 /// The steps of a rank as launches.
@@ -22,7 +22,7 @@ pub struct Lowered {
     /// How each step is ordered.
     pub(crate) turns: Vec<Turn>,
     /// What is done in the place of each step.
-    pub(crate) work: Vec<Vec<Work>>,
+    pub(crate) work: Vec<Vec<Command>>,
     pub(crate) source: Source,
     /// Where data can be out of range.
     pub(crate) sites: Sites,
@@ -62,7 +62,7 @@ impl Lowered {
     }
 
     /// What is done in the place of each step.
-    pub fn work(&self) -> &[Vec<Work>] {
+    pub fn work(&self) -> &[Vec<Command>] {
         &self.work
     }
 
@@ -79,7 +79,7 @@ fn lower(
     setting: &Setting<'_>,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
             rank,
@@ -91,12 +91,12 @@ fn lower(
         error => error,
     };
     match &step.work {
-        StepWork::Kernel { op, operands, results } => {
+        Work::Kernel { op, operands, results } => {
             let at = |value: &_| setting.homes.at(value);
             let step = compute::Step { index: step.index, op, operands, results };
             compute::lower(&step, &at, setting.machine, source, sites).map_err(failed)
         }
-        StepWork::Collective(call) => {
+        Work::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
             let ends = setting.homes.ends(call);
             match collective::lower(step.index, call, &ends, setting.peers, source).map_err(failed)? {
@@ -109,8 +109,8 @@ fn lower(
                 }
             }
         }
-        StepWork::Dispatch(all) => dispatch::lower(step.index, all, setting, source, sites).map_err(failed),
-        StepWork::Custom { name, .. } => {
+        Work::Dispatch(all) => dispatch::lower(step.index, all, setting, source, sites).map_err(failed),
+        Work::Custom { name, .. } => {
             Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
         }
     }

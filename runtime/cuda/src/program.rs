@@ -32,7 +32,7 @@ use crate::order;
 use crate::relocation::{Relocation, Relocations, Shifted};
 use crate::setting::{Distances, Setting};
 use crate::streams::Streams;
-use crate::work::Work;
+use crate::command::Command;
 use crate::{agreement, cudnn};
 
 use self::item::{Item, Ready, Split, Step, Touching};
@@ -124,7 +124,7 @@ impl Program {
     /// As [`new`](Self::new).
     pub fn of_work(
         list: &[BoundStep],
-        lowered: Vec<Vec<Work>>,
+        lowered: Vec<Vec<Command>>,
         source: &Source,
         parts: &Parts<'_>,
     ) -> Result<Program, CudaError> {
@@ -148,7 +148,7 @@ impl Program {
             }
         };
         let products =
-            lowered.iter().flatten().filter_map(|w| if let Work::Gemm(g) = w { Some(*g) } else { None });
+            lowered.iter().flatten().filter_map(|w| if let Command::Gemm(g) = w { Some(*g) } else { None });
         let products: Vec<_> = products.collect();
         let settled = parts.settled.map(|settled| &settled.products);
         let (products, chosen) =
@@ -308,13 +308,13 @@ impl Loader<'_> {
     /// Who computes each attention that the library may.
     fn choose(
         &self,
-        lowered: &[Vec<Work>],
+        lowered: &[Vec<Command>],
         parts: &Parts<'_>,
     ) -> Result<(Vec<Option<cudnn::Prepared>>, choice::Settled), CudaError> {
         let all: Vec<&Candidates> = lowered
             .iter()
             .flatten()
-            .filter_map(|w| if let Work::Attention(of) = w { Some(&**of) } else { None })
+            .filter_map(|w| if let Command::Attention(of) = w { Some(&**of) } else { None })
             .collect();
         let launch = |kernel: &Kernel, start| match parts.search {
             // SAFETY: the kernel was generated for memory that the checked plan lays out.
@@ -325,18 +325,18 @@ impl Loader<'_> {
         choice::attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
     }
 
-    fn ready(&mut self, work: Work, found: &[Relocation]) -> Result<Vec<Item>, CudaError> {
+    fn ready(&mut self, work: Command, found: &[Relocation]) -> Result<Vec<Item>, CudaError> {
         let ready = match work {
-            Work::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
-            Work::Gemm(gemm) => {
+            Command::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
+            Command::Gemm(gemm) => {
                 let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
                 Ready::Gemm(self.products.next().ok_or_else(missing)?)
             }
-            Work::Attention(of) => return self.attention(*of, Split::of(found)),
-            Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
-            Work::Store { at, word } => Ready::Store { at, word },
-            Work::Zero { at, bytes } => Ready::Zero { at, bytes },
-            Work::Nccl(call) => Ready::Nccl(call),
+            Command::Attention(of) => return self.attention(*of, Split::of(found)),
+            Command::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
+            Command::Store { at, word } => Ready::Store { at, word },
+            Command::Zero { at, bytes } => Ready::Zero { at, bytes },
+            Command::Nccl(call) => Ready::Nccl(call),
         };
         Ok(vec![Item { ready, relocations: found.into() }])
     }

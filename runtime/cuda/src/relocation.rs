@@ -23,8 +23,8 @@ use crate::cudnn::Attention;
 use crate::homes::Homes;
 use crate::launch::{Address, Kernel, Param};
 use crate::lowered::Lowered;
+use crate::command::Command;
 use crate::nccl::call::NcclCall;
-use crate::work::Work;
 
 /// A word of a piece of work that is an address of a base.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,15 +89,15 @@ impl<const N: usize> Addresses for [Address; N] {
     }
 }
 
-impl Addresses for Work {
+impl Addresses for Command {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Address)) {
         match self {
-            Work::Kernel(kernel) => kernel.visit(visit),
-            Work::Gemm(gemm) => gemm.visit(visit),
-            Work::Attention(of) => of.visit(visit),
-            Work::Nccl(call) => call.visit(visit),
-            Work::Copy { to, from, .. } => [to, from].into_iter().for_each(visit),
-            Work::Store { at, .. } | Work::Zero { at, .. } => visit(at),
+            Command::Kernel(kernel) => kernel.visit(visit),
+            Command::Gemm(gemm) => gemm.visit(visit),
+            Command::Attention(of) => of.visit(visit),
+            Command::Nccl(call) => call.visit(visit),
+            Command::Copy { to, from, .. } => [to, from].into_iter().for_each(visit),
+            Command::Store { at, .. } | Command::Zero { at, .. } => visit(at),
         }
     }
 }
@@ -217,7 +217,7 @@ impl Relocations {
     }
 
     /// What was lowered, with all memory where `homes` says.
-    pub fn relocated(&self, lowered: &Lowered, homes: &Homes) -> Vec<Vec<Work>> {
+    pub fn relocated(&self, lowered: &Lowered, homes: &Homes) -> Vec<Vec<Command>> {
         let bases: Vec<Address> = homes.bases().collect();
         let mut work = lowered.work.clone();
         for (work, found) in work.iter_mut().flatten().zip(self.of_work.iter().flatten()) {
@@ -229,8 +229,8 @@ impl Relocations {
 
 /// The words in which two pieces of work differ; `None` if they differ in something else.
 fn between(
-    one: &Work,
-    other: &Work,
+    one: &Command,
+    other: &Command,
     bases: &[Address],
     by: &HashMap<Address, u32>,
     fixed: &mut [bool],
@@ -254,7 +254,7 @@ fn between(
     if !known || word != before.len() {
         return None;
     }
-    if matches!(one, Work::Nccl(_)) {
+    if matches!(one, Command::Nccl(_)) {
         found.iter().for_each(|r| fixed[r.base as usize] = true);
     }
     (*one == restored).then_some(found)

@@ -7,7 +7,7 @@ use symmc_ir::types::Float;
 use symmc_ir::{CollectiveKind, Op, ReduceOp, Tensor};
 use symmc_plan::Lane;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work};
 
 use super::measured::{How, MeasuredNorm};
 use super::rank::{Bench, CALLS, Case, agreed, numbers};
@@ -79,7 +79,7 @@ impl Bench<'_> {
         let case = Case { kind, bytes, variant: Variant::Ll, exit: None, blocks: None };
         let mut steps = self.steps(&case);
         for step in &mut steps {
-            if let StepWork::Collective(call) = &mut step.work {
+            if let Work::Collective(call) = &mut step.work {
                 let offset = REDUCED * self.region;
                 call.result = BoundRegion { offset, ..call.result.clone() };
                 call.elements = rows * hidden;
@@ -94,7 +94,7 @@ impl Bench<'_> {
         let mut source = compile::Source::new();
         let mut lowered = Vec::new();
         for step in &steps {
-            let StepWork::Collective(call) = &step.work else { continue };
+            let Work::Collective(call) = &step.work else { continue };
             let norm = FusedNorm {
                 operand: self.homes.symmetric + call.operand.offset as Address,
                 residual: self.ordinary(RESIDUAL),
@@ -119,17 +119,17 @@ impl Bench<'_> {
         let (mut source, mut sites) = (compile::Source::new(), Sites::new());
         let lowered = self.with_parts(|parts| {
             let lower = |step: &BoundStep| match &step.work {
-                StepWork::Kernel { op, operands, results } => {
+                Work::Kernel { op, operands, results } => {
                     let step = compute::Step { index: step.index, op, operands, results };
                     let at = |value: &Located| parts.homes.at(value);
                     compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
                 }
-                StepWork::Collective(call) => {
+                Work::Collective(call) => {
                     let ends = parts.homes.ends(call);
                     let work = collective::lower(step.index, call, &ends, parts.peers, &mut source)?;
                     Ok(work.unwrap_or_default())
                 }
-                StepWork::Custom { .. } | StepWork::Dispatch(_) => {
+                Work::Custom { .. } | Work::Dispatch(_) => {
                     Err(CudaError::Unsupported(step.op_name.clone()))
                 }
             };
@@ -157,7 +157,7 @@ impl Bench<'_> {
             waits,
             node: format!("step{index}"),
             op_name: format!("step{index}"),
-            work: StepWork::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
+            work: Work::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
         };
         let mut out = Vec::with_capacity(3 * CALLS);
         for mut step in self.reductions(rows, hidden) {

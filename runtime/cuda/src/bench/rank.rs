@@ -7,7 +7,7 @@ use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
 use symmc_plan::{Barrier, Lane};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work};
 
 use super::measured::BenchConfig;
 use crate::arena::{Source, SymmetricArena};
@@ -23,7 +23,7 @@ use crate::program::{Parts, Program};
 use crate::rig::{self, Rig};
 use crate::setting::Distances;
 use crate::streams::Streams;
-use crate::work::Work;
+use crate::command::Command;
 use crate::{compile, watch};
 
 /// Calls in one graph.
@@ -155,7 +155,7 @@ impl<'a> Bench<'a> {
                 waits: vec![],
                 node: format!("call{index}"),
                 op_name: kind.name().to_string(),
-                work: StepWork::Collective(BoundCollective {
+                work: Work::Collective(BoundCollective {
                     kind: kind.clone(),
                     variant: *variant,
                     exit: exit.map(|kept| if kept { Barrier::Kept } else { Barrier::Dropped }),
@@ -197,7 +197,7 @@ impl<'a> Bench<'a> {
             waits: vec![],
             node: format!("copy{index}"),
             op_name: "copy".into(),
-            work: StepWork::Kernel {
+            work: Work::Kernel {
                 op: Op::Copy,
                 operands: vec![at(index % 2)],
                 results: vec![at(2 + index % 2)],
@@ -255,7 +255,7 @@ impl<'a> Bench<'a> {
     pub fn prepare_lowered(
         &mut self,
         steps: &[BoundStep],
-        lowered: Vec<Vec<Work>>,
+        lowered: Vec<Vec<Command>>,
         source: &compile::Source,
     ) -> Result<(), CudaError> {
         let program = self.with_parts(|parts| Program::of_work(steps, lowered, source, parts))?;

@@ -11,7 +11,7 @@ use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 pub(super) fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
     let mut call = turn.call();
@@ -62,18 +62,18 @@ pub(super) fn meeting(turn: &Turn) -> Prepared {
 
 /// Copies between two meetings. The first is the entry. Copies before a kernel on a stream have completed when it
 /// starts, so that the second is the exit.
-pub(super) fn copies(turn: &Turn, peers: &Peers, source: &mut Source) -> Result<Vec<Work>, CudaError> {
+pub(super) fn copies(turn: &Turn, peers: &Peers, source: &mut Source) -> Result<Vec<Command>, CudaError> {
     let (piece, from) = pieces(turn)?;
-    let mut work = vec![Work::Kernel(meeting(turn).launch(peers, source))];
+    let mut work = vec![Command::Kernel(meeting(turn).launch(peers, source))];
     // This rank is the last, so that peers need not wait for its own piece.
     for p in turn.rotated() {
         let to = turn.result_of(p, turn.n * piece)? + (turn.me * piece) as Address;
         let from = turn.operand + from(p);
         if to != from {
-            work.push(Work::Copy { to, from, bytes: piece });
+            work.push(Command::Copy { to, from, bytes: piece });
         }
     }
-    work.push(Work::Kernel(meeting(turn).launch(peers, source)));
+    work.push(Command::Kernel(meeting(turn).launch(peers, source)));
     Ok(work)
 }
 

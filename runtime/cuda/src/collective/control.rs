@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use symmc_ir::collective::{CollectiveKind as Kind, Splits};
 use symmc_ir::machine::model::GPU_CELL;
-use symmc_runtime::exec::{BoundStep, Work as StepWork};
+use symmc_runtime::exec::{BoundStep, Work};
 
 use crate::driver::Pinned;
 
@@ -70,7 +70,7 @@ impl Control {
 pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Control {
     let mut out = Control { groups: 0, exchanging: 0, staged: STAGED };
     for work in steps.into_iter().flat_map(|step| step.work.parts()) {
-        let StepWork::Collective(call) = work else { continue };
+        let Work::Collective(call) = work else { continue };
         out.groups = out.groups.max(call.group + 1);
         if call.kind == Kind::AllToAll(Splits::Device) {
             out.exchanging = out.exchanging.max(call.cell.len());

@@ -11,7 +11,7 @@
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_ir::{BinaryOp, Op};
-use symmc_runtime::exec::{BoundCollective, Home, Located, Member, Work as StepWork};
+use symmc_runtime::exec::{BoundCollective, Home, Located, Member, Work};
 
 use super::{Addition, FusedNorm, Peers, lower_addition, lower_norm};
 use crate::compile::Source;
@@ -20,7 +20,7 @@ use crate::compute::{self, Sites, Step};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::setting::Setting;
-use crate::work::Work;
+use crate::command::Command;
 
 /// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
 const ROW: usize = 1024;
@@ -52,9 +52,9 @@ pub fn lower(
     setting: &Setting<'_>,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Option<Vec<Work>>, CudaError> {
+) -> Result<Option<Vec<Command>>, CudaError> {
     let Setting { homes, peers, .. } = *setting;
-    let parts: SmallVec<[&StepWork; 3]> = members.iter().map(|m| &m.work).collect();
+    let parts: SmallVec<[&Work; 3]> = members.iter().map(|m| &m.work).collect();
     let (reduce, add, norm) = match parts[..] {
         [reduce, add] => (reduce, add, None),
         [reduce, add, norm] => (reduce, add, Some(norm)),
@@ -80,7 +80,7 @@ pub fn lower(
     };
     let at = |value: &_| homes.at(value);
     for part in &parts[done..] {
-        let StepWork::Kernel { op, operands, results } = part else { return Ok(None) };
+        let Work::Kernel { op, operands, results } = part else { return Ok(None) };
         let step = Step { index: step, op, operands, results };
         works.extend(compute::lower(&step, &at, setting.machine, source, sites)?);
     }
@@ -94,7 +94,7 @@ fn lower_values(
     homes: &Homes,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Work>, CudaError> {
+) -> Result<Option<Command>, CudaError> {
     let Values { call, residual, sum, norm } = values;
     if call.variant == Variant::TwoShot {
         let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
@@ -121,11 +121,11 @@ fn lower_values(
     lower_norm(step, call, &fused, peers, source)
 }
 
-fn values_of<'a>(reduce: &'a StepWork, add: &'a StepWork, norm: Option<&'a StepWork>) -> Option<Values<'a>> {
-    let StepWork::Collective(call) = reduce else { return None };
+fn values_of<'a>(reduce: &'a Work, add: &'a Work, norm: Option<&'a Work>) -> Option<Values<'a>> {
+    let Work::Collective(call) = reduce else { return None };
     let reduces =
         matches!(call.variant, Variant::Ll | Variant::TwoShot) && matches!(call.kind, Kind::AllReduce(_));
-    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = add else { return None };
+    let Work::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = add else { return None };
     let ([x, y], [sum]) = (&operands[..], &results[..]) else { return None };
     let residual = match (is_result(call, x), is_result(call, y)) {
         (true, false) => y,
@@ -154,8 +154,8 @@ fn is_result(call: &BoundCollective, value: &Located) -> bool {
 }
 
 /// The norm of the rows of `sum`.
-fn rows<'a>(norm: &'a StepWork, sum: &Located) -> Option<Rows<'a>> {
-    let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
+fn rows<'a>(norm: &'a Work, sum: &Located) -> Option<Rows<'a>> {
+    let Work::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
         return None;
     };
     let (x, weight) = (operands.first()?, operands.get(1));
@@ -189,8 +189,8 @@ mod tests {
         Located { home: Home::Ordinary, offset, by_rank: 0, dtype: DType::BF16, shape, strides }
     }
 
-    fn kernel(op: Op, operands: Vec<Located>, result: Located) -> StepWork {
-        StepWork::Kernel { op, operands, results: vec![result] }
+    fn kernel(op: Op, operands: Vec<Located>, result: Located) -> Work {
+        Work::Kernel { op, operands, results: vec![result] }
     }
 
     /// The reduction of what lies at 0, the sum with a residual, and the norm of that.
@@ -215,7 +215,7 @@ mod tests {
         let norm = Op::RmsNorm { axes: 1, eps: Float(1e-6), round_first: false };
         let add = Op::Binary(BinaryOp::Add);
         let works = [
-            StepWork::Collective(call),
+            Work::Collective(call),
             kernel(add, vec![value(4 * BYTES), value(BYTES)], value(2 * BYTES)),
             kernel(norm, vec![value(2 * BYTES), weight], value(3 * BYTES)),
         ];
@@ -224,21 +224,21 @@ mod tests {
 
     fn values_in(member: &mut Member) -> impl Iterator<Item = &mut Located> {
         match &mut member.work {
-            StepWork::Kernel { operands, results, .. } => operands.iter_mut().chain(results),
+            Work::Kernel { operands, results, .. } => operands.iter_mut().chain(results),
             other => panic!("{other:?}"),
         }
     }
 
     fn call_in(members: &mut [Member]) -> &mut BoundCollective {
         match &mut members[0].work {
-            StepWork::Collective(call) => call,
+            Work::Collective(call) => call,
             other => panic!("{other:?}"),
         }
     }
 
     /// The kernels of members as a rank has them, with their text; `None` if there are none.
-    fn lowered(members: &[Member], rank: u32) -> Option<(Vec<Work>, String)> {
-        let StepWork::Collective(call) = &members[0].work else { panic!("{members:?}") };
+    fn lowered(members: &[Member], rank: u32) -> Option<(Vec<Command>, String)> {
+        let Work::Collective(call) = &members[0].work else { panic!("{members:?}") };
         let homes = Homes { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };

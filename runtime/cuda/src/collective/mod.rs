@@ -96,7 +96,7 @@ pub use self::two_shot::{Addition, lower_addition};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::nccl::by_library;
-use crate::work::Work;
+use crate::command::Command;
 
 /// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports.
 ///
@@ -108,14 +108,14 @@ pub fn lower(
     ends: &Ends,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Vec<Work>>, CudaError> {
+) -> Result<Option<Vec<Command>>, CudaError> {
     if by_library(call) {
         return Ok(None);
     }
     let turn = Turn::new(step, call, [ends.operand, ends.result], peers)?;
     if let (Variant::Plain | Variant::Pull, Kind::AllToAll(Splits::Device)) = (call.variant, &call.kind) {
         let kernel = splits::exchange(&turn, ends.sizes)?;
-        return Ok(Some(vec![Work::Kernel(kernel.launch(peers, source))]));
+        return Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]));
     }
     if turn.n == 1 {
         return Ok(Some(alone(&turn)));
@@ -140,17 +140,17 @@ pub fn lower(
             return Err(CudaError::Unsupported(text));
         }
     };
-    Ok(Some(vec![Work::Kernel(kernel.launch(peers, source))]))
+    Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]))
 }
 
 /// A cell of one rank: the operand is the result.
-fn alone(turn: &Turn) -> Vec<Work> {
+fn alone(turn: &Turn) -> Vec<Command> {
     let [from, to] = [turn.operand, turn.result];
     let nothing_sent = matches!(&turn.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
     match (nothing_sent, turn.bytes) {
         (_, 0) => vec![],
-        (true, bytes) => vec![Work::Zero { at: to, bytes }],
+        (true, bytes) => vec![Command::Zero { at: to, bytes }],
         (false, _) if from == to => vec![],
-        (false, bytes) => vec![Work::Copy { to, from, bytes }],
+        (false, bytes) => vec![Command::Copy { to, from, bytes }],
     }
 }

@@ -17,7 +17,7 @@ use super::prepared::{Prepared, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, plain};
-use crate::work::Work;
+use crate::command::Command;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.
@@ -91,7 +91,7 @@ pub fn lower_norm(
     norm: &FusedNorm,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Work>, CudaError> {
+) -> Result<Option<Command>, CudaError> {
     let (Variant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
@@ -110,7 +110,7 @@ pub fn lower_norm(
     let beside = norm.parameters(turn.bytes, row);
     if norm.normed.is_none() && peers.thresholds.two_rounds(turn.bytes as u64, turn.n as u64) {
         let prepared = ll::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
-        return Ok(Some(Work::Kernel(prepared.launch(peers, source))));
+        return Ok(Some(Command::Kernel(prepared.launch(peers, source))));
     }
     let protocol = turn.protocol(turn.bytes);
     let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
@@ -135,5 +135,5 @@ pub fn lower_norm(
         most_threads: MAX_THREADS,
         blocks,
     };
-    Ok(Some(Work::Kernel(prepared.launch(peers, source))))
+    Ok(Some(Command::Kernel(prepared.launch(peers, source))))
 }

@@ -15,7 +15,7 @@ use super::prepared::{Prepared, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, plain};
-use crate::work::Work;
+use crate::command::Command;
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
@@ -112,7 +112,7 @@ pub fn lower_addition(
     addition: &Addition,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Work>, CudaError> {
+) -> Result<Option<Command>, CudaError> {
     let (Variant::TwoShot, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
@@ -123,5 +123,5 @@ pub fn lower_addition(
     let turn = Turn::new(step, call, [operand, result], peers)?;
     let Some(slice) = pushes(&turn) else { return Ok(None) };
     let kernel = pushed(&turn, *op, slice, Some(addition))?.launch(peers, source);
-    Ok(Some(Work::Kernel(kernel)))
+    Ok(Some(Command::Kernel(kernel)))
 }

@@ -24,7 +24,7 @@ use super::text::{self, offset, real, stored};
 use crate::cudnn;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel};
-use crate::work::Work;
+use crate::command::Command;
 
 /// Warps of a block.
 const WARPS: usize = 4;
@@ -275,7 +275,7 @@ pub(super) fn lower(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let few = || {
         misfit(
             "attention",
@@ -308,9 +308,9 @@ pub(super) fn lower(
         && !scores.sink
         && let Some(of) = a.candidates(scores, &limits, &o, result, &own, l)?
     {
-        return Ok(vec![Work::Attention(Box::new(of))]);
+        return Ok(vec![Command::Attention(Box::new(of))]);
     }
-    Ok(own.into_iter().map(Work::Kernel).collect())
+    Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
 /// Which blocks a kernel computes.

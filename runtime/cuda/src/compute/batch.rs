@@ -14,7 +14,7 @@ use super::sites::Sites;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 /// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose places are
 /// as far apart on all ranks, if it lies in one.
@@ -28,7 +28,7 @@ pub fn lower(
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let mut works = Vec::with_capacity(steps.len());
     for step in steps {
         works.extend(super::lower(step, at, machine, source, sites)?);
@@ -39,14 +39,14 @@ pub fn lower(
         all.collect::<Option<SmallVec<[usize; 2]>>>()
     };
     let batch = match (steps, &works[..]) {
-        ([one, other], [Work::Gemm(first), Work::Gemm(second)]) => {
+        ([one, other], [Command::Gemm(first), Command::Gemm(second)]) => {
             let memories = [one, other].map(memories);
             let known = memories[0].is_some() && memories[0] == memories[1];
             batch(first, second).filter(|_| known)
         }
         _ => None,
     };
-    Ok(batch.map_or(works, |both| vec![Work::Gemm(both)]))
+    Ok(batch.map_or(works, |both| vec![Command::Gemm(both)]))
 }
 
 /// Two products of one left matrix as one batch, in the order of their results.

@@ -9,7 +9,7 @@ use super::map::{Map, Val};
 use super::space::{Strides, broadcast};
 use super::text::{bits, computed, int, real, stored};
 use crate::error::CudaError;
-use crate::work::Work;
+use crate::command::Command;
 
 /// One op in a kernel of its own.
 pub(super) fn lower(
@@ -17,14 +17,14 @@ pub(super) fn lower(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let to = Strides::from_slice(&result.strides);
     let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
     if let Op::Full(scalar) = op
         && bits(result.dtype, *scalar) == 0
         && super::space::axes(&result.shape, &result.strides).iter().all(|a| a.stride == 1)
     {
-        return Ok((bytes > 0).then(|| Work::Zero { at: l.at(result), bytes }).into_iter().collect());
+        return Ok((bytes > 0).then(|| Command::Zero { at: l.at(result), bytes }).into_iter().collect());
     }
     let mut map = Map::over(&result.shape);
     let mut values = Vec::with_capacity(operands.len());

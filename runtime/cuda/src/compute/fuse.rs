@@ -15,7 +15,7 @@ use super::space::Strides;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
 ///
@@ -27,7 +27,7 @@ pub fn lower(
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Option<Vec<Work>>, CudaError> {
+) -> Result<Option<Vec<Command>>, CudaError> {
     let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
     if !fit(steps, shape) {

@@ -12,7 +12,7 @@ use super::sites::Fault;
 use super::text::{self, computed, stored};
 use crate::error::CudaError;
 use crate::launch::{Kernel, Param};
-use crate::work::Work;
+use crate::command::Command;
 
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;
@@ -40,7 +40,7 @@ pub(super) fn lower(
     [x, y, ends]: [&Located; 3],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let ([rows, k], [groups, inner, n]) = (&x.shape[..], &y.shape[..]) else {
         return Err(misfit("grouped_matmul", "[rows, k] and [groups, k, n]", (&x.shape, &y.shape)));
     };
@@ -91,7 +91,7 @@ pub(super) fn lower(
     let mut params: Vec<Param> = addresses.map(Param::from).to_vec();
     params.push(site.into());
     let (grid, block) = ([blocks, 1, 1], [config.threads, 1, 1]);
-    Ok(vec![Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: config.shared as u32, params })])
+    Ok(vec![Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: config.shared as u32, params })])
 }
 
 /// Any layout and type.

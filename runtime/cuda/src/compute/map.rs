@@ -14,7 +14,7 @@ use super::lowering::Lowering;
 use super::skinny::Epilogue;
 use super::space::{Strides, by_stride, collapse, reach};
 use crate::launch::{Address, Kernel, Param};
-use crate::work::Work;
+use crate::command::Command;
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -244,7 +244,7 @@ impl Map {
     }
 
     /// The launch; none where there is no position.
-    pub fn finish(mut self, what: &str, lowering: &mut Lowering<'_>) -> Option<Work> {
+    pub fn finish(mut self, what: &str, lowering: &mut Lowering<'_>) -> Option<Command> {
         if self.len() == 0 || self.stores.is_empty() {
             return None;
         }
@@ -262,7 +262,7 @@ impl Map {
             params.extend(self.sites().map(Param::from));
         }
         let (grid, block) = ([blocks as u32, 1, 1], [THREADS as u32, 1, 1]);
-        Some(Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params }))
+        Some(Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params }))
     }
 
     fn sites(&self) -> impl Iterator<Item = u32> {

@@ -14,7 +14,7 @@ use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel};
-use crate::work::Work;
+use crate::command::Command;
 
 /// The most products of the library that one step becomes.
 const MOST_PRODUCTS: usize = 64;
@@ -45,7 +45,7 @@ pub(super) fn lower(
     y: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let mut p = product(x, y, result, l)?;
     if p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) {
         return Ok(Vec::new());
@@ -63,7 +63,7 @@ pub(super) fn lower(
         {
             return Ok(vec![work]);
         }
-        return Ok(products.into_iter().map(Work::Gemm).collect());
+        return Ok(products.into_iter().map(Command::Gemm).collect());
     }
     Ok(vec![tiled(&p, l)])
 }
@@ -198,7 +198,7 @@ fn products(p: &Product) -> Option<Vec<Gemm>> {
 }
 
 /// The product by a generated kernel.
-fn tiled(p: &Product, l: &mut Lowering<'_>) -> Work {
+fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
     let [m, n] = p.c.matrix;
     let k = p.a.matrix[1].n;
     let batch: usize = p.batch.iter().product();
@@ -229,7 +229,7 @@ fn tiled(p: &Product, l: &mut Lowering<'_>) -> Work {
     let entry = l.source.function("product", out);
     // The batch is in x, where a grid has the most blocks.
     let blocks = tiles * m.n.div_ceil(TILE) * batch;
-    Work::Kernel(Kernel {
+    Command::Kernel(Kernel {
         entry,
         grid: [blocks as u32, 1, 1],
         block: [256, 1, 1],

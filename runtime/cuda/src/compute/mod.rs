@@ -1,7 +1,7 @@
 //! Compute steps on a device.
 //!
 //! ```text
-//! Op, Located ──lower──► Work: launches of generated kernels, matrix products, copies
+//! Op, Located ──lower──► Command: launches of generated kernels, matrix products, copies
 //! ```
 //!
 //! Semantics are those of [`symmc_ir::Op`], as on the host: floats are computed in f32 (f64 for f64) and
@@ -50,7 +50,7 @@ pub use self::sites::{Fault, Indexed, Site, Sites};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 /// What a step does on the device. `at` gives addresses; functions are added to `source`, and places where
 /// data can be out of range to `sites`.
@@ -63,14 +63,14 @@ pub fn lower(
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let Step { op, operands: x, results: r, index } = *step;
     let mut lowering = Lowering::new(at, machine, source, sites);
     lowering.step = index;
     lower_op(op, x, r, &mut lowering)
 }
 
-fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Work>, CudaError> {
+fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {

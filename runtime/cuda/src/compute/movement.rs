@@ -10,7 +10,7 @@ use super::space::{Strides, axes, broadcast, dense};
 use super::text::{moved, stored};
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 /// Part of a value: an address and strides over a shape.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ impl Part {
 
 /// The elements of one part, in row-major order, to another of the same shape; nothing where they lie
 /// there already.
-fn transfer(from: &Part, to: &Part, kind: &'static str, size: usize, l: &mut Lowering<'_>) -> Option<Work> {
+fn transfer(from: &Part, to: &Part, kind: &'static str, size: usize, l: &mut Lowering<'_>) -> Option<Command> {
     let n: usize = to.shape.iter().product();
     let still =
         from.at == to.at && (0..to.shape.len()).all(|a| to.shape[a] == 1 || from.strides[a] == to.strides[a]);
@@ -51,7 +51,7 @@ fn transfer(from: &Part, to: &Part, kind: &'static str, size: usize, l: &mut Low
         return None;
     }
     if from.is_dense() && to.is_dense() && n * size >= 1 << 20 {
-        return Some(Work::Copy { to: to.at, from: from.at, bytes: n * size });
+        return Some(Command::Copy { to: to.at, from: from.at, bytes: n * size });
     }
     let mut map = Map::over(&to.shape);
     let value = map.load(from.at, kind, from.strides.clone());
@@ -60,7 +60,7 @@ fn transfer(from: &Part, to: &Part, kind: &'static str, size: usize, l: &mut Low
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
-pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Work>, CudaError> {
+pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let n: usize = x.shape.iter().product();
     if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
         return Err(misfit("the result of a copy", &x.shape, &result.shape));
@@ -87,7 +87,7 @@ pub(super) fn concat(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let whole = Part::of(result, l);
     let (mut start, mut out) = (0, Vec::new());
     for x in operands {
@@ -115,7 +115,7 @@ pub(super) fn pad(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let rank = result.shape.len();
     if low.len() != rank || x.shape.len() != rank || x.dtype != result.dtype {
         return Err(misfit("the result of pad", &x.shape, &result.shape));
@@ -164,7 +164,7 @@ pub(super) fn index(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let (x, indices) = (&operands[0], &operands[1..]);
     let end = axis + indices.len();
     if end > x.shape.len() {
@@ -195,7 +195,7 @@ pub(super) fn gather(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let (x, index) = (&operands[0], &operands[1]);
     let fits = axis < x.shape.len()
         && index.shape.len() == x.shape.len()
@@ -220,7 +220,7 @@ fn finish(
     terms: Vec<(Val, usize, isize, u32)>,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let value = map.gather(l.at(x), moved(x.dtype), own, terms);
     map.store(l.at(result), Strides::from_slice(&result.strides), value);
     Ok(map.finish("gather", l).into_iter().collect())

@@ -20,7 +20,7 @@ use super::{fuse, matmul};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 /// Columns of a product that are read element by element.
 struct Cut {
@@ -92,7 +92,7 @@ pub fn lower(
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Option<Vec<Work>>, CudaError> {
+) -> Result<Option<Vec<Command>>, CudaError> {
     let maps: SmallVec<[Step<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);

@@ -16,7 +16,7 @@ use super::text::{self, offset, stored};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
-use crate::work::Work;
+use crate::command::Command;
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -58,7 +58,7 @@ pub(super) fn lower(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let part = part(width, interleaved, operands, result, 0, l)?;
     Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
 }
@@ -73,7 +73,7 @@ pub fn lower_together(
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let mut lowering = Lowering::new(at, machine, source, sites);
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
@@ -145,7 +145,7 @@ fn part(
     Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
 }
 
-fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Work {
+fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Command {
     l.preludes();
     l.source.prelude(text::ROTARY);
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
@@ -168,5 +168,5 @@ fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Work {
     let entry = l.source.function("rotary", function);
     let params = parts.iter().flat_map(|p| p.params).map(Param::from).collect();
     let (grid, block) = ([first as u32, 1, 1], [THREADS as u32, 1, 1]);
-    Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params })
+    Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params })
 }

@@ -13,7 +13,7 @@ use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
-use crate::work::Work;
+use crate::command::Command;
 
 /// The most elements of a row that one thread keeps in registers.
 const KEPT: usize = 32;
@@ -126,7 +126,7 @@ fn launch(
     blocks: usize,
     block: usize,
     l: &mut Lowering<'_>,
-) -> Vec<Work> {
+) -> Vec<Command> {
     l.preludes();
     l.source.prelude(text::ROWS);
     let names: Vec<String> = params.iter().map(|(n, _)| format!("void *{n}")).collect();
@@ -138,7 +138,7 @@ fn launch(
     );
     let entry = l.source.function(what, function);
     let params = params.iter().map(|p| Param::from(p.1)).collect();
-    vec![Work::Kernel(Kernel {
+    vec![Command::Kernel(Kernel {
         entry,
         grid: [blocks as u32, 1, 1],
         block: [block as u32, 1, 1],
@@ -192,7 +192,7 @@ pub(super) fn reduce(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     reduced(x, inner, result)?;
     let rows: usize = result.shape.iter().product();
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
@@ -225,7 +225,7 @@ pub(super) fn arg_reduce(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     reduced(x, &[axis], result)?;
     let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
     if rows == 0 {
@@ -247,7 +247,7 @@ pub(super) fn cumsum(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
     let threads = if Group::of(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
@@ -275,7 +275,7 @@ pub(super) fn softmax(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
     let group = Group::of(rows, n, &[&xs, &rs]);
@@ -334,7 +334,7 @@ pub(super) fn rms_norm(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let Some(mut norm) = norm(axes, eps, operands, result, l)? else { return Ok(Vec::new()) };
     let weight = operands.len() > 1;
     let round = weight && rounding == Rounding::BeforeWeight;
@@ -354,7 +354,7 @@ pub(super) fn layer_norm(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let Some(mut norm) = norm(axes, eps, operands, result, l)? else { return Ok(Vec::new()) };
     let (weight, bias) = (operands.len() > 1, operands.len() > 2);
     for (has, at, name, place) in [(weight, 1, "w", "w_in"), (bias, 2, "b", "b_in")] {

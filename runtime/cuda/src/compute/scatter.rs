@@ -14,7 +14,7 @@ use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
 use crate::error::CudaError;
 use crate::launch::{Kernel, Param, plain};
-use crate::work::Work;
+use crate::command::Command;
 
 /// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {
@@ -37,7 +37,7 @@ pub(super) fn elements(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
     let fits = axis < x.shape.len()
         && x.shape == result.shape
@@ -83,7 +83,7 @@ pub(super) fn elements(
         [l.at(index), l.at(src), l.at(result), l.machine.status].map(Param::from).to_vec();
     params.push(site.into());
     let grid = [n.div_ceil(256) as u32, 1, 1];
-    out.push(Work::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
+    out.push(Command::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
     Ok(out)
 }
 
@@ -96,7 +96,7 @@ pub(super) fn put(
     indices: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let end = axis + indices.len();
     if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
         return Err(misfit("the result of an indexed store", &x.shape, &result.shape));
@@ -139,7 +139,7 @@ pub(super) fn put(
     let blocks = places * piece.div_ceil(1024) * before;
     let params = vec![indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
     let grid = [blocks as u32, 1, 1];
-    out.push(Work::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
+    out.push(Command::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
     Ok(out)
 }
 

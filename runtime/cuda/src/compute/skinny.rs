@@ -10,7 +10,7 @@ use super::gemm::{Gemm, Order};
 use super::lowering::Lowering;
 use super::text::{self, stored};
 use crate::launch::{Address, Kernel, Param, TensorMap};
-use crate::work::Work;
+use crate::command::Command;
 
 /// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
 /// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.
@@ -127,7 +127,7 @@ pub(super) fn lower(
     steady: bool,
     epilogue: Epilogue,
     l: &mut Lowering<'_>,
-) -> Option<Work> {
+) -> Option<Command> {
     let first = gemms.first().filter(|_| gemms.len() <= MOST_PRODUCTS)?;
     let same = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.a, g.b.step, g.b.order);
@@ -160,7 +160,7 @@ pub(super) fn lower(
     for prelude in [text::MATRIX, text::SKINNY, text::MMA, text::WGMMA] {
         l.source.prelude(prelude);
     }
-    Some(Work::Kernel(Kernel {
+    Some(Command::Kernel(Kernel {
         entry: l.source.function("skinny", text),
         grid: [config.grid as u32, 1, 1],
         block: [config.threads, 1, 1],

@@ -10,7 +10,7 @@ use super::space::Axis;
 use super::text::{self, offset, stored};
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
-use crate::work::Work;
+use crate::command::Command;
 
 /// The longest row that is sorted in shared memory; elements of a tile of longer ones.
 const TILE: usize = 4096;
@@ -42,7 +42,7 @@ pub(super) fn lower(
     x: &Located,
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Work>, CudaError> {
+) -> Result<Vec<Command>, CudaError> {
     let (values, positions) = (&results[0], &results[1]);
     let rank = x.shape.len();
     let fits = axis < rank
@@ -104,14 +104,14 @@ impl Job {
         blocks: usize,
         threads: usize,
         l: &mut Lowering<'_>,
-    ) -> Work {
+    ) -> Command {
         let names = ["void *a", "void *b", "void *c", "void *d", "unsigned long long width"];
         let text = format!(
             "{}extern \"C\" __global__ void __launch_bounds__({threads}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call};\n}}\n",
             self.layout,
             names[..addresses.len()].join(", ")
         );
-        Work::Kernel(Kernel {
+        Command::Kernel(Kernel {
             entry: l.source.function(what, text),
             grid: [blocks as u32, 1, 1],
             block: [threads as u32, 1, 1],
@@ -127,7 +127,7 @@ impl Job {
         (keys, copy): (usize, usize),
         [from, to, places]: [Address; 3],
         l: &mut Lowering<'_>,
-    ) -> Result<Vec<Work>, CudaError> {
+    ) -> Result<Vec<Command>, CudaError> {
         let room = l.room("sorting", 2 * copy)?;
         let side = |i: usize| {
             let start = room + (i * copy) as Address;

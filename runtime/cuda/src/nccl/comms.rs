@@ -18,7 +18,7 @@ use cudarc::driver::sys;
 use indexmap::IndexMap;
 use nccl_sys::{Comm, Config, Nccl, UniqueId, Version, Window, cta_policy, data_type, window};
 use symmc_ir::Variant;
-use symmc_runtime::exec::{BoundStep, Work as StepWork};
+use symmc_runtime::exec::{BoundStep, Work};
 
 use super::call::by_library;
 use super::lent::Lent;
@@ -95,8 +95,8 @@ impl Communicators {
     /// Those that these steps need, of which there is none: the steps can be lowered with them, and not run.
     pub(crate) fn of_nobody<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Communicators {
         let none = || Made { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
-        let of = |work: &StepWork| match work {
-            StepWork::Collective(call) if call.variant.is_library() => {
+        let of = |work: &Work| match work {
+            Work::Collective(call) if call.variant.is_library() => {
                 Some(((call.group, call.variant), none()))
             }
             _ => None,
@@ -116,7 +116,7 @@ impl Communicators {
     ) -> Result<(), CudaError> {
         let mut wanted: BTreeMap<(usize, Variant), &[u32]> = BTreeMap::new();
         for work in steps.into_iter().flat_map(|step| step.work.parts()) {
-            if let StepWork::Collective(call) = work
+            if let Work::Collective(call) = work
                 && by_library(call)
             {
                 wanted.insert((call.group, call.variant), &call.cell);

@@ -32,7 +32,7 @@ pub use self::memory::WindowMemory;
 use crate::driver::Stream;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::work::Work;
+use crate::command::Command;
 
 /// What is stored in front of a collective of the library.
 #[derive(Clone, Copy, Debug)]
@@ -49,9 +49,9 @@ pub struct Front {
 impl Communicators {
     /// What stands in front of a collective of this variant. Where the library launches kernels by PDL that do not wait within
     /// for the kernel in front of them, that is never a kernel.
-    fn front(&self, variant: Variant, front: Front) -> Option<Work> {
+    fn front(&self, variant: Variant, front: Front) -> Option<Command> {
         let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
-        Some(Work::Store { at, word: front.word })
+        Some(Command::Store { at, word: front.word })
     }
 
     /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in front
@@ -65,7 +65,7 @@ impl Communicators {
         number: usize,
         [operand, result]: [Address; 2],
         front: Front,
-    ) -> Result<Vec<Work>, CudaError> {
+    ) -> Result<Vec<Command>, CudaError> {
         let n = call.cell.len();
         let comm = self.of(call.group, call.variant)?;
         let size = call.dtype.size();
@@ -79,7 +79,7 @@ impl Communicators {
         };
         let reduction = |op| reduction(op, call.dtype);
         let (elements, me) = (call.elements, number as i32);
-        let mut work: Vec<Work> = self.front(call.variant, front).into_iter().collect();
+        let mut work: Vec<Command> = self.front(call.variant, front).into_iter().collect();
         let made = match &call.kind {
             CollectiveKind::AllReduce(op) => make(CallKind::AllReduce(reduction(*op)), elements),
             CollectiveKind::AllGather => make(CallKind::AllGather, elements),
@@ -99,7 +99,7 @@ impl Communicators {
                 let sends = pairs().filter(|p| p.0 == me).map(|p| (p.1, 0)).collect();
                 let receives: Vec<_> = pairs().filter(|p| p.1 == me).map(|p| (p.0, 0)).collect();
                 if receives.is_empty() {
-                    work.push(Work::Zero { at: result, bytes: elements * size });
+                    work.push(Command::Zero { at: result, bytes: elements * size });
                 }
                 make(CallKind::Exchange { sends, receives }, elements)
             }
@@ -109,7 +109,7 @@ impl Communicators {
             }
         };
         if made.count > 0 {
-            work.push(Work::Nccl(made));
+            work.push(Command::Nccl(made));
         }
         Ok(work)
     }

@@ -2,7 +2,7 @@
 //! no NCCL is needed.
 
 use std::path::Path;
-use std::process::Command;
+use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::comms::{Communicators, lacks, skips_pdl_wait};
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::error::CudaError;
-use crate::work::Work;
+use crate::command::Command;
 
 /// The fake library of a version.
 fn fake(version: &str, later: bool) -> Nccl {
@@ -25,7 +25,7 @@ fn fake(version: &str, later: bool) -> Nccl {
     let name = format!("symmc-fake-nccl-{}-{number}.so", std::process::id());
     let path = std::env::temp_dir().join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nccl-sys/tests/fake_nccl.c");
-    let mut gcc = Command::new("gcc");
+    let mut gcc = process::Command::new("gcc");
     gcc.args(["-shared", "-fPIC", "-DCONFIG=72", &format!("-DVERSION={version}"), "-o"]).arg(&path);
     if later {
         gcc.arg("-DLATER");
@@ -134,8 +134,8 @@ fn what_skips_the_wait_never_follows_a_kernel() {
                     comms.lower(&call(kind.clone(), variant), 0, [0x1000, 0x2000], front).expect("calls");
                 let fenced = skips && variant == Variant::NcclWindow;
                 let at = asked.or(fenced.then_some(unread));
-                let expected = at.map(|at| Work::Store { at, word: 3 });
-                let [front @ .., Work::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
+                let expected = at.map(|at| Command::Store { at, word: 3 });
+                let [front @ .., Command::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
                 assert_eq!(front.first(), expected.as_ref(), "{version} {variant} {kind:?}");
                 assert!(front.len() <= 1, "{work:?}");
             }

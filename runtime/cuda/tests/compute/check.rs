@@ -15,7 +15,7 @@ use symmc_cuda::compute::{
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Kernel, Start};
-use symmc_cuda::work::Work;
+use symmc_cuda::command::Command;
 use symmc_cuda::{CudaError, cudnn};
 use symmc_ir::Tensor;
 use symmc_runtime::exec::{Home, Located};
@@ -166,7 +166,7 @@ pub struct Lowered {
     /// Where data can be out of range; the step is the number of the case.
     pub sites: Sites,
     /// The work of each case, or why there is none.
-    pub works: Vec<Result<Vec<Work>, CudaError>>,
+    pub works: Vec<Result<Vec<Command>, CudaError>>,
 }
 
 /// Lowers cases as if they lay at `base`.
@@ -277,7 +277,7 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    fn case(&self, c: &Laid<'_>, works: &[Work], sites: &Sites) -> Result<(), String> {
+    fn case(&self, c: &Laid<'_>, works: &[Command], sites: &Sites) -> Result<(), String> {
         let base = self.memory.address();
         let text = |e: CudaError| e.to_string();
         for (start, image) in &c.image {
@@ -306,16 +306,16 @@ impl Runner<'_> {
         unsafe { self.stream.launch(function, kernel, Start::After) }
     }
 
-    fn work(&self, work: &Work) -> Result<(), CudaError> {
+    fn work(&self, work: &Command) -> Result<(), CudaError> {
         match work {
-            Work::Kernel(kernel) => self.kernel(kernel),
-            Work::Gemm(gemm) => {
+            Command::Kernel(kernel) => self.kernel(kernel),
+            Command::Gemm(gemm) => {
                 let prepared = self.planner.prepare(gemm, GEMM_WORKSPACE)?;
                 // SAFETY: as above; the workspace has that many bytes.
                 unsafe { prepared.run(self.stream, self.workspace) }?;
                 self.stream.synchronize()
             }
-            Work::Attention(of) => {
+            Command::Attention(of) => {
                 let prepare = |l: &cudnn::Planner| l.prepare(&of.attention, self.workspace, of.room);
                 let Some(prepared) = self.library.map(prepare).transpose()?.flatten() else {
                     return of.own.iter().try_for_each(|kernel| self.kernel(kernel));
@@ -328,12 +328,12 @@ impl Runner<'_> {
                 self.stream.synchronize()
             }
             // SAFETY: as above.
-            Work::Copy { to, from, bytes } => unsafe { self.stream.copy(*to, *from, *bytes) },
+            Command::Copy { to, from, bytes } => unsafe { self.stream.copy(*to, *from, *bytes) },
             // SAFETY: as above.
-            Work::Store { at, word } => unsafe { self.stream.store(*at, *word) },
+            Command::Store { at, word } => unsafe { self.stream.store(*at, *word) },
             // SAFETY: as above.
-            Work::Zero { at, bytes } => unsafe { self.stream.fill(*at, 0, *bytes) },
-            Work::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
+            Command::Zero { at, bytes } => unsafe { self.stream.fill(*at, 0, *bytes) },
+            Command::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
         }
     }
 }

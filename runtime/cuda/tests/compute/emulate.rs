@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use symmc_cases::{Case, HostLibrary, corpus, special};
 use symmc_cuda::compute::{Attentions, InputUse, Machine};
 use symmc_cuda::launch::Kernel;
-use symmc_cuda::work::Work;
+use symmc_cuda::command::Command;
 use symmc_ir::Op;
 
 use crate::check::{lay, lowered, workspace_bytes};
@@ -148,7 +148,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // The library's products are not ours to emulate.
-        if works.iter().any(|w| matches!(w, Work::Gemm(_))) {
+        if works.iter().any(|w| matches!(w, Command::Gemm(_))) {
             continue;
         }
         // SAFETY: all addresses lie in `memory`, as it was laid out; nothing else touches it meanwhile.
@@ -159,10 +159,10 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
             pointer(status).write_bytes(0, 16);
             for work in works {
                 match work {
-                    Work::Kernel(kernel) => library.run(kernel),
-                    Work::Copy { to, from, bytes } => pointer(*to).copy_from(pointer(*from), *bytes),
-                    Work::Zero { at, bytes } => pointer(*at).write_bytes(0, *bytes),
-                    Work::Attention(of) => {
+                    Command::Kernel(kernel) => library.run(kernel),
+                    Command::Copy { to, from, bytes } => pointer(*to).copy_from(pointer(*from), *bytes),
+                    Command::Zero { at, bytes } => pointer(*at).write_bytes(0, *bytes),
+                    Command::Attention(of) => {
                         of.numbers.iter().for_each(|kernel| library.run(kernel));
                         library::attend(&of.attention);
                         of.amend.iter().for_each(|kernel| library.run(kernel));

@@ -15,7 +15,7 @@ use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::fuse::lower;
 use symmc_cuda::compute::{Attentions, InputUse, Machine, Sites, Step};
-use symmc_cuda::work::Work;
+use symmc_cuda::command::Command;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::{Home, Located};
 
@@ -43,7 +43,7 @@ fn every_case_is_lowered_and_compiles() {
     for (case, works) in cases.iter().zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         for work in works {
-            let Work::Kernel(kernel) = work else { continue };
+            let Command::Kernel(kernel) = work else { continue };
             assert!(all.source.names().any(|n| n == kernel.entry), "{}: no {}", case.name, kernel.entry);
             let threads: u32 = kernel.block.iter().product();
             assert!((1..=1024).contains(&threads), "{}: {threads} threads", case.name);
@@ -83,7 +83,7 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
         ];
         let works = lower(&steps, &address, &machine(0, 0), &mut Source::new(), &mut Sites::new());
         match &works.expect("it fits").expect("one shape")[..] {
-            [Work::Kernel(kernel)] => kernel.params.clone(),
+            [Command::Kernel(kernel)] => kernel.params.clone(),
             other => panic!("{other:?}"),
         }
     };

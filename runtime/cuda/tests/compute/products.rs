@@ -5,7 +5,7 @@ use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::lower;
 use symmc_cuda::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step};
 use symmc_cuda::launch::Kernel;
-use symmc_cuda::work::Work;
+use symmc_cuda::command::Command;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{Home, Located};
@@ -145,9 +145,9 @@ impl World {
     }
 }
 
-pub(crate) fn kernels(works: Vec<Work>) -> Vec<Kernel> {
+pub(crate) fn kernels(works: Vec<Command>) -> Vec<Kernel> {
     let kernel = |work| match work {
-        Work::Kernel(kernel) => kernel,
+        Command::Kernel(kernel) => kernel,
         other => panic!("{other:?}"),
     };
     works.into_iter().map(kernel).collect()

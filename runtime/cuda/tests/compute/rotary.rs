@@ -3,7 +3,7 @@
 use symmc_cuda::compile::Source;
 use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, rotary};
 use symmc_cuda::launch::Kernel;
-use symmc_cuda::work::Work;
+use symmc_cuda::command::Command;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{Home, Located};
@@ -66,7 +66,7 @@ fn one_kernel_gives_the_bits_of_two() {
     let mut lower = |step: &Step<'_>| {
         compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it has a form")
     };
-    let two: Vec<Work> = steps.iter().flat_map(&mut lower).collect();
+    let two: Vec<Command> = steps.iter().flat_map(&mut lower).collect();
     let (one, two) = (kernels(one), kernels(two));
     assert_eq!([one.len(), two.len()], [1, 2]);
     let Some(library) = Library::build("rotary", &source.text(), source.names()) else { return };

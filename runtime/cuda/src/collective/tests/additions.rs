@@ -105,7 +105,7 @@ impl Layer {
             lower(3, &call, &Ends::new(operand, result), peers, source)
                 .map(|all| all.and_then(|mut all| all.pop()))
         };
-        let Ok(Some(Work::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
+        let Ok(Some(Command::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
         assert!(kernel.entry.contains("pushed"), "{shape:?}: {}", kernel.entry);
         Layer { shape, elements, at: [operand, result, residual, sum_at], adds, kernel }
     }

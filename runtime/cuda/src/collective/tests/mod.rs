@@ -77,7 +77,7 @@ fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel 
     let works =
         lower(7, call, &Ends::new(at(&call.operand), at(&call.result)), peers, source).expect("it fits");
     match works.expect("it has a kernel").as_slice() {
-        [Work::Kernel(kernel)] => kernel.clone(),
+        [Command::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
     }
 }
@@ -129,14 +129,14 @@ fn copies_lie_between_two_meetings() {
         works.expect("it fits").expect("it is ours")
     };
     let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
-    let copied = |works: &[Work]| match works {
-        [Work::Kernel(first), copies @ .., Work::Kernel(last)] => {
+    let copied = |works: &[Command]| match works {
+        [Command::Kernel(first), copies @ .., Command::Kernel(last)] => {
             assert_eq!((first.grid, &first.entry), ([1, 1, 1], &last.entry));
             copies.to_vec()
         }
         other => panic!("expected two meetings, found {other:?}"),
     };
-    let copy = |to, from, bytes| Work::Copy { to, from, bytes };
+    let copy = |to, from, bytes| Command::Copy { to, from, bytes };
     // Rank 1 begins with rank 2, and ends with itself.
     let gather = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 100);
     let result = gather.result.offset;
@@ -148,7 +148,7 @@ fn copies_lie_between_two_meetings() {
     assert_eq!(copied(&lowered(&exchange, 64)), [piece(2), piece(0), piece(1)]);
     // Ranks meet even if there is nothing to move.
     let nothing = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 0);
-    assert!(matches!(lowered(&nothing, 64)[..], [Work::Kernel(_)]));
+    assert!(matches!(lowered(&nothing, 64)[..], [Command::Kernel(_)]));
 }
 
 #[test]
@@ -290,11 +290,11 @@ fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
     let call = collective(sum.clone(), Variant::Plain, 2, DType::F32, 4);
     assert_eq!(lower(0, &call, &Ends::new(0, 0), &peers(0, 2), &mut source), Ok(None));
     let call = collective(sum, Variant::Plain, 1, DType::F32, 4);
-    let copy = vec![Work::Copy { to: 512, from: 256, bytes: 16 }];
+    let copy = vec![Command::Copy { to: 512, from: 256, bytes: 16 }];
     assert_eq!(lower(0, &call, &Ends::new(256, 512), &peers(0, 1), &mut source), Ok(Some(copy)));
     assert_eq!(lower(0, &call, &Ends::new(256, 256), &peers(0, 1), &mut source), Ok(Some(vec![])));
     let call = collective(Kind::Permute { pairs: vec![] }, Variant::Put, 1, DType::F32, 4);
-    let zero = vec![Work::Zero { at: 512, bytes: 16 }];
+    let zero = vec![Command::Zero { at: 512, bytes: 16 }];
     assert_eq!(lower(0, &call, &Ends::new(256, 512), &peers(0, 1), &mut source), Ok(Some(zero)));
     assert!(source.is_empty());
 }
@@ -384,7 +384,7 @@ fn pushed_kernels(n: u32, source: &mut Source) {
         let plain =
             lower(1, &call, &Ends::new(own[0], own[1]), &peers, source).expect("it fits").expect("ours");
         for work in work.iter().chain(&plain) {
-            let Work::Kernel(kernel) = work else { panic!("expected a kernel, found {work:?}") };
+            let Command::Kernel(kernel) = work else { panic!("expected a kernel, found {work:?}") };
             assert!(kernel.entry.contains("pushed"), "{}", kernel.entry);
         }
         assert!(source.text().contains(&format!("Sum, {n}, {}, {in_place}>", (8 / n).max(1))));
@@ -392,7 +392,7 @@ fn pushed_kernels(n: u32, source: &mut Source) {
 }
 
 /// All-reduce with a norm of 70 rows.
-fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Work> {
+fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Command> {
     let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, 70 * hidden);
     let norm = FusedNorm {
         operand: 1 << 12,
@@ -411,13 +411,13 @@ fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Wor
 #[test]
 fn a_norm_is_fused_where_a_block_holds_a_row() {
     let mut source = Source::new();
-    let Some(Work::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
+    let Some(Command::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
     assert_eq!((kernel.grid, kernel.block), ([70, 1, 1], [576, 1, 1]));
     assert!(source.text().contains("ll_norm<BF16, Sum, 4, Ll128, 2, true>"), "two units for each thread");
     assert_eq!(fused(4, DType::BF16, 32768, &mut source), None);
     assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
     assert_eq!(fused(4, DType::I64, 32, &mut source), None);
     let whole = fused(8, DType::F32, 40, &mut source);
-    assert!(matches!(whole, Some(Work::Kernel(k)) if k.block == [128, 1, 1]));
+    assert!(matches!(whole, Some(Command::Kernel(k)) if k.block == [128, 1, 1]));
     assert_eq!(fused(4, DType::BF16, 484, &mut source), None, "rows that waste their last line");
 }

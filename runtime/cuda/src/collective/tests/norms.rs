@@ -98,7 +98,7 @@ impl Layer {
             round_first: dtype == DType::BF16,
         };
         match lower_norm(3, &call, &norm, peers, source) {
-            Ok(Some(Work::Kernel(kernel))) => out.kernel = Some(kernel),
+            Ok(Some(Command::Kernel(kernel))) => out.kernel = Some(kernel),
             other => panic!("expected a kernel, found {other:?}"),
         }
         out

@@ -55,7 +55,7 @@ fn lowered(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel
     let sizes = call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
     let ends = Ends { operand: at(&call.operand), result: at(&call.result), sizes };
     match lower(7, call, &ends, peers, source).expect("it fits").expect("it is ours").as_slice() {
-        [Work::Kernel(kernel)] => kernel.clone(),
+        [Command::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
     }
 }

@@ -1,6 +1,6 @@
 //! What a step becomes on a device: launches and calls of libraries with every size, address and constant fixed.
 //!
-//! A [`Work`] is made once for each binding and recorded into a graph, so nothing here is fast or slow by itself.
+//! A [`Command`] is made once for each binding and recorded into a graph, so nothing here is fast or slow by itself.
 
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Gemm;
@@ -9,7 +9,7 @@ use crate::nccl::call::NcclCall;
 
 /// Something to be done on a stream, after what was recorded there before.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Work {
+pub enum Command {
     /// Launches a kernel of the program's modules.
     Kernel(Kernel),
     /// A matrix product by the vendor's library.
