@@ -37,7 +37,7 @@ pub fn run(
     let mut bench = Bench::new(gpu, limit, config, dtype, exchange)?;
     let measured = bench.all(config, alive);
     // Peers learn of a failure and leave.
-    measured.inspect_err(|_| bench.rig.fail())
+    measured.inspect_err(|_| bench.resources.fail())
 }
 
 impl Bench<'_> {
@@ -74,10 +74,10 @@ impl Bench<'_> {
             collectives.push(Measured { collective, variant, exit, bytes, blocks, us, failed });
         }
         let norms = self.norms(&config.norms, config.replays, alive)?;
-        let nccl = self.rig.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
+        let nccl = self.resources.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
         let [major, minor] = driver::version()?;
-        let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.rig.device.name());
-        let multiprocessors = self.rig.device.multiprocessors();
+        let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.resources.device.name());
+        let multiprocessors = self.resources.device.multiprocessors();
         Ok(Measurements { machine, multiprocessors, copies, collectives, norms })
     }
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! From the bottom up: [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
-//! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules, [`work`]
+//! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules, [`command`]
 //! is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that ([`setting`] is
 //! what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`relocation`] is what of it changes
 //! with where memory lies, [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams
@@ -43,7 +43,7 @@ pub mod program;
 pub mod refusal;
 pub mod relocation;
 mod report;
-mod rig;
+mod resources;
 pub mod scratch;
 pub mod setting;
 mod staging;

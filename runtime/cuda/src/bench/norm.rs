@@ -184,7 +184,7 @@ impl Bench<'_> {
         let none = || CudaError::Unsupported(format!("no numbers of dtype {}", self.dtype));
         let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights).ok_or_else(none)?;
         let poison = vec![0x7f; elements * self.dtype.size()];
-        let stream = &self.rig.streams.compute;
+        let stream = &self.resources.streams.compute;
         // SAFETY: the regions exist and are large enough; nothing runs.
         unsafe {
             for turn in 0..2 {
@@ -228,7 +228,7 @@ impl Bench<'_> {
     fn read(&self, region: usize, elements: usize) -> Result<Vec<f64>, CudaError> {
         let mut bytes = vec![0; elements * self.dtype.size()];
         // SAFETY: the region exists and is large enough; nothing runs.
-        unsafe { self.rig.streams.compute.download(&mut bytes, self.ordinary(region))? };
+        unsafe { self.resources.streams.compute.download(&mut bytes, self.ordinary(region))? };
         Ok(Tensor::new(self.dtype, vec![elements], bytes).map(|t| t.to_f64()).unwrap_or_default())
     }
 }

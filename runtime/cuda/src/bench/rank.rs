@@ -20,7 +20,7 @@ use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program};
-use crate::rig::{self, Rig};
+use crate::resources::{self, Resources};
 use crate::setting::Distances;
 use crate::streams::Streams;
 use crate::command::Command;
@@ -54,7 +54,7 @@ pub(super) struct Case {
 pub(super) struct Bench<'a> {
     pub exchange: &'a dyn Exchange,
     pub dtype: DType,
-    pub rig: Rig,
+    pub resources: Resources,
     pub peers: Peers,
     pub homes: Homes,
     /// Bytes of each of the regions: two operands, two results, two landing zones.
@@ -110,10 +110,10 @@ impl<'a> Bench<'a> {
             outputs: vec![],
         };
         let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
-        let rig = rig::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
-        let rig = Rig::new(rig);
+        let resources = resources::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
+        let resources = Resources::new(resources);
         let off = IndexMap::new();
-        let mut bench = Bench { exchange, dtype, rig, peers, homes, region: largest, zone, off };
+        let mut bench = Bench { exchange, dtype, resources, peers, homes, region: largest, zone, off };
         for variant in Variant::ALL.iter().copied().filter(|v| v.is_library()) {
             match bench.communicator(variant, limit)? {
                 Ok(()) => {}
@@ -132,10 +132,10 @@ impl<'a> Bench<'a> {
     ) -> Result<Result<(), String>, CudaError> {
         let kind = CollectiveKind::AllGather;
         let steps = self.steps(&Case { kind, bytes: 0, variant, exit: None, blocks: None });
-        let (device, exchange) = (self.rig.device.clone(), self.exchange);
-        let arena = (self.rig.arena.address(), self.rig.arena.len());
+        let (device, exchange) = (self.resources.device.clone(), self.exchange);
+        let arena = (self.resources.arena.address(), self.resources.arena.len());
         let making = Making { exchange, device: &device, arena, limit, lent: None };
-        agreed(self.rig.nccl.add(&steps, &making), exchange)
+        agreed(self.resources.nccl.add(&steps, &making), exchange)
     }
 
     /// The calls of a case.
@@ -232,8 +232,8 @@ impl<'a> Bench<'a> {
             let at = base + (turn * self.region) as Address;
             // SAFETY: the regions exist; nothing runs.
             unsafe {
-                self.rig.streams.compute.upload(at, operand.data())?;
-                self.rig.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
+                self.resources.streams.compute.upload(at, operand.data())?;
+                self.resources.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
             }
         }
         let mut compare = || {
@@ -247,7 +247,7 @@ impl<'a> Bench<'a> {
     /// Compiles these calls, which are the only program then.
     pub fn prepare(&mut self, steps: &[BoundStep]) -> Result<(), CudaError> {
         let program = self.with_parts(|parts| Program::new(self.exchange.rank(), steps, parts))?;
-        self.rig.programs = vec![program];
+        self.resources.programs = vec![program];
         Ok(())
     }
 
@@ -259,19 +259,19 @@ impl<'a> Bench<'a> {
         source: &compile::Source,
     ) -> Result<(), CudaError> {
         let program = self.with_parts(|parts| Program::of_work(steps, lowered, source, parts))?;
-        self.rig.programs = vec![program];
+        self.resources.programs = vec![program];
         Ok(())
     }
 
     /// Calls `make` with what programs of the bench run with.
     pub fn with_parts<T>(&self, make: impl FnOnce(&Parts<'_>) -> T) -> T {
-        let machine = Machine { status: self.rig.status.address() + 2048, ..Machine::of(&self.rig.device) };
+        let machine = Machine { status: self.resources.status.address() + 2048, ..Machine::of(&self.resources.device) };
         let parts = Parts {
-            device: &self.rig.device,
+            device: &self.resources.device,
             homes: &self.homes,
             peers: &self.peers,
             machine: &machine,
-            nccl: &self.rig.nccl,
+            nccl: &self.resources.nccl,
             search: None,
             settled: None,
             progress: None,
@@ -284,8 +284,8 @@ impl<'a> Bench<'a> {
     /// Records what was prepared.
     pub fn record(&self) -> Result<Graph, CudaError> {
         let missing = || CudaError::Unsupported("nothing was prepared".into());
-        let program = self.rig.programs.last().ok_or_else(missing)?;
-        program.record(&self.rig.streams, &self.rig.nccl, 1)
+        let program = self.resources.programs.last().ok_or_else(missing)?;
+        program.record(&self.resources.streams, &self.resources.nccl, 1)
     }
 
     /// Least, median and most microseconds of one of the recorded calls over the replays; `first` is called after
@@ -300,8 +300,8 @@ impl<'a> Bench<'a> {
         let mut times = Vec::with_capacity(replays);
         for replay in 0..replays + WARM {
             self.exchange.all_gather(&[0])?;
-            // SAFETY: the graph was recorded from a program of the rig.
-            let time = unsafe { self.rig.replay(graph, alive)? };
+            // SAFETY: the graph was recorded from a program of the resources.
+            let time = unsafe { self.resources.replay(graph, alive)? };
             self.reported()?;
             if replay == 0 {
                 first()?;
@@ -315,7 +315,7 @@ impl<'a> Bench<'a> {
 
     /// What kernels reported.
     pub fn reported(&self) -> Result<(), CudaError> {
-        match collective::missed(&self.rig.status) {
+        match collective::missed(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",
                 format!("rank {} did not come to call {}", m.peer, m.step),
@@ -352,7 +352,7 @@ impl<'a> Bench<'a> {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];
             let at = base + ((2 + turn) * self.region) as Address;
             // SAFETY: the region exists; nothing runs.
-            unsafe { self.rig.streams.compute.download(&mut bytes, at)? };
+            unsafe { self.resources.streams.compute.download(&mut bytes, at)? };
             let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
             let found = found.map(|t| t.to_f64()).unwrap_or_default();
             let differs = |(i, (f, e)): (usize, (&f64, &f64))| {

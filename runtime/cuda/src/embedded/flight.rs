@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::gear::Gear;
+use super::context::ExecutionContext;
 use super::progress::Heard;
 use super::recording::Executable;
 use crate::driver::{Event, Stream};
@@ -38,11 +38,11 @@ impl Flight {
     }
 
     /// Has a stream wait for the runs that are there, if it is another one than theirs.
-    pub fn before(&self, stream: &Stream, gear: &Gear) -> Result<(), CudaError> {
+    pub fn before(&self, stream: &Stream, context: &ExecutionContext) -> Result<(), CudaError> {
         match self.pending {
             true if self.stream != Some(stream.handle().addr()) => stream.wait(&self.end)?,
             true => {}
-            false => gear.progress().store(0, Ordering::Relaxed),
+            false => context.progress().store(0, Ordering::Relaxed),
         }
         Ok(())
     }

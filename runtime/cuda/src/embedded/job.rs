@@ -11,7 +11,7 @@ use symmc_runtime::exec::{BoundStep, ExecConfig, Executor, Registry};
 use symmc_runtime::host::RankRun;
 use symmc_runtime::session::{DeviceSession, Owner, Port, Whose, gave_back};
 
-use super::gear::Sizes;
+use super::context::Sizes;
 use super::gpu::Gpu;
 use super::piece::Piece;
 use super::ranks::Ranks;
@@ -115,7 +115,7 @@ impl CudaSession<'_> {
             if spot.owner == Owner::Program {
                 continue;
             }
-            let (at, compute) = (spot.extent.address, &self.gear()?.rig.streams.compute);
+            let (at, compute) = (spot.extent.address, &self.context()?.resources.streams.compute);
             let sample = seeds.sample(id, bound.rank(), SAMPLE);
             let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be drawn: {e}")))?;
             let mut done = input.bytes.min(sample.data().len());
@@ -132,7 +132,7 @@ impl CudaSession<'_> {
                 done += more;
             }
         }
-        Ok(self.gear()?.rig.streams.compute.synchronize()?)
+        Ok(self.context()?.resources.streams.compute.synchronize()?)
     }
 
     /// Records so many runs into one graph; together with all ranks.
@@ -141,9 +141,9 @@ impl CudaSession<'_> {
     /// An input has no data, peers run with other sizes, or the driver refuses a launch.
     pub(crate) fn record_runs(&mut self, count: u32) -> Result<Runs, RunError> {
         let recording = self.next()?;
-        let rig = &self.gear()?.rig;
-        let one = |_| recording.put(&rig.streams, &rig.nccl);
-        let several = || rig.streams.compute.capture(|| (0..count).try_for_each(one));
+        let resources = &self.context()?.resources;
+        let one = |_| recording.put(&resources.streams, &resources.nccl);
+        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(one));
         let graph = (count != 1).then(several).transpose()?;
         Ok(Runs { recording, graph, count })
     }
@@ -154,11 +154,11 @@ impl CudaSession<'_> {
     /// As [`DeviceSession::run`].
     pub(crate) fn replay(&mut self, runs: &Runs) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
-        begin.record(&self.gear()?.rig.streams.compute)?;
+        begin.record(&self.context()?.resources.streams.compute)?;
         let graph = (runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph), runs.count);
         self.launch(&runs.recording, None, graph).map_err(|error| self.fail(error.into()))?;
         self.runs += u64::from(runs.count);
-        end.record(&self.gear()?.rig.streams.compute)?;
+        end.record(&self.context()?.resources.streams.compute)?;
         self.until_idle(None)?;
         end.synchronize()?;
         Ok(begin.microseconds_to(&end)?)
@@ -187,12 +187,12 @@ impl CudaSession<'_> {
 
     /// Puts one run on the session's streams step by step, behind `start`.
     fn put_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>, CudaError> {
-        let Some(gear) = &self.gear else { return Err(gave_back().into()) };
-        gear.progress().store(0, Ordering::Relaxed);
-        let rig = &gear.rig;
-        start.record(&rig.streams.compute)?;
-        let events = recording.put_timed(&rig.streams, &rig.nccl)?;
-        self.flight.put(&rig.streams.compute, &recording.executable, self.runs, 1)?;
+        let Some(context) = &self.context else { return Err(gave_back().into()) };
+        context.progress().store(0, Ordering::Relaxed);
+        let resources = &context.resources;
+        start.record(&resources.streams.compute)?;
+        let events = recording.put_timed(&resources.streams, &resources.nccl)?;
+        self.flight.put(&resources.streams.compute, &recording.executable, self.runs, 1)?;
         Ok(events)
     }
 }

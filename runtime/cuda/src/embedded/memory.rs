@@ -27,8 +27,8 @@ impl CudaSession<'_> {
         let (address, owner) = match memory {
             Whose::Caller(extent) => (extent.address, Owner::Caller),
             Whose::Program(None) => (self.constant(port, bytes)?, Owner::Program),
-            Whose::Program(Some(offset)) => (self.gear()?.symmetric(offset), Owner::Program),
-            Whose::Symmetric(offset) => (self.gear()?.symmetric(offset), Owner::Symmetric),
+            Whose::Program(Some(offset)) => (self.context()?.symmetric(offset), Owner::Program),
+            Whose::Symmetric(offset) => (self.context()?.symmetric(offset), Owner::Symmetric),
             Whose::Session => (self.room(port, bytes)?, Owner::Session),
         };
         Ok(Spot { extent: Extent { address, bytes }, owner })
@@ -56,7 +56,7 @@ impl CudaSession<'_> {
         self.until_idle(None)?;
         let larger = Memory::new(&self.device, &self.ports.lending().name(port), bytes)?;
         if let Some(old) = &there {
-            let stream = &self.gear()?.rig.streams.compute;
+            let stream = &self.context()?.resources.streams.compute;
             // SAFETY: both exist and are apart, and no run is in progress.
             unsafe { stream.copy(larger.address(), old.address(), old.len())? };
             stream.synchronize()?;
@@ -74,7 +74,7 @@ impl CudaSession<'_> {
 
     /// The same for several.
     pub(super) fn upload_all(&self, all: &[(Address, &[u8])]) -> Result<(), RunError> {
-        let stream = &self.gear()?.rig.streams.compute;
+        let stream = &self.context()?.resources.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
         unsafe { staging::upload(&self.device, stream, all)? };
         Ok(())
@@ -101,14 +101,14 @@ impl CudaSession<'_> {
 
     /// What of the session a caller may not lend to it, beside the symmetric arena.
     pub(super) fn reserved(&self) -> Vec<(&'static str, Extent)> {
-        let Some(gear) = &self.gear else { return Vec::new() };
+        let Some(context) = &self.context else { return Vec::new() };
         let of = |memory: &Memory| Extent { address: memory.address(), bytes: memory.len() };
-        gear.rig._memory.iter().map(|memory| ("memory", of(memory))).collect()
+        context.resources._memory.iter().map(|memory| ("memory", of(memory))).collect()
     }
 
     /// The symmetric arena, if it is there now.
     pub(super) fn arena(&self) -> Option<Extent> {
-        let arena = &self.gear.as_ref()?.rig.arena;
+        let arena = &self.context.as_ref()?.resources.arena;
         Some(Extent { address: arena.address(), bytes: arena.len() })
     }
 
@@ -116,9 +116,9 @@ impl CudaSession<'_> {
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
         let bound = self.ports.sized()?.bound.clone();
         self.ports.check_lending()?;
-        let arena = self.gear()?.rig.arena.address();
+        let arena = self.context()?.resources.arena.address();
         let mut homes = Homes {
-            ordinary: self.gear()?.ordinary,
+            ordinary: self.context()?.ordinary,
             symmetric: arena,
             inputs: Vec::with_capacity(bound.inputs.len()),
             outputs: Vec::with_capacity(bound.outputs.len()),
@@ -173,13 +173,13 @@ impl CudaSession<'_> {
             if self.ports.held(port).loaded {
                 continue;
             }
-            let to = self.gear()?.symmetric(offset);
+            let to = self.context()?.symmetric(offset);
             match (self.ports.lending().of(port), bound.constant(i)) {
                 // It lies there.
                 (Some(lent), _) if lent.address == to => {}
                 (Some(lent), _) => {
                     self.until_idle(None)?;
-                    let stream = &self.gear()?.rig.streams.compute;
+                    let stream = &self.context()?.resources.streams.compute;
                     // SAFETY: both hold the bytes of the input, and no run is in progress.
                     unsafe { stream.copy(to, lent.address, input.bytes)? };
                     stream.synchronize()?;

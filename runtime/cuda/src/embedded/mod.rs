@@ -11,12 +11,12 @@
 //! What ranks have to agree on depends on sizes alone, so that another pointer is the business of its rank: memory that
 //! is lent starts at a multiple of [`ALIGN`], and no kernel or algorithm is chosen for more than that.
 //!
-//! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `programs` those that are kept, `gear` what all ranks
+//! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `programs` those that are kept, `context` what all ranks
 //! take together (arenas, flags, communicators, workspace), `flight` the runs that are on streams, `session` what a session holds, `memory` says where inputs and
 //! outputs lie, `kept` has memory that outlives the session, and `run` puts runs on streams and watches them.
 
 mod flight;
-mod gear;
+mod context;
 mod gpu;
 mod job;
 mod kept;
@@ -30,7 +30,7 @@ mod recording;
 mod run;
 mod session;
 
-pub use gear::budget;
+pub use context::budget;
 pub use gpu::{ALIGN, Gpu, Progress};
 pub(crate) use job::Runs;
 pub use session::CudaSession;

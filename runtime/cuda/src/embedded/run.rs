@@ -17,7 +17,7 @@ use symmc_runtime::session::{
     Spot, Taken, ended, gave_back, in_progress,
 };
 
-use super::gear::{Gear, Sizes};
+use super::context::{ExecutionContext, Sizes};
 use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
@@ -35,7 +35,7 @@ use crate::program::{Parts, Program, Settled};
 use crate::relocation::Shifted;
 use crate::report::Report;
 use crate::setting::Distances;
-use crate::{collective, rig};
+use crate::{collective, resources};
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
@@ -92,7 +92,7 @@ impl CudaSession<'_> {
         self.load()?;
         let Resolved { homes, moves, memory } = &resolved;
         let key = (self.ports.sized()?.text.clone(), homes.clone(), moves.clone());
-        match self.gear()?.rig.programs.known_elsewhere(&key, memory, |_| true) {
+        match self.context()?.resources.programs.known_elsewhere(&key, memory, |_| true) {
             Some(known) => Ok(Arc::new(known)),
             None => self.recording(resolved).map_err(|error| self.fail(error)),
         }
@@ -124,35 +124,35 @@ impl CudaSession<'_> {
         stream: Option<Stream>,
         (graph, runs): (&Graph, u32),
     ) -> Result<(), CudaError> {
-        let Some(gear) = &self.gear else { return Err(gave_back().into()) };
-        let stream = stream.as_ref().unwrap_or(&gear.rig.streams.compute);
-        self.flight.before(stream, gear)?;
-        // SAFETY: the recording holds what it uses, or the lender does, and the gear is there.
+        let Some(context) = &self.context else { return Err(gave_back().into()) };
+        let stream = stream.as_ref().unwrap_or(&context.resources.streams.compute);
+        self.flight.before(stream, context)?;
+        // SAFETY: the recording holds what it uses, or the lender does, and the context is there.
         unsafe { stream.replay(graph)? };
         self.flight.put(stream, &recording.executable, self.runs, runs)
     }
 
     /// Launches one run piece by piece.
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
-        let Some(gear) = &mut self.gear else { return Err(gave_back().into()) };
+        let Some(context) = &mut self.context else { return Err(gave_back().into()) };
         // SAFETY: as for the other one.
-        let own = || unsafe { LentStream::new(gear.rig.streams.compute.handle().cast()) };
+        let own = || unsafe { LentStream::new(context.resources.streams.compute.handle().cast()) };
         let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, own()));
-        self.flight.before(&stream, gear)?;
-        let streams = gear.lanes(&self.device, stream);
-        recording.put(&streams, &gear.rig.nccl)?;
+        self.flight.before(&stream, context)?;
+        let streams = context.lanes(&self.device, stream);
+        recording.put(&streams, &context.resources.nccl)?;
         if recording.holds() {
-            gear.rig.programs.retired.push(recording.clone());
+            context.resources.programs.retired.push(recording.clone());
         }
         self.flight.put(&streams.compute, &recording.executable, self.runs, 1)
     }
 
     /// Makes a run part of what the caller records.
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<(), CudaError> {
-        let Some(gear) = &mut self.gear else { return Err(gave_back().into()) };
-        recording.put(&gear.lanes(&self.device, compute), &gear.rig.nccl)?;
-        if !gear.rig.programs.captured.iter().any(|known| known.is_as(recording)) {
-            gear.rig.programs.captured.push(recording.clone());
+        let Some(context) = &mut self.context else { return Err(gave_back().into()) };
+        recording.put(&context.lanes(&self.device, compute), &context.resources.nccl)?;
+        if !context.resources.programs.captured.iter().any(|known| known.is_as(recording)) {
+            context.resources.programs.captured.push(recording.clone());
         }
         Ok(())
     }
@@ -165,8 +165,8 @@ impl CudaSession<'_> {
         let (text, bound) = (text.clone(), bound.clone());
         let settled = self.settled.get(&text).cloned();
         let key: Key = (text.clone(), resolved.homes, resolved.moves);
-        let gear = self.gear.as_mut().ok_or_else(gave_back)?;
-        let rig::Parts { programs, streams, .. } = &mut *gear.rig;
+        let context = self.context.as_mut().ok_or_else(gave_back)?;
+        let resources::Parts { programs, streams, .. } = &mut *context.resources;
         if settled.is_some()
             && let Some(known) = programs.known(&key, &resolved.memory, &streams.compute)
         {
@@ -187,17 +187,17 @@ impl CudaSession<'_> {
         self.until_idle(None)?;
         let (limit, gpu, device) = (self.config.limit, &self.gpu, &self.device);
         let ranks = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
-        let gear = self.gear.as_mut().ok_or_else(gave_back)?;
+        let context = self.context.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
         }
         let exchange = settled.is_none().then_some(ranks as &dyn Exchange);
-        gear.serve(&bound.steps, exchange, (gpu, limit))?;
-        let (kept, rig) = (inputs_at(&bound, &key), &gear.rig);
-        let (products, stream) = (gpu.products, &rig.streams.compute);
+        context.serve(&bound.steps, exchange, (gpu, limit))?;
+        let (kept, resources) = (inputs_at(&bound, &key), &context.resources);
+        let (products, stream) = (gpu.products, &resources.streams.compute);
         let search =
             exchange.map(|exchange| Search { exchange, products, device, stream, limit, kept: &kept });
-        let arena = rig.arena.address()..rig.arena.address() + rig.arena.len() as Address;
+        let arena = resources.arena.address()..resources.arena.address() + resources.arena.len() as Address;
         // What a job has of its own is one allocation, and stays where it is.
         let (distances, moves) = match self.ranks {
             Some(Ranks::Job(_)) => (Distances::Alike, false),
@@ -207,12 +207,12 @@ impl CudaSession<'_> {
         let parts = Parts {
             device,
             homes: &key.1,
-            peers: &gear.peers,
-            machine: &gear.machine,
-            nccl: &rig.nccl,
+            peers: &context.peers,
+            machine: &context.machine,
+            nccl: &resources.nccl,
             search: search.as_ref(),
             settled: settled.as_ref(),
-            progress: (gpu.progress == Progress::Told).then(|| gear.told()),
+            progress: (gpu.progress == Progress::Told).then(|| context.told()),
             distances,
             shifted: shifted.as_ref(),
         };
@@ -220,9 +220,9 @@ impl CudaSession<'_> {
         if settled.is_none() {
             self.settled.put(key.0.clone(), program.settled().clone());
         }
-        let lanes = (&rig.streams, &rig.nccl);
+        let lanes = (&resources.streams, &resources.nccl);
         let recording = Arc::new(Recording::new(program, bound, &key, memory, lanes)?);
-        let programs = &mut gear.rig.programs;
+        let programs = &mut context.resources.programs;
         programs.recorded += 1;
         programs.retired.extend(programs.recent.put(key, recording.clone()));
         Ok(recording)
@@ -244,8 +244,8 @@ impl CudaSession<'_> {
             return Err(self.fail(error));
         }
         self.flight.clear();
-        if let Some(gear) = &mut self.gear {
-            gear.rig.programs.retired.clear();
+        if let Some(context) = &mut self.context {
+            context.resources.programs.retired.clear();
         }
         Ok(true)
     }
@@ -253,7 +253,7 @@ impl CudaSession<'_> {
     /// Tells peers how far the runs are; whether the session goes on.
     fn go_on(&mut self) -> Result<(), RunError> {
         let comm = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
-        let word = self.gear()?.progress().load(Ordering::Relaxed);
+        let word = self.context()?.progress().load(Ordering::Relaxed);
         let flight = &mut self.flight;
         match flight.heard.news(word, Instant::now(), self.config.limit, flight.count) {
             // Steps have names where all runs are of one bucket.
@@ -266,12 +266,12 @@ impl CudaSession<'_> {
 
     /// What kernels reported, in words of the first run whose program it may be.
     fn reported(&self) -> Option<RunError> {
-        let gear = self.gear.as_ref()?;
-        let captured = gear.rig.programs.captured.iter().chain(&self.ready);
+        let context = self.context.as_ref()?;
+        let captured = context.resources.programs.captured.iter().chain(&self.ready);
         let all = self.flight.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
             let (bound, sites) = (&*executable.bound, executable.program.sites());
-            let (status, run, limit) = (&gear.rig.status, self.flight.first, self.config.limit);
+            let (status, run, limit) = (&context.resources.status, self.flight.first, self.config.limit);
             Report { status, bound, sites, run, limit }.failure()
         };
         all.into_iter().find_map(report)
@@ -282,9 +282,9 @@ impl CudaSession<'_> {
         if let Some(first) = &self.failure {
             return first.clone();
         }
-        if let Some(gear) = &self.gear {
-            gear.rig.fail();
-            collective::end(&gear.rig.status);
+        if let Some(context) = &self.context {
+            context.resources.fail();
+            collective::end(&context.resources.status);
         }
         let start = Instant::now();
         while self.flight.pending && !self.flight.end.reached().unwrap_or(true) && start.elapsed() < ENDING {
@@ -399,7 +399,7 @@ impl DeviceSession for CudaSession<'_> {
         let comm = self.comm()?;
         let (rank, asked) = (comm.rank(), comm.exchange(&(bytes as u64).to_le_bytes()));
         let asked = asked.map_err(|error| self.fail(error))?;
-        let arena = self.gear()?.rig.arena.clone();
+        let arena = self.context()?.resources.arena.clone();
         let range = self.ports.callers().take(&asked, rank)?;
         Ok(Arc::new(PartOfArena { device: self.device.clone(), arena, range }))
     }
@@ -433,7 +433,7 @@ impl DeviceSession for CudaSession<'_> {
         let _context = self.entered()?;
         self.expect_access(port, data.len())?;
         let spot = self.located(port)?;
-        let stream = &self.gear()?.rig.streams.compute;
+        let stream = &self.context()?.resources.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
         unsafe { stream.download(data, spot.extent.address)? };
         Ok(())
@@ -468,29 +468,29 @@ impl DeviceSession for CudaSession<'_> {
         self.ports.expect_no_callers()?;
         self.meet()?;
         self.ready = None;
-        self.gear = None;
+        self.context = None;
         self.ports.lose_symmetric();
         self.meet()
     }
 
     fn resume(&mut self) -> Result<(), RunError> {
         let _context = self.entered()?;
-        if self.gear.is_some() {
+        if self.context.is_some() {
             return self.meet();
         }
         let comm = self.comm()?;
         let plan = self.ports.plan();
         let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, self.config.callers)?;
-        let made = self.make_gear(&sizes, comm);
-        let gear = made.map_err(|error| self.fail(error.into()))?;
-        self.gear = Some(gear);
+        let made = self.make_context(&sizes, comm);
+        let context = made.map_err(|error| self.fail(error.into()))?;
+        self.context = Some(context);
         Ok(())
     }
 
     fn recordings(&self) -> Recordings {
         let mut out = Recordings::default();
-        if let Some(gear) = &self.gear {
-            let programs = &gear.rig.programs;
+        if let Some(context) = &self.context {
+            let programs = &context.resources.programs;
             (out.made, out.moved, out.evicted) =
                 (programs.recorded, programs.moved, programs.recent.evicted());
         }
@@ -498,7 +498,7 @@ impl DeviceSession for CudaSession<'_> {
     }
 
     fn taken(&self) -> Taken {
-        let mut taken = self.gear.as_ref().map_or_else(Taken::default, Gear::taken);
+        let mut taken = self.context.as_ref().map_or_else(Taken::default, ExecutionContext::taken);
         taken.held = self.ports.memories().map(|memory| memory.len()).sum();
         taken
     }

@@ -9,7 +9,7 @@ use symmc_runtime::host::{Comm, Group, HostConfig, Seat};
 use symmc_runtime::session::{Ports, ended, gave_back};
 
 use super::flight::Flight;
-use super::gear::{Gear, Sizes};
+use super::context::{ExecutionContext, Sizes};
 use super::gpu::{ALIGN, Gpu};
 use super::piece::Piece;
 use super::ranks::Ranks;
@@ -25,7 +25,7 @@ pub struct CudaSession<'c> {
     /// What the next run takes, unless something was set since.
     pub(super) ready: Option<Arc<Recording>>,
     /// `None` while it is given back, and once the session has ended.
-    pub(super) gear: Option<Gear>,
+    pub(super) context: Option<ExecutionContext>,
     /// By sizes.
     pub(super) settled: Recent<Arc<str>, Settled>,
     /// `None` once the session has ended.
@@ -89,7 +89,7 @@ impl<'c> CudaSession<'c> {
         let ports = Ports::new(executor, (ALIGN, config.callers))?;
         Ok(CudaSession {
             ready: None,
-            gear: None,
+            context: None,
             settled: Recent::new(gpu.kept),
             ranks: None,
             gpu: gpu.clone(),
@@ -103,13 +103,13 @@ impl<'c> CudaSession<'c> {
     }
 
     pub(super) fn with_gear(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
-        self.gear = Some(self.make_gear(sizes, comm)?);
+        self.context = Some(self.make_context(sizes, comm)?);
         Ok(self)
     }
 
     /// Takes what runs need; all ranks call this together.
-    pub(super) fn make_gear(&self, sizes: &Sizes, comm: &Comm) -> Result<Gear, CudaError> {
-        Gear::new(sizes, comm, &self.device, &self.gpu, &self.config)
+    pub(super) fn make_context(&self, sizes: &Sizes, comm: &Comm) -> Result<ExecutionContext, CudaError> {
+        ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
     }
 
     /// The GPU.
@@ -135,24 +135,24 @@ impl<'c> CudaSession<'c> {
         self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)
     }
 
-    pub(super) fn gear(&self) -> Result<&Gear, RunError> {
-        self.gear.as_ref().ok_or_else(gave_back)
+    pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {
+        self.context.as_ref().ok_or_else(gave_back)
     }
 
     /// Ends the session; peers may go on for a moment.
     pub(super) fn end(&mut self) {
-        if let Some(gear) = &mut self.gear {
+        if let Some(context) = &mut self.context {
             // Runs on streams of the caller count as the session's own.
             if self.flight.pending {
-                let _ = gear.rig.streams.compute.wait(&self.flight.end);
+                let _ = context.resources.streams.compute.wait(&self.flight.end);
             }
             if self.failure.is_some() {
-                gear.rig.fail();
+                context.resources.fail();
             }
         }
         self.ready = None;
         self.flight.clear();
-        self.gear = None;
+        self.context = None;
         if let Some(ranks) = self.ranks.take() {
             ranks.leave();
         }
@@ -162,7 +162,7 @@ impl<'c> CudaSession<'c> {
 impl Drop for CudaSession<'_> {
     fn drop(&mut self) {
         let _context = self.entered();
-        if self.gear.is_some() && self.failure.is_none() && !self.look().unwrap_or(true) {
+        if self.context.is_some() && self.failure.is_none() && !self.look().unwrap_or(true) {
             // A session that goes away within a run will not come to the peers' meetings.
             let rank = self.comm().map_or(0, Comm::rank);
             self.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });

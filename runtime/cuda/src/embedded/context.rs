@@ -25,20 +25,20 @@ use crate::largest::bound;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::report::{COMPUTE_STATUS, PROGRESS, STATUS};
-use crate::rig::{self, Rig};
+use crate::resources::{self, Resources};
 use crate::streams::Streams;
 use crate::{Products, refusal, scratch};
 
 /// What runs need.
-pub(super) struct Gear {
+pub(super) struct ExecutionContext {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
-    pub rig: Rig<Programs, Vec<Memory>>,
+    pub resources: Resources<Programs, Vec<Memory>>,
     pub peers: Peers,
     pub machine: Machine,
     pub ordinary: Address,
 }
 
-impl Gear {
+impl ExecutionContext {
     /// Takes it; all ranks call this together.
     pub fn new(
         sizes: &Sizes,
@@ -46,7 +46,7 @@ impl Gear {
         device: &Arc<Device>,
         gpu: &Gpu,
         &HostConfig { limit, chaos, .. }: &HostConfig,
-    ) -> Result<Gear, CudaError> {
+    ) -> Result<ExecutionContext, CudaError> {
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
         let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;
@@ -81,7 +81,7 @@ impl Gear {
         // Nobody runs before all are here.
         exchange.all_gather(&[0])?;
         let ordinary_at = ordinary.address();
-        let rig = Rig::new(rig::Parts {
+        let resources = Resources::new(resources::Parts {
             programs: Programs::new(gpu.kept),
             streams,
             nccl,
@@ -90,7 +90,7 @@ impl Gear {
             _memory: vec![ordinary, local, workspace],
             device: device.clone(),
         });
-        Ok(Gear { rig, peers, machine, ordinary: ordinary_at })
+        Ok(ExecutionContext { resources, peers, machine, ordinary: ordinary_at })
     }
 
     /// Makes it serve these steps too, if they need more than the largest sizes of the plan do. All ranks call this
@@ -108,41 +108,41 @@ impl Gear {
             ))));
         }
         let needed = scratch::of_steps(steps.iter(), &self.machine);
-        let device = self.rig.device.clone();
+        let device = self.resources.device.clone();
         if needed > self.machine.workspace_bytes {
             let workspace = Memory::new(&device, "the workspace of steps", needed)?;
             (self.machine.workspace, self.machine.workspace_bytes) = (workspace.address(), needed);
-            self.rig._memory.push(workspace);
+            self.resources._memory.push(workspace);
         }
         if let Some(exchange) = exchange {
-            let span = (self.rig.arena.address(), self.rig.arena.len());
+            let span = (self.resources.arena.address(), self.resources.arena.len());
             let lent = gpu.adopted.communicator.as_ref();
             let making = Making { exchange, device: &device, arena: span, limit, lent };
-            self.rig.nccl.add(steps, &making)?;
+            self.resources.nccl.add(steps, &making)?;
         }
         Ok(())
     }
 
     /// A stream of the caller in place of the first of the session's.
     pub fn lanes(&self, device: &Arc<Device>, compute: Stream) -> Streams {
-        // SAFETY: the session's own stream, which lives as long as the gear.
-        let comm = unsafe { LentStream::new(self.rig.streams.comm.handle().cast()) };
+        // SAFETY: the session's own stream, which lives as long as the context.
+        let comm = unsafe { LentStream::new(self.resources.streams.comm.handle().cast()) };
         Streams { compute, comm: Stream::adopt(device, comm) }
     }
 
     /// What lies so many bytes from the start of the symmetric arena.
     pub fn symmetric(&self, offset: usize) -> Address {
-        self.rig.arena.address() + offset as Address
+        self.resources.arena.address() + offset as Address
     }
 
     /// Where the step of NCCL's last collective that began is told.
     pub fn told(&self) -> Address {
-        self.rig.status.address() + PROGRESS as Address
+        self.resources.status.address() + PROGRESS as Address
     }
 
     /// The word there: one more than the step, and 0 before the first.
     pub fn progress(&self) -> &AtomicU32 {
-        let at = self.rig.status.as_ptr().wrapping_add(PROGRESS);
+        let at = self.resources.status.as_ptr().wrapping_add(PROGRESS);
         // SAFETY: the word lies within the pinned memory, which lives as long as this, aligned; it is only used as an atomic
         // here, and the device stores it whole.
         unsafe { AtomicU32::from_ptr(at.cast()) }
@@ -150,12 +150,12 @@ impl Gear {
 
     /// What it takes of the device.
     pub fn taken(&self) -> Taken {
-        let bytes: Vec<usize> = self.rig._memory.iter().map(Memory::len).collect();
+        let bytes: Vec<usize> = self.resources._memory.iter().map(Memory::len).collect();
         let [ordinary, words] = [0, 1].map(|at| bytes.get(at).copied().unwrap_or(0));
         let flags = self.peers.control.bytes();
         let mut taken = Taken::default();
         taken.ordinary = ordinary;
-        taken.symmetric = self.rig.arena.len().saturating_sub(flags);
+        taken.symmetric = self.resources.arena.len().saturating_sub(flags);
         taken.flags = flags + words;
         taken.scratch = bytes.iter().skip(2).sum();
         taken

@@ -40,14 +40,14 @@ pub(crate) struct Parts<P = Vec<Program>, M = Memory> {
 }
 
 /// The parts, and whether something that used them failed.
-pub(crate) struct Rig<P = Vec<Program>, M = Memory> {
+pub(crate) struct Resources<P = Vec<Program>, M = Memory> {
     parts: ManuallyDrop<Parts<P, M>>,
     failed: AtomicBool,
 }
 
-impl<P, M> Rig<P, M> {
-    pub fn new(parts: Parts<P, M>) -> Rig<P, M> {
-        Rig { parts: ManuallyDrop::new(parts), failed: AtomicBool::new(false) }
+impl<P, M> Resources<P, M> {
+    pub fn new(parts: Parts<P, M>) -> Resources<P, M> {
+        Resources { parts: ManuallyDrop::new(parts), failed: AtomicBool::new(false) }
     }
 
     /// Remembers that a run failed: peers may have left, and what waits for them does not end by itself.
@@ -85,20 +85,20 @@ impl<P, M> Rig<P, M> {
     }
 }
 
-impl<P, M> Deref for Rig<P, M> {
+impl<P, M> Deref for Resources<P, M> {
     type Target = Parts<P, M>;
     fn deref(&self) -> &Parts<P, M> {
         &self.parts
     }
 }
 
-impl<P, M> DerefMut for Rig<P, M> {
+impl<P, M> DerefMut for Resources<P, M> {
     fn deref_mut(&mut self) -> &mut Parts<P, M> {
         &mut self.parts
     }
 }
 
-impl<P, M> Drop for Rig<P, M> {
+impl<P, M> Drop for Resources<P, M> {
     fn drop(&mut self) {
         let _ = self.device.enter();
         // Without a failure all ends by itself.
