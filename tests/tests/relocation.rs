@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use symmc::unstable::cuda::addresses::AddressMap;
+use symmc::unstable::cuda::command::Command;
 use symmc::unstable::cuda::compute::Attentions;
-use symmc::unstable::cuda::homes::Homes;
 use symmc::unstable::cuda::lowered::Lowered;
 use symmc::unstable::cuda::relocation::{Relocations, Shifted};
-use symmc::unstable::cuda::command::Command;
 use symmc::{Bind, CheckedPlan, Config, OpenOptions, Profile, Program, Registry};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::random::SplitMix;
@@ -30,21 +30,21 @@ fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<Bound>> {
 }
 
 /// Memory for everything, somewhere.
-fn homes(bound: &Bound, random: &mut SplitMix) -> Homes {
+fn addresses(bound: &Bound, random: &mut SplitMix) -> AddressMap {
     let count = bound.inputs.len() + bound.outputs.len();
     let mut order: Vec<u64> = (0..count as u64).collect();
     (1..count).rev().for_each(|i| order.swap(i, random.below(i + 1)));
     let mut next = || 16 * random.below(1 << 30) as u64;
     let mut at = |place: usize| (1 << 45) + (order[place] << 38) + next();
     let mut inputs: Vec<u64> = (0..bound.inputs.len()).map(&mut at).collect();
-    for (input, home) in bound.inputs.iter().zip(&mut inputs) {
-        *home = input.fixed.map_or(*home, |offset| ARENA + offset as u64);
+    for (input, space) in bound.inputs.iter().zip(&mut inputs) {
+        *space = input.fixed.map_or(*space, |offset| ARENA + offset as u64);
     }
     let mut outputs: Vec<u64> = (bound.inputs.len()..count).map(&mut at).collect();
-    for (output, home) in bound.outputs.iter().zip(&mut outputs) {
-        *home = output.held_by().map_or(*home, |input| inputs[input]);
+    for (output, space) in bound.outputs.iter().zip(&mut outputs) {
+        *space = output.held_by().map_or(*space, |input| inputs[input]);
     }
-    Homes { ordinary: 1 << 40, symmetric: ARENA, inputs, outputs }
+    AddressMap { ordinary: 1 << 40, symmetric: ARENA, inputs, outputs }
 }
 
 /// How many bases there are, how many of them cannot move, and how many that no library's collective has.
@@ -58,22 +58,22 @@ struct Count {
 /// One program in one memory and in another, all of it and each base in turn.
 fn check(name: &str, bound: &Arc<Bound>, ranks: u32, attention: Attentions, seed: u64, count: &mut Count) {
     let mut random = SplitMix(seed);
-    let here = homes(bound, &mut random);
-    let lower = |homes: &Homes| Lowered::dry(bound, ranks, homes, attention);
+    let here = addresses(bound, &mut random);
+    let lower = |addresses: &AddressMap| Lowered::dry(bound, ranks, addresses, attention);
     let Ok(lowered) = lower(&here) else { return };
     let shifted = Shifted::new(&here, bound, ARENA..ARENA + bound.symmetric as u64);
-    let other = lower(shifted.homes()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let other = lower(shifted.addresses()).unwrap_or_else(|e| panic!("{name}: {e}"));
     let found = Relocations::find(&lowered, &here, &other, &shifted);
     let found = found.unwrap_or_else(|| panic!("{name}: something depends on addresses otherwise"));
-    let drawn = homes(bound, &mut random);
+    let drawn = addresses(bound, &mut random);
     let (from, to): (Vec<u64>, Vec<u64>) = (here.bases().collect(), drawn.bases().collect());
     let moved = |which: &dyn Fn(usize) -> bool| {
         let at = |b: usize| if which(b) && !found.fixed()[b] { to[b] } else { from[b] };
         here.with_bases(&(0..from.len()).map(at).collect::<Vec<u64>>())
     };
-    let compare = |homes: &Homes, what: &str| {
-        let expected = lower(homes).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert_eq!(found.relocated(&lowered, homes), expected.work(), "{name}: {what}");
+    let compare = |addresses: &AddressMap, what: &str| {
+        let expected = lower(addresses).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(found.relocated(&lowered, addresses), expected.work(), "{name}: {what}");
         assert_eq!(lowered.code(), expected.code(), "{name}: {what}");
     };
     compare(&moved(&|_| true), "everything elsewhere");
@@ -110,8 +110,8 @@ fn check_plan(name: &str, plan: &CheckedPlan, seed: u64, count: &mut Count) {
 fn check_agreement(name: &str, plan: &CheckedPlan, seed: u64) -> usize {
     let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
         let lowered = |bound: Arc<Bound>| {
-            let homes = homes(&bound, &mut SplitMix(seed + u64::from(rank)));
-            let lowered = Lowered::dry(&bound, plan.ranks, &homes, Attentions::Kernels).ok()?;
+            let addresses = addresses(&bound, &mut SplitMix(seed + u64::from(rank)));
+            let lowered = Lowered::dry(&bound, plan.ranks, &addresses, Attentions::Kernels).ok()?;
             Some(lowered.alike(&bound.steps))
         };
         bounds(plan, rank).into_iter().map(lowered).collect()

@@ -9,9 +9,9 @@ use symmc_ir::{CollectiveKind as Kind, Variant};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundStep, Work};
 
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::command::Command;
 
 /// Bytes of what is compared of a step.
 const BYTES: usize = 8;

@@ -8,12 +8,12 @@ use symmc_ir::Form;
 use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
 use crate::collective::follow;
+use crate::command::Command;
 use crate::compile::Source;
 use crate::compute::{Sites, Step, batch, fuse, products, rotary};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
-use crate::command::Command;
 
 /// What a dispatch becomes.
 ///
@@ -26,7 +26,7 @@ pub fn lower(
     source: &mut Source,
     sites: &mut Sites,
 ) -> Result<Vec<Command>, CudaError> {
-    let at = |value: &_| setting.homes.at(value);
+    let at = |value: &_| setting.addresses.at(value);
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
         Work::Kernel { op, operands, results } => Some(Step { index, op, operands, results }),
         _ => None,
@@ -55,9 +55,9 @@ pub fn lower(
 
 /// The memory of a value whose places are as far apart on all ranks.
 fn memory(value: &Located, setting: &Setting<'_>) -> Option<usize> {
-    let arena = setting.homes.symmetric..setting.homes.symmetric + setting.peers.arena as Address;
-    let apart = value.by_rank != 0 || arena.contains(&setting.homes.at(value));
-    if apart { None } else { setting.distances.memory(value.home) }
+    let arena = setting.addresses.symmetric..setting.addresses.symmetric + setting.peers.arena as Address;
+    let apart = value.by_rank != 0 || arena.contains(&setting.addresses.at(value));
+    if apart { None } else { setting.distances.memory(value.space) }
 }
 
 #[cfg(test)]

@@ -16,12 +16,14 @@
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
+pub mod addresses;
 pub mod adopt;
 mod agreement;
 pub mod arena;
 pub mod bench;
 mod cache;
 pub mod collective;
+pub mod command;
 pub mod compile;
 pub mod compute;
 pub mod cudnn;
@@ -32,7 +34,6 @@ pub mod engine;
 pub mod error;
 pub mod exchange;
 pub mod gpus;
-pub mod homes;
 mod largest;
 pub mod launch;
 pub mod libraries;
@@ -50,7 +51,6 @@ mod staging;
 pub mod streams;
 mod trace;
 mod watch;
-pub mod command;
 
 pub use compute::search::Products;
 pub use embedded::{CudaSession, Gpu, Progress};

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Work};
 
+use crate::addresses::AddressMap;
+use crate::command::Command;
 use crate::compile::Source;
 use crate::compute::{self, Attentions, Sites};
 use crate::error::CudaError;
-use crate::homes::Homes;
 use crate::nccl::Front;
 use crate::order::{self, Turn};
 use crate::setting::{Dry, Setting};
-use crate::command::Command;
 use crate::{agreement, collective, dispatch};
 
 /// The steps of a rank as launches.
@@ -42,17 +42,17 @@ impl Lowered {
     }
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The
-    /// symmetric arena of rank `r` is at `homes.symmetric` and `r` × 2^36 bytes.
+    /// symmetric arena of rank `r` is at `addresses.symmetric` and `r` × 2^36 bytes.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn dry(
         bound: &Arc<Bound>,
         ranks: u32,
-        homes: &Homes,
+        addresses: &AddressMap,
         attention: Attentions,
     ) -> Result<Lowered, CudaError> {
-        let dry = Dry::new(bound, ranks, homes.clone(), attention);
+        let dry = Dry::new(bound, ranks, addresses.clone(), attention);
         Lowered::new(bound.rank(), &bound.steps, &dry.setting())
     }
 
@@ -92,13 +92,13 @@ fn lower(
     };
     match &step.work {
         Work::Kernel { op, operands, results } => {
-            let at = |value: &_| setting.homes.at(value);
+            let at = |value: &_| setting.addresses.at(value);
             let step = compute::Step { index: step.index, op, operands, results };
             compute::lower(&step, &at, setting.machine, source, sites).map_err(failed)
         }
         Work::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
-            let ends = setting.homes.ends(call);
+            let ends = setting.addresses.ends(call);
             match collective::lower(step.index, call, &ends, setting.peers, source).map_err(failed)? {
                 Some(work) => Ok(work),
                 None => {

@@ -8,7 +8,7 @@
 
 use symmc_ir::Op;
 use symmc_plan::Lane;
-use symmc_runtime::exec::{BoundStep, Home, Located, Work};
+use symmc_runtime::exec::{BoundStep, Located, MemorySpace, Work};
 
 /// How many light steps beside a collective still take less time than crossing between streams.
 const FEW: usize = 2;
@@ -69,7 +69,7 @@ fn alone(list: &[BoundStep]) -> Vec<bool> {
 /// Whether a step takes little more than its launch.
 fn is_light(step: &BoundStep) -> bool {
     let bytes = |v: &Located| (v.shape.iter().product::<usize>() * v.dtype.size()) as u64;
-    let has_memory = |v: &&Located| v.home != Home::Inner;
+    let has_memory = |v: &&Located| v.space != MemorySpace::Inner;
     let mut sum = 0u64;
     step.work.parts().all(|work| {
         let Work::Kernel { op, operands, results } = work else { return false };
@@ -140,7 +140,14 @@ mod tests {
         let mut list = list(&[(COMPUTE, &[]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])]);
         let value = |elements: usize| {
             let (shape, strides) = ([elements].into(), [1].into());
-            Located { home: Home::Ordinary, offset: 0, by_rank: 0, dtype: DType::BF16, shape, strides }
+            Located {
+                space: MemorySpace::Ordinary,
+                offset: 0,
+                by_rank: 0,
+                dtype: DType::BF16,
+                shape,
+                strides,
+            }
         };
         let copy = |n| Work::Kernel { op: Op::Copy, operands: vec![value(n)], results: vec![value(n)] };
         let stream = |list: &[BoundStep]| turns(list)[1].stream;

@@ -16,7 +16,9 @@ use indexmap::IndexMap;
 use symmc_plan::Lane;
 use symmc_runtime::exec::BoundStep;
 
+use crate::addresses::AddressMap;
 use crate::collective::Peers;
+use crate::command::Command;
 use crate::compile::{Source, compile};
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Prepared;
@@ -24,7 +26,6 @@ use crate::compute::search::{self, Search};
 use crate::compute::{Machine, Sites, choice};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
-use crate::homes::Homes;
 use crate::launch::{Address, Kernel, Start};
 use crate::lowered::Lowered;
 use crate::nccl::Communicators;
@@ -32,7 +33,6 @@ use crate::order;
 use crate::relocation::{Relocation, Relocations, Shifted};
 use crate::setting::{Distances, Setting};
 use crate::streams::Streams;
-use crate::command::Command;
 use crate::{agreement, cudnn};
 
 use self::item::{Item, Ready, Split, Step, Touching};
@@ -44,7 +44,7 @@ pub struct Parts<'a> {
     /// The GPU.
     pub device: &'a Arc<Device>,
     /// Where everything lies.
-    pub homes: &'a Homes,
+    pub addresses: &'a AddressMap,
     /// The peers' memory.
     pub peers: &'a Peers,
     /// What compute steps are lowered for.
@@ -64,9 +64,9 @@ pub struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn setting<'p>(&'p self, homes: &'p Homes) -> Setting<'p> {
+    fn setting<'p>(&'p self, addresses: &'p AddressMap) -> Setting<'p> {
         let Parts { peers, machine, nccl, progress, distances, .. } = *self;
-        Setting { homes, peers, machine, nccl, progress, distances }
+        Setting { addresses, peers, machine, nccl, progress, distances }
     }
 }
 
@@ -104,14 +104,14 @@ impl Program {
     /// # Errors
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
-        let lowered = Lowered::new(rank, list, &parts.setting(parts.homes))?;
+        let lowered = Lowered::new(rank, list, &parts.setting(parts.addresses))?;
         if let (Some(search), None) = (parts.search, parts.settled) {
             agreement::agreed(list, &lowered.alike(list), search.exchange)?;
         }
         let relocations = match parts.shifted {
             Some(shifted) => {
-                let other = Lowered::new(rank, list, &parts.setting(shifted.homes()))?;
-                Relocations::find(&lowered, parts.homes, &other, shifted)
+                let other = Lowered::new(rank, list, &parts.setting(shifted.addresses()))?;
+                Relocations::find(&lowered, parts.addresses, &other, shifted)
             }
             None => None,
         };

@@ -17,10 +17,10 @@ use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Registry, Work};
 use symmc_runtime::host::{Engine, HostEngine};
 
+use crate::addresses::AddressMap;
 use crate::compile::Source;
 use crate::compute::{self, Attentions, Sites};
 use crate::error::CudaError;
-use crate::homes::Homes;
 use crate::nccl::by_library;
 use crate::setting::Dry;
 use crate::{collective, dispatch, largest, scratch};
@@ -91,18 +91,19 @@ pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
 }
 
 pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
-    let homes = Homes::without_device(bound, 1 << 40, 1 << 41);
-    let dry = Dry::new(bound, ranks, homes, Attentions::Kernels);
-    let Dry { homes, peers, machine, .. } = &dry;
+    let addresses = AddressMap::without_device(bound, 1 << 40, 1 << 41);
+    let dry = Dry::new(bound, ranks, addresses, Attentions::Kernels);
+    let Dry { addresses, peers, machine, .. } = &dry;
     let setting = dry.setting();
     let mut source = Source::new();
     let refused = |step: &BoundStep| {
         let error = match &step.work {
-            Work::Collective(call) => on_group(call, gpus)
-                .or_else(|| collective::lower(step.index, call, &homes.ends(call), peers, &mut source).err()),
+            Work::Collective(call) => on_group(call, gpus).or_else(|| {
+                collective::lower(step.index, call, &addresses.ends(call), peers, &mut source).err()
+            }),
             Work::Kernel { op, operands, results } => {
                 let step = compute::Step { index: step.index, op, operands, results };
-                compute::lower(&step, &|v| homes.at(v), machine, &mut source, &mut Sites::new()).err()
+                compute::lower(&step, &|v| addresses.at(v), machine, &mut source, &mut Sites::new()).err()
             }
             Work::Dispatch(dispatch) => {
                 let calls = dispatch.members.iter().filter_map(|m| match &m.work {

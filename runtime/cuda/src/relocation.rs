@@ -17,13 +17,13 @@ use std::ops::Range;
 use symmc_ir::random::SplitMix;
 use symmc_runtime::exec::Bound;
 
+use crate::addresses::AddressMap;
+use crate::command::Command;
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Gemm;
 use crate::cudnn::Attention;
-use crate::homes::Homes;
 use crate::launch::{Address, Kernel, Param};
 use crate::lowered::Lowered;
-use crate::command::Command;
 use crate::nccl::call::NcclCall;
 
 /// A word of a piece of work that is an address of a base.
@@ -133,7 +133,7 @@ pub(crate) fn count(of: &mut impl Addresses) -> u32 {
 /// Memory with every base elsewhere that may move.
 #[derive(Clone, Debug)]
 pub struct Shifted {
-    homes: Homes,
+    addresses: AddressMap,
     /// How far each base was moved: 0 for those that stay.
     by: Vec<Address>,
 }
@@ -143,8 +143,8 @@ const FAR: Address = 1 << 52;
 
 impl Shifted {
     /// The bases of a program, of which those within `arena` stay.
-    pub fn new(homes: &Homes, bound: &Bound, arena: Range<Address>) -> Shifted {
-        let bases: Vec<Address> = homes.bases().collect();
+    pub fn new(addresses: &AddressMap, bound: &Bound, arena: Range<Address>) -> Shifted {
+        let bases: Vec<Address> = addresses.bases().collect();
         let mut by = vec![0; bases.len()];
         let (mut random, mut shift) = (SplitMix(0x5eed), FAR);
         for (_, by) in bases.iter().zip(&mut by).filter(|(base, _)| !arena.contains(base)) {
@@ -154,16 +154,16 @@ impl Shifted {
         // An output in the memory of the input that it replaces moves with it.
         for (k, output) in bound.outputs.iter().enumerate() {
             if let Some(input) = output.held_by() {
-                by[homes.inputs.len() + k] = by[input];
+                by[addresses.inputs.len() + k] = by[input];
             }
         }
         let moved: Vec<Address> = bases.iter().zip(&by).map(|(at, by)| at.wrapping_add(*by)).collect();
-        Shifted { homes: homes.with_bases(&moved), by }
+        Shifted { addresses: addresses.with_bases(&moved), by }
     }
 
     /// Where everything lies then.
-    pub fn homes(&self) -> &Homes {
-        &self.homes
+    pub fn addresses(&self) -> &AddressMap {
+        &self.addresses
     }
 
     /// The first base that was moved so far; `None` if there is none.
@@ -182,15 +182,20 @@ pub struct Relocations {
 }
 
 impl Relocations {
-    /// What differs between steps that were lowered in `homes` and in the same but `shifted`; `None` if there is something
+    /// What differs between steps that were lowered in `addresses` and in the same but `shifted`; `None` if there is something
     /// that is not an address.
-    pub fn find(one: &Lowered, homes: &Homes, other: &Lowered, shifted: &Shifted) -> Option<Relocations> {
+    pub fn find(
+        one: &Lowered,
+        addresses: &AddressMap,
+        other: &Lowered,
+        shifted: &Shifted,
+    ) -> Option<Relocations> {
         let (a, b) = (&one.work, &other.work);
         let alike = one.turns == other.turns && one.sites == other.sites && one.code() == other.code();
         if !alike || a.len() != b.len() || a.iter().zip(b).any(|(a, b)| a.len() != b.len()) {
             return None;
         }
-        let bases: Vec<Address> = homes.bases().collect();
+        let bases: Vec<Address> = addresses.bases().collect();
         let by: HashMap<Address, u32> =
             shifted.by.iter().filter_map(|&by| Some((by, shifted.base_of(by)?))).collect();
         let mut fixed: Vec<bool> = shifted.by.iter().map(|&by| by == 0).collect();
@@ -216,9 +221,9 @@ impl Relocations {
         &self.fixed
     }
 
-    /// What was lowered, with all memory where `homes` says.
-    pub fn relocated(&self, lowered: &Lowered, homes: &Homes) -> Vec<Vec<Command>> {
-        let bases: Vec<Address> = homes.bases().collect();
+    /// What was lowered, with all memory where `addresses` says.
+    pub fn relocated(&self, lowered: &Lowered, addresses: &AddressMap) -> Vec<Vec<Command>> {
+        let bases: Vec<Address> = addresses.bases().collect();
         let mut work = lowered.work.clone();
         for (work, found) in work.iter_mut().flatten().zip(self.of_work.iter().flatten()) {
             relocate(work, found, &bases);

@@ -2,11 +2,11 @@
 //!
 //! A session has its own. Where there is no device, `Dry` has one for a GPU like those of the built-in profiles.
 
-use symmc_runtime::exec::{Bound, Home};
+use symmc_runtime::exec::{Bound, MemorySpace};
 
+use crate::addresses::AddressMap;
 use crate::collective::{Peers, control_of};
 use crate::compute::{Attentions, GEMM_WORKSPACE, Machine};
-use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::scratch;
@@ -15,7 +15,7 @@ use crate::scratch;
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     /// Where everything lies.
-    pub homes: &'a Homes,
+    pub addresses: &'a AddressMap,
     /// The peers' memory.
     pub peers: &'a Peers,
     /// What compute steps are lowered for.
@@ -39,13 +39,13 @@ pub enum Distances {
 
 impl Distances {
     /// A number for the memory of a value that is laid out alike on all ranks.
-    pub fn memory(self, home: Home) -> Option<usize> {
-        match (self, home) {
-            (_, Home::Symmetric | Home::Inner) => None,
-            (_, Home::Ordinary) => Some(0),
-            (Distances::Alike, Home::Input(_) | Home::Output(_)) => Some(1),
-            (Distances::Unknown, Home::Input(i)) => Some(1 + 2 * i),
-            (Distances::Unknown, Home::Output(k)) => Some(2 + 2 * k),
+    pub fn memory(self, space: MemorySpace) -> Option<usize> {
+        match (self, space) {
+            (_, MemorySpace::Symmetric | MemorySpace::Inner) => None,
+            (_, MemorySpace::Ordinary) => Some(0),
+            (Distances::Alike, MemorySpace::Input(_) | MemorySpace::Output(_)) => Some(1),
+            (Distances::Unknown, MemorySpace::Input(i)) => Some(1 + 2 * i),
+            (Distances::Unknown, MemorySpace::Output(k)) => Some(2 + 2 * k),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Distances {
 /// What steps are lowered with where there is no device.
 #[derive(Debug)]
 pub(crate) struct Dry {
-    pub homes: Homes,
+    pub addresses: AddressMap,
     pub peers: Peers,
     pub machine: Machine,
     pub nccl: Communicators,
@@ -61,13 +61,13 @@ pub(crate) struct Dry {
 
 impl Dry {
     /// For the steps of a rank of so many, in memory at these addresses, which nothing has: the symmetric arena of rank `r`
-    /// is at `homes.symmetric` and `r` × 2^36 bytes.
-    pub fn new(bound: &Bound, ranks: u32, homes: Homes, attention: Attentions) -> Dry {
+    /// is at `addresses.symmetric` and `r` × 2^36 bytes.
+    pub fn new(bound: &Bound, ranks: u32, addresses: AddressMap, attention: Attentions) -> Dry {
         let machine = Machine { attention, ..Machine::OF_PROFILES };
         let workspace_bytes = scratch::of_steps(bound.steps.iter(), &machine).max(GEMM_WORKSPACE);
         let peers = Peers {
             rank: bound.rank(),
-            arenas: (0..u64::from(ranks)).map(|rank| homes.symmetric + (rank << 36)).collect(),
+            arenas: (0..u64::from(ranks)).map(|rank| addresses.symmetric + (rank << 36)).collect(),
             arena: bound.symmetric,
             control: control_of(&bound.steps),
             local: 1 << 20,
@@ -75,12 +75,12 @@ impl Dry {
             ..Peers::default()
         };
         let nccl = Communicators::of_nobody(&bound.steps);
-        Dry { homes, peers, machine: Machine { workspace_bytes, ..machine }, nccl }
+        Dry { addresses, peers, machine: Machine { workspace_bytes, ..machine }, nccl }
     }
 
     /// The setting.
     pub fn setting(&self) -> Setting<'_> {
-        let Dry { homes, peers, machine, nccl } = self;
-        Setting { homes, peers, machine, nccl, progress: None, distances: Distances::Unknown }
+        let Dry { addresses, peers, machine, nccl } = self;
+        Setting { addresses, peers, machine, nccl, progress: None, distances: Distances::Unknown }
     }
 }

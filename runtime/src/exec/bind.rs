@@ -16,7 +16,7 @@ use super::bound::{
     Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundPeers, BoundRegion, BoundStep,
     Located, Member, PeerRegion, Work,
 };
-use super::program::{BasePlace, Home, PreparedStep, Program};
+use super::program::{BasePlace, MemorySpace, PreparedStep, Program};
 use crate::custom::op_text;
 use crate::error::RunError;
 use crate::kernels::is_dense;
@@ -71,7 +71,8 @@ impl Binder<'_> {
 
     /// Places the inner values of each dispatch one behind the other.
     fn place_inner(&mut self) -> Result<(), RunError> {
-        let inner = |v: ValueId| self.program.places[v].as_ref().is_some_and(|p| p.home == Home::Inner);
+        let inner =
+            |v: ValueId| self.program.places[v].as_ref().is_some_and(|p| p.space == MemorySpace::Inner);
         let mut found = HashMap::new();
         for dispatch in &self.graph.dispatches {
             let mut at = 0usize;
@@ -108,12 +109,12 @@ impl Binder<'_> {
             .ok_or_else(|| self.invalid(value, "its size overflows"))
     }
 
-    /// The place of a base, with its offset behind the start of its home (without the part that depends on
+    /// The place of a base, with its offset behind the start of its memory space (without the part that depends on
     /// the rank) and that part.
     fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
         let place = self.program.places[base].as_ref();
         let place = place.ok_or_else(|| self.invalid(base, "it has no place"))?;
-        if place.home == Home::Inner {
+        if place.space == MemorySpace::Inner {
             return Ok((place, self.inner.get(&base).copied().unwrap_or(0), 0));
         }
         let offset = self.size(base, &place.offset)?;
@@ -127,10 +128,10 @@ impl Binder<'_> {
         let end = inner.and_then(|i| i.checked_add(bytes));
         let overflow = || self.invalid(base, "its offset overflows");
         let (inner, end) = (inner.ok_or_else(overflow)?, end.ok_or_else(overflow)?);
-        let room = match (place.room, place.home) {
+        let room = match (place.room, place.space) {
             (Some(room), _) => room,
-            (None, Home::Output(k)) => self.bytes(self.graph.outputs[k].value)?,
-            (None, Home::Input(i)) => self.bytes(self.graph.inputs[InputId::new(i)].value)?,
+            (None, MemorySpace::Output(k)) => self.bytes(self.graph.outputs[k].value)?,
+            (None, MemorySpace::Input(i)) => self.bytes(self.graph.inputs[InputId::new(i)].value)?,
             (None, _) => 0,
         };
         if end > room {
@@ -172,7 +173,7 @@ impl Binder<'_> {
             }
         }
         let offset = offset + by_rank * number + first as usize * dtype.size();
-        Ok(Located { home: place.home, offset, by_rank, dtype, shape, strides })
+        Ok(Located { space: place.space, offset, by_rank, dtype, shape, strides })
     }
 
     fn all(&self, values: &[ValueId]) -> Result<Vec<Located>, RunError> {
@@ -303,10 +304,10 @@ impl Binder<'_> {
         if !is_dense(&at.shape, &at.strides) {
             return Err(self.invalid(value, "a collective needs its elements in one dense run"));
         }
-        if peers && at.home != Home::Symmetric {
+        if peers && at.space != MemorySpace::Symmetric {
             return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));
         }
-        Ok(BoundRegion { home: at.home, offset: at.offset, by_rank: self.by_rank(value, &at)? })
+        Ok(BoundRegion { space: at.space, offset: at.offset, by_rank: self.by_rank(value, &at)? })
     }
 
     /// Where a value that lies by rank starts on every rank of the run.
@@ -323,7 +324,7 @@ impl Binder<'_> {
         let mut out = Vec::with_capacity(self.graph.inputs.len());
         let mut direct = vec![false; self.graph.inputs.len()];
         for place in self.program.places.values().flatten() {
-            if let Home::Input(i) = place.home {
+            if let MemorySpace::Input(i) = place.space {
                 direct[i] = true;
             }
         }
@@ -332,7 +333,8 @@ impl Binder<'_> {
                 (self.graph.name_of(input.value).to_string(), self.graph.ty(input.value).dtype);
             let bytes = self.bytes(input.value)?;
             // Steps write one that an output replaces in place.
-            if matches!(&self.program.places[input.value], Some(p) if matches!(p.home, Home::Output(_))) {
+            if matches!(&self.program.places[input.value], Some(p) if matches!(p.space, MemorySpace::Output(_)))
+            {
                 direct[index] = true;
             }
             // An input that nothing uses may have no place.
@@ -341,7 +343,7 @@ impl Binder<'_> {
                 Some(_) => {
                     let (place, offset, by_rank) = self.base(input.value)?;
                     let number = place.number_on(self.program.rank);
-                    (place.home == Home::Symmetric).then_some(offset + by_rank * number)
+                    (place.space == MemorySpace::Symmetric).then_some(offset + by_rank * number)
                 }
             };
             out.push(BoundInput { name, kind: input.kind, dtype, bytes, fixed, direct: direct[index] });
@@ -358,7 +360,7 @@ impl Binder<'_> {
         outputs
             .map(|(index, (output, mutates))| {
                 let at = self.located(output.value)?;
-                if at.home != Home::Output(index) {
+                if at.space != MemorySpace::Output(index) {
                     return Err(
                         self.invalid(output.value, format!("it is output {index}, but does not lie there"))
                     );
@@ -366,7 +368,7 @@ impl Binder<'_> {
                 let (name, dtype) = (self.graph.name_of(output.value).to_string(), at.dtype);
                 let in_place = mutates.is_some_and(|i| {
                     let place = &self.program.places[self.graph.inputs[InputId::new(i)].value];
-                    place.as_ref().is_some_and(|p| p.home == Home::Output(index))
+                    place.as_ref().is_some_and(|p| p.space == MemorySpace::Output(index))
                 });
                 Ok(BoundOutput { name, dtype, bytes: self.bytes(output.value)?, mutates, in_place })
             })
@@ -392,7 +394,7 @@ impl Binder<'_> {
 
     fn on_peers(&self, value: ValueId) -> Result<PeerRegion, RunError> {
         let at = self.located(value)?;
-        if at.home != Home::Symmetric {
+        if at.space != MemorySpace::Symmetric {
             return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));
         }
         let base = self.program.layouts[value].base;

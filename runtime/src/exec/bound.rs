@@ -6,7 +6,7 @@ use std::sync::Arc;
 use symmc_ir::{CollectiveKind, DType, Form, InputKind, Op, Variant};
 use symmc_plan::{Barrier, Lane};
 
-use super::program::{CustomKernel, Home, Words};
+use super::program::{CustomKernel, MemorySpace, Words};
 use crate::call::{PeerMemory, offset_on};
 use crate::error::RunError;
 
@@ -49,8 +49,8 @@ impl Bound {
 #[derive(Clone, Debug)]
 pub struct Located {
     /// The memory that its first byte is counted from.
-    pub home: Home,
-    /// Bytes from the start of the home.
+    pub space: MemorySpace,
+    /// Bytes from the start of the memory space.
     pub offset: usize,
     /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
     pub by_rank: usize,
@@ -163,7 +163,7 @@ impl Work {
     }
 }
 
-/// Nodes that run as one step, with everything resolved. Values that only they know lie in [`Home::Inner`].
+/// Nodes that run as one step, with everything resolved. Values that only they know lie in [`MemorySpace::Inner`].
 #[derive(Debug)]
 pub struct BoundDispatch {
     /// What their kernel is.
@@ -220,8 +220,8 @@ pub struct BoundCollective {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BoundRegion {
     /// The memory that its first byte is counted from.
-    pub home: Home,
-    /// Bytes from the start of the home on this rank.
+    pub space: MemorySpace,
+    /// Bytes from the start of the memory space on this rank.
     pub offset: usize,
     /// For bytes that lie elsewhere on each rank, which may be a piece of what another group gathers: where they start
     /// on each rank of the run. `None` where that is `offset` on all.
@@ -230,11 +230,11 @@ pub struct BoundRegion {
 
 impl BoundRegion {
     /// A region that starts at `offset` on every rank.
-    pub fn even(home: Home, offset: usize) -> Self {
-        BoundRegion { home, offset, by_rank: None }
+    pub fn even(space: MemorySpace, offset: usize) -> Self {
+        BoundRegion { space, offset, by_rank: None }
     }
 
-    /// Bytes from the start of the home on a rank of the run.
+    /// Bytes from the start of the memory space on a rank of the run.
     pub fn on(&self, rank: u32) -> usize {
         offset_on(self.offset, self.by_rank.as_deref(), rank)
     }

@@ -36,4 +36,4 @@ pub use config::{ExecConfig, Lanes, RunReport, Timing};
 pub use executor::Executor;
 pub use memory::{RankMemory, Span};
 pub use moved::Moved;
-pub use program::{CustomKernel, Home, Program};
+pub use program::{CustomKernel, MemorySpace, Program};

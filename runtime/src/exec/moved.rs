@@ -11,7 +11,7 @@ use super::bound::{
     Bound, BoundCollective, BoundDispatch, BoundInput, BoundPeers, BoundRegion, BoundStep, Located, Member,
     PeerRegion, Work,
 };
-use super::program::Home;
+use super::program::MemorySpace;
 
 /// Fixed memory that lies elsewhere, in bytes from the start of the symmetric arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,8 +54,8 @@ impl Moves<'_> {
     }
 
     fn located(&self, value: &Located) -> Located {
-        match value.home {
-            Home::Symmetric => Located { offset: self.offset(value.offset), ..value.clone() },
+        match value.space {
+            MemorySpace::Symmetric => Located { offset: self.offset(value.offset), ..value.clone() },
             _ => value.clone(),
         }
     }
@@ -65,9 +65,9 @@ impl Moves<'_> {
     }
 
     fn region(&self, region: &BoundRegion) -> BoundRegion {
-        match region.home {
-            Home::Symmetric => BoundRegion {
-                home: region.home,
+        match region.space {
+            MemorySpace::Symmetric => BoundRegion {
+                space: region.space,
                 offset: self.offset(region.offset),
                 by_rank: self.by_rank(&region.by_rank),
             },

@@ -11,7 +11,7 @@ use crate::error::RunError;
 
 /// Memory that a base value lies in, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Home {
+pub enum MemorySpace {
     /// The ordinary arena.
     Ordinary,
     /// The symmetric arena.
@@ -27,7 +27,7 @@ pub enum Home {
 /// Where a base value lies.
 #[derive(Clone, Debug)]
 pub(super) struct BasePlace {
-    pub home: Home,
+    pub space: MemorySpace,
     /// Where the buffer starts in its arena.
     pub start: usize,
     /// The bytes from there that the value may use; `None` for the caller's memory.
@@ -200,8 +200,13 @@ impl Context<'_> {
         placed: &Table<ValueId, Option<Placed>>,
     ) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
         let graph = &self.program.graph;
-        let inner =
-            BasePlace { home: Home::Inner, start: 0, room: None, offset: Dim::from(0), by_rank: None };
+        let inner = BasePlace {
+            space: MemorySpace::Inner,
+            start: 0,
+            room: None,
+            offset: Dim::from(0),
+            by_rank: None,
+        };
         let place = |(value, placed): (ValueId, &Option<Placed>)| match placed {
             Some(placed) => self
                 .place(placed)
@@ -214,21 +219,25 @@ impl Context<'_> {
 
     fn place(&self, place: &Placed) -> Result<BasePlace, String> {
         let graph = &self.program.graph;
-        let (home, start, room) = match place.memory {
+        let (space, start, room) = match place.memory {
             Memory::Buffer(b) => {
                 let b = self.bucket.buffers.get(b).ok_or_else(|| format!("there is no buffer {b}"))?;
-                let (home, arena) = match b.arena {
-                    ArenaKind::Ordinary => (Home::Ordinary, self.plan.arenas.ordinary),
-                    ArenaKind::Symmetric => (Home::Symmetric, self.plan.arenas.symmetric),
+                let (space, arena) = match b.arena {
+                    ArenaKind::Ordinary => (MemorySpace::Ordinary, self.plan.arenas.ordinary),
+                    ArenaKind::Symmetric => (MemorySpace::Symmetric, self.plan.arenas.symmetric),
                 };
-                (home, b.offset, Some(within(b.offset, b.size, arena)?))
+                (space, b.offset, Some(within(b.offset, b.size, arena)?))
             }
             Memory::Fixed(f) => {
                 let f = self.plan.fixed.get(f).ok_or_else(|| format!("there is no fixed memory {f}"))?;
-                (Home::Symmetric, f.offset, Some(within(f.offset, f.size, self.plan.arenas.symmetric)?))
+                (
+                    MemorySpace::Symmetric,
+                    f.offset,
+                    Some(within(f.offset, f.size, self.plan.arenas.symmetric)?),
+                )
             }
-            Memory::Input(i) if i < graph.inputs.len() => (Home::Input(i), 0, None),
-            Memory::Output(o) if o < graph.outputs.len() => (Home::Output(o), 0, None),
+            Memory::Input(i) if i < graph.inputs.len() => (MemorySpace::Input(i), 0, None),
+            Memory::Output(o) if o < graph.outputs.len() => (MemorySpace::Output(o), 0, None),
             Memory::Input(i) => return Err(format!("there is no input {i}")),
             Memory::Output(o) => return Err(format!("there is no output {o}")),
         };
@@ -240,7 +249,7 @@ impl Context<'_> {
                 Some(ByRank { stride: stride.clone(), numbers: numbers.into() })
             }
         };
-        Ok(BasePlace { home, start: start as usize, room, offset: place.offset.clone(), by_rank })
+        Ok(BasePlace { space, start: start as usize, room, offset: place.offset.clone(), by_rank })
     }
 
     fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>, RunError> {

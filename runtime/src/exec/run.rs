@@ -15,7 +15,7 @@ use super::communicator::Communicator;
 use super::config::{ExecConfig, Lanes, RunReport, Timing};
 use super::custom::CustomStep;
 use super::memory::{RankMemory, Span};
-use super::program::Home;
+use super::program::MemorySpace;
 use super::step::{Bases, StepRun};
 use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::error::RunError;
@@ -366,9 +366,9 @@ impl StepRun<'_> {
 
     fn collective(&self, c: &BoundCollective) -> Result<(), RunError> {
         fn region<'r>(run: &StepRun<'_>, region: &'r BoundRegion) -> Region<'r> {
-            let memory = match region.home {
-                Home::Symmetric => RegionMemory::Symmetric,
-                home => RegionMemory::Private(run.bases.of(home, run.inner)),
+            let memory = match region.space {
+                MemorySpace::Symmetric => RegionMemory::Symmetric,
+                space => RegionMemory::Private(run.bases.of(space, run.inner)),
             };
             Region { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
         }

@@ -2,7 +2,7 @@
 
 use super::bound::Located;
 use super::communicator::Communicator;
-use super::program::Home;
+use super::program::MemorySpace;
 use crate::error::RunError;
 use crate::kernels::{View, ViewMut};
 
@@ -35,7 +35,7 @@ impl StepRun<'_> {
 
     /// The first element of a value of this rank.
     pub fn address(&self, value: &Located) -> *mut u8 {
-        self.bases.of(value.home, self.inner).wrapping_add(value.offset)
+        self.bases.of(value.space, self.inner).wrapping_add(value.offset)
     }
 
     pub fn view<'v>(&self, x: &'v Located) -> View<'v> {
@@ -62,14 +62,14 @@ pub(super) struct Bases {
 unsafe impl Sync for Bases {}
 
 impl Bases {
-    /// The start of a home; of that of a dispatch, `inner`.
-    pub fn of(&self, home: Home, inner: *mut u8) -> *mut u8 {
-        match home {
-            Home::Ordinary => self.ordinary,
-            Home::Symmetric => self.symmetric,
-            Home::Input(i) => self.inputs[i],
-            Home::Output(o) => self.outputs[o],
-            Home::Inner => inner,
+    /// The start of a memory space; of that of a dispatch, `inner`.
+    pub fn of(&self, space: MemorySpace, inner: *mut u8) -> *mut u8 {
+        match space {
+            MemorySpace::Ordinary => self.ordinary,
+            MemorySpace::Symmetric => self.symmetric,
+            MemorySpace::Input(i) => self.inputs[i],
+            MemorySpace::Output(o) => self.outputs[o],
+            MemorySpace::Inner => inner,
         }
     }
 }

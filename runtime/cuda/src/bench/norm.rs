@@ -7,7 +7,7 @@ use symmc_ir::types::Float;
 use symmc_ir::{CollectiveKind, Op, ReduceOp, Tensor};
 use symmc_plan::Lane;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work};
+use symmc_runtime::exec::{BoundRegion, BoundStep, Located, MemorySpace, Work};
 
 use super::measured::{How, MeasuredNorm};
 use super::rank::{Bench, CALLS, Case, agreed, numbers};
@@ -70,7 +70,7 @@ impl Bench<'_> {
 
     /// The address of an ordinary region.
     fn ordinary(&self, region: usize) -> Address {
-        self.homes.ordinary + (region * self.region) as Address
+        self.addresses.ordinary + (region * self.region) as Address
     }
 
     /// The calls of the all-reduce alone.
@@ -96,7 +96,7 @@ impl Bench<'_> {
         for step in &steps {
             let Work::Collective(call) = &step.work else { continue };
             let norm = FusedNorm {
-                operand: self.homes.symmetric + call.operand.offset as Address,
+                operand: self.addresses.symmetric + call.operand.offset as Address,
                 residual: self.ordinary(RESIDUAL),
                 weight: Some(self.ordinary(WEIGHT)),
                 reduced: None,
@@ -121,17 +121,15 @@ impl Bench<'_> {
             let lower = |step: &BoundStep| match &step.work {
                 Work::Kernel { op, operands, results } => {
                     let step = compute::Step { index: step.index, op, operands, results };
-                    let at = |value: &Located| parts.homes.at(value);
+                    let at = |value: &Located| parts.addresses.at(value);
                     compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
                 }
                 Work::Collective(call) => {
-                    let ends = parts.homes.ends(call);
+                    let ends = parts.addresses.ends(call);
                     let work = collective::lower(step.index, call, &ends, parts.peers, &mut source)?;
                     Ok(work.unwrap_or_default())
                 }
-                Work::Custom { .. } | Work::Dispatch(_) => {
-                    Err(CudaError::Unsupported(step.op_name.clone()))
-                }
+                Work::Custom { .. } | Work::Dispatch(_) => Err(CudaError::Unsupported(step.op_name.clone())),
             };
             steps.iter().map(lower).collect::<Result<Vec<_>, _>>()
         })?;
@@ -140,15 +138,15 @@ impl Bench<'_> {
 
     /// The calls as three steps each.
     fn separate(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
-        let located = |home, region: usize, shape: &[usize]| Located {
-            home,
+        let located = |space, region: usize, shape: &[usize]| Located {
+            space,
             offset: region * self.region,
             by_rank: 0,
             dtype: self.dtype,
             shape: shape.into(),
             strides: if shape.len() == 1 { [1].into() } else { [shape[1] as isize, 1].into() },
         };
-        let ordinary = |region| located(Home::Ordinary, region, &[rows, hidden]);
+        let ordinary = |region| located(MemorySpace::Ordinary, region, &[rows, hidden]);
         let add = Op::Binary(BinaryOp::Add);
         let norm = Op::RmsNorm { axes: 1, eps: Float(EPS), round_first: false };
         let kernel = |index: usize, op: &Op, operands, result: usize, waits: Vec<usize>| BoundStep {
@@ -166,10 +164,10 @@ impl Bench<'_> {
             // The sum before this has read the reduction.
             step.waits = first.checked_sub(2).into_iter().collect();
             out.push(step);
-            let reduced = located(Home::Symmetric, REDUCED, &[rows, hidden]);
+            let reduced = located(MemorySpace::Symmetric, REDUCED, &[rows, hidden]);
             let operands = vec![reduced, ordinary(RESIDUAL)];
             out.push(kernel(first + 1, &add, operands, ADDED, vec![first]));
-            let operands = vec![ordinary(ADDED), located(Home::Ordinary, WEIGHT, &[hidden])];
+            let operands = vec![ordinary(ADDED), located(MemorySpace::Ordinary, WEIGHT, &[hidden])];
             out.push(kernel(first + 2, &norm, operands, NORMED, vec![]));
         }
         out
@@ -188,7 +186,7 @@ impl Bench<'_> {
         // SAFETY: the regions exist and are large enough; nothing runs.
         unsafe {
             for turn in 0..2 {
-                stream.upload(self.homes.symmetric + (turn * self.region) as Address, operand.data())?;
+                stream.upload(self.addresses.symmetric + (turn * self.region) as Address, operand.data())?;
             }
             stream.upload(self.ordinary(RESIDUAL), residual.data())?;
             stream.upload(self.ordinary(WEIGHT), weights.data())?;

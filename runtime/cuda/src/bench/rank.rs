@@ -7,23 +7,23 @@ use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
 use symmc_plan::{Barrier, Lane};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Located, MemorySpace, Work};
 
 use super::measured::BenchConfig;
+use crate::addresses::AddressMap;
 use crate::arena::{Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Control, Peers};
+use crate::command::Command;
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program};
 use crate::resources::{self, Resources};
 use crate::setting::Distances;
 use crate::streams::Streams;
-use crate::command::Command;
 use crate::{compile, watch};
 
 /// Calls in one graph.
@@ -56,7 +56,7 @@ pub(super) struct Bench<'a> {
     pub dtype: DType,
     pub resources: Resources,
     pub peers: Peers,
-    pub homes: Homes,
+    pub addresses: AddressMap,
     /// Bytes of each of the regions: two operands, two results, two landing zones.
     pub region: usize,
     pub zone: usize,
@@ -103,17 +103,18 @@ impl<'a> Bench<'a> {
             thresholds: Thresholds::default(),
             links: device.links()?,
         };
-        let homes = Homes {
+        let addresses = AddressMap {
             ordinary: memory.address() + local as Address,
             symmetric: arena.address(),
             inputs: vec![],
             outputs: vec![],
         };
         let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
-        let resources = resources::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
+        let resources =
+            resources::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
         let resources = Resources::new(resources);
         let off = IndexMap::new();
-        let mut bench = Bench { exchange, dtype, resources, peers, homes, region: largest, zone, off };
+        let mut bench = Bench { exchange, dtype, resources, peers, addresses, region: largest, zone, off };
         for variant in Variant::ALL.iter().copied().filter(|v| v.is_library()) {
             match bench.communicator(variant, limit)? {
                 Ok(()) => {}
@@ -142,13 +143,13 @@ impl<'a> Bench<'a> {
     pub fn steps(&self, case: &Case) -> Vec<BoundStep> {
         let Case { kind, bytes, variant, exit, blocks } = case;
         let n = self.exchange.ranks() as usize;
-        let home = if *variant == Variant::Plain { Home::Ordinary } else { Home::Symmetric };
+        let space = if *variant == Variant::Plain { MemorySpace::Ordinary } else { MemorySpace::Symmetric };
         let elements = bytes / self.dtype.size() / n * n;
         let operand_elements = if *kind == CollectiveKind::AllGather { elements / n } else { elements };
         let zones = 4 * self.region;
         let step = |index: usize| {
             let turn = index % 2;
-            let at = |i: usize| BoundRegion::even(home, i * self.region);
+            let at = |i: usize| BoundRegion::even(space, i * self.region);
             BoundStep {
                 index,
                 lane: Lane::Comm,
@@ -184,7 +185,7 @@ impl<'a> Bench<'a> {
     ) -> Result<[f64; 3], CudaError> {
         let elements = bytes / self.dtype.size();
         let at = |i: usize| Located {
-            home: Home::Ordinary,
+            space: MemorySpace::Ordinary,
             offset: i * self.region,
             by_rank: 0,
             dtype: self.dtype,
@@ -219,7 +220,8 @@ impl<'a> Bench<'a> {
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>), CudaError> {
         let (kind, bytes) = (&case.kind, case.bytes);
-        let base = if case.variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
+        let base =
+            if case.variant == Variant::Plain { self.addresses.ordinary } else { self.addresses.symmetric };
         let n = self.exchange.ranks() as usize;
         let elements = bytes / self.dtype.size() / n * n;
         let mut wrong = None;
@@ -265,10 +267,11 @@ impl<'a> Bench<'a> {
 
     /// Calls `make` with what programs of the bench run with.
     pub fn with_parts<T>(&self, make: impl FnOnce(&Parts<'_>) -> T) -> T {
-        let machine = Machine { status: self.resources.status.address() + 2048, ..Machine::of(&self.resources.device) };
+        let machine =
+            Machine { status: self.resources.status.address() + 2048, ..Machine::of(&self.resources.device) };
         let parts = Parts {
             device: &self.resources.device,
-            homes: &self.homes,
+            addresses: &self.addresses,
             peers: &self.peers,
             machine: &machine,
             nccl: &self.resources.nccl,

@@ -8,10 +8,10 @@ use super::call::{Call, Turn};
 use super::control::MAX_RANKS;
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, pieces, reduction};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::command::Command;
 
 pub(super) fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
     let mut call = turn.call();

@@ -3,7 +3,7 @@
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
 use symmc_ir::collective::{LL128_LINE, Thresholds, landing_zone, ll_zone};
-use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
 
 use super::blocks::{BlockCounts, Blocks, Protocol};
 use super::control::{self, MAX_RANKS};
@@ -209,7 +209,7 @@ impl<'a> Turn<'a> {
     fn region_of(&self, what: &str, at: &BoundRegion, p: usize, bytes: usize) -> Result<Address, CudaError> {
         let offset = at.on(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
-        match inside && at.home == Home::Symmetric {
+        match inside && at.space == MemorySpace::Symmetric {
             true => Ok(self.arena_of(p) + offset as Address),
             false => {
                 let arena = self.peers.arena;

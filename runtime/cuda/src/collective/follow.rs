@@ -11,16 +11,16 @@
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_ir::{BinaryOp, Op};
-use symmc_runtime::exec::{BoundCollective, Home, Located, Member, Work};
+use symmc_runtime::exec::{BoundCollective, Located, Member, MemorySpace, Work};
 
 use super::{Addition, FusedNorm, Peers, lower_addition, lower_norm};
+use crate::addresses::AddressMap;
+use crate::command::Command;
 use crate::compile::Source;
 use crate::compute::space::is_run;
 use crate::compute::{self, Sites, Step};
 use crate::error::CudaError;
-use crate::homes::Homes;
 use crate::setting::Setting;
-use crate::command::Command;
 
 /// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
 const ROW: usize = 1024;
@@ -53,7 +53,7 @@ pub fn lower(
     source: &mut Source,
     sites: &mut Sites,
 ) -> Result<Option<Vec<Command>>, CudaError> {
-    let Setting { homes, peers, .. } = *setting;
+    let Setting { addresses, peers, .. } = *setting;
     let parts: SmallVec<[&Work; 3]> = members.iter().map(|m| &m.work).collect();
     let (reduce, add, norm) = match parts[..] {
         [reduce, add] => (reduce, add, None),
@@ -67,18 +67,18 @@ pub fn lower(
     if call.variant == Variant::TwoShot || two_rounds() {
         values.norm = None;
     }
-    let (mut works, done) = match lower_values(step, &values, homes, peers, source)? {
+    let (mut works, done) = match lower_values(step, &values, addresses, peers, source)? {
         Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
         // It loads from its peers.
-        None if call.variant == Variant::TwoShot && call.result.home != Home::Inner => {
-            let Some(alone) = super::lower(step, call, &homes.ends(call), peers, source)? else {
+        None if call.variant == Variant::TwoShot && call.result.space != MemorySpace::Inner => {
+            let Some(alone) = super::lower(step, call, &addresses.ends(call), peers, source)? else {
                 return Ok(None);
             };
             (alone, 1)
         }
         None => return Ok(None),
     };
-    let at = |value: &_| homes.at(value);
+    let at = |value: &_| addresses.at(value);
     for part in &parts[done..] {
         let Work::Kernel { op, operands, results } = part else { return Ok(None) };
         let step = Step { index: step, op, operands, results };
@@ -91,14 +91,14 @@ pub fn lower(
 fn lower_values(
     step: usize,
     values: &Values<'_>,
-    homes: &Homes,
+    addresses: &AddressMap,
     peers: &Peers,
     source: &mut Source,
 ) -> Result<Option<Command>, CudaError> {
     let Values { call, residual, sum, norm } = values;
     if call.variant == Variant::TwoShot {
-        let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
-        let own = [&call.operand, &call.result].map(|r| homes.region(r));
+        let addition = Addition { residual: addresses.at(residual), sum: addresses.at(sum) };
+        let own = [&call.operand, &call.result].map(|r| addresses.region(r));
         return lower_addition(step, call, own, &addition, peers, source);
     }
     let last = sum.shape.last().copied().unwrap_or(1);
@@ -108,12 +108,12 @@ fn lower_values(
         None => last,
     };
     let fused = FusedNorm {
-        operand: homes.region(&call.operand),
-        residual: homes.at(residual),
-        reduced: (call.result.home != Home::Inner).then(|| homes.region(&call.result)),
-        added: homes.at(sum),
-        weight: norm.as_ref().and_then(|n| n.weight).map(|w| homes.at(w)),
-        normed: norm.as_ref().map(|n| homes.at(n.result)),
+        operand: addresses.region(&call.operand),
+        residual: addresses.at(residual),
+        reduced: (call.result.space != MemorySpace::Inner).then(|| addresses.region(&call.result)),
+        added: addresses.at(sum),
+        weight: norm.as_ref().and_then(|n| n.weight).map(|w| addresses.at(w)),
+        normed: norm.as_ref().map(|n| addresses.at(n.result)),
         hidden,
         eps: norm.as_ref().map_or(0.0, |n| n.eps),
         round_first: norm.as_ref().is_some_and(|n| n.round_first),
@@ -146,7 +146,7 @@ fn values_of<'a>(reduce: &'a Work, add: &'a Work, norm: Option<&'a Work>) -> Opt
 /// Whether a value is the result of an all-reduce, element by element in the same order.
 fn is_result(call: &BoundCollective, value: &Located) -> bool {
     let at = &call.result;
-    (at.home, at.offset, value.by_rank) == (value.home, value.offset, 0)
+    (at.space, at.offset, value.by_rank) == (value.space, value.offset, 0)
         && at.by_rank.is_none()
         && value.dtype == call.dtype
         && value.shape.iter().product::<usize>() == call.elements
@@ -162,7 +162,7 @@ fn rows<'a>(norm: &'a Work, sum: &Located) -> Option<Rows<'a>> {
     let result = results.first()?;
     let same =
         |a: &Located, b: &Located| (a.dtype, &a.shape) == (b.dtype, &b.shape) && b.by_rank == 0 && is_run(b);
-    let fits = (x.home, x.offset, &x.strides) == (sum.home, sum.offset, &sum.strides)
+    let fits = (x.space, x.offset, &x.strides) == (sum.space, sum.offset, &sum.strides)
         && same(x, sum)
         && same(sum, result)
         && weight.is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_run(w));
@@ -186,7 +186,7 @@ mod tests {
 
     fn value(offset: usize) -> Located {
         let (shape, strides) = ([ROWS, HIDDEN].into(), [HIDDEN as isize, 1].into());
-        Located { home: Home::Ordinary, offset, by_rank: 0, dtype: DType::BF16, shape, strides }
+        Located { space: MemorySpace::Ordinary, offset, by_rank: 0, dtype: DType::BF16, shape, strides }
     }
 
     fn kernel(op: Op, operands: Vec<Located>, result: Located) -> Work {
@@ -195,7 +195,7 @@ mod tests {
 
     /// The reduction of what lies at 0, the sum with a residual, and the norm of that.
     fn layer() -> Vec<Member> {
-        let region = |offset| BoundRegion::even(Home::Ordinary, offset);
+        let region = |offset| BoundRegion::even(MemorySpace::Ordinary, offset);
         let call = BoundCollective {
             kind: Kind::AllReduce(ReduceOp::Sum),
             variant: Variant::Ll,
@@ -239,12 +239,12 @@ mod tests {
     /// The kernels of members as a rank has them, with their text; `None` if there are none.
     fn lowered(members: &[Member], rank: u32) -> Option<(Vec<Command>, String)> {
         let Work::Collective(call) = &members[0].work else { panic!("{members:?}") };
-        let homes = Homes { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
+        let addresses = AddressMap { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };
         let (mut source, mut sites) = (Source::new(), Sites::new());
         let (machine, nccl) = (Machine::OF_PROFILES, Communicators::of_nobody(&[]));
-        let dry = Dry { homes, peers, machine, nccl };
+        let dry = Dry { addresses, peers, machine, nccl };
         let works = lower(0, members, &dry.setting(), &mut source, &mut sites).expect("it fits");
         works.map(|works| (works, source.text()))
     }
@@ -259,8 +259,8 @@ mod tests {
         members.pop();
         assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
         // What only the dispatch reads is not stored.
-        call_in(&mut members).result.home = Home::Inner;
-        values_in(&mut members[1]).filter(|v| v.offset == BYTES).for_each(|v| v.home = Home::Inner);
+        call_in(&mut members).result.space = MemorySpace::Inner;
+        values_in(&mut members[1]).filter(|v| v.offset == BYTES).for_each(|v| v.space = MemorySpace::Inner);
         assert!(lowered(&members, 0).is_some());
     }
 
@@ -315,14 +315,15 @@ mod tests {
         let hidden = 4096;
         let mut members = layer();
         members.truncate(2);
-        let region = |offset| BoundRegion::even(Home::Symmetric, offset);
+        let region = |offset| BoundRegion::even(MemorySpace::Symmetric, offset);
         let call = call_in(&mut members);
         (call.variant, call.elements, call.landing) = (Variant::TwoShot, rows * hidden, None);
         (call.operand, call.result) = (region(0), region(BYTES << 16));
         values_in(&mut members[1]).for_each(|v| {
             (v.shape, v.strides) = ([rows, hidden].into(), [hidden as isize, 1].into());
             v.offset <<= 16;
-            v.home = if v.offset < (4 * BYTES) << 16 { Home::Symmetric } else { Home::Ordinary };
+            v.space =
+                if v.offset < (4 * BYTES) << 16 { MemorySpace::Symmetric } else { MemorySpace::Ordinary };
         });
         members
     }
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(text(&two_shot(2048)), None, "it loads from peers");
         let mut on_result = two_shot(4096);
         let sum = values_in(&mut on_result[1]).last().expect("the sum");
-        (sum.home, sum.offset) = (Home::Symmetric, BYTES << 16);
+        (sum.space, sum.offset) = (MemorySpace::Symmetric, BYTES << 16);
         assert!(text(&on_result).is_some(), "the sum on the result");
         let mut in_place = two_shot(4096);
         let call = call_in(&mut in_place);
@@ -350,7 +351,7 @@ mod tests {
         let mut normed = two_shot(4096);
         normed.push(layer().pop().expect("a norm"));
         values_in(&mut normed[2]).for_each(|v| v.offset <<= 16);
-        values_in(&mut normed[2]).take(1).for_each(|v| v.home = Home::Symmetric);
+        values_in(&mut normed[2]).take(1).for_each(|v| v.space = MemorySpace::Symmetric);
         values_in(&mut normed[2]).for_each(|v| {
             let is_weight = v.shape.len() == 1;
             v.shape = if is_weight { [4096].into() } else { [4096, 4096].into() };

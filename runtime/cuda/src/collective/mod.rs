@@ -93,10 +93,10 @@ pub use self::control::{
 pub use self::norm::{FusedNorm, lower_norm};
 pub use self::peers::{Ends, Peers, Sizes, unread};
 pub use self::two_shot::{Addition, lower_addition};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::nccl::by_library;
-use crate::command::Command;
 
 /// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports.
 ///

@@ -14,10 +14,10 @@ use super::call::Turn;
 use super::ll;
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, plain};
-use crate::command::Command;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.

@@ -72,7 +72,7 @@ pub(super) fn exchange(turn: &Turn, sizes: Option<Sizes>) -> Result<Prepared, Cu
 }
 
 /// The unit in which rows of so many bytes move. It is the same on all ranks, for it says how rows lie in staging: it
-/// follows from offsets, which are equal on all, and homes begin at multiples of 16.
+/// follows from offsets, which are equal on all, and addresses begin at multiples of 16.
 fn unit(bound: &BoundCollective, row: usize) -> &'static str {
     let starts = |r: &BoundRegion| bound.cell.iter().fold(0, |all, &rank| all | r.on(rank));
     match row | starts(&bound.operand) | starts(&bound.result) {

@@ -5,17 +5,17 @@
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
 use symmc_plan::Barrier;
-use symmc_runtime::exec::{BoundCollective, Home};
+use symmc_runtime::exec::{BoundCollective, MemorySpace};
 
 use super::barrier::{self, Reduction};
 use super::blocks::MAX_THREADS;
 use super::call::Turn;
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, plain};
-use crate::command::Command;
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
@@ -51,7 +51,7 @@ fn pushes(turn: &Turn) -> Option<usize> {
     let fits = turn.thresholds().stores(turn.bytes as u64, turn.n as u64)
         && slice.is_multiple_of(16)
         && turn.bytes.is_multiple_of(turn.n)
-        && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank.is_none())
+        && [operand, result].iter().all(|r| r.space == MemorySpace::Symmetric && r.by_rank.is_none())
         && (operand.offset | result.offset).is_multiple_of(16)
         && (operand.offset == result.offset || operand.offset.abs_diff(result.offset) >= turn.bytes);
     fits.then_some(slice)

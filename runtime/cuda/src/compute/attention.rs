@@ -21,10 +21,10 @@ use super::machine::{Attentions, Machine};
 use super::numbers;
 use super::space::{Axis, Rows, broadcast};
 use super::text::{self, offset, real, stored};
+use crate::command::Command;
 use crate::cudnn;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel};
-use crate::command::Command;
 
 /// Warps of a block.
 const WARPS: usize = 4;

@@ -11,10 +11,10 @@ use super::gemm::{Gemm, Matrix};
 use super::lowering::Step;
 use super::machine::Machine;
 use super::sites::Sites;
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::command::Command;
 
 /// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose places are
 /// as far apart on all ranks, if it lies in one.

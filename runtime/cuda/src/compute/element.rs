@@ -8,8 +8,8 @@ use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, broadcast};
 use super::text::{bits, computed, int, real, stored};
-use crate::error::CudaError;
 use crate::command::Command;
+use crate::error::CudaError;
 
 /// One op in a kernel of its own.
 pub(super) fn lower(

@@ -4,7 +4,7 @@
 //! the single steps. What other steps read is stored.
 
 use smallvec::SmallVec;
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 
 use super::element;
 use super::lowering::{Lowering, Step};
@@ -12,10 +12,10 @@ use super::machine::Machine;
 use super::map::{Map, Val};
 use super::sites::Sites;
 use super::space::Strides;
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::command::Command;
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
 ///
@@ -77,7 +77,7 @@ pub(super) fn evaluate<'a>(
 /// Stores the values that have memory, unless a later one takes the place.
 pub(super) fn store(map: &mut Map, known: &[(&Located, Val)], shape: &[usize], l: &Lowering<'_>) {
     for (k, (result, value)) in known.iter().enumerate() {
-        let stored = result.home != Home::Inner;
+        let stored = result.space != MemorySpace::Inner;
         let again = known[k + 1..].iter().any(|(r, _)| same_places(r, result, shape));
         if stored && !again {
             map.store(l.at(result), Strides::from_slice(&result.strides), *value);
@@ -88,7 +88,7 @@ pub(super) fn store(map: &mut Map, known: &[(&Located, Val)], shape: &[usize], l
 /// Whether `x`, broadcast over the space, is the elements of the result `r` at the same positions.
 pub(super) fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
     let strides = |v: &Located| super::space::broadcast(shape, &v.shape, &v.strides);
-    r.home == x.home
+    r.space == x.space
         && (r.offset, r.by_rank) == (x.offset, x.by_rank)
         && r.dtype == x.dtype
         && strides(r) == strides(x)

@@ -10,9 +10,9 @@ use symmc_runtime::exec::Located;
 use super::lowering::{Lowering, misfit};
 use super::sites::Fault;
 use super::text::{self, computed, stored};
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::launch::{Kernel, Param};
-use crate::command::Command;
 
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;

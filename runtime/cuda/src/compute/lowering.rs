@@ -2,7 +2,7 @@
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 
 use super::machine::{InputUse, Machine};
 use super::sites::{Fault, Indexed, Site, Sites};
@@ -56,7 +56,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether nothing writes a value while the program runs.
     pub fn is_steady(&self, value: &Located) -> bool {
-        self.machine.inputs == InputUse::Read && matches!(value.home, Home::Input(_))
+        self.machine.inputs == InputUse::Read && matches!(value.space, MemorySpace::Input(_))
     }
 
     pub fn site(&mut self, fault: Fault) -> u32 {

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use super::lowering::Lowering;
 use super::skinny::Epilogue;
 use super::space::{Strides, by_stride, collapse, reach};
-use crate::launch::{Address, Kernel, Param};
 use crate::command::Command;
+use crate::launch::{Address, Kernel, Param};
 
 /// Threads of a block.
 const THREADS: usize = 256;

@@ -12,9 +12,9 @@ use super::lowering::{Lowering, misfit};
 use super::skinny::{self, Epilogue, Worth};
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel};
-use crate::command::Command;
 
 /// The most products of the library that one step becomes.
 const MOST_PRODUCTS: usize = 64;

@@ -47,10 +47,10 @@ pub use self::lowering::Step;
 use self::lowering::{Lowering, arity, misfit, no_kernel};
 pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
 pub use self::sites::{Fault, Indexed, Site, Sites};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::command::Command;
 
 /// What a step does on the device. `at` gives addresses; functions are added to `source`, and places where
 /// data can be out of range to `sites`.

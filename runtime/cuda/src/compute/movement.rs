@@ -8,9 +8,9 @@ use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, axes, broadcast, dense};
 use super::text::{moved, stored};
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::command::Command;
 
 /// Part of a value: an address and strides over a shape.
 #[derive(Clone)]
@@ -43,7 +43,13 @@ impl Part {
 
 /// The elements of one part, in row-major order, to another of the same shape; nothing where they lie
 /// there already.
-fn transfer(from: &Part, to: &Part, kind: &'static str, size: usize, l: &mut Lowering<'_>) -> Option<Command> {
+fn transfer(
+    from: &Part,
+    to: &Part,
+    kind: &'static str,
+    size: usize,
+    l: &mut Lowering<'_>,
+) -> Option<Command> {
     let n: usize = to.shape.iter().product();
     let still =
         from.at == to.at && (0..to.shape.len()).all(|a| to.shape[a] == 1 || from.strides[a] == to.strides[a]);

@@ -156,14 +156,14 @@ pub(super) fn filled(o: &Operands<'_, Located>, limits: &[(&Bound, i64)], l: &Lo
 #[cfg(test)]
 mod tests {
     use symmc_ir::Dim;
-    use symmc_runtime::exec::Home;
+    use symmc_runtime::exec::MemorySpace;
 
     use super::super::space::dense;
     use super::*;
 
     fn located(dtype: DType, shape: &[usize]) -> Located {
         let strides = dense(shape).to_vec().into();
-        Located { home: Home::Ordinary, offset: 0, by_rank: 0, dtype, shape: shape.into(), strides }
+        Located { space: MemorySpace::Ordinary, offset: 0, by_rank: 0, dtype, shape: shape.into(), strides }
     }
 
     /// The shape of the numbers for attention of two sequences with eight heads, 30 rows and 41 columns.

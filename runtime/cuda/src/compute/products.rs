@@ -17,10 +17,10 @@ use super::skinny::{self, MOST_PRODUCTS, Worth};
 use super::space::is_run;
 use super::text::stored;
 use super::{fuse, matmul};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::command::Command;
 
 /// Columns of a product that are read element by element.
 struct Cut {
@@ -72,8 +72,8 @@ fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize>
     let ((&columns, rows), (&n, m)) = (matrix.shape.split_last()?, shape.split_last()?);
     let bytes = x.offset.checked_sub(matrix.offset)?;
     let first = bytes / matrix.dtype.size();
-    let fits = (x.home, x.dtype, x.by_rank, &x.strides)
-        == (matrix.home, matrix.dtype, matrix.by_rank, &matrix.strides)
+    let fits = (x.space, x.dtype, x.by_rank, &x.strides)
+        == (matrix.space, matrix.dtype, matrix.by_rank, &matrix.strides)
         && *x.shape == *shape
         && is_run(matrix)
         && rows == m

@@ -13,10 +13,10 @@ use super::machine::Machine;
 use super::sites::Sites;
 use super::space::{Axis, Strides, axes, broadcast};
 use super::text::{self, offset, stored};
+use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
-use crate::command::Command;
 
 /// Threads of a block.
 const THREADS: usize = 256;

@@ -11,9 +11,9 @@ use symmc_runtime::exec::Located;
 use super::lowering::{Lowering, misfit};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
-use crate::command::Command;
 
 /// The most elements of a row that one thread keeps in registers.
 const KEPT: usize = 32;

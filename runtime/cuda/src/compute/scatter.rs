@@ -12,9 +12,9 @@ use super::lowering::{Lowering, misfit};
 use super::movement::{common_shape, copy};
 use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::launch::{Kernel, Param, plain};
-use crate::command::Command;
 
 /// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {

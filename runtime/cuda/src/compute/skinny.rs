@@ -9,8 +9,8 @@ use symmc_ir::machine::{Capabilities, Extents, Products};
 use super::gemm::{Gemm, Order};
 use super::lowering::Lowering;
 use super::text::{self, stored};
-use crate::launch::{Address, Kernel, Param, TensorMap};
 use crate::command::Command;
+use crate::launch::{Address, Kernel, Param, TensorMap};
 
 /// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
 /// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.

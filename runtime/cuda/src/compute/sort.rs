@@ -8,9 +8,9 @@ use symmc_runtime::exec::Located;
 use super::lowering::{Lowering, misfit};
 use super::space::Axis;
 use super::text::{self, offset, stored};
+use crate::command::Command;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
-use crate::command::Command;
 
 /// The longest row that is sorted in shared memory; elements of a tile of longer ones.
 const TILE: usize = 4096;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use symmc_check::CheckedPlan;
 use symmc_plan::{Plan, ReadPlan};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, Home, Registry, Work};
+use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, MemorySpace, Registry, Work};
 use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::budget::{self, Constants};
 use symmc_runtime::session::{CallersPart, Taken};
@@ -164,10 +164,10 @@ impl ExecutionContext {
 
 /// What the steps do with the memory of inputs.
 fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
-    let input = |home: Home| matches!(home, Home::Input(_));
+    let input = |space: MemorySpace| matches!(space, MemorySpace::Input(_));
     let writes = |work: &Work| match work {
-        Work::Kernel { results, .. } | Work::Custom { results, .. } => results.iter().any(|r| input(r.home)),
-        Work::Collective(call) => input(call.result.home),
+        Work::Kernel { results, .. } | Work::Custom { results, .. } => results.iter().any(|r| input(r.space)),
+        Work::Collective(call) => input(call.result.space),
         Work::Dispatch(_) => false,
     };
     if steps.any(|step| step.work.parts().any(writes)) { InputUse::Written } else { InputUse::Read }

@@ -8,14 +8,14 @@ use symmc_runtime::session::{Extent, Location, Owner, Port, Spot, Whose};
 use super::piece::Piece;
 use super::recording::Move;
 use super::session::CudaSession;
+use crate::addresses::AddressMap;
 use crate::driver::{Holder, Memory};
-use crate::homes::Homes;
 use crate::launch::Address;
 use crate::staging;
 
 /// What one run takes.
 pub(super) struct Resolved {
-    pub homes: Homes,
+    pub addresses: AddressMap,
     pub moves: [Vec<Move>; 2],
     pub memory: Vec<Arc<Piece>>,
 }
@@ -117,7 +117,7 @@ impl CudaSession<'_> {
         let bound = self.ports.sized()?.bound.clone();
         self.ports.check_lending()?;
         let arena = self.context()?.resources.arena.address();
-        let mut homes = Homes {
+        let mut addresses = AddressMap {
             ordinary: self.context()?.ordinary,
             symmetric: arena,
             inputs: Vec::with_capacity(bound.inputs.len()),
@@ -132,7 +132,7 @@ impl CudaSession<'_> {
             if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_renewed(i)) {
                 before.push(Move { to, from: lent.address, bytes: input.bytes });
             }
-            homes.inputs.push(held.unwrap_or(spot.extent.address));
+            addresses.inputs.push(held.unwrap_or(spot.extent.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
             let spot = self.located(Port::Output(k))?.extent;
@@ -141,19 +141,19 @@ impl CudaSession<'_> {
             match (output.held_by(), output.mutates) {
                 // The steps write it where the input lies.
                 (Some(i), _) => {
-                    let held = homes.inputs[i];
+                    let held = addresses.inputs[i];
                     after.push(Move { to: spot.address, from: held, bytes: output.bytes });
-                    homes.outputs.push(held);
+                    addresses.outputs.push(held);
                 }
                 (None, Some(i)) => {
                     // Where the caller has one memory for both, the steps, which need two, take one of the session's.
                     let shared = given.is_some_and(|(_, address)| address == spot.address);
                     let from = if shared { self.room(Port::Output(k), output.bytes)? } else { spot.address };
-                    after.push(Move { to: homes.inputs[i], from, bytes: output.bytes });
+                    after.push(Move { to: addresses.inputs[i], from, bytes: output.bytes });
                     after.extend(given.map(|(_, to)| Move { to, from, bytes: output.bytes }));
-                    homes.outputs.push(from);
+                    addresses.outputs.push(from);
                 }
-                (None, None) => homes.outputs.push(spot.address),
+                (None, None) => addresses.outputs.push(spot.address),
             }
         }
         let mut moves = [before, after];
@@ -161,7 +161,7 @@ impl CudaSession<'_> {
             list.retain(|m| m.to != m.from && m.bytes > 0);
             list.dedup();
         }
-        Ok(Resolved { homes, moves, memory: self.ports.memories().cloned().collect() })
+        Ok(Resolved { addresses, moves, memory: self.ports.memories().cloned().collect() })
     }
 
     /// Has parameters and constants that the plan holds in the symmetric arena there.

@@ -15,8 +15,8 @@
 //! take together (arenas, flags, communicators, workspace), `flight` the runs that are on streams, `session` what a session holds, `memory` says where inputs and
 //! outputs lie, `kept` has memory that outlives the session, and `run` puts runs on streams and watches them.
 
-mod flight;
 mod context;
+mod flight;
 mod gpu;
 mod job;
 mod kept;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use symmc_runtime::exec::Bound;
 
 use super::piece::Piece;
+use crate::addresses::AddressMap;
 use crate::driver::{Copied, Event, Graph, Node, Stream};
 use crate::error::CudaError;
-use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Nodes, Program};
@@ -29,7 +29,7 @@ pub(super) struct Move {
 }
 
 /// Sizes in words, where everything lies, and what is copied: what tells recordings apart.
-pub(super) type Key = (Arc<str>, Homes, [Vec<Move>; 2]);
+pub(super) type Key = (Arc<str>, AddressMap, [Vec<Move>; 2]);
 
 /// A program at some sizes as an executable graph. Fields are dropped in this order.
 pub(super) struct Executable {
@@ -51,7 +51,7 @@ unsafe impl Sync for Executable {}
 /// An executable graph in the memory that it runs in. Fields are dropped in this order.
 pub(super) struct Recording {
     pub executable: Arc<Executable>,
-    homes: Homes,
+    addresses: AddressMap,
     /// What is copied before the steps, and behind them.
     moves: [Vec<Move>; 2],
     /// Whether the graph runs there; if not, it is put piece by piece.
@@ -88,7 +88,7 @@ impl Recording {
     pub fn new(
         program: Program,
         bound: Arc<Bound>,
-        (_, homes, moves): &Key,
+        (_, addresses, moves): &Key,
         memory: Vec<Arc<Piece>>,
         (streams, nccl): (&Streams, &Communicators),
     ) -> Result<Recording, CudaError> {
@@ -106,18 +106,30 @@ impl Recording {
             Ok(())
         })?;
         let executable = Arc::new(Executable { graph, program, bound, nodes, copies });
-        Ok(Recording { executable, homes: homes.clone(), moves: moves.clone(), by_graph: true, memory })
+        Ok(Recording {
+            executable,
+            addresses: addresses.clone(),
+            moves: moves.clone(),
+            by_graph: true,
+            memory,
+        })
     }
 
     /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if it cannot.
-    pub fn elsewhere(&self, (_, homes, moves): &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
-        self.executable.program.touched(&self.homes, homes)?;
-        Some(self.at(homes, moves, memory, false))
+    pub fn elsewhere(&self, (_, addresses, moves): &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
+        self.executable.program.touched(&self.addresses, addresses)?;
+        Some(self.at(addresses, moves, memory, false))
     }
 
-    fn at(&self, homes: &Homes, moves: &[Vec<Move>; 2], memory: &[Arc<Piece>], by_graph: bool) -> Recording {
-        let (executable, homes, moves) = (self.executable.clone(), homes.clone(), moves.clone());
-        Recording { executable, homes, moves, by_graph, memory: memory.into() }
+    fn at(
+        &self,
+        addresses: &AddressMap,
+        moves: &[Vec<Move>; 2],
+        memory: &[Arc<Piece>],
+        by_graph: bool,
+    ) -> Recording {
+        let (executable, addresses, moves) = (self.executable.clone(), addresses.clone(), moves.clone());
+        Recording { executable, addresses, moves, by_graph, memory: memory.into() }
     }
 
     /// Whether memory of the session must be kept until its runs have ended.
@@ -128,7 +140,7 @@ impl Recording {
     /// Whether it is the same run in the same memory.
     pub fn is_as(&self, other: &Recording) -> bool {
         Arc::ptr_eq(&self.executable, &other.executable)
-            && (&self.homes, &self.moves) == (&other.homes, &other.moves)
+            && (&self.addresses, &self.moves) == (&other.addresses, &other.moves)
     }
 
     /// Puts one run on streams, as what they record or run.
@@ -137,7 +149,7 @@ impl Recording {
     /// The driver refuses.
     pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
         copy(&self.moves[0], &streams.compute)?;
-        self.executable.program.enqueue_at(&self.homes, streams, nccl)?;
+        self.executable.program.enqueue_at(&self.addresses, streams, nccl)?;
         copy(&self.moves[1], &streams.compute)
     }
 
@@ -161,9 +173,9 @@ impl Recording {
     }
 
     /// How many pieces of work would have to change for a run in this memory; `None` if it cannot be so.
-    pub fn far(&self, (_, homes, moves): &Key) -> Option<usize> {
+    pub fn far(&self, (_, addresses, moves): &Key) -> Option<usize> {
         let Executable { program, nodes, copies, .. } = &*self.executable;
-        let places = program.touched(&self.homes, homes)?;
+        let places = program.touched(&self.addresses, addresses)?;
         let mut copied = 0;
         for ((was, is), nodes) in self.moves.iter().zip(moves).zip(copies) {
             let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
@@ -183,13 +195,13 @@ impl Recording {
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
     pub fn moved(
         &self,
-        (_, homes, moves): &Key,
+        (_, addresses, moves): &Key,
         memory: &[Arc<Piece>],
         scratch: &Stream,
     ) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
-        let places = program.touched(&self.homes, homes)?;
-        program.relocate(&places, homes, (graph, nodes), scratch).ok().filter(|&done| done)?;
+        let places = program.touched(&self.addresses, addresses)?;
+        program.relocate(&places, addresses, (graph, nodes), scratch).ok().filter(|&done| done)?;
         for ((was, is), nodes) in self.moves.iter().zip(moves).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
             for ((_, m), &node) in changed {
@@ -197,6 +209,6 @@ impl Recording {
                 unsafe { graph.set_copy(node, m.to, m.from) }.ok()?;
             }
         }
-        Some(self.at(homes, moves, memory, true))
+        Some(self.at(addresses, moves, memory, true))
     }
 }

@@ -90,8 +90,8 @@ impl CudaSession<'_> {
         let resolved = self.resolve()?;
         self.announce()?;
         self.load()?;
-        let Resolved { homes, moves, memory } = &resolved;
-        let key = (self.ports.sized()?.text.clone(), homes.clone(), moves.clone());
+        let Resolved { addresses, moves, memory } = &resolved;
+        let key = (self.ports.sized()?.text.clone(), addresses.clone(), moves.clone());
         match self.context()?.resources.programs.known_elsewhere(&key, memory, |_| true) {
             Some(known) => Ok(Arc::new(known)),
             None => self.recording(resolved).map_err(|error| self.fail(error)),
@@ -164,7 +164,7 @@ impl CudaSession<'_> {
         let SizedProgram { text, bound, .. } = self.ports.sized()?;
         let (text, bound) = (text.clone(), bound.clone());
         let settled = self.settled.get(&text).cloned();
-        let key: Key = (text.clone(), resolved.homes, resolved.moves);
+        let key: Key = (text.clone(), resolved.addresses, resolved.moves);
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let resources::Parts { programs, streams, .. } = &mut *context.resources;
         if settled.is_some()
@@ -206,7 +206,7 @@ impl CudaSession<'_> {
         let shifted = moves.then(|| Shifted::new(&key.1, &bound, arena));
         let parts = Parts {
             device,
-            homes: &key.1,
+            addresses: &key.1,
             peers: &context.peers,
             machine: &context.machine,
             nccl: &resources.nccl,

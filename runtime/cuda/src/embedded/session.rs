@@ -8,8 +8,8 @@ use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use symmc_runtime::host::{Comm, Group, HostConfig, Seat};
 use symmc_runtime::session::{Ports, ended, gave_back};
 
-use super::flight::Flight;
 use super::context::{ExecutionContext, Sizes};
+use super::flight::Flight;
 use super::gpu::{ALIGN, Gpu};
 use super::piece::Piece;
 use super::ranks::Ranks;

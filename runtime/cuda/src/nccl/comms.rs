@@ -96,9 +96,7 @@ impl Communicators {
     pub(crate) fn of_nobody<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Communicators {
         let none = || Made { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
         let of = |work: &Work| match work {
-            Work::Collective(call) if call.variant.is_library() => {
-                Some(((call.group, call.variant), none()))
-            }
+            Work::Collective(call) if call.variant.is_library() => Some(((call.group, call.variant), none())),
             _ => None,
         };
         let parts = steps.into_iter().flat_map(|step| step.work.parts());

@@ -9,14 +9,14 @@ use std::time::Duration;
 use nccl_sys::{Comm, Nccl, Search, Version, result_code};
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
-use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
 
 use super::Front;
 use super::comms::{Communicators, lacks, skips_pdl_wait};
 use super::lent::Lent;
 use super::wait::Patience;
-use crate::error::CudaError;
 use crate::command::Command;
+use crate::error::CudaError;
 
 /// The fake library of a version.
 fn fake(version: &str, later: bool) -> Nccl {
@@ -92,7 +92,7 @@ fn window_kernels_of_some_versions_skip_the_wait_of_dependent_launches() {
 
 /// A collective of four ranks.
 fn call(kind: CollectiveKind, variant: Variant) -> BoundCollective {
-    let region = || BoundRegion { home: Home::Symmetric, offset: 0, by_rank: None };
+    let region = || BoundRegion { space: MemorySpace::Symmetric, offset: 0, by_rank: None };
     BoundCollective {
         kind,
         variant,

@@ -3,9 +3,9 @@
 
 use super::Program;
 use super::item::{Item, Nodes, Place, Ready};
+use crate::addresses::AddressMap;
 use crate::driver::{Graph, Node, Stream};
 use crate::error::CudaError;
-use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::streams::Streams;
@@ -23,7 +23,7 @@ impl Program {
 
     /// The pieces of work that hold addresses of what lies elsewhere in `to` than in `from`; `None` if something of that
     /// cannot move.
-    pub fn touched(&self, from: &Homes, to: &Homes) -> Option<Vec<Place>> {
+    pub fn touched(&self, from: &AddressMap, to: &AddressMap) -> Option<Vec<Place>> {
         if (from.ordinary, from.symmetric) != (to.ordinary, to.symmetric) {
             return None;
         }
@@ -59,12 +59,17 @@ impl Program {
         Ok(nodes)
     }
 
-    /// Puts one run on the streams with inputs and outputs where these homes say.
+    /// Puts one run on the streams with inputs and outputs where these addresses say.
     ///
     /// # Errors
     /// The driver refuses a launch, or a library the addresses.
-    pub fn enqueue_at(&self, homes: &Homes, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
-        let bases: Vec<Address> = homes.bases().collect();
+    pub fn enqueue_at(
+        &self,
+        addresses: &AddressMap,
+        lanes: &Streams,
+        nccl: &Communicators,
+    ) -> Result<(), CudaError> {
+        let bases: Vec<Address> = addresses.bases().collect();
         self.enqueue_by(lanes, &mut |_, item, stream, start| match item.relocations.is_empty() {
             true => self.put(&item.ready, stream, start, nccl),
             false => self.put(&item.at(&bases)?, stream, start, nccl),
@@ -79,7 +84,7 @@ impl Program {
         places.iter().all(|place| nodes.contains_key(place) && has(place) == Some(true))
     }
 
-    /// Has a graph that was recorded with these nodes do pieces of work with inputs and outputs where these homes say.
+    /// Has a graph that was recorded with these nodes do pieces of work with inputs and outputs where these addresses say.
     /// Whether it can; if not, some of them may be changed. Work of libraries is recorded on `scratch`, and not run.
     ///
     /// # Errors
@@ -87,11 +92,11 @@ impl Program {
     pub fn relocate(
         &self,
         places: &[Place],
-        homes: &Homes,
+        addresses: &AddressMap,
         (graph, nodes): (&Graph, &Nodes),
         scratch: &Stream,
     ) -> Result<bool, CudaError> {
-        let bases: Vec<Address> = homes.bases().collect();
+        let bases: Vec<Address> = addresses.bases().collect();
         for place in places {
             let item = self.steps.get(place.step).and_then(|step| step.work.get(place.number));
             let (Some(item), Some(nodes)) = (item, nodes.get(place)) else { return Ok(false) };

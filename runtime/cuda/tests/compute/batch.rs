@@ -1,11 +1,11 @@
 //! Two products of one left matrix as a batch of the library.
 
+use symmc_cuda::command::Command;
 use symmc_cuda::compile::Source;
 use symmc_cuda::compute::gemm::Gemm;
 use symmc_cuda::compute::{GEMM_WORKSPACE, Sites, batch};
-use symmc_cuda::command::Command;
 use symmc_ir::Op;
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 
 use crate::machine;
 use crate::products::{Part, SPACING, part, steps, value};
@@ -21,9 +21,9 @@ fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gem
         .map(|(right, result)| part(Op::MatMul, vec![left.clone(), right], result))
         .collect();
     let at = |v: &Located| 0x100_0000 + v.offset as u64;
-    let memory = |v: &Located| match v.home {
-        Home::Symmetric => None,
-        Home::Input(i) => Some(i),
+    let memory = |v: &Located| match v.space {
+        MemorySpace::Symmetric => None,
+        MemorySpace::Input(i) => Some(i),
         _ => Some(usize::MAX),
     };
     let machine = machine(GEMM_WORKSPACE, 225 << 10);
@@ -33,13 +33,13 @@ fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gem
     works.expect("products").into_iter().map(product).collect()
 }
 
-fn square(home: Home, place: usize) -> Located {
-    value(home, place, [M, M], [M as isize, 1])
+fn square(space: MemorySpace, place: usize) -> Located {
+    value(space, place, [M, M], [M as isize, 1])
 }
 
 #[test]
 fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
-    let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|place| square(Home::Ordinary, place));
+    let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|place| square(MemorySpace::Ordinary, place));
     let of = |right, results| lowered(five.clone(), right, results);
     let both = of([one.clone(), two.clone()], [three.clone(), four.clone()]);
     let [Gemm { batch: 2, a, b, c, .. }] = both[..] else { panic!("{both:?}") };
@@ -53,15 +53,15 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
 
 #[test]
 fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
-    let ordinary = |place| square(Home::Ordinary, place);
+    let ordinary = |place| square(MemorySpace::Ordinary, place);
     let count = |left, right, results| lowered(left, right, results).len();
     let apart = [ordinary(3), ordinary(4)];
     let weights = [ordinary(1), ordinary(2)];
-    assert_eq!(count(square(Home::Symmetric, 0), weights.clone(), apart.clone()), 1);
-    assert_eq!(count(ordinary(0), [ordinary(1), square(Home::Symmetric, 2)], apart.clone()), 2);
-    assert_eq!(count(ordinary(0), weights, [ordinary(3), square(Home::Symmetric, 4)]), 2);
+    assert_eq!(count(square(MemorySpace::Symmetric, 0), weights.clone(), apart.clone()), 1);
+    assert_eq!(count(ordinary(0), [ordinary(1), square(MemorySpace::Symmetric, 2)], apart.clone()), 2);
+    assert_eq!(count(ordinary(0), weights, [ordinary(3), square(MemorySpace::Symmetric, 4)]), 2);
     // Two inputs lie in another order on another rank, two parts of one do not.
-    let input = |i, place| square(Home::Input(i), place);
+    let input = |i, place| square(MemorySpace::Input(i), place);
     assert_eq!(count(ordinary(0), [input(0, 1), input(1, 2)], apart.clone()), 2);
     assert_eq!(count(ordinary(0), [input(1, 1), input(1, 2)], apart), 1);
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use symmc_cases::{Case, Placed};
+use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{
@@ -15,10 +16,9 @@ use symmc_cuda::compute::{
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Kernel, Start};
-use symmc_cuda::command::Command;
 use symmc_cuda::{CudaError, cudnn};
 use symmc_ir::Tensor;
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 use symmc_runtime::kernels::KernelError;
 
 /// What the bytes around operands and results hold.
@@ -37,7 +37,7 @@ fn places(x: &Placed) -> impl Iterator<Item = usize> {
 
 fn located(x: &Placed, start: usize) -> Located {
     Located {
-        home: Home::Ordinary,
+        space: MemorySpace::Ordinary,
         offset: start + x.layout.offset * x.tensor.dtype().size(),
         by_rank: 0,
         dtype: x.tensor.dtype(),

@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 
 use symmc_cases::{Case, HostLibrary, corpus, special};
+use symmc_cuda::command::Command;
 use symmc_cuda::compute::{Attentions, InputUse, Machine};
 use symmc_cuda::launch::Kernel;
-use symmc_cuda::command::Command;
 use symmc_ir::Op;
 
 use crate::check::{lay, lowered, workspace_bytes};

@@ -12,12 +12,12 @@ mod rotary;
 
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;
+use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::fuse::lower;
 use symmc_cuda::compute::{Attentions, InputUse, Machine, Sites, Step};
-use symmc_cuda::command::Command;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 
 use crate::check::{lowered, workspace_bytes};
 
@@ -61,19 +61,20 @@ fn every_case_is_lowered_and_compiles() {
     }
 }
 
-fn at(home: Home, offset: usize) -> Located {
-    Located { home, offset, by_rank: 0, dtype: DType::F32, shape: [8, 32].into(), strides: [32, 1].into() }
+fn at(space: MemorySpace, offset: usize) -> Located {
+    Located { space, offset, by_rank: 0, dtype: DType::F32, shape: [8, 32].into(), strides: [32, 1].into() }
 }
 
 #[test]
 fn a_chain_is_one_kernel_that_stores_what_has_memory() {
     // `x + 1` to the second place, `relu` of that to the third, times `x` to an output.
-    let (x, out) = (at(Home::Input(0), 0), at(Home::Output(0), 0));
+    let (x, out) = (at(MemorySpace::Input(0), 0), at(MemorySpace::Output(0), 0));
     let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };
     let (relu, mul) = (Op::Unary(UnaryOp::Relu), Op::Binary(BinaryOp::Mul));
-    let address = |v: &Located| (v.offset + 0x10_0000 * (1 + usize::from(v.home == Home::Ordinary))) as u64;
-    let kernel = |homes: [Home; 2]| {
-        let [a, b] = [(homes[0], 0), (homes[1], 4096)].map(|(home, offset)| [at(home, offset)]);
+    let address =
+        |v: &Located| (v.offset + 0x10_0000 * (1 + usize::from(v.space == MemorySpace::Ordinary))) as u64;
+    let kernel = |addresses: [MemorySpace; 2]| {
+        let [a, b] = [(addresses[0], 0), (addresses[1], 4096)].map(|(space, offset)| [at(space, offset)]);
         let (first, last) = ([x.clone()], [b[0].clone(), x.clone()]);
         let out = [out.clone()];
         let steps = [
@@ -87,7 +88,7 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(kernel([Home::Inner; 2]).len(), 2);
-    assert_eq!(kernel([Home::Inner, Home::Ordinary]).len(), 3);
-    assert_eq!(kernel([Home::Ordinary; 2]).len(), 4);
+    assert_eq!(kernel([MemorySpace::Inner; 2]).len(), 2);
+    assert_eq!(kernel([MemorySpace::Inner, MemorySpace::Ordinary]).len(), 3);
+    assert_eq!(kernel([MemorySpace::Ordinary; 2]).len(), 4);
 }

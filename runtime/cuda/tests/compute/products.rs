@@ -1,14 +1,14 @@
 //! Skinny GEMMs with an epilogue: one kernel gives the bits of the single steps.
 
 use symmc_cuda::CudaError;
+use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::lower;
 use symmc_cuda::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step};
 use symmc_cuda::launch::Kernel;
-use symmc_cuda::command::Command;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 
 use crate::emulate::Library;
 
@@ -19,9 +19,9 @@ const N: usize = 200;
 /// Bytes from the start of the memory to each value, far apart.
 pub(crate) const SPACING: usize = 1 << 20;
 
-pub(crate) fn value(home: Home, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
+pub(crate) fn value(space: MemorySpace, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
     let (shape, strides) = (shape.into(), strides.into());
-    Located { home, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
+    Located { space, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
 }
 
 /// A step of a dispatch.
@@ -45,12 +45,12 @@ pub(crate) fn steps(parts: &[Part]) -> Vec<Step<'_>> {
 /// The same with all but the last result known to nobody else.
 fn inside(mut parts: Vec<Part>) -> Vec<Part> {
     let last = parts.len() - 1;
-    let own: Vec<Home> = parts[..last].iter().map(|p| p.results[0].home).collect();
+    let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
     let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / SPACING).collect();
     let inner = |v: &mut Located| {
         let known =
-            own.iter().zip(&places).any(|(home, place)| (*home, *place) == (v.home, v.offset / SPACING));
-        v.home = if known { Home::Inner } else { v.home };
+            own.iter().zip(&places).any(|(space, place)| (*space, *place) == (v.space, v.offset / SPACING));
+        v.space = if known { MemorySpace::Inner } else { v.space };
     };
     parts.iter_mut().flat_map(|p| p.operands.iter_mut().chain(&mut p.results)).for_each(inner);
     parts
@@ -58,11 +58,15 @@ fn inside(mut parts: Vec<Part>) -> Vec<Part> {
 
 /// `silu(x gate) * (x up)` for `m` rows.
 pub(crate) fn gated(m: usize) -> Vec<Part> {
-    let row = |home, place, n: usize| value(home, place, [m, n], [n as isize, 1]);
-    let weight = |place| value(Home::Input(1), place, [K, N], [1, K as isize]);
-    let x = row(Home::Ordinary, 0, K);
-    let (a, b, out) = (row(Home::Ordinary, 3, N), row(Home::Ordinary, 4, N), row(Home::Output(0), 5, N));
-    let turned = row(Home::Ordinary, 6, N);
+    let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+    let weight = |place| value(MemorySpace::Input(1), place, [K, N], [1, K as isize]);
+    let x = row(MemorySpace::Ordinary, 0, K);
+    let (a, b, out) = (
+        row(MemorySpace::Ordinary, 3, N),
+        row(MemorySpace::Ordinary, 4, N),
+        row(MemorySpace::Output(0), 5, N),
+    );
+    let turned = row(MemorySpace::Ordinary, 6, N);
     vec![
         part(Op::MatMul, vec![x.clone(), weight(1)], a.clone()),
         part(Op::Unary(UnaryOp::Silu), vec![a], turned.clone()),
@@ -73,12 +77,12 @@ pub(crate) fn gated(m: usize) -> Vec<Part> {
 
 /// The same with both weights in one, of which the halves of the columns are read.
 fn halved(m: usize) -> Vec<Part> {
-    let row = |home, place, n: usize| value(home, place, [m, n], [n as isize, 1]);
-    let (x, both) = (row(Home::Ordinary, 0, K), row(Home::Ordinary, 3, 2 * N));
-    let weight = value(Home::Input(1), 1, [K, 2 * N], [1, K as isize]);
-    let gate = value(Home::Ordinary, 3, [m, N], [2 * N as isize, 1]);
+    let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+    let (x, both) = (row(MemorySpace::Ordinary, 0, K), row(MemorySpace::Ordinary, 3, 2 * N));
+    let weight = value(MemorySpace::Input(1), 1, [K, 2 * N], [1, K as isize]);
+    let gate = value(MemorySpace::Ordinary, 3, [m, N], [2 * N as isize, 1]);
     let up = Located { offset: gate.offset + 2 * N, ..gate.clone() };
-    let (a, out) = (row(Home::Ordinary, 4, N), row(Home::Output(0), 5, N));
+    let (a, out) = (row(MemorySpace::Ordinary, 4, N), row(MemorySpace::Output(0), 5, N));
     vec![
         part(Op::MatMul, vec![x, weight], both),
         part(Op::Unary(UnaryOp::Silu), vec![gate], a.clone()),

@@ -1,12 +1,12 @@
 //! Rotary embeddings of queries and keys as one kernel give what they give alone.
 
+use symmc_cuda::command::Command;
 use symmc_cuda::compile::Source;
 use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, rotary};
 use symmc_cuda::launch::Kernel;
-use symmc_cuda::command::Command;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
-use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::exec::{Located, MemorySpace};
 
 use crate::emulate::Library;
 use crate::products::{Part, SPACING, kernels, part, steps};
@@ -16,10 +16,10 @@ const L: usize = 19;
 const E: usize = 32;
 
 /// A value by heads, which lie behind the tokens in memory where it is `turned`.
-fn heads(home: Home, place: usize, h: usize, by_token: bool) -> Located {
+fn heads(space: MemorySpace, place: usize, h: usize, by_token: bool) -> Located {
     let strides = if by_token { [E, h * E, 1] } else { [L * E, E, 1] };
     Located {
-        home,
+        space,
         offset: place * SPACING,
         by_rank: 0,
         dtype: DType::BF16,
@@ -30,7 +30,7 @@ fn heads(home: Home, place: usize, h: usize, by_token: bool) -> Located {
 
 fn angles(place: usize) -> Located {
     let shape = [L, E / 2].into();
-    Located { shape, strides: [E as isize / 2, 1].into(), ..heads(Home::Ordinary, place, 1, false) }
+    Located { shape, strides: [E as isize / 2, 1].into(), ..heads(MemorySpace::Ordinary, place, 1, false) }
 }
 
 fn turn(x: Located, result: Located, interleaved: bool) -> Part {
@@ -40,9 +40,9 @@ fn turn(x: Located, result: Located, interleaved: bool) -> Part {
 
 /// Queries of more heads to a place of their own, and keys in place.
 fn both() -> Vec<Part> {
-    let keys = heads(Home::Ordinary, 4, 2, false);
+    let keys = heads(MemorySpace::Ordinary, 4, 2, false);
     vec![
-        turn(heads(Home::Ordinary, 2, 6, true), heads(Home::Ordinary, 3, 6, false), false),
+        turn(heads(MemorySpace::Ordinary, 2, 6, true), heads(MemorySpace::Ordinary, 3, 6, false), false),
         turn(keys.clone(), keys, true),
     ]
 }

@@ -173,7 +173,7 @@ fn cases(n: u32) -> Vec<Case> {
             let mut place = |elements: usize| {
                 let at = end + shift * dtype.size();
                 end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
-                BoundRegion::even(Home::Symmetric, at)
+                BoundRegion::even(MemorySpace::Symmetric, at)
             };
             let mut call = collective(kind, variant, n as u32, dtype, elements);
             (call.operand, call.result) = (place(elements), place(results));

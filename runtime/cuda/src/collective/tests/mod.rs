@@ -12,7 +12,7 @@ use symmc_ir::collective::{
     CollectiveKind as Kind, LL_BYTES, LL128_LINE, ReduceOp, Splits, Thresholds, Variant, landing_zone,
 };
 use symmc_plan::Barrier;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
 
 use super::blocks::Protocol;
 use super::call::Call;
@@ -26,7 +26,7 @@ const ARENA: usize = 64 << 20;
 
 /// A collective of `elements` elements among `n` ranks, with operand and result at these offsets.
 fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usize) -> BoundCollective {
-    let region = |offset| BoundRegion::even(Home::Symmetric, offset);
+    let region = |offset| BoundRegion::even(MemorySpace::Symmetric, offset);
     BoundCollective {
         kind,
         variant,
@@ -271,7 +271,7 @@ fn what_does_not_fit_is_an_error_with_the_step() {
     let error = fails(&call, &peers(0, 2), &mut source);
     assert!(error.contains("step 7 (all_reduce as one_shot)") && error.contains("operand"), "{error}");
     call.elements = 4;
-    call.operand.home = Home::Ordinary;
+    call.operand.space = MemorySpace::Ordinary;
     assert!(fails(&call, &peers(0, 2), &mut source).contains("Ordinary"));
     let call = collective(Kind::AllGather, Variant::Push, 9, DType::F32, 4);
     assert!(fails(&call, &peers(0, 9), &mut source).contains("at most 8 ranks"));

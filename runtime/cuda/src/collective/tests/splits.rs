@@ -39,7 +39,7 @@ const ROOM: usize = 8 << 10;
 const PLACES: [usize; 4] = [0, ROOM, 2 * ROOM, 2 * ROOM + 1024];
 
 fn call(shape: &Shape, n: u32) -> BoundCollective {
-    let at = |offset| BoundRegion::even(Home::Symmetric, offset);
+    let at = |offset| BoundRegion::even(MemorySpace::Symmetric, offset);
     let kind = Kind::AllToAll(Splits::Device);
     BoundCollective {
         row: shape.row,
@@ -208,7 +208,7 @@ pub(super) fn kernels(n: u32, source: &mut Source) {
 fn the_unit_is_the_same_on_all_ranks() {
     let place = |offset, by_rank| {
         let by_rank = Some([offset, offset + by_rank].into());
-        BoundRegion { home: Home::Symmetric, offset, by_rank }
+        BoundRegion { space: MemorySpace::Symmetric, offset, by_rank }
     };
     let bodies = |operand: BoundRegion| {
         let call = BoundCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };

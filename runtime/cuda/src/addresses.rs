@@ -1,6 +1,8 @@
 //! Where the memories of a rank lie on its device.
 
-use symmc_runtime::exec::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, Home, Located};
+use symmc_runtime::exec::{
+    Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, Located, MemorySpace,
+};
 
 use crate::collective::{Ends, Sizes};
 use crate::launch::Address;
@@ -10,7 +12,7 @@ const UNIT: Address = 256;
 
 /// The start of each memory that a place can name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Homes {
+pub struct AddressMap {
     /// The ordinary arena.
     pub ordinary: Address,
     /// This rank's symmetric arena.
@@ -21,10 +23,10 @@ pub struct Homes {
     pub outputs: Vec<Address>,
 }
 
-impl Homes {
+impl AddressMap {
     /// Places for a program on a device that nobody has: the arenas are here, what else it has lies apart behind the ordinary
     /// one.
-    pub fn without_device(bound: &Bound, ordinary: Address, symmetric: Address) -> Homes {
+    pub fn without_device(bound: &Bound, ordinary: Address, symmetric: Address) -> AddressMap {
         let mut end = ordinary.saturating_add(bound.ordinary as Address);
         let mut place = |bytes: usize| {
             let at = end.saturating_add(UNIT - 1) / UNIT * UNIT;
@@ -39,7 +41,7 @@ impl Homes {
         let output =
             |output: &BoundOutput| output.held_by().map_or_else(|| place(output.bytes), |i| inputs[i]);
         let outputs = bound.outputs.iter().map(output).collect();
-        Homes { ordinary, symmetric, inputs, outputs }
+        AddressMap { ordinary, symmetric, inputs, outputs }
     }
 
     /// Where the memories of inputs and then those of outputs begin.
@@ -48,35 +50,35 @@ impl Homes {
     }
 
     /// The same but for where these begin.
-    pub fn with_bases(&self, bases: &[Address]) -> Homes {
+    pub fn with_bases(&self, bases: &[Address]) -> AddressMap {
         let mut out = self.clone();
         out.inputs.iter_mut().chain(&mut out.outputs).zip(bases).for_each(|(at, &base)| *at = base);
         out
     }
 
-    fn start(&self, home: Home) -> Address {
-        match home {
-            Home::Ordinary => self.ordinary,
-            Home::Symmetric => self.symmetric,
-            Home::Input(i) => self.inputs[i],
-            Home::Output(o) => self.outputs[o],
+    fn start(&self, space: MemorySpace) -> Address {
+        match space {
+            MemorySpace::Ordinary => self.ordinary,
+            MemorySpace::Symmetric => self.symmetric,
+            MemorySpace::Input(i) => self.inputs[i],
+            MemorySpace::Output(o) => self.outputs[o],
             // Kernels have it in registers.
-            Home::Inner => 0,
+            MemorySpace::Inner => 0,
         }
     }
 
     /// The first element of a value.
     pub fn at(&self, value: &Located) -> Address {
-        self.start(value.home) + value.offset as Address
+        self.start(value.space) + value.offset as Address
     }
 
     /// The first byte of a collective's operand or result on this rank.
     pub fn region(&self, region: &BoundRegion) -> Address {
-        self.start(region.home) + region.offset as Address
+        self.start(region.space) + region.offset as Address
     }
 }
 
-impl Homes {
+impl AddressMap {
     /// What a collective finds on this rank.
     pub fn ends(&self, call: &BoundCollective) -> Ends {
         let at = |region| self.region(region);
