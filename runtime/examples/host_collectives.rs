@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
-use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Source};
+use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance};
 use symmc_ir::types::DType;
 use symmc_plan::Barrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
@@ -296,7 +296,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             variant: Variant::from_name(variant).ok_or_else(|| format!("{variant} is no variant"))?,
             exit,
             ranks,
-            source: Source::Measured,
+            source: Provenance::Measured,
             note: String::new(),
             points: points.iter().enumerate().map(|(i, p)| (p.0, p.1.max(floor(i)))).collect(),
             spread: Vec::new(),
@@ -310,7 +310,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
         multiprocessors: None,
         dispatches: Default::default(),
-        copy: Copying { source: Source::Measured, note: String::new(), points: copy },
+        copy: Copying { source: Provenance::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,
     };
     print!("{}", Profile::from_json(&profile.to_json())?.to_json());

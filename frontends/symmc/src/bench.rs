@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
 use symmc_cuda::{Bench, CudaConfig};
-use symmc_ir::machine::{self, Capabilities, Copying, Curve, ExitBarrier, Profile, Source};
+use symmc_ir::machine::{self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance};
 use symmc_ir::{Bindings, CollectiveName, Part, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
@@ -93,7 +93,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             variant,
             exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
             ranks,
-            source: Source::Measured,
+            source: Provenance::Measured,
             note: String::new(),
             points: points.list,
             spread: points.spread,
@@ -104,7 +104,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         "{ranks} × {}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's.",
         first.machine
     );
-    let copy = Copying { source: Source::Measured, note: String::new(), points: copies.list };
+    let copy = Copying { source: Provenance::Measured, note: String::new(), points: copies.list };
     Ok(Profile {
         version: machine::VERSION,
         name: name.into(),

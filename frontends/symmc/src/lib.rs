@@ -118,7 +118,7 @@ pub use outputs::{check_output, write_outputs};
 pub use recorded::Expected;
 pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed};
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::{CudaConfig, Products, arena::Source as ArenaSource};
+pub use symmc_cuda::{CudaConfig, Products, arena::ArenaSource};
 pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
 pub use workload::{Draw, Workload, bindings};
 

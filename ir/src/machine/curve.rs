@@ -19,7 +19,7 @@ pub struct Curve {
     /// The number of ranks in the group, at least 2.
     pub ranks: u32,
     /// Where the numbers come from.
-    pub source: Source,
+    pub source: Provenance,
     /// How they were measured or what they were modelled from, for people.
     pub note: String,
     /// Bytes and microseconds, by ascending bytes.
@@ -37,7 +37,7 @@ pub struct Curve {
 #[serde(deny_unknown_fields)]
 pub struct Copying {
     /// Where the numbers come from.
-    pub source: Source,
+    pub source: Provenance,
     /// How they were measured or what they were modelled from, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
@@ -58,7 +58,7 @@ pub enum ExitBarrier {
 /// Where numbers come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum Provenance {
     /// The machine itself.
     Measured,
     /// A formula over other numbers.
@@ -102,7 +102,7 @@ fn in_words(collective: &str, variant: &str, exit: Option<ExitBarrier>, ranks: u
 mod written {
     use serde::{Deserialize, Serialize};
 
-    use super::{CollectiveName, ExitBarrier, Source, Variant, in_words};
+    use super::{CollectiveName, ExitBarrier, Provenance, Variant, in_words};
 
     /// The fields of [`super::Curve`], with names.
     #[derive(Serialize, Deserialize)]
@@ -113,7 +113,7 @@ mod written {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit: Option<ExitBarrier>,
         ranks: u32,
-        source: Source,
+        source: Provenance,
         #[serde(default, skip_serializing_if = "String::is_empty")]
         note: String,
         points: Vec<(u64, f64)>,

@@ -39,7 +39,7 @@ use thiserror::Error;
 
 use crate::collective::{CollectiveKind, Variant};
 pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
-pub use curve::{Copying, Curve, ExitBarrier, Source};
+pub use curve::{Copying, Curve, ExitBarrier, Provenance};
 
 /// The version of the format that this crate reads and writes.
 pub const VERSION: u32 = 1;
@@ -324,9 +324,9 @@ mod tests {
         assert_eq!(p.estimate(&AR, Variant::OneShot, Some(true), 4096, 4), Some(4.864));
         assert_eq!(p.estimate(&AR, Variant::OneShot, Some(false), 4096, 4), Some(3.315));
         assert_eq!(p.estimate(&AR, Variant::Ll, None, 4096, 4), Some(2.531));
-        assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().source, Source::Measured);
+        assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().source, Provenance::Measured);
         let x8 = Profile::builtin("h200x8").unwrap();
-        assert!(x8.curves.iter().all(|c| c.source == Source::Modelled));
+        assert!(x8.curves.iter().all(|c| c.source == Provenance::Modelled));
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub(super) fn scaled(curve: &Curve, bytes: u64, ranks: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Source;
+    use crate::machine::Provenance;
 
     #[test]
     fn the_transfer_scales_and_the_start_up_stays() {
@@ -96,7 +96,7 @@ mod tests {
             variant,
             exit: None,
             ranks: 4,
-            source: Source::Measured,
+            source: Provenance::Measured,
             note: String::new(),
             points: vec![(1000, 3.0), (2000, 6.0)],
             spread: vec![],

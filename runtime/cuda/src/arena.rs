@@ -6,7 +6,7 @@
 //! to the peers over the run's own [`Exchange`]; only processes of the same user are listened to.
 //!
 //! The memory is what the CUDA driver calls virtual memory management, which is also what NCCL asks of a
-//! window. It may be NCCL's own as well ([`Source`]).
+//! window. It may be NCCL's own as well ([`ArenaSource`]).
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const PASSING: Duration = Duration::from_secs(60);
 /// Who allocates and maps symmetric memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum ArenaSource {
     /// The driver: memory that ranks pass to each other as file descriptors.
     #[default]
     Vmm,
@@ -64,7 +64,7 @@ impl SymmetricArena {
     /// # Errors
     /// The GPU has not as many bytes, cannot share them, or a peer failed.
     pub fn new(
-        source: Source,
+        source: ArenaSource,
         device: &Arc<Device>,
         exchange: &dyn Exchange,
         len: usize,
@@ -72,8 +72,8 @@ impl SymmetricArena {
     ) -> Result<Self, CudaError> {
         let rank = exchange.rank() as usize;
         let arena = match source {
-            Source::Vmm => Self::mapped(device, exchange, len)?,
-            Source::Nccl => {
+            ArenaSource::Vmm => Self::mapped(device, exchange, len)?,
+            ArenaSource::Nccl => {
                 let memory = WindowMemory::new(device, exchange, len, limit)?;
                 let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
                 SymmetricArena { memory: Arc::new(Shared::Window { _memory: memory }), addresses, rank, len }
@@ -107,10 +107,10 @@ impl SymmetricArena {
     }
 
     /// Who allocated it.
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> ArenaSource {
         match *self.memory {
-            Shared::Mapped { .. } => Source::Vmm,
-            Shared::Window { .. } => Source::Nccl,
+            Shared::Mapped { .. } => ArenaSource::Vmm,
+            Shared::Window { .. } => ArenaSource::Nccl,
         }
     }
 

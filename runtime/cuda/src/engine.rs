@@ -10,7 +10,7 @@ use symmc_runtime::exec::{RankMemory, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 use symmc_runtime::session::{DeviceSession, Port};
 
-use crate::arena::Source;
+use crate::arena::ArenaSource;
 use crate::bench::{self, BenchConfig};
 use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
@@ -30,7 +30,7 @@ pub struct CudaConfig {
     pub gpus: Vec<u32>,
     /// Who allocates the symmetric arena.
     #[serde(default)]
-    pub arena: Source,
+    pub arena: ArenaSource,
     /// How algorithms of matrix products are chosen.
     #[serde(default)]
     pub products: Products,
@@ -65,7 +65,7 @@ impl CudaConfig {
     }
 
     /// Sets who allocates the symmetric arena.
-    pub fn with_arena(self, arena: Source) -> CudaConfig {
+    pub fn with_arena(self, arena: ArenaSource) -> CudaConfig {
         CudaConfig { arena, ..self }
     }
 

@@ -11,7 +11,7 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Located, Memo
 
 use super::measured::BenchConfig;
 use crate::addresses::AddressMap;
-use crate::arena::{Source, SymmetricArena};
+use crate::arena::{ArenaSource, SymmetricArena};
 use crate::collective::{self, BlockCounts, Control, Peers};
 use crate::command::Command;
 use crate::compute::Machine;
@@ -82,7 +82,7 @@ impl<'a> Bench<'a> {
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
         let control = Control { groups: 1, ..Control::default() };
-        let arena = SymmetricArena::new(Source::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
+        let arena = SymmetricArena::new(ArenaSource::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
         let local = collective::local_bytes(1).next_multiple_of(256);
         let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
         let status = Pinned::new(&device, 4096)?;

@@ -1,7 +1,7 @@
 //! The GPU of a session, and what its caller lends.
 
 use crate::adopt::Adopted;
-use crate::arena::Source;
+use crate::arena::ArenaSource;
 use crate::compute::{Attentions, gemm};
 use crate::driver::{self, Device, LentStream};
 use crate::error::CudaError;
@@ -30,7 +30,7 @@ pub struct Gpu {
     /// The caller's stream and communicator.
     pub adopted: Adopted,
     /// Who allocates the symmetric arena.
-    pub arena: Source,
+    pub arena: ArenaSource,
     /// How algorithms of matrix products are chosen, and who computes attention.
     pub products: Products,
     /// How many recorded runs are kept, and for how many sizes the choices. One of the same sizes serves other memory too.
@@ -44,7 +44,7 @@ impl Default for Gpu {
         Gpu {
             ordinal: None,
             adopted: Adopted::default(),
-            arena: Source::default(),
+            arena: ArenaSource::default(),
             products: Products::default(),
             kept: 64,
             progress: Progress::default(),
@@ -82,7 +82,7 @@ impl Gpu {
 
     /// Who allocates the symmetric arena.
     #[must_use]
-    pub fn with_arena(self, arena: Source) -> Gpu {
+    pub fn with_arena(self, arena: ArenaSource) -> Gpu {
         Gpu { arena, ..self }
     }
 
