@@ -20,7 +20,7 @@ const ARENA: u64 = 1 << 41;
 /// The largest and the smallest sizes of a bucket, as a rank has them.
 fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<Bound>> {
     let of = |(index, bucket): (usize, &symmc_plan::Bucket)| {
-        let program = exec::Program::new(plan, index, rank, &Registry::new()).expect("a program");
+        let program = exec::PreparedBucket::new(plan, index, rank, &Registry::new()).expect("a program");
         [0, 1].map(|end| {
             let sizes = bucket.symbols.iter().map(|(symbol, range)| (symbol.clone(), range[end]));
             Arc::new(program.bind(&sizes.collect()).expect("sizes of the bucket"))

@@ -10,7 +10,7 @@ use symmc_runtime::exec::{BoundDispatch, Located, Work};
 use crate::collective::follow;
 use crate::command::Command;
 use crate::compile::Source;
-use crate::compute::{Sites, Step, batch, fuse, products, rotary};
+use crate::compute::{Operation, Sites, batch, fuse, products, rotary};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
@@ -28,10 +28,10 @@ pub fn lower(
 ) -> Result<Vec<Command>, CudaError> {
     let at = |value: &_| setting.addresses.at(value);
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
-        Work::Kernel { op, operands, results } => Some(Step { index, op, operands, results }),
+        Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
         _ => None,
     });
-    let steps: SmallVec<[Step<'_>; 8]> = steps.collect();
+    let steps: SmallVec<[Operation<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
         Form::Map => fuse::lower(&steps, &at, setting.machine, source, sites)?,
         Form::Product => products::lower(&steps, &at, setting.machine, source, sites)?,
@@ -71,7 +71,7 @@ mod tests {
     use symmc_ir::text;
     use symmc_plan::{Plan, ReadPlan};
     use symmc_planner::{BucketInput, PlanConfig, plan};
-    use symmc_runtime::exec::{Program, Registry};
+    use symmc_runtime::exec::{PreparedBucket, Registry};
 
     use super::*;
     use crate::refusal;
@@ -153,7 +153,7 @@ mod tests {
             graph.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1);
             let any = low + r.below((high - low + 1) as usize) as i64;
             for rank in [0, plan.ranks - 1] {
-                let program = Program::new(&plan, 0, rank, &Registry::new()).expect("a program");
+                let program = PreparedBucket::new(&plan, 0, rank, &Registry::new()).expect("a program");
                 for t in [low, any, high] {
                     let sizes: IndexMap<String, i64> = [("t".to_string(), t)].into_iter().collect();
                     let bound = program.bind(&sizes).expect("sizes");

@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use symmc_plan::{Bucket, ReadPlan};
-use symmc_runtime::exec::{Bound, Program, Registry};
+use symmc_runtime::exec::{Bound, PreparedBucket, Registry};
 
 /// Of the buckets of each program, the one with the largest sizes.
 pub(crate) fn buckets(plan: &ReadPlan) -> impl Iterator<Item = usize> + use<> {
@@ -20,7 +20,7 @@ pub(crate) fn buckets(plan: &ReadPlan) -> impl Iterator<Item = usize> + use<> {
 /// The steps of a bucket at its largest sizes on a rank; `None` where that has no kernels for other reasons, or no size.
 pub(crate) fn bound(plan: &ReadPlan, bucket: usize, rank: u32) -> Option<Bound> {
     let symbols = &plan.buckets.get(bucket)?.symbols;
-    let program = Program::new(plan, bucket, rank, &Registry::new()).ok()?;
+    let program = PreparedBucket::new(plan, bucket, rank, &Registry::new()).ok()?;
     let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));
     program.bind(&upper.collect()).ok()
 }

@@ -93,7 +93,7 @@ fn lower(
     match &step.work {
         Work::Kernel { op, operands, results } => {
             let at = |value: &_| setting.addresses.at(value);
-            let step = compute::Step { index: step.index, op, operands, results };
+            let step = compute::Operation { index: step.index, op, operands, results };
             compute::lower(&step, &at, setting.machine, source, sites).map_err(failed)
         }
         Work::Collective(call) => {

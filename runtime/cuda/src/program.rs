@@ -35,7 +35,7 @@ use crate::setting::{Distances, Setting};
 use crate::streams::Streams;
 use crate::{agreement, cudnn};
 
-use self::item::{Item, Ready, Split, Step, Touching};
+use self::item::{Item, LoadedStep, Ready, Split, Touching};
 pub use self::item::{Nodes, Place};
 
 /// What a program runs with on its rank.
@@ -87,8 +87,8 @@ impl std::fmt::Debug for Settled {
 }
 
 /// A program that is compiled and loaded.
-pub struct Program {
-    steps: Vec<Step>,
+pub struct DeviceProgram {
+    steps: Vec<LoadedStep>,
     /// Where data can be out of range.
     sites: Sites,
     /// Memory for one matrix product at a time.
@@ -98,12 +98,12 @@ pub struct Program {
     touching: Touching,
 }
 
-impl Program {
+impl DeviceProgram {
     /// Compiles and loads the steps of a rank.
     ///
     /// # Errors
     /// A step has no form on a GPU, or a library that it needs is missing.
-    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
+    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
         let lowered = Lowered::new(rank, list, &parts.setting(parts.addresses))?;
         if let (Some(search), None) = (parts.search, parts.settled) {
             agreement::agreed(list, &lowered.alike(list), search.exchange)?;
@@ -115,7 +115,7 @@ impl Program {
             }
             None => None,
         };
-        Program::load(lowered, relocations, parts)
+        DeviceProgram::load(lowered, relocations, parts)
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
@@ -127,16 +127,16 @@ impl Program {
         lowered: Vec<Vec<Command>>,
         source: &Source,
         parts: &Parts<'_>,
-    ) -> Result<Program, CudaError> {
+    ) -> Result<DeviceProgram, CudaError> {
         let (turns, source) = (order::turns(list), source.clone());
-        Program::load(Lowered { turns, work: lowered, source, sites: Sites::new() }, None, parts)
+        DeviceProgram::load(Lowered { turns, work: lowered, source, sites: Sites::new() }, None, parts)
     }
 
     fn load(
         lowered: Lowered,
         relocations: Option<Relocations>,
         parts: &Parts<'_>,
-    ) -> Result<Program, CudaError> {
+    ) -> Result<DeviceProgram, CudaError> {
         let Lowered { turns, work: lowered, source, sites } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
@@ -167,13 +167,13 @@ impl Program {
                 let found = found.and_then(|place| place.get(number));
                 items.extend(loader.ready(work, found.map_or(&[], Vec::as_slice))?);
             }
-            steps.push(Step { turn, work: items });
+            steps.push(LoadedStep { turn, work: items });
         }
         let workspace = parts.machine.workspace;
         drop(loader);
         let settled = Settled { products: chosen, attentions, module, text };
         let touching = Touching::of(&steps, relocations.map(|r| r.fixed));
-        Ok(Program { steps, sites, workspace, settled, touching })
+        Ok(DeviceProgram { steps, sites, workspace, settled, touching })
     }
 
     /// What was chosen for it.

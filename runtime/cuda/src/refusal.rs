@@ -102,7 +102,7 @@ pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> 
                 collective::lower(step.index, call, &addresses.ends(call), peers, &mut source).err()
             }),
             Work::Kernel { op, operands, results } => {
-                let step = compute::Step { index: step.index, op, operands, results };
+                let step = compute::Operation { index: step.index, op, operands, results };
                 compute::lower(&step, &|v| addresses.at(v), machine, &mut source, &mut Sites::new()).err()
             }
             Work::Dispatch(dispatch) => {

@@ -16,7 +16,7 @@ use crate::arena::SymmetricArena;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::nccl::Communicators;
-use crate::program::Program;
+use crate::program::DeviceProgram;
 use crate::streams::Streams;
 use crate::{collective, watch};
 
@@ -26,7 +26,7 @@ const ENDING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The parts. They are dropped in this order: first what uses memory, then the memory.
-pub(crate) struct Parts<P = Vec<Program>, M = Memory> {
+pub(crate) struct Parts<P = Vec<DeviceProgram>, M = Memory> {
     /// What runs.
     pub programs: P,
     pub streams: Streams,
@@ -40,7 +40,7 @@ pub(crate) struct Parts<P = Vec<Program>, M = Memory> {
 }
 
 /// The parts, and whether something that used them failed.
-pub(crate) struct Resources<P = Vec<Program>, M = Memory> {
+pub(crate) struct Resources<P = Vec<DeviceProgram>, M = Memory> {
     parts: ManuallyDrop<Parts<P, M>>,
     failed: AtomicBool,
 }

@@ -16,7 +16,7 @@ use super::bound::{
     Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundPeers, BoundRegion, BoundStep,
     Located, Member, PeerRegion, Work,
 };
-use super::program::{BasePlace, MemorySpace, PreparedStep, Program};
+use super::bucket::{BasePlace, MemorySpace, PreparedBucket, PreparedStep};
 use crate::custom::op_text;
 use crate::error::RunError;
 use crate::kernels::is_dense;
@@ -24,7 +24,7 @@ use crate::kernels::is_dense;
 /// Inner values of a dispatch start at multiples of this.
 const INNER_ALIGN: usize = 64;
 
-impl Program {
+impl PreparedBucket {
     /// Resolves the program for these values of its symbols, by name.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Program {
 }
 
 struct Binder<'a> {
-    program: &'a Program,
+    program: &'a PreparedBucket,
     graph: &'a Graph,
     bindings: Bindings,
     /// Where the inner values of each dispatch start.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use symmc_ir::{CollectiveKind, DType, Form, InputKind, Op, Variant};
 use symmc_plan::{Barrier, Lane};
 
-use super::program::{CustomKernel, MemorySpace, Words};
+use super::bucket::{CustomKernel, MemorySpace, Words};
 use crate::call::{PeerMemory, offset_on};
 use crate::error::RunError;
 

@@ -7,10 +7,10 @@ use symmc_ir::{Bindings, Graph};
 use symmc_plan::{Plan, ReadPlan};
 
 use super::bound::Bound;
+use super::bucket::PreparedBucket;
 use super::communicator::Communicator;
 use super::config::{ExecConfig, RunReport};
 use super::memory::RankMemory;
-use super::program::Program;
 use crate::custom::Registry;
 use crate::error::RunError;
 use crate::kernels::{Needs, Scratch};
@@ -26,7 +26,7 @@ pub struct Executor {
     registry: Registry,
     config: ExecConfig,
     /// Each bucket's program, once it is needed.
-    programs: Vec<Option<Program>>,
+    programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
     bound: Vec<(Bindings, Arc<Bound>)>,
     scratch: [Scratch; 2],
@@ -61,12 +61,12 @@ impl Executor {
     }
 
     /// Every bucket that can run, with its symbols at their upper ends where it serves these.
-    pub fn largest(&mut self) -> Vec<(&Program, Option<Bound>)> {
+    pub fn largest(&mut self) -> Vec<(&PreparedBucket, Option<Bound>)> {
         for bucket in 0..self.programs.len() {
             // One that cannot run is refused when it is to.
             let _ = self.program(bucket);
         }
-        let at_most = |program: &Program| {
+        let at_most = |program: &PreparedBucket| {
             let symbols = &self.plan.buckets.get(program.bucket)?.symbols;
             program.bind(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect()).ok()
         };
@@ -98,10 +98,10 @@ impl Executor {
         self.by_name(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
     }
 
-    fn program(&mut self, bucket: usize) -> Result<&Program, RunError> {
+    fn program(&mut self, bucket: usize) -> Result<&PreparedBucket, RunError> {
         Ok(match &mut self.programs[bucket] {
             Some(program) => program,
-            empty => empty.insert(Program::new(&self.plan, bucket, self.rank, &self.registry)?),
+            empty => empty.insert(PreparedBucket::new(&self.plan, bucket, self.rank, &self.registry)?),
         })
     }
 

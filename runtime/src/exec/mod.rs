@@ -5,7 +5,7 @@
 //! and walks the steps: kernels run here, collectives go to a [`Communicator`].
 //!
 //! ```text
-//! Plan ──► Program (one bucket: graph, layouts, places) ──bind──► Bound (numbers) ──► run (addresses)
+//! Plan ──► PreparedBucket (one bucket: graph, layouts, places) ──bind──► Bound (numbers) ──► run (addresses)
 //! ```
 //!
 //! The plan has been checked; what memory safety needs is checked again where it is cheap: every view lies
@@ -16,13 +16,13 @@
 
 mod bind;
 mod bound;
+mod bucket;
 mod communicator;
 mod config;
 mod custom;
 mod executor;
 mod memory;
 mod moved;
-mod program;
 mod run;
 mod step;
 
@@ -31,9 +31,9 @@ pub use bound::{
     Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundPeers, BoundRegion, BoundStep,
     Located, Member, PeerRegion, Work,
 };
+pub use bucket::{CustomKernel, MemorySpace, PreparedBucket};
 pub use communicator::Communicator;
 pub use config::{ExecConfig, Lanes, RunReport, Timing};
 pub use executor::Executor;
 pub use memory::{RankMemory, Span};
 pub use moved::Moved;
-pub use program::{CustomKernel, MemorySpace, Program};

@@ -11,7 +11,7 @@ use super::bound::{
     Bound, BoundCollective, BoundDispatch, BoundInput, BoundPeers, BoundRegion, BoundStep, Located, Member,
     PeerRegion, Work,
 };
-use super::program::MemorySpace;
+use super::bucket::MemorySpace;
 
 /// Fixed memory that lies elsewhere, in bytes from the start of the symmetric arena.
 #[derive(Clone, PartialEq, Eq, Debug)]

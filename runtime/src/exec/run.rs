@@ -11,11 +11,11 @@ use symmc_ir::parallel::start;
 use symmc_plan::Lane;
 
 use super::bound::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
+use super::bucket::MemorySpace;
 use super::communicator::Communicator;
 use super::config::{ExecConfig, Lanes, RunReport, Timing};
 use super::custom::CustomStep;
 use super::memory::{RankMemory, Span};
-use super::program::MemorySpace;
 use super::step::{Bases, StepRun};
 use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::error::RunError;

@@ -1,8 +1,8 @@
 //! A step of a run: what every step knows, and where its values lie.
 
 use super::bound::Located;
+use super::bucket::MemorySpace;
 use super::communicator::Communicator;
-use super::program::MemorySpace;
 use crate::error::RunError;
 use crate::kernels::{View, ViewMut};
 

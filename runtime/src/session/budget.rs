@@ -2,7 +2,7 @@
 
 use symmc_plan::{Plan, Role};
 
-use crate::exec::{Bound, Program};
+use crate::exec::{Bound, PreparedBucket};
 
 /// Bytes that a session takes of its device: has taken, or will take at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,14 +41,14 @@ pub enum Constants {
 /// What inputs and outputs take at most at any sizes that the plan serves, if the caller lends memory for none: those that
 /// the plan does not hold in the symmetric arena, and outputs that do not lie in the input that they replace.
 /// `largest` is what [`Executor::largest`](crate::exec::Executor::largest) gives.
-pub fn held(plan: &Plan, largest: &[(&Program, Option<Bound>)], constants: Constants) -> usize {
+pub fn held(plan: &Plan, largest: &[(&PreparedBucket, Option<Bound>)], constants: Constants) -> usize {
     let Some((first, _)) = largest.first() else { return 0 };
     let (inputs, outputs) = (first.graph().inputs.len(), first.graph().outputs.len());
     let fixed = |input: usize| plan.fixed.iter().any(|memory| memory.role == Role::Bound { input });
-    let most = |of: &dyn Fn(&Program, &Option<Bound>) -> Option<usize>| {
+    let most = |of: &dyn Fn(&PreparedBucket, &Option<Bound>) -> Option<usize>| {
         largest.iter().filter_map(|(program, bound)| of(program, bound)).max().unwrap_or(0)
     };
-    let bytes = |program: &Program, value| {
+    let bytes = |program: &PreparedBucket, value| {
         let graph = program.graph();
         usize::try_from(graph.ty(value).bytes().upper(&graph.symbols)).unwrap_or(0)
     };

@@ -120,7 +120,7 @@ impl Bench<'_> {
         let lowered = self.with_parts(|parts| {
             let lower = |step: &BoundStep| match &step.work {
                 Work::Kernel { op, operands, results } => {
-                    let step = compute::Step { index: step.index, op, operands, results };
+                    let step = compute::Operation { index: step.index, op, operands, results };
                     let at = |value: &Located| parts.addresses.at(value);
                     compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
                 }

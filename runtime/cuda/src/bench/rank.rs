@@ -20,7 +20,7 @@ use crate::error::CudaError;
 use crate::exchange::Exchange;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
-use crate::program::{Parts, Program};
+use crate::program::{DeviceProgram, Parts};
 use crate::resources::{self, Resources};
 use crate::setting::Distances;
 use crate::streams::Streams;
@@ -82,7 +82,8 @@ impl<'a> Bench<'a> {
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
         let control = Control { groups: 1, ..Control::default() };
-        let arena = SymmetricArena::new(ArenaSource::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
+        let arena =
+            SymmetricArena::new(ArenaSource::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
         let local = collective::local_bytes(1).next_multiple_of(256);
         let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
         let status = Pinned::new(&device, 4096)?;
@@ -248,7 +249,7 @@ impl<'a> Bench<'a> {
 
     /// Compiles these calls, which are the only program then.
     pub fn prepare(&mut self, steps: &[BoundStep]) -> Result<(), CudaError> {
-        let program = self.with_parts(|parts| Program::new(self.exchange.rank(), steps, parts))?;
+        let program = self.with_parts(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
         self.resources.programs = vec![program];
         Ok(())
     }
@@ -260,7 +261,7 @@ impl<'a> Bench<'a> {
         lowered: Vec<Vec<Command>>,
         source: &compile::Source,
     ) -> Result<(), CudaError> {
-        let program = self.with_parts(|parts| Program::of_work(steps, lowered, source, parts))?;
+        let program = self.with_parts(|parts| DeviceProgram::of_work(steps, lowered, source, parts))?;
         self.resources.programs = vec![program];
         Ok(())
     }

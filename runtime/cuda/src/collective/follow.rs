@@ -18,7 +18,7 @@ use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
 use crate::compute::space::is_run;
-use crate::compute::{self, Sites, Step};
+use crate::compute::{self, Operation, Sites};
 use crate::error::CudaError;
 use crate::setting::Setting;
 
@@ -81,7 +81,7 @@ pub fn lower(
     let at = |value: &_| addresses.at(value);
     for part in &parts[done..] {
         let Work::Kernel { op, operands, results } = part else { return Ok(None) };
-        let step = Step { index: step, op, operands, results };
+        let step = Operation { index: step, op, operands, results };
         works.extend(compute::lower(&step, &at, setting.machine, source, sites)?);
     }
     Ok(Some(works))

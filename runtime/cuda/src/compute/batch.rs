@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix};
-use super::lowering::Step;
+use super::lowering::Operation;
 use super::machine::Machine;
 use super::sites::Sites;
 use crate::command::Command;
@@ -22,7 +22,7 @@ use crate::launch::Address;
 /// # Errors
 /// As [`super::lower`].
 pub fn lower(
-    steps: &[Step<'_>],
+    steps: &[Operation<'_>],
     at: &dyn Fn(&Located) -> Address,
     memory: &dyn Fn(&Located) -> Option<usize>,
     machine: &Machine,
@@ -34,7 +34,7 @@ pub fn lower(
         works.extend(super::lower(step, at, machine, source, sites)?);
     }
     // The left matrix is one: it may lie anywhere.
-    let memories = |step: &Step<'_>| {
+    let memories = |step: &Operation<'_>| {
         let all = step.operands.iter().skip(1).chain(step.results).map(memory);
         all.collect::<Option<SmallVec<[usize; 2]>>>()
     };

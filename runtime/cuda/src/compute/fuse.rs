@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use symmc_runtime::exec::{Located, MemorySpace};
 
 use super::element;
-use super::lowering::{Lowering, Step};
+use super::lowering::{Lowering, Operation};
 use super::machine::Machine;
 use super::map::{Map, Val};
 use super::sites::Sites;
@@ -22,7 +22,7 @@ use crate::launch::Address;
 /// # Errors
 /// As [`super::lower`].
 pub fn lower(
-    steps: &[Step<'_>],
+    steps: &[Operation<'_>],
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
@@ -45,19 +45,19 @@ pub fn lower(
 }
 
 /// Whether the results of steps have one shape.
-pub(super) fn fit(steps: &[Step<'_>], shape: &[usize]) -> bool {
+pub(super) fn fit(steps: &[Operation<'_>], shape: &[usize]) -> bool {
     steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape))
 }
 
 /// Puts the value of a step behind those that are known, each with where it would be stored.
 pub(super) fn evaluate<'a>(
     map: &mut Map,
-    step: &Step<'a>,
+    step: &Operation<'a>,
     known: &mut Vec<(&'a Located, Val)>,
     shape: &[usize],
     l: &mut Lowering<'_>,
 ) -> Result<(), CudaError> {
-    let Step { index, op, operands, results } = *step;
+    let Operation { index, op, operands, results } = *step;
     super::lowering::arity(op, operands.len(), results.len())?;
     l.step = index;
     let mut values: SmallVec<[_; 3]> = SmallVec::new();

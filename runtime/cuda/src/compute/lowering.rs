@@ -11,10 +11,10 @@ use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
 
-/// A step to be lowered.
+/// An operation to be lowered: that of a step, or one of those of a dispatch.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
-    /// Its number in the list of steps.
+pub struct Operation<'a> {
+    /// The number of the step in the list.
     pub index: usize,
     /// The op; the dims of its attributes are numbers.
     pub op: &'a Op,

@@ -43,7 +43,7 @@ mod text;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
-pub use self::lowering::Step;
+pub use self::lowering::Operation;
 use self::lowering::{Lowering, arity, misfit, no_kernel};
 pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
 pub use self::sites::{Fault, Indexed, Site, Sites};
@@ -58,13 +58,13 @@ use crate::launch::Address;
 /// # Errors
 /// The op has no kernel, or its operands do not fit it.
 pub fn lower(
-    step: &Step<'_>,
+    step: &Operation<'_>,
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
 ) -> Result<Vec<Command>, CudaError> {
-    let Step { op, operands: x, results: r, index } = *step;
+    let Operation { op, operands: x, results: r, index } = *step;
     let mut lowering = Lowering::new(at, machine, source, sites);
     lowering.step = index;
     lower_op(op, x, r, &mut lowering)

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
-use super::lowering::{Lowering, Step};
+use super::lowering::{Lowering, Operation};
 use super::machine::Machine;
 use super::map::{Map, Val};
 use super::sites::Sites;
@@ -87,13 +87,13 @@ fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize>
 /// # Errors
 /// As [`super::lower`].
 pub fn lower(
-    steps: &[Step<'_>],
+    steps: &[Operation<'_>],
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
 ) -> Result<Option<Vec<Command>>, CudaError> {
-    let maps: SmallVec<[Step<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
+    let maps: SmallVec<[Operation<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
@@ -109,7 +109,7 @@ pub fn lower(
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(steps.len());
     let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();
     let mut steady = true;
-    let cut = |step: &Step<'_>| {
+    let cut = |step: &Operation<'_>| {
         let readers = maps.iter().flat_map(|s| s.operands);
         cuts(step.operands, &step.results[0], readers, shape)
     };

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
-use super::lowering::{Lowering, Step, misfit};
+use super::lowering::{Lowering, Operation, misfit};
 use super::machine::Machine;
 use super::sites::Sites;
 use super::space::{Axis, Strides, axes, broadcast};
@@ -68,7 +68,7 @@ pub(super) fn lower(
 /// # Errors
 /// As [`super::lower`].
 pub fn lower_together(
-    steps: &[Step<'_>],
+    steps: &[Operation<'_>],
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,

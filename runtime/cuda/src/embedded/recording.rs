@@ -17,7 +17,7 @@ use crate::driver::{Copied, Event, Graph, Node, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::nccl::Communicators;
-use crate::program::{Nodes, Program};
+use crate::program::{DeviceProgram, Nodes};
 use crate::streams::Streams;
 
 /// Bytes that are copied in a run.
@@ -34,7 +34,7 @@ pub(super) type Key = (Arc<str>, AddressMap, [Vec<Move>; 2]);
 /// A program at some sizes as an executable graph. Fields are dropped in this order.
 pub(super) struct Executable {
     pub graph: Graph,
-    pub program: Program,
+    pub program: DeviceProgram,
     pub bound: Arc<Bound>,
     /// What the work of the program became, as far as it may move.
     pub nodes: Nodes,
@@ -86,7 +86,7 @@ impl Recording {
     /// # Errors
     /// The driver refuses.
     pub fn new(
-        program: Program,
+        program: DeviceProgram,
         bound: Arc<Bound>,
         (_, addresses, moves): &Key,
         memory: Vec<Arc<Piece>>,

@@ -31,7 +31,7 @@ use crate::driver::{self, Graph, LentStream, Stream};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
 use crate::launch::Address;
-use crate::program::{Parts, Program, Settled};
+use crate::program::{DeviceProgram, Parts, Settled};
 use crate::relocation::Shifted;
 use crate::report::Report;
 use crate::setting::Distances;
@@ -216,7 +216,7 @@ impl CudaSession<'_> {
             distances,
             shifted: shifted.as_ref(),
         };
-        let program = Program::new(ranks.rank(), &bound.steps, &parts)?;
+        let program = DeviceProgram::new(ranks.rank(), &bound.steps, &parts)?;
         if settled.is_none() {
             self.settled.put(key.0.clone(), program.settled().clone());
         }

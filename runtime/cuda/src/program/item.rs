@@ -23,8 +23,8 @@ pub struct Place {
 /// The nodes that pieces of work became, of those that hold addresses of memory that may move.
 pub type Nodes = HashMap<Place, Vec<Node>>;
 
-/// A step with everything looked up.
-pub(super) struct Step {
+/// A step with everything looked up, its kernels loaded.
+pub(super) struct LoadedStep {
     pub turn: Turn,
     pub work: Vec<Item>,
 }
@@ -110,7 +110,7 @@ pub(super) struct Touching(Vec<Option<Vec<Place>>>);
 
 impl Touching {
     /// Of a program with these bases that cannot move; all cannot without.
-    pub fn of(steps: &[Step], fixed: Option<Vec<bool>>) -> Touching {
+    pub fn of(steps: &[LoadedStep], fixed: Option<Vec<bool>>) -> Touching {
         let free = |fixed: bool| if fixed { None } else { Some(Vec::new()) };
         let mut out: Vec<Option<Vec<Place>>> = fixed.into_iter().flatten().map(free).collect();
         for (step, work) in steps.iter().enumerate() {

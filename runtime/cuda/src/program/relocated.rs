@@ -1,7 +1,7 @@
 //! A program in other memory than it was made for: the pieces of work that hold addresses of what moved, with those
 //! replaced, and the nodes of a recorded graph that launch them.
 
-use super::Program;
+use super::DeviceProgram;
 use super::item::{Item, Nodes, Place, Ready};
 use crate::addresses::AddressMap;
 use crate::driver::{Graph, Node, Stream};
@@ -10,7 +10,7 @@ use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::streams::Streams;
 
-impl Program {
+impl DeviceProgram {
     /// How many pieces of work it has.
     pub fn pieces(&self) -> usize {
         self.steps.iter().map(|step| step.work.len()).sum()

@@ -12,7 +12,7 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{
-    Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace,
+    Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, Sites, lower, workspace,
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Kernel, Start};
@@ -179,7 +179,7 @@ fn lower_all(laid: &[Laid<'_>], machine: &Machine, base: u64) -> Lowered {
     let at = |v: &Located| base + v.offset as u64;
     let mut works = Vec::with_capacity(laid.len());
     for (index, c) in laid.iter().enumerate() {
-        let step = Step { index, op: &c.case.op, operands: &c.operands, results: &c.results };
+        let step = Operation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
         works.push(lower(&step, &at, machine, &mut source, &mut sites));
     }
     Lowered { source, sites, works }

@@ -15,7 +15,7 @@ use symmc_cuda::CudaError;
 use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::fuse::lower;
-use symmc_cuda::compute::{Attentions, InputUse, Machine, Sites, Step};
+use symmc_cuda::compute::{Attentions, InputUse, Machine, Operation, Sites};
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -78,9 +78,9 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
         let (first, last) = ([x.clone()], [b[0].clone(), x.clone()]);
         let out = [out.clone()];
         let steps = [
-            Step { index: 0, op: &add, operands: &first, results: &a },
-            Step { index: 0, op: &relu, operands: &a, results: &b },
-            Step { index: 0, op: &mul, operands: &last, results: &out },
+            Operation { index: 0, op: &add, operands: &first, results: &a },
+            Operation { index: 0, op: &relu, operands: &a, results: &b },
+            Operation { index: 0, op: &mul, operands: &last, results: &out },
         ];
         let works = lower(&steps, &address, &machine(0, 0), &mut Source::new(), &mut Sites::new());
         match &works.expect("it fits").expect("one shape")[..] {

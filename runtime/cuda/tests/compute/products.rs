@@ -4,7 +4,9 @@ use symmc_cuda::CudaError;
 use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::lower;
-use symmc_cuda::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step};
+use symmc_cuda::compute::{
+    self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, Sites,
+};
 use symmc_cuda::launch::Kernel;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
@@ -35,9 +37,9 @@ pub(crate) fn part(op: Op, operands: Vec<Located>, result: Located) -> Part {
     Part { op, operands, results: [result] }
 }
 
-pub(crate) fn steps(parts: &[Part]) -> Vec<Step<'_>> {
-    fn step(part: &Part) -> Step<'_> {
-        Step { index: 0, op: &part.op, operands: &part.operands, results: &part.results }
+pub(crate) fn steps(parts: &[Part]) -> Vec<Operation<'_>> {
+    fn step(part: &Part) -> Operation<'_> {
+        Operation { index: 0, op: &part.op, operands: &part.operands, results: &part.results }
     }
     parts.iter().map(step).collect()
 }
@@ -169,7 +171,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
         let (list, whole) = (of(m), inside(of(m)));
         let one = lower(&steps(&whole), &at, &machine, &mut source, &mut sites).expect("it fits");
         let one = kernels(one.expect("one kernel"));
-        let single = |step: &Step<'_>| {
+        let single = |step: &Operation<'_>| {
             kernels(compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it fits"))
         };
         let single: Vec<Kernel> = steps(&list).iter().flat_map(single).collect();

@@ -2,7 +2,7 @@
 
 use symmc_cuda::command::Command;
 use symmc_cuda::compile::Source;
-use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, rotary};
+use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, Sites, rotary};
 use symmc_cuda::launch::Kernel;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
@@ -63,7 +63,7 @@ fn one_kernel_gives_the_bits_of_two() {
     let steps = steps(&list);
     let (mut source, mut sites) = (Source::new(), Sites::new());
     let one = rotary::lower_together(&steps, &at, &machine, &mut source, &mut sites).expect("they fit");
-    let mut lower = |step: &Step<'_>| {
+    let mut lower = |step: &Operation<'_>| {
         compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it has a form")
     };
     let two: Vec<Command> = steps.iter().flat_map(&mut lower).collect();

@@ -78,7 +78,7 @@ impl std::fmt::Debug for CustomKernel {
 
 /// One bucket of a plan on one rank.
 #[derive(Debug)]
-pub struct Program {
+pub struct PreparedBucket {
     pub(super) bucket: usize,
     pub(super) rank: u32,
     pub(super) graph: Graph,
@@ -125,7 +125,7 @@ impl Words {
     }
 }
 
-impl Program {
+impl PreparedBucket {
     /// Bucket `bucket` of a checked plan on rank `rank`.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Program {
         let landing = context.landing();
         let graph = Graph { symbols, ..program.graph.clone() };
         let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
-        Ok(Program {
+        Ok(PreparedBucket {
             bucket: index,
             rank,
             layouts: program.layouts.clone(),
