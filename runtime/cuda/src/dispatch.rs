@@ -10,7 +10,7 @@ use symmc_runtime::exec::{BoundDispatch, Located, Work};
 use crate::collective::follow;
 use crate::command::Command;
 use crate::compile::Source;
-use crate::compute::{Operation, Sites, batch, fuse, products, rotary};
+use crate::compute::{Assertions, Operation, batch, fuse, products, rotary};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
@@ -24,7 +24,7 @@ pub fn lower(
     dispatch: &BoundDispatch,
     setting: &Setting<'_>,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Vec<Command>, CudaError> {
     let at = |value: &_| setting.addresses.at(value);
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
@@ -33,14 +33,14 @@ pub fn lower(
     });
     let steps: SmallVec<[Operation<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
-        Form::Map => fuse::lower(&steps, &at, setting.machine, source, sites)?,
-        Form::Product => products::lower(&steps, &at, setting.machine, source, sites)?,
+        Form::Map => fuse::lower(&steps, &at, setting.machine, source, assertions)?,
+        Form::Product => products::lower(&steps, &at, setting.machine, source, assertions)?,
         Form::Batch => {
             let memory = |value: &Located| memory(value, setting);
-            Some(batch::lower(&steps, &at, &memory, setting.machine, source, sites)?)
+            Some(batch::lower(&steps, &at, &memory, setting.machine, source, assertions)?)
         }
-        Form::Rotary => Some(rotary::lower_together(&steps, &at, setting.machine, source, sites)?),
-        Form::Reduction => follow::lower(index, &dispatch.members, setting, source, sites)?,
+        Form::Rotary => Some(rotary::lower_together(&steps, &at, setting.machine, source, assertions)?),
+        Form::Reduction => follow::lower(index, &dispatch.members, setting, source, assertions)?,
     };
     work.ok_or_else(|| {
         let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();

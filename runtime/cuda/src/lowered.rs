@@ -9,7 +9,7 @@ use symmc_runtime::exec::{Bound, BoundStep, Work};
 use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
-use crate::compute::{self, Attentions, Sites};
+use crate::compute::{self, Assertions, Attentions};
 use crate::error::CudaError;
 use crate::nccl::Front;
 use crate::order::{self, Turn};
@@ -25,7 +25,7 @@ pub struct Lowered {
     pub(crate) work: Vec<Vec<Command>>,
     pub(crate) source: Source,
     /// Where data can be out of range.
-    pub(crate) sites: Sites,
+    pub(crate) assertions: Assertions,
 }
 
 impl Lowered {
@@ -34,11 +34,11 @@ impl Lowered {
     /// # Errors
     /// A step has no form on a GPU.
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
-        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let (mut source, mut assertions) = (Source::new(), Assertions::new());
         let turns = order::turns(list);
-        let work = list.iter().map(|step| lower(rank, step, setting, &mut source, &mut sites));
+        let work = list.iter().map(|step| lower(rank, step, setting, &mut source, &mut assertions));
         let work = work.collect::<Result<_, CudaError>>()?;
-        Ok(Lowered { turns, work, source, sites })
+        Ok(Lowered { turns, work, source, assertions })
     }
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The
@@ -78,7 +78,7 @@ fn lower(
     step: &BoundStep,
     setting: &Setting<'_>,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Vec<Command>, CudaError> {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
@@ -94,7 +94,7 @@ fn lower(
         Work::Kernel { op, operands, results } => {
             let at = |value: &_| setting.addresses.at(value);
             let step = compute::Operation { index: step.index, op, operands, results };
-            compute::lower(&step, &at, setting.machine, source, sites).map_err(failed)
+            compute::lower(&step, &at, setting.machine, source, assertions).map_err(failed)
         }
         Work::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
@@ -109,7 +109,7 @@ fn lower(
                 }
             }
         }
-        Work::Dispatch(all) => dispatch::lower(step.index, all, setting, source, sites).map_err(failed),
+        Work::Dispatch(all) => dispatch::lower(step.index, all, setting, source, assertions).map_err(failed),
         Work::Custom { name, .. } => {
             Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
         }

@@ -23,7 +23,7 @@ use crate::compile::{Source, compile};
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Prepared;
 use crate::compute::search::{self, Search};
-use crate::compute::{Machine, Sites, choice};
+use crate::compute::{Assertions, Machine, choice};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Start};
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Settled {
 pub struct DeviceProgram {
     steps: Vec<LoadedStep>,
     /// Where data can be out of range.
-    sites: Sites,
+    assertions: Assertions,
     /// Memory for one matrix product at a time.
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
@@ -129,7 +129,11 @@ impl DeviceProgram {
         parts: &Parts<'_>,
     ) -> Result<DeviceProgram, CudaError> {
         let (turns, source) = (order::turns(list), source.clone());
-        DeviceProgram::load(Lowered { turns, work: lowered, source, sites: Sites::new() }, None, parts)
+        DeviceProgram::load(
+            Lowered { turns, work: lowered, source, assertions: Assertions::new() },
+            None,
+            parts,
+        )
     }
 
     fn load(
@@ -137,7 +141,7 @@ impl DeviceProgram {
         relocations: Option<Relocations>,
         parts: &Parts<'_>,
     ) -> Result<DeviceProgram, CudaError> {
-        let Lowered { turns, work: lowered, source, sites } = lowered;
+        let Lowered { turns, work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
             Some(settled) => settled.module.clone(),
@@ -173,7 +177,7 @@ impl DeviceProgram {
         drop(loader);
         let settled = Settled { products: chosen, attentions, module, text };
         let touching = Touching::of(&steps, relocations.map(|r| r.fixed));
-        Ok(DeviceProgram { steps, sites, workspace, settled, touching })
+        Ok(DeviceProgram { steps, assertions, workspace, settled, touching })
     }
 
     /// What was chosen for it.
@@ -190,8 +194,8 @@ impl DeviceProgram {
     }
 
     /// Where data can be out of range.
-    pub fn sites(&self) -> &Sites {
-        &self.sites
+    pub fn assertions(&self) -> &Assertions {
+        &self.assertions
     }
 
     /// Puts one run on the streams. It begins after what the compute stream holds, and what is put there next

@@ -19,7 +19,7 @@ use symmc_runtime::host::{Engine, HostEngine};
 
 use crate::addresses::AddressMap;
 use crate::compile::Source;
-use crate::compute::{self, Attentions, Sites};
+use crate::compute::{self, Assertions, Attentions};
 use crate::error::CudaError;
 use crate::nccl::by_library;
 use crate::setting::Dry;
@@ -103,7 +103,8 @@ pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> 
             }),
             Work::Kernel { op, operands, results } => {
                 let step = compute::Operation { index: step.index, op, operands, results };
-                compute::lower(&step, &|v| addresses.at(v), machine, &mut source, &mut Sites::new()).err()
+                compute::lower(&step, &|v| addresses.at(v), machine, &mut source, &mut Assertions::new())
+                    .err()
             }
             Work::Dispatch(dispatch) => {
                 let calls = dispatch.members.iter().filter_map(|m| match &m.work {
@@ -111,7 +112,7 @@ pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> 
                     _ => None,
                 });
                 calls.filter_map(|call| on_group(call, gpus)).next().or_else(|| {
-                    dispatch::lower(step.index, dispatch, &setting, &mut source, &mut Sites::new()).err()
+                    dispatch::lower(step.index, dispatch, &setting, &mut source, &mut Assertions::new()).err()
                 })
             }
             Work::Custom { .. } => None,

@@ -6,7 +6,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, Work};
 
 use crate::collective::{self, Flow, Missed, Unfit};
-use crate::compute::Sites;
+use crate::compute::Assertions;
 use crate::driver::Pinned;
 
 /// The bytes of the status words: first the collectives', then those of compute kernels, then that of progress.
@@ -18,7 +18,7 @@ pub(crate) const PROGRESS: usize = 3072;
 pub(crate) struct Report<'a> {
     pub status: &'a Pinned,
     pub bound: &'a Bound,
-    pub sites: &'a Sites,
+    pub assertions: &'a Assertions,
     /// The number of the run.
     pub run: u64,
     /// The longest wait for a peer.
@@ -38,7 +38,7 @@ impl Report<'_> {
         let word = |i: usize| unsafe {
             self.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
         };
-        let (step, error) = self.sites.failure([word(0), word(1)])?;
+        let (step, error) = self.assertions.failure([word(0), word(1)])?;
         Some(self.unfit(step, error.to_string()))
     }
 

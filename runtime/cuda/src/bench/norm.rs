@@ -13,7 +13,7 @@ use super::measured::{How, MeasuredNorm};
 use super::rank::{Bench, CALLS, Case, agreed, numbers};
 use crate::collective::{self, FusedNorm, lower_norm};
 use crate::compile;
-use crate::compute::{self, Sites};
+use crate::compute::{self, Assertions};
 use crate::error::CudaError;
 use crate::launch::Address;
 
@@ -116,13 +116,13 @@ impl Bench<'_> {
     /// Compiles the calls as the kernels of three steps each, as programs do where the steps do not follow each other.
     fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
         let steps = self.separate(rows, hidden);
-        let (mut source, mut sites) = (compile::Source::new(), Sites::new());
+        let (mut source, mut assertions) = (compile::Source::new(), Assertions::new());
         let lowered = self.with_parts(|parts| {
             let lower = |step: &BoundStep| match &step.work {
                 Work::Kernel { op, operands, results } => {
                     let step = compute::Operation { index: step.index, op, operands, results };
                     let at = |value: &Located| parts.addresses.at(value);
-                    compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
+                    compute::lower(&step, &at, parts.machine, &mut source, &mut assertions)
                 }
                 Work::Collective(call) => {
                     let ends = parts.addresses.ends(call);

@@ -18,7 +18,7 @@ use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
 use crate::compute::space::is_run;
-use crate::compute::{self, Operation, Sites};
+use crate::compute::{self, Assertions, Operation};
 use crate::error::CudaError;
 use crate::setting::Setting;
 
@@ -51,7 +51,7 @@ pub fn lower(
     members: &[Member],
     setting: &Setting<'_>,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Option<Vec<Command>>, CudaError> {
     let Setting { addresses, peers, .. } = *setting;
     let parts: SmallVec<[&Work; 3]> = members.iter().map(|m| &m.work).collect();
@@ -82,7 +82,7 @@ pub fn lower(
     for part in &parts[done..] {
         let Work::Kernel { op, operands, results } = part else { return Ok(None) };
         let step = Operation { index: step, op, operands, results };
-        works.extend(compute::lower(&step, &at, setting.machine, source, sites)?);
+        works.extend(compute::lower(&step, &at, setting.machine, source, assertions)?);
     }
     Ok(Some(works))
 }
@@ -242,10 +242,10 @@ mod tests {
         let addresses = AddressMap { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };
-        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let (mut source, mut assertions) = (Source::new(), Assertions::new());
         let (machine, nccl) = (Machine::OF_PROFILES, Communicators::of_nobody(&[]));
         let dry = Dry { addresses, peers, machine, nccl };
-        let works = lower(0, members, &dry.setting(), &mut source, &mut sites).expect("it fits");
+        let works = lower(0, members, &dry.setting(), &mut source, &mut assertions).expect("it fits");
         works.map(|works| (works, source.text()))
     }
 

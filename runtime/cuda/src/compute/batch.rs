@@ -7,10 +7,10 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::Located;
 
+use super::assertions::Assertions;
 use super::gemm::{Gemm, Matrix};
 use super::lowering::Operation;
 use super::machine::Machine;
-use super::sites::Sites;
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
@@ -27,11 +27,11 @@ pub fn lower(
     memory: &dyn Fn(&Located) -> Option<usize>,
     machine: &Machine,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Vec<Command>, CudaError> {
     let mut works = Vec::with_capacity(steps.len());
     for step in steps {
-        works.extend(super::lower(step, at, machine, source, sites)?);
+        works.extend(super::lower(step, at, machine, source, assertions)?);
     }
     // The left matrix is one: it may lie anywhere.
     let memories = |step: &Operation<'_>| {

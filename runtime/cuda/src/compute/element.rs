@@ -102,8 +102,8 @@ fn binary(
     }
     let divides = matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !dtype.is_float();
     if divides && !map.has_divisor() {
-        let site = l.divisor_site();
-        map.divides(site);
+        let assertion = l.divisor_assertion();
+        map.divides(assertion);
     }
     let bad = if divides { ", bad" } else { "" };
     // Both arguments have the one computed type, so that overloads and templates agree on it.

@@ -6,11 +6,11 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::{Located, MemorySpace};
 
+use super::assertions::Assertions;
 use super::element;
 use super::lowering::{Lowering, Operation};
 use super::machine::Machine;
 use super::map::{Map, Val};
-use super::sites::Sites;
 use super::space::Strides;
 use crate::command::Command;
 use crate::compile::Source;
@@ -26,14 +26,14 @@ pub fn lower(
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Option<Vec<Command>>, CudaError> {
     let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
     if !fit(steps, shape) {
         return Ok(None);
     }
-    let mut lowering = Lowering::new(at, machine, source, sites);
+    let mut lowering = Lowering::new(at, machine, source, assertions);
     let l = &mut lowering;
     let mut map = Map::over(shape);
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(steps.len());

@@ -7,8 +7,8 @@
 use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
+use super::assertions::Fault;
 use super::lowering::{Lowering, misfit};
-use super::sites::Fault;
 use super::text::{self, computed, stored};
 use crate::command::Command;
 use crate::error::CudaError;
@@ -78,18 +78,18 @@ pub(super) fn lower(
     }
     out.push_str(&format!(
         "}}; }}\nextern \"C\" __global__ void __launch_bounds__({}) @(const void *a, const void *b, const void *e, void *c, \
-         void *status, unsigned site) {{\n    symmc_enter();\n    sc::{}(a, b, e, c, status, site);\n}}\n",
+         void *status, unsigned assertion) {{\n    symmc_enter();\n    sc::{}(a, b, e, c, status, assertion);\n}}\n",
         config.threads, config.call
     ));
     l.preludes();
     for prelude in [text::MATRIX, text::PRODUCT, text::GROUPED] {
         l.source.prelude(prelude);
     }
-    let site = l.site(Fault::GroupEnd { rows });
+    let assertion = l.assertion(Fault::GroupEnd { rows });
     let entry = l.source.function("grouped", out);
     let addresses = [l.at(x), l.at(y), l.at(ends), l.at(result), l.machine.status];
     let mut params: Vec<Param> = addresses.map(Param::from).to_vec();
-    params.push(site.into());
+    params.push(assertion.into());
     let (grid, block) = ([blocks, 1, 1], [config.threads, 1, 1]);
     Ok(vec![Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: config.shared as u32, params })])
 }

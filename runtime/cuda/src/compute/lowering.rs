@@ -4,8 +4,8 @@ use symmc_ir::Op;
 use symmc_ir::text::op_name;
 use symmc_runtime::exec::{Located, MemorySpace};
 
+use super::assertions::{Assertion, Assertions, Fault, Indexed};
 use super::machine::{InputUse, Machine};
-use super::sites::{Fault, Indexed, Site, Sites};
 use super::text;
 use crate::compile::Source;
 use crate::error::CudaError;
@@ -28,7 +28,7 @@ pub struct Operation<'a> {
 pub(super) struct Lowering<'a> {
     at: &'a dyn Fn(&Located) -> Address,
     pub source: &'a mut Source,
-    pub sites: &'a mut Sites,
+    pub assertions: &'a mut Assertions,
     pub step: usize,
     pub machine: Machine,
 }
@@ -39,9 +39,9 @@ impl<'a> Lowering<'a> {
         at: &'a dyn Fn(&Located) -> Address,
         machine: &Machine,
         source: &'a mut Source,
-        sites: &'a mut Sites,
+        assertions: &'a mut Assertions,
     ) -> Lowering<'a> {
-        Lowering { at, source, sites, step: 0, machine: *machine }
+        Lowering { at, source, assertions, step: 0, machine: *machine }
     }
 
     /// Puts what all kernels rest on before them.
@@ -59,16 +59,16 @@ impl<'a> Lowering<'a> {
         self.machine.inputs == InputUse::Read && matches!(value.space, MemorySpace::Input(_))
     }
 
-    pub fn site(&mut self, fault: Fault) -> u32 {
-        self.sites.add(Site { step: self.step, fault })
+    pub fn assertion(&mut self, fault: Fault) -> u32 {
+        self.assertions.add(Assertion { step: self.step, fault })
     }
 
-    pub fn index_site(&mut self, axis: usize, extent: usize) -> u32 {
-        self.site(Fault::Index(Indexed { axis, extent }))
+    pub fn index_assertion(&mut self, axis: usize, extent: usize) -> u32 {
+        self.assertion(Fault::Index(Indexed { axis, extent }))
     }
 
-    pub fn divisor_site(&mut self) -> u32 {
-        self.site(Fault::Divisor)
+    pub fn divisor_assertion(&mut self) -> u32 {
+        self.assertion(Fault::Divisor)
     }
 
     /// The workspace, if it has this many bytes.

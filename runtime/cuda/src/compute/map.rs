@@ -28,7 +28,7 @@ struct Term {
     index: Val,
     extent: usize,
     stride: isize,
-    site: u32,
+    assertion: u32,
 }
 
 struct Load {
@@ -55,7 +55,7 @@ pub(super) struct Map {
     shape: Vec<usize>,
     values: Vec<Def>,
     stores: Vec<Store>,
-    /// The site of divisions of integers by zero.
+    /// The assertion of divisions of integers by zero.
     divisor: Option<u32>,
 }
 
@@ -84,7 +84,7 @@ impl Map {
         self.push(Def::Load(Load { at, kind, strides, terms: Vec::new() }))
     }
 
-    /// An operand at positions along some axes that other values give: `(index, extent, stride, site)`.
+    /// An operand at positions along some axes that other values give: `(index, extent, stride, assertion)`.
     pub fn gather(
         &mut self,
         at: Address,
@@ -92,7 +92,7 @@ impl Map {
         strides: Strides,
         terms: impl IntoIterator<Item = (Val, usize, isize, u32)>,
     ) -> Val {
-        let term = |(index, extent, stride, site)| Term { index, extent, stride, site };
+        let term = |(index, extent, stride, assertion)| Term { index, extent, stride, assertion };
         let terms = terms.into_iter().map(term).collect();
         self.push(Def::Load(Load { at, kind, strides, terms }))
     }
@@ -107,9 +107,9 @@ impl Map {
         self.stores.push(Store { at, strides, value });
     }
 
-    /// Divisions by zero in this map are reported as this site.
-    pub fn divides(&mut self, site: u32) {
-        self.divisor = Some(site);
+    /// Divisions by zero in this map are reported as this assertion.
+    pub fn divides(&mut self, assertion: u32) {
+        self.divisor = Some(assertion);
     }
 
     /// Whether divisions are reported already.
@@ -259,25 +259,25 @@ impl Map {
         let mut params: Vec<Param> = self.addresses().collect();
         if self.reports() {
             params.push(lowering.machine.status.into());
-            params.extend(self.sites().map(Param::from));
+            params.extend(self.assertions().map(Param::from));
         }
         let (grid, block) = ([blocks as u32, 1, 1], [THREADS as u32, 1, 1]);
         Some(Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params }))
     }
 
-    fn sites(&self) -> impl Iterator<Item = u32> {
-        self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.site)).chain(self.divisor)
+    fn assertions(&self) -> impl Iterator<Item = u32> {
+        self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.assertion)).chain(self.divisor)
     }
 
     fn reports(&self) -> bool {
-        self.sites().next().is_some()
+        self.assertions().next().is_some()
     }
 
     fn text(&self, width: usize, vectors: usize, rest: usize) -> String {
         let mut params: Vec<String> = self.declared().collect();
         if self.reports() {
             params.push("void *status".into());
-            params.extend((0..self.sites().count()).map(|i| format!("unsigned site{i}")));
+            params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
         }
         let total: usize = self.shape.iter().product();
         let far = |strides: &Strides, terms: &[Term]| {
@@ -323,9 +323,9 @@ impl Map {
                 let _ = writeln!(out, "        t /= (I){n}u;");
             }
         }
-        let mut site = 0;
+        let mut assertion = 0;
         for (i, load) in self.loads() {
-            self.load_text(out, i, load, width, &mut site);
+            self.load_text(out, i, load, width, &mut assertion);
         }
         for (k, store) in self.stores.iter().enumerate() {
             let _ = writeln!(out, "        Few<{}, {width}> r{k};", self.kind(store.value));
@@ -350,7 +350,7 @@ impl Map {
         }
         out.push_str("        }\n");
         if self.divisor.is_some() {
-            let _ = writeln!(out, "        if (bad) report(status, site{site}, 0);");
+            let _ = writeln!(out, "        if (bad) report(status, assertion{assertion}, 0);");
         }
         for (k, store) in self.stores.iter().enumerate() {
             let (kind, place) = (self.kind(store.value), linear(&store.strides));
@@ -358,7 +358,7 @@ impl Map {
         }
     }
 
-    fn load_text(&self, out: &mut String, i: usize, load: &Load, width: usize, site: &mut usize) {
+    fn load_text(&self, out: &mut String, i: usize, load: &Load, width: usize, assertion: &mut usize) {
         let mut place = linear(&load.strides);
         for (k, term) in load.terms.iter().enumerate() {
             let index = match &self.values[term.index.0] {
@@ -368,11 +368,11 @@ impl Map {
             let _ = writeln!(
                 out,
                 "        const i64 g{i}_{k} = position(get({index}), {}ll);\n        \
-                 if (g{i}_{k} < 0) {{ report(status, site{site}, get({index})); return; }}",
+                 if (g{i}_{k} < 0) {{ report(status, assertion{assertion}, get({index})); return; }}",
                 term.extent
             );
             let _ = write!(place, " + (O)g{i}_{k} * (O){}ll", term.stride);
-            *site += 1;
+            *assertion += 1;
         }
         let kind = load.kind;
         let _ = if load.strides[self.shape.len() - 1] == 0 {

@@ -10,10 +10,11 @@
 //! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and running sums, and on
 //! the first operand of a scatter or a rotary embedding.
 //!
-//! Data that is out of range touches no foreign memory, and is reported ([`Sites`]).
+//! Data that is out of range touches no foreign memory, and is reported ([`Assertions`]).
 //!
 //! Not here: collectives, custom and opaque ops.
 
+mod assertions;
 mod attention;
 pub mod batch;
 mod bounds;
@@ -34,7 +35,6 @@ pub mod rotary;
 mod rows;
 mod scatter;
 pub mod search;
-mod sites;
 mod skinny;
 mod sort;
 pub(crate) mod space;
@@ -43,17 +43,17 @@ mod text;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
+pub use self::assertions::{Assertion, Assertions, Fault, Indexed};
 pub use self::lowering::Operation;
 use self::lowering::{Lowering, arity, misfit, no_kernel};
 pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
-pub use self::sites::{Fault, Indexed, Site, Sites};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
 
 /// What a step does on the device. `at` gives addresses; functions are added to `source`, and places where
-/// data can be out of range to `sites`.
+/// data can be out of range to `assertions`.
 ///
 /// # Errors
 /// The op has no kernel, or its operands do not fit it.
@@ -62,10 +62,10 @@ pub fn lower(
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Vec<Command>, CudaError> {
     let Operation { op, operands: x, results: r, index } = *step;
-    let mut lowering = Lowering::new(at, machine, source, sites);
+    let mut lowering = Lowering::new(at, machine, source, assertions);
     lowering.step = index;
     lower_op(op, x, r, &mut lowering)
 }

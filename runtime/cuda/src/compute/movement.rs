@@ -187,7 +187,7 @@ pub(super) fn index(
         let strides = within(broadcast(&at, &index.shape, &index.strides), axis, x.shape.len() - end);
         let value = map.load(l.at(index), stored(index.dtype), strides);
         let extent = x.shape[axis + k];
-        terms.push((value, extent, x.strides[axis + k], l.index_site(axis + k, extent)));
+        terms.push((value, extent, x.strides[axis + k], l.index_assertion(axis + k, extent)));
     }
     let zeros = std::iter::repeat_n(0, at.len());
     let own =
@@ -213,10 +213,10 @@ pub(super) fn gather(
     }
     let mut map = Map::over(&result.shape);
     let value = map.load(l.at(index), stored(index.dtype), Strides::from_slice(&index.strides));
-    let site = l.index_site(axis, x.shape[axis]);
+    let assertion = l.index_assertion(axis, x.shape[axis]);
     let mut own = Strides::from_slice(&x.strides);
     let along = std::mem::take(&mut own[axis]);
-    finish(map, x, own, vec![(value, x.shape[axis], along, site)], result, l)
+    finish(map, x, own, vec![(value, x.shape[axis], along, assertion)], result, l)
 }
 
 fn finish(

@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
+use super::assertions::Assertions;
 use super::lowering::{Lowering, Operation};
 use super::machine::Machine;
 use super::map::{Map, Val};
-use super::sites::Sites;
 use super::skinny::{self, MOST_PRODUCTS, Worth};
 use super::space::is_run;
 use super::text::stored;
@@ -91,7 +91,7 @@ pub fn lower(
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Option<Vec<Command>>, CudaError> {
     let maps: SmallVec<[Operation<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
@@ -103,7 +103,7 @@ pub fn lower(
     if shape.contains(&0) {
         return Ok(Some(Vec::new()));
     }
-    let mut lowering = Lowering::new(at, machine, source, sites);
+    let mut lowering = Lowering::new(at, machine, source, assertions);
     let l = &mut lowering;
     let mut map = Map::over(shape);
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(steps.len());

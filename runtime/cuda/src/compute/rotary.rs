@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
+use super::assertions::Assertions;
 use super::lowering::{Lowering, Operation, misfit};
 use super::machine::Machine;
-use super::sites::Sites;
 use super::space::{Axis, Strides, axes, broadcast};
 use super::text::{self, offset, stored};
 use crate::command::Command;
@@ -72,9 +72,9 @@ pub fn lower_together(
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
-    sites: &mut Sites,
+    assertions: &mut Assertions,
 ) -> Result<Vec<Command>, CudaError> {
-    let mut lowering = Lowering::new(at, machine, source, sites);
+    let mut lowering = Lowering::new(at, machine, source, assertions);
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {

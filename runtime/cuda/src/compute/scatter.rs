@@ -71,17 +71,17 @@ pub(super) fn elements(
     }
     let _ = writeln!(
         layout,
-        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned site) {{\n    symmc_enter();\n    \
-         sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, site);\n}}",
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
+         sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion);\n}}",
         how(combine)
     );
     l.preludes();
     l.source.prelude(text::SCATTER);
-    let site = l.index_site(axis, x.shape[axis]);
+    let assertion = l.index_assertion(axis, x.shape[axis]);
     let entry = l.source.function("scatter", layout);
     let mut params: Vec<Param> =
         [l.at(index), l.at(src), l.at(result), l.machine.status].map(Param::from).to_vec();
-    params.push(site.into());
+    params.push(assertion.into());
     let grid = [n.div_ceil(256) as u32, 1, 1];
     out.push(Command::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
     Ok(out)
@@ -151,7 +151,7 @@ plain! {
     struct IndicesParam {
         status: u64,
         at: [u64; MOST_INDICES],
-        sites: [u64; MOST_INDICES],
+        assertions: [u64; MOST_INDICES],
     }
 }
 
@@ -164,10 +164,11 @@ fn indices_param(
     if indices.len() > MOST_INDICES {
         return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
     }
-    let mut out = IndicesParam { status: l.machine.status, at: [0; MOST_INDICES], sites: [0; MOST_INDICES] };
+    let mut out =
+        IndicesParam { status: l.machine.status, at: [0; MOST_INDICES], assertions: [0; MOST_INDICES] };
     for (k, index) in indices.iter().enumerate() {
         out.at[k] = l.at(index);
-        out.sites[k] = u64::from(l.index_site(axis + k, x.shape[axis + k]));
+        out.assertions[k] = u64::from(l.index_assertion(axis + k, x.shape[axis + k]));
     }
     Ok(Param::of(&out))
 }
@@ -184,7 +185,7 @@ fn places_text(
 ) {
     let _ = writeln!(
         out,
-        "struct Indices {{ void *status; u64 at[{MOST_INDICES}]; u64 sites[{MOST_INDICES}]; }};"
+        "struct Indices {{ void *status; u64 at[{MOST_INDICES}]; u64 assertions[{MOST_INDICES}]; }};"
     );
     for (k, index) in indices.iter().enumerate() {
         out.push_str(&offset(&format!("i_{k}"), &axes(at, &broadcast(at, &index.shape, &index.strides))));
@@ -195,7 +196,7 @@ fn places_text(
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
-             if (p < 0) {{ if (say && threadIdx.x == 0) report(indices.status, (u32)indices.sites[{k}], given); return -1; }}\n\
+             if (p < 0) {{ if (say && threadIdx.x == 0) report(indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
              place = place * {extent}ll + p; }}"
         );
     }

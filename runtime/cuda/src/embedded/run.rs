@@ -270,9 +270,9 @@ impl CudaSession<'_> {
         let captured = context.resources.programs.captured.iter().chain(&self.ready);
         let all = self.flight.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
-            let (bound, sites) = (&*executable.bound, executable.program.sites());
+            let (bound, assertions) = (&*executable.bound, executable.program.assertions());
             let (status, run, limit) = (&context.resources.status, self.flight.first, self.config.limit);
-            Report { status, bound, sites, run, limit }.failure()
+            Report { status, bound, assertions, run, limit }.failure()
         };
         all.into_iter().find_map(report)
     }

@@ -3,7 +3,7 @@
 use symmc_cuda::command::Command;
 use symmc_cuda::compile::Source;
 use symmc_cuda::compute::gemm::Gemm;
-use symmc_cuda::compute::{GEMM_WORKSPACE, Sites, batch};
+use symmc_cuda::compute::{Assertions, GEMM_WORKSPACE, batch};
 use symmc_ir::Op;
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -27,8 +27,8 @@ fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gem
         _ => Some(usize::MAX),
     };
     let machine = machine(GEMM_WORKSPACE, 225 << 10);
-    let (mut source, mut sites) = (Source::new(), Sites::new());
-    let works = batch::lower(&steps(&parts), &at, &memory, &machine, &mut source, &mut sites);
+    let (mut source, mut assertions) = (Source::new(), Assertions::new());
+    let works = batch::lower(&steps(&parts), &at, &memory, &machine, &mut source, &mut assertions);
     let product = |work| if let Command::Gemm(gemm) = work { gemm } else { panic!("{work:?}") };
     works.expect("products").into_iter().map(product).collect()
 }

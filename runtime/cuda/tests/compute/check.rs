@@ -12,7 +12,7 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{
-    Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, Sites, lower, workspace,
+    Assertions, Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, lower, workspace,
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Kernel, Start};
@@ -164,7 +164,7 @@ pub struct Lowered {
     /// The functions of all cases.
     pub source: Source,
     /// Where data can be out of range; the step is the number of the case.
-    pub sites: Sites,
+    pub assertions: Assertions,
     /// The work of each case, or why there is none.
     pub works: Vec<Result<Vec<Command>, CudaError>>,
 }
@@ -175,14 +175,14 @@ pub fn lowered(cases: &[Case], machine: &Machine, base: u64) -> Lowered {
 }
 
 fn lower_all(laid: &[Laid<'_>], machine: &Machine, base: u64) -> Lowered {
-    let (mut source, mut sites) = (Source::new(), Sites::new());
+    let (mut source, mut assertions) = (Source::new(), Assertions::new());
     let at = |v: &Located| base + v.offset as u64;
     let mut works = Vec::with_capacity(laid.len());
     for (index, c) in laid.iter().enumerate() {
         let step = Operation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
-        works.push(lower(&step, &at, machine, &mut source, &mut sites));
+        works.push(lower(&step, &at, machine, &mut source, &mut assertions));
     }
-    Lowered { source, sites, works }
+    Lowered { source, assertions, works }
 }
 
 /// The workspace that all cases do with.
@@ -233,7 +233,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
         };
         for (c, works) in part.iter().zip(&lowered.works) {
             let found = match works {
-                Ok(works) => runner.case(c, works, &lowered.sites),
+                Ok(works) => runner.case(c, works, &lowered.assertions),
                 Err(error) => Err(error.to_string()),
             };
             out.extend(found.err().map(|what| Failure { case: c.case.name.clone(), what }));
@@ -277,7 +277,7 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    fn case(&self, c: &Laid<'_>, works: &[Command], sites: &Sites) -> Result<(), String> {
+    fn case(&self, c: &Laid<'_>, works: &[Command], assertions: &Assertions) -> Result<(), String> {
         let base = self.memory.address();
         let text = |e: CudaError| e.to_string();
         for (start, image) in &c.image {
@@ -292,7 +292,7 @@ impl Runner<'_> {
         self.stream.synchronize().map_err(text)?;
         // SAFETY: as above; the device has ended.
         let status = unsafe { std::ptr::read_volatile(self.status.as_ptr().cast::<[u64; 2]>()) };
-        c.verify(sites.failure(status).map(|f| f.1), |start, len| {
+        c.verify(assertions.failure(status).map(|f| f.1), |start, len| {
             let mut bytes = vec![0; len];
             // SAFETY: as above.
             unsafe { self.stream.download(&mut bytes, base + start as u64) }.map_err(text)?;

@@ -173,7 +173,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
             }
             pointer(status).cast::<[u64; 2]>().read()
         };
-        let failure = all.sites.failure(word).map(|f| f.1);
+        let failure = all.assertions.failure(word).map(|f| f.1);
         let read = |start: usize, len| {
             // SAFETY: as above.
             let bytes = unsafe { std::slice::from_raw_parts(pointer(base + start as u64), len) };

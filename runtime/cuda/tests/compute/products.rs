@@ -5,7 +5,7 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::lower;
 use symmc_cuda::compute::{
-    self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, Sites,
+    self, Assertions, Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES,
 };
 use symmc_cuda::launch::Kernel;
 use symmc_ir::random::SplitMix;
@@ -167,12 +167,12 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
     for (number, (m, of)) in all.into_iter().chain(halves).enumerate() {
-        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let (mut source, mut assertions) = (Source::new(), Assertions::new());
         let (list, whole) = (of(m), inside(of(m)));
-        let one = lower(&steps(&whole), &at, &machine, &mut source, &mut sites).expect("it fits");
+        let one = lower(&steps(&whole), &at, &machine, &mut source, &mut assertions).expect("it fits");
         let one = kernels(one.expect("one kernel"));
         let single = |step: &Operation<'_>| {
-            kernels(compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it fits"))
+            kernels(compute::lower(step, &at, &machine, &mut source, &mut assertions).expect("it fits"))
         };
         let single: Vec<Kernel> = steps(&list).iter().flat_map(single).collect();
         assert_eq!(single.len(), list.len());
@@ -196,9 +196,9 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let pairs = Machine { multiprocessors: 8, wgmma: true, ..alone };
     for m in [17, 50, 64] {
         let list = inside(gated(m));
-        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let (mut source, mut assertions) = (Source::new(), Assertions::new());
         let [one, two] = [alone, pairs].map(|machine| {
-            let work = lower(&steps(&list), &at, &machine, &mut source, &mut sites).expect("it fits");
+            let work = lower(&steps(&list), &at, &machine, &mut source, &mut assertions).expect("it fits");
             kernels(work.expect("one kernel"))
         });
         assert_eq!([one[0].cluster, two[0].cluster], [1, 2]);

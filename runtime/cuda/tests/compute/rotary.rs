@@ -2,7 +2,9 @@
 
 use symmc_cuda::command::Command;
 use symmc_cuda::compile::Source;
-use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, Sites, rotary};
+use symmc_cuda::compute::{
+    self, Assertions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, rotary,
+};
 use symmc_cuda::launch::Kernel;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
@@ -61,10 +63,10 @@ fn one_kernel_gives_the_bits_of_two() {
     let at = |v: &Located| base + v.offset as u64;
     let list = both();
     let steps = steps(&list);
-    let (mut source, mut sites) = (Source::new(), Sites::new());
-    let one = rotary::lower_together(&steps, &at, &machine, &mut source, &mut sites).expect("they fit");
+    let (mut source, mut assertions) = (Source::new(), Assertions::new());
+    let one = rotary::lower_together(&steps, &at, &machine, &mut source, &mut assertions).expect("they fit");
     let mut lower = |step: &Operation<'_>| {
-        compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it has a form")
+        compute::lower(step, &at, &machine, &mut source, &mut assertions).expect("it has a form")
     };
     let two: Vec<Command> = steps.iter().flat_map(&mut lower).collect();
     let (one, two) = (kernels(one), kernels(two));

@@ -115,11 +115,11 @@ template <class T, int V> SC_FN void write(T *p, const Few<T, V> &x) {
     *(typename Wide<sizeof(T) * V>::W *)p = x.w;
 }
 
-// Says that data was bad: what is wrong is known to the host by the number of the site. The first report is
+// Says that data was bad: what is wrong is known to the host by the number of the assertion. The first report is
 // kept, at least among those that do not meet in time; the two words are stored together.
-SC_FN void report(void *status, u32 site, i64 index) {
+SC_FN void report(void *status, u32 assertion, i64 index) {
     if (((volatile u64 *)status)[1] != 0) return;
-    store_pair(status, (u64)index, site);
+    store_pair(status, (u64)index, assertion);
 }
 
 // The position that an index means on an axis, or -1.

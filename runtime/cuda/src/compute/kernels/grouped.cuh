@@ -11,7 +11,7 @@ struct GroupedRows { i64 first, end, group; };
 
 // The tile of this number: each group has one for every ROWS of its rows. No rows beyond the last tile. The first block
 // reports the first end that is below the one before it or beyond the rows; such groups are empty, or end with the rows.
-template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile, void *status, u32 site) {
+template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile, void *status, u32 assertion) {
     __shared__ GroupedRows own;
     if (threadIdx.x == 0) own.first = 0, own.end = 0, own.group = L::G;
     __syncthreads();
@@ -32,7 +32,7 @@ template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile,
             if (lane == 0) first = start;
             const bool bad = given < first || given > L::R;
             const u32 all_bad = __ballot_sync(0xffffffffu, bad);
-            if (sound && bad && blockIdx.x == 0 && (all_bad & ((1u << lane) - 1)) == 0) report(status, site, given);
+            if (sound && bad && blockIdx.x == 0 && (all_bad & ((1u << lane) - 1)) == 0) report(status, assertion, given);
             sound = sound && all_bad == 0;
             const i64 tiles = (end - first + ROWS - 1) / ROWS;
             i64 sum = tiles;
@@ -58,9 +58,9 @@ template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile,
 
 // Of any strides and types.
 template <class L, int TILES>
-SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 site) {
+SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
     typedef typename L::T T;
-    const GroupedRows rows = tile_of<L, 64>(pe, blockIdx.x / TILES, status, site);
+    const GroupedRows rows = tile_of<L, 64>(pe, blockIdx.x / TILES, status, assertion);
     if (rows.first >= rows.end) return;
     const bool none = rows.group >= L::G;
     const T *b = (const T *)pb + (none ? 0 : rows.group * L::b_group);
@@ -148,11 +148,11 @@ template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
 };
 
 template <class L, int TILES, int ROWS, int STAGES, bool K_MAJOR>
-SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 site) {
+SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
     typedef GroupedTile<L, ROWS, STAGES, K_MAJOR> X;
     typedef typename L::T T;
     X tile;
-    tile.rows = tile_of<L, ROWS>(pe, blockIdx.x / TILES, status, site);
+    tile.rows = tile_of<L, ROWS>(pe, blockIdx.x / TILES, status, assertion);
     if (tile.rows.first >= tile.rows.end) return;
     const bool none = tile.rows.group >= L::G;
     tile.a = (const T *)pa, tile.b = (const T *)pb + (none ? 0 : tile.rows.group * L::b_group);

@@ -25,7 +25,7 @@ template <> struct Joined<float, true> { typedef double A; };
 
 // One thread for each element of the source. `L`: types T and I (index), N elements, ALONG of them along the
 // axis, EXTENT of the destination there; offsets at position i with coordinate 0 along the axis.
-template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const void *ps, void *pd, void *status, u32 site) {
+template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const void *ps, void *pd, void *status, u32 assertion) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -36,7 +36,7 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
     const T *src = (const T *)ps + L::s_line(line);
     const i64 given = get(index[own * L::i_step]), place = position(given, L::EXTENT);
     if (place < 0) {
-        report(status, site, given);
+        report(status, assertion, given);
         return;
     }
     if (HOW == STORE) {
@@ -60,7 +60,7 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
 }
 
 // One block for each place that the indices name, and each tile of the pieces stored there. `L`: types T and
-// I, N places, BEFORE outer positions, PIECE elements of a piece; `place(indices, j, status, sites)` gives the number
+// I, N places, BEFORE outer positions, PIECE elements of a piece; `place(indices, j, status, assertions)` gives the number
 // of the destination of place j, or -1.
 template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd) {
     typedef typename L::T T;

@@ -1,13 +1,13 @@
-//! Places in a program where data can be out of range.
+//! Device-side assertions: places in a program where data can be out of range.
 //!
-//! A kernel that meets such data writes the number of a [`Site`] to the status word; [`Sites::failure`] turns it into the
+//! A kernel that meets such data writes the number of a [`Assertion`] to the status word; [`Assertions::failure`] turns it into the
 //! error of the host's kernels.
 
 use symmc_runtime::kernels::KernelError;
 
-/// A place in the program where data can be out of range.
+/// A device-side assertion: a place in the program where data can be out of range.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Site {
+pub struct Assertion {
     /// The step.
     pub step: usize,
     /// What data can do there.
@@ -37,33 +37,33 @@ pub struct Indexed {
     pub extent: usize,
 }
 
-/// All sites of a program.
+/// The assertions of a program.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Sites {
-    list: Vec<Site>,
+pub struct Assertions {
+    list: Vec<Assertion>,
 }
 
-impl Sites {
-    /// No sites.
-    pub fn new() -> Sites {
-        Sites::default()
+impl Assertions {
+    /// No assertions.
+    pub fn new() -> Assertions {
+        Assertions::default()
     }
 
-    pub(super) fn add(&mut self, site: Site) -> u32 {
+    pub(super) fn add(&mut self, assertion: Assertion) -> u32 {
         // 0 in the status word means that nothing was reported.
-        self.list.push(site);
+        self.list.push(assertion);
         self.list.len() as u32
     }
 
     /// The step and the error that a status word reports.
     pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
-        let site = self.list.get((status[1] as usize).checked_sub(1)?)?;
+        let assertion = self.list.get((status[1] as usize).checked_sub(1)?)?;
         let found = status[0] as i64;
-        let error = match site.fault {
+        let error = match assertion.fault {
             Fault::Index(Indexed { axis, extent }) => KernelError::Index { index: found, axis, extent },
             Fault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
             Fault::Divisor => KernelError::ZeroDivisor,
         };
-        Some((site.step, error))
+        Some((assertion.step, error))
     }
 }
