@@ -155,27 +155,27 @@ impl Engine for CudaEngine {
             ..Gpu::default()
         };
         let session = CudaSession::of_job(run, &gpu)?;
-        let mut turn = Turn { run, session, trace: config.trace.as_deref() };
+        let mut job = JobRun { run, session, trace: config.trace.as_deref() };
         let ran = match config.bench {
             Some(Bench::Program { replays, runs }) => {
-                turn.measure([replays, runs as usize], ready).and_then(|times| answer(&times, memory))
+                job.measure([replays, runs as usize], ready).and_then(|times| answer(&times, memory))
             }
             // SAFETY: the caller's promise.
-            _ => unsafe { turn.run(memory, ready) },
+            _ => unsafe { job.run(memory, ready) },
         };
         // Peers learn of a failure and leave.
-        ran.map_err(|error| turn.session.fail(error))
+        ran.map_err(|error| job.session.fail(error))
     }
 }
 
 /// A session on its rank, with what the run wants of it.
-struct Turn<'a> {
+struct JobRun<'a> {
     run: &'a RankRun<'a>,
     session: CudaSession<'a>,
     trace: Option<&'a Path>,
 }
 
-impl Turn<'_> {
+impl JobRun<'_> {
     /// Runs the plan as often as wanted.
     ///
     /// # Safety

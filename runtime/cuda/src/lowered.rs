@@ -12,7 +12,7 @@ use crate::compile::Source;
 use crate::compute::{self, Assertions, Attentions};
 use crate::error::CudaError;
 use crate::nccl::Front;
-use crate::order::{self, Turn};
+use crate::order::{self, StreamStep};
 use crate::setting::{Dry, Setting};
 use crate::{agreement, collective, dispatch};
 
@@ -20,7 +20,7 @@ use crate::{agreement, collective, dispatch};
 #[derive(Debug)]
 pub struct Lowered {
     /// How each step is ordered.
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) assigned: Vec<StreamStep>,
     /// What is done in the place of each step.
     pub(crate) work: Vec<Vec<Command>>,
     pub(crate) source: Source,
@@ -35,10 +35,10 @@ impl Lowered {
     /// A step has no form on a GPU.
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
         let (mut source, mut assertions) = (Source::new(), Assertions::new());
-        let turns = order::turns(list);
+        let assigned = order::assign(list);
         let work = list.iter().map(|step| lower(rank, step, setting, &mut source, &mut assertions));
         let work = work.collect::<Result<_, CudaError>>()?;
-        Ok(Lowered { turns, work, source, assertions })
+        Ok(Lowered { assigned, work, source, assertions })
     }
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The

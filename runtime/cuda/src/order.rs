@@ -17,7 +17,7 @@ const LIGHT: u64 = 1 << 20;
 
 /// Where and after what a step runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Turn {
+pub struct StreamStep {
     /// The lane whose stream it runs on.
     pub stream: Lane,
     /// Earlier steps, of the other stream, that it waits for.
@@ -26,11 +26,11 @@ pub struct Turn {
     pub awaited: bool,
 }
 
-/// The turn of each step of a list.
-pub fn turns(list: &[BoundStep]) -> Vec<Turn> {
+/// Where each step of a list runs.
+pub fn assign(list: &[BoundStep]) -> Vec<StreamStep> {
     let alone = alone(list);
     let stream = |place: usize| if alone[place] { Lane::Compute } else { list[place].lane };
-    let mut out: Vec<Turn> = Vec::with_capacity(list.len());
+    let mut out: Vec<StreamStep> = Vec::with_capacity(list.len());
     for (place, step) in list.iter().enumerate() {
         let own = stream(place);
         let before = list[..place].iter().rposition(|s| s.lane == step.lane);
@@ -39,7 +39,7 @@ pub fn turns(list: &[BoundStep]) -> Vec<Turn> {
         waits.sort_unstable();
         waits.dedup();
         waits.iter().for_each(|&w| out[w].awaited = true);
-        out.push(Turn { stream: own, waits, awaited: false });
+        out.push(StreamStep { stream: own, waits, awaited: false });
     }
     out
 }
@@ -103,35 +103,35 @@ mod tests {
         steps.iter().enumerate().map(step).collect()
     }
 
-    fn streams(turns: &[Turn]) -> Vec<Lane> {
-        turns.iter().map(|t| t.stream).collect()
+    fn streams(assigned: &[StreamStep]) -> Vec<Lane> {
+        assigned.iter().map(|t| t.stream).collect()
     }
 
     #[test]
     fn communication_with_nothing_beside_it_runs_on_the_compute_stream() {
-        let turns = turns(&list(&[(COMPUTE, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2]), (COMM, &[3])]));
-        assert_eq!(streams(&turns), [COMPUTE; 5]);
-        assert!(turns.iter().all(|t| t.waits.is_empty() && !t.awaited));
+        let assigned = assign(&list(&[(COMPUTE, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2]), (COMM, &[3])]));
+        assert_eq!(streams(&assigned), [COMPUTE; 5]);
+        assert!(assigned.iter().all(|t| t.waits.is_empty() && !t.awaited));
     }
 
     #[test]
     fn communication_beside_compute_keeps_its_stream_and_order() {
         // Step 1 may run beside 2; step 3 is between 2 and 4, and after 1 as the lane says.
-        let turns =
-            turns(&list(&[(COMPUTE, &[]), (COMM, &[0]), (COMPUTE, &[]), (COMM, &[2]), (COMPUTE, &[3])]));
-        assert_eq!(streams(&turns), [COMPUTE, COMM, COMPUTE, COMPUTE, COMPUTE]);
-        assert_eq!(turns[1].waits, [0]);
-        assert_eq!(turns[3].waits, [1]);
-        assert!(turns[0].awaited && turns[1].awaited && !turns[2].awaited);
+        let assigned =
+            assign(&list(&[(COMPUTE, &[]), (COMM, &[0]), (COMPUTE, &[]), (COMM, &[2]), (COMPUTE, &[3])]));
+        assert_eq!(streams(&assigned), [COMPUTE, COMM, COMPUTE, COMPUTE, COMPUTE]);
+        assert_eq!(assigned[1].waits, [0]);
+        assert_eq!(assigned[3].waits, [1]);
+        assert!(assigned[0].awaited && assigned[1].awaited && !assigned[2].awaited);
     }
 
     #[test]
     fn only_the_part_of_a_run_that_both_sides_bound_moves() {
         // Step 1 does not wait for 0; 3 is not waited for by 4.
-        let turns = turns(&list(&[(COMPUTE, &[]), (COMM, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2])]));
-        assert_eq!(streams(&turns), [COMPUTE, COMM, COMPUTE, COMM, COMPUTE]);
-        assert_eq!(turns[2].waits, [1]);
-        assert_eq!(turns[3].waits, [2]);
+        let assigned = assign(&list(&[(COMPUTE, &[]), (COMM, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2])]));
+        assert_eq!(streams(&assigned), [COMPUTE, COMM, COMPUTE, COMM, COMPUTE]);
+        assert_eq!(assigned[2].waits, [1]);
+        assert_eq!(assigned[3].waits, [2]);
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
             }
         };
         let copy = |n| Work::Kernel { op: Op::Copy, operands: vec![value(n)], results: vec![value(n)] };
-        let stream = |list: &[BoundStep]| turns(list)[1].stream;
+        let stream = |list: &[BoundStep]| assign(list)[1].stream;
         list[2].work = copy(1 << 10);
         assert_eq!(stream(&list), COMM);
         list[3].work = copy(1 << 10);

@@ -128,9 +128,9 @@ impl DeviceProgram {
         source: &Source,
         parts: &Parts<'_>,
     ) -> Result<DeviceProgram, CudaError> {
-        let (turns, source) = (order::turns(list), source.clone());
+        let (assigned, source) = (order::assign(list), source.clone());
         DeviceProgram::load(
-            Lowered { turns, work: lowered, source, assertions: Assertions::new() },
+            Lowered { assigned, work: lowered, source, assertions: Assertions::new() },
             None,
             parts,
         )
@@ -141,7 +141,7 @@ impl DeviceProgram {
         relocations: Option<Relocations>,
         parts: &Parts<'_>,
     ) -> Result<DeviceProgram, CudaError> {
-        let Lowered { turns, work: lowered, source, assertions } = lowered;
+        let Lowered { assigned, work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
             Some(settled) => settled.module.clone(),
@@ -164,14 +164,14 @@ impl DeviceProgram {
         let (prepared, attentions) = loader.choose(&lowered, parts)?;
         loader.attentions = prepared.into_iter();
         let mut steps = Vec::with_capacity(lowered.len());
-        for (place, (turn, work)) in turns.into_iter().zip(lowered).enumerate() {
+        for (place, (on, work)) in assigned.into_iter().zip(lowered).enumerate() {
             let found = relocations.as_ref().and_then(|r| r.of_work.get(place));
             let mut items = Vec::with_capacity(work.len());
             for (number, work) in work.into_iter().enumerate() {
                 let found = found.and_then(|place| place.get(number));
                 items.extend(loader.ready(work, found.map_or(&[], Vec::as_slice))?);
             }
-            steps.push(LoadedStep { turn, work: items });
+            steps.push(LoadedStep { on, work: items });
         }
         let workspace = parts.machine.workspace;
         drop(loader);
@@ -209,7 +209,7 @@ impl DeviceProgram {
 
     /// The same by who puts each piece of work there.
     fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<(), CudaError> {
-        let both = self.steps.iter().any(|s| s.turn.stream == Lane::Comm);
+        let both = self.steps.iter().any(|s| s.on.stream == Lane::Comm);
         if both {
             let start = Event::new()?;
             start.record(&lanes.compute)?;
@@ -218,9 +218,9 @@ impl DeviceProgram {
         let mut ends: Vec<Option<Event>> = self.steps.iter().map(|_| None).collect();
         let mut starts = [Start::After; 2];
         for (index, step) in self.steps.iter().enumerate() {
-            let stream = lanes.of(step.turn.stream);
-            let start = &mut starts[usize::from(step.turn.stream == Lane::Comm)];
-            for event in step.turn.waits.iter().filter_map(|&w| ends[w].as_ref()) {
+            let stream = lanes.of(step.on.stream);
+            let start = &mut starts[usize::from(step.on.stream == Lane::Comm)];
+            for event in step.on.waits.iter().filter_map(|&w| ends[w].as_ref()) {
                 stream.wait(event)?;
                 *start = Start::After;
             }
@@ -228,7 +228,7 @@ impl DeviceProgram {
                 put(Place { step: index, number }, item, stream, *start)?;
                 *start = item.ready.next();
             }
-            if step.turn.awaited {
+            if step.on.awaited {
                 let end = Event::new()?;
                 end.record(stream)?;
                 ends[index] = Some(end);
@@ -251,8 +251,8 @@ impl DeviceProgram {
     pub fn enqueue_timed(&self, lanes: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
         let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
-            let stream = lanes.of(step.turn.stream);
-            for &wait in &step.turn.waits {
+            let stream = lanes.of(step.on.stream);
+            for &wait in &step.on.waits {
                 stream.wait(&events[wait][1])?;
             }
             let pair = [Event::timed()?, Event::timed()?];
@@ -263,7 +263,7 @@ impl DeviceProgram {
             pair[1].record(stream)?;
             events.push(pair);
         }
-        if let Some(last) = self.steps.iter().rposition(|s| s.turn.stream == Lane::Comm) {
+        if let Some(last) = self.steps.iter().rposition(|s| s.on.stream == Lane::Comm) {
             lanes.compute.wait(&events[last][1])?;
         }
         Ok(events)

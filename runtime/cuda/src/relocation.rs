@@ -192,7 +192,7 @@ impl Relocations {
     ) -> Option<Relocations> {
         let (a, b) = (&one.work, &other.work);
         let alike =
-            one.turns == other.turns && one.assertions == other.assertions && one.code() == other.code();
+            one.assigned == other.assigned && one.assertions == other.assertions && one.code() == other.code();
         if !alike || a.len() != b.len() || a.iter().zip(b).any(|(a, b)| a.len() != b.len()) {
             return None;
         }

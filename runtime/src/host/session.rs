@@ -56,7 +56,7 @@ unsafe impl Send for Resolved {}
 unsafe impl Sync for Resolved {}
 
 /// A run to be done.
-struct Turn {
+struct PendingRun {
     number: u64,
     resolved: Arc<Resolved>,
     /// Inputs to be copied to the symmetric arena before: where from, where to, how many bytes.
@@ -64,7 +64,7 @@ struct Turn {
 }
 
 // SAFETY: as for `Resolved`.
-unsafe impl Send for Turn {}
+unsafe impl Send for PendingRun {}
 
 impl HostSession {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
@@ -171,7 +171,7 @@ impl HostSession {
     }
 
     /// What the next run takes.
-    fn next_turn(&mut self) -> Result<Turn, RunError> {
+    fn next_run(&mut self) -> Result<PendingRun, RunError> {
         self.queue.failed()?;
         let resolved = match &self.resolved {
             Some(resolved) => resolved.clone(),
@@ -183,7 +183,7 @@ impl HostSession {
         let loads = self.loads(&resolved);
         let number = self.runs;
         self.runs += 1;
-        Ok(Turn { number, resolved, loads })
+        Ok(PendingRun { number, resolved, loads })
     }
 
     fn resolve(&mut self) -> Result<Resolved, RunError> {
@@ -340,8 +340,8 @@ impl DeviceSession for HostSession {
         }
         // A run that has a number is done.
         self.queue.prepare(&self.seat()?)?;
-        let turn = self.next_turn()?;
-        self.queue.put(turn)
+        let pending = self.next_run()?;
+        self.queue.put(pending)
     }
 
     fn run(&mut self) -> Result<(), RunError> {
@@ -349,8 +349,8 @@ impl DeviceSession for HostSession {
             self.enqueue(None)?;
             return self.queue.wait(self.rank, None);
         }
-        let (turn, seat) = (self.next_turn()?, self.seat()?);
-        self.queue.run_here(&seat, &turn)
+        let (pending, seat) = (self.next_run()?, self.seat()?);
+        self.queue.run_here(&seat, &pending)
     }
 
     fn poll(&mut self) -> Result<bool, RunError> {
@@ -451,7 +451,7 @@ fn span(extent: Extent) -> Span {
 struct Queue {
     exec: ExecConfig,
     state: Arc<State>,
-    worker: Option<(mpsc::Sender<Turn>, JoinHandle<()>)>,
+    worker: Option<(mpsc::Sender<PendingRun>, JoinHandle<()>)>,
 }
 
 /// How far the runs are.
@@ -488,13 +488,13 @@ impl State {
     }
 
     /// Does one run.
-    fn run(&self, seat: &Seat, exec: &ExecConfig, turn: &Turn) -> Result<(), RunError> {
+    fn run(&self, seat: &Seat, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
         let kept = self.progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
-        // SAFETY: the segments of the turn and the lender keep the memory; no other run is in progress.
-        let work = AssertUnwindSafe(|| unsafe { one_run(seat, exec, turn, &mut scratch) });
+        // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
+        let work = AssertUnwindSafe(|| unsafe { one_run(seat, exec, pending, &mut scratch) });
         let ran = catch_unwind(work).unwrap_or_else(|panic| {
-            Err(RunError::Defect(format!("run {} panicked: {}", turn.number, panic_text(&*panic))))
+            Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_text(&*panic))))
         });
         let ran = ran.map_err(|error| seat.fail(error));
         let mut progress = self.progress();
@@ -514,15 +514,15 @@ impl State {
 unsafe fn one_run(
     seat: &Seat,
     exec: &ExecConfig,
-    turn: &Turn,
+    pending: &PendingRun,
     scratch: &mut [Scratch; 2],
 ) -> Result<(), RunError> {
-    let (comm, resolved) = (seat.comm(), &*turn.resolved);
+    let (comm, resolved) = (seat.comm(), &*pending.resolved);
     let SizedProgram { bound, digest, text } = &resolved.sized;
     seat.alive()?;
-    comm.announce(turn.number, *digest, &|| text.to_string())?;
-    comm.begin_run(turn.number, bound.bucket());
-    for (from, offset) in &turn.loads {
+    comm.announce(pending.number, *digest, &|| text.to_string())?;
+    comm.begin_run(pending.number, bound.bucket());
+    for (from, offset) in &pending.loads {
         let to = comm.arena().as_ptr().wrapping_add(*offset);
         if from.ptr != to {
             // SAFETY: both hold the bytes of the input: it was resolved so, and peers touch it in runs alone.
@@ -550,9 +550,9 @@ impl Queue {
     }
 
     /// Runs in this thread; nothing is in progress.
-    fn run_here(&self, seat: &Seat, turn: &Turn) -> Result<(), RunError> {
+    fn run_here(&self, seat: &Seat, pending: &PendingRun) -> Result<(), RunError> {
         self.state.progress().put += 1;
-        self.state.run(seat, &self.exec, turn)
+        self.state.run(seat, &self.exec, pending)
     }
 
     /// Starts the thread, if there is none.
@@ -564,23 +564,23 @@ impl Queue {
     }
 
     /// Has the thread do a run.
-    fn put(&self, turn: Turn) -> Result<(), RunError> {
+    fn put(&self, pending: PendingRun) -> Result<(), RunError> {
         self.state.progress().put += 1;
-        let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(turn).is_ok());
+        let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
         sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
     }
 
-    fn start(&self, seat: Arc<Seat>) -> Result<(mpsc::Sender<Turn>, JoinHandle<()>), RunError> {
-        let (sender, turns) = mpsc::channel::<Turn>();
+    fn start(&self, seat: Arc<Seat>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
+        let (sender, runs) = mpsc::channel::<PendingRun>();
         let (state, exec) = (self.state.clone(), self.exec);
         let work = move || {
-            for turn in turns {
+            for pending in runs {
                 let failed = state.progress().failure.is_some();
                 match failed {
                     // What comes behind a failure is not run.
                     true => state.progress().done += 1,
                     // The failure is kept for whoever waits.
-                    false => drop(state.run(&seat, &exec, &turn)),
+                    false => drop(state.run(&seat, &exec, &pending)),
                 }
             }
         };

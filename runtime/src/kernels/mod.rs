@@ -102,8 +102,8 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
             run(op, x, &[inner], scratch)?;
         }
         Op::RotaryEmbedding { width, interleaved } => {
-            let turn = rotary::Turn { width: *width, interleaved: *interleaved };
-            rotary::rotary(turn, [&x[0], &x[1], &x[2]], &r[0], scratch)?;
+            let attributes = rotary::Rotary { width: *width, interleaved: *interleaved };
+            rotary::rotary(attributes, [&x[0], &x[1], &x[2]], &r[0], scratch)?;
         }
         Op::Take { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
         Op::Index { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,

@@ -8,7 +8,7 @@ use crate::driver::{Function, Node};
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Start};
 use crate::nccl::call::NcclCall;
-use crate::order::Turn;
+use crate::order::StreamStep;
 use crate::relocation::{Addresses, Relocation, count, relocate};
 
 /// A piece of work: which of which step.
@@ -25,7 +25,7 @@ pub type Nodes = HashMap<Place, Vec<Node>>;
 
 /// A step with everything looked up, its kernels loaded.
 pub(super) struct LoadedStep {
-    pub turn: Turn,
+    pub on: StreamStep,
     pub work: Vec<Item>,
 }
 

@@ -179,15 +179,15 @@ __device__ __forceinline__ u32 to_bfloats(float first, float second) {
     return bits;
 }
 
-/// The sum over the threads of a block, whole warps, the same on all. Calls of the two `turn`s alternate.
-__device__ __forceinline__ float block_sum(float x, u32 turn) {
+/// The sum over the threads of a block, whole warps, the same on all. Calls of the two parities alternate.
+__device__ __forceinline__ float block_sum(float x, u32 parity) {
     __shared__ float parts[2][32];
 #pragma unroll
     for (u32 distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    if (threadIdx.x % 32 == 0) parts[turn][threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) parts[parity][threadIdx.x / 32] = x;
     __syncthreads();
     float sum = 0;
-    for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += parts[turn][warp];
+    for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += parts[parity][warp];
     return sum;
 }
 

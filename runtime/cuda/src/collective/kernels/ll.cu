@@ -3,7 +3,7 @@
 
 namespace symmc_peer {
 
-/// The flag of the turn whose zones were cleared before, and of the second turn of all.
+/// The flag of the epoch whose zones were cleared before, and of the second epoch of all.
 constexpr u32 CLEARED = 2;
 
 /// The flag after `flag`. Zones alternate with its parity, also where it wraps around; 0 is what cleared
@@ -12,7 +12,7 @@ __device__ __forceinline__ u32 following(u32 flag) {
     return flag == 0xffffffffu ? CLEARED : flag + 1;
 }
 
-/// Removes all flags from this rank's zones while no peer writes there. Each block clears in this turn's zone
+/// Removes all flags from this rank's zones while no peer writes there. Each block clears in this epoch's zone
 /// the units of 16 bytes that the same blocks of the peers are about to write, in each of so many slots: those of every
 /// `gridDim.x`-th run of `run`. The rest is divided among all.
 template <u32 N>
@@ -21,7 +21,7 @@ __device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 un
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     const u64 now = call.before, behind = now + units * slots;
-    // The flag wraps around to 2: this turn's is the first zone.
+    // The flag wraps around to 2: this epoch's is the first zone.
     for (u64 at = (u64)blockIdx.x * run; at < units; at += (u64)gridDim.x * run) {
         for (u64 i = at + threadIdx.x; i < at + run && i < units; i += blockDim.x) {
             for (u32 p = 0; p < slots; p++) store_ll(call.zone + (now + p * units + i) * 16, Wide{0, 0});
@@ -34,25 +34,25 @@ __device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 un
     return meet<Depart, N>(call, epoch + 2);
 }
 
-/// A collective by LL or LL128 in progress.
-struct Turn {
+/// The epoch of a collective by LL or LL128: its number among those of the group, as a flag.
+struct Epoch {
     u32 flag;
-    /// From the first landing zone to that of this turn.
+    /// From the first landing zone to that of this epoch.
     u64 zone;
 };
 
-/// Begins: the flag of this turn, and its zone. `units` units of 16 bytes come into each of `slots`; runs of `run` of
+/// Begins: the flag of this epoch, and its zone. `units` units of 16 bytes come into each of `slots`; runs of `run` of
 /// them are dealt out among the blocks.
 template <u32 N>
-__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 units, u32 slots,
+__device__ __forceinline__ bool begin_epoch(const Call& call, Words& words, Epoch& epoch, u64 units, u32 slots,
                                           u32 run) {
     words = begin(call);
     if (words.ll == 0xffffffffu) {
         if (!clear<N>(call, words.epoch, words.used, units, slots, run)) return false;
         words.epoch += 2;
     }
-    words.ll = turn.flag = following(words.ll);
-    turn.zone = turn.flag & 1 ? call.other : 0;
+    words.ll = epoch.flag = following(words.ll);
+    epoch.zone = epoch.flag & 1 ? call.other : 0;
     const u32 used = (u32)(call.before + units * slots);
     words.used = words.used < used ? used : words.used;
     return true;
@@ -102,21 +102,21 @@ __device__ __forceinline__ u64 unpacked(const Wide& wide) {
 
 /// Receives line `i` of every peer; `runs` are by rank and include this rank's own.
 template <class T, u32 N>
-__device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 i, u64 own, Run<T, 1>* runs) {
-    const u64 at = turn.zone + i * 16;
-    Watch watch;
+__device__ __forceinline__ bool receive(const Call& call, const Epoch& epoch, u64 i, u64 own, Run<T, 1>* runs) {
+    const u64 at = epoch.zone + i * 16;
+    SpinWait wait;
     for (;;) {
         Wide wide[N];
         u32 missing = N;
 #pragma unroll
-        for (u32 p = 0; p < N; p++) wide[p] = p == call.me ? packed(own, turn.flag) : load_ll(call.slots[p] + at);
+        for (u32 p = 0; p < N; p++) wide[p] = p == call.me ? packed(own, epoch.flag) : load_ll(call.slots[p] + at);
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
             runs[p].words[0] = unpacked(wide[p]);
-            if (!arrived(wide[p], turn.flag)) missing = p;
+            if (!arrived(wide[p], epoch.flag)) missing = p;
         }
         if (missing == N) return true;
-        if (!watch.again(call, missing, turn.flag)) return false;
+        if (!wait.again(call, missing, epoch.flag)) return false;
     }
 }
 
@@ -124,7 +124,7 @@ __device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 
 /// this rank's own; with `SAME` all are `from[0]`. `to` are this rank's slots in the first zones of the peers, beginning
 /// with the next rank; `slots` those of the peers in this rank's, by rank.
 template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ bool ll_send(const Call& call, Turn& turn) {
+__device__ __forceinline__ bool ll_send(const Call& call, Epoch& epoch) {
     const u64 lines = (call.count + 7) / 8;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
@@ -132,17 +132,17 @@ __device__ __forceinline__ bool ll_send(const Call& call, Turn& turn) {
     u64 word = 0;
     if (first < lines) word = message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
-    if (!take_turn<N>(call, words, turn, lines, N - 1, blockDim.x)) return false;
-    touch(call, turn.flag, 0);
+    if (!begin_epoch<N>(call, words, epoch, lines, N - 1, blockDim.x)) return false;
+    touch(call, epoch.flag, 0);
     for (u64 i = first; i < lines; i += step) {
 #pragma unroll
         for (u32 p = 0; p + 1 < N; p++) {
             const bool known = p == 0 ? i == first : SAME;
             if (!known) word = message<S, VECTOR>(call.from[p], i, call.count);
-            store_ll(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
+            store_ll(call.to[p] + epoch.zone + i * 16, packed(word, epoch.flag));
         }
     }
-    touch(call, turn.flag, 1);
+    touch(call, epoch.flag, 1);
     __syncthreads();
     leave(call, words);
     return true;
@@ -153,13 +153,13 @@ __device__ __forceinline__ bool ll_send(const Call& call, Turn& turn) {
 template <class T, class O, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll_reduce(const Call& call) {
     typedef typename T::Stored Stored;
-    Turn turn;
-    if (!ll_send<Stored, N, SAME, VECTOR>(call, turn)) return;
+    Epoch epoch;
+    if (!ll_send<Stored, N, SAME, VECTOR>(call, epoch)) return;
     const u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (call.count + 7) / 8; i += step) {
         const u64 own = message<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
         Run<T, 1> runs[N];
-        if (!receive<T, N>(call, turn, i, own, runs)) return;
+        if (!receive<T, N>(call, epoch, i, own, runs)) return;
         const Run<T, 1> out = reduce_runs<T, O, N, 1>(runs);
         deliver<Stored, VECTOR>(call.out[0], i, call.count, out.words[0]);
     }
@@ -169,14 +169,14 @@ __device__ __forceinline__ void ll_reduce(const Call& call) {
 /// sends goes, by rank.
 template <class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll_move(const Call& call) {
-    Turn turn;
-    if (!ll_send<S, N, SAME, VECTOR>(call, turn)) return;
+    Epoch epoch;
+    if (!ll_send<S, N, SAME, VECTOR>(call, epoch)) return;
     const u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (call.count + 7) / 8; i += step) {
         const u64 own = message<S, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
         Run<Plain<S>, 1> runs[N];
         // No part of the result is written before every peer has arrived.
-        if (!receive<Plain<S>, N>(call, turn, i, own, runs)) return;
+        if (!receive<Plain<S>, N>(call, epoch, i, own, runs)) return;
 #pragma unroll
         for (u32 p = 0; p < N; p++) deliver<S, VECTOR>(call.out[p], i, call.count, runs[p].words[0]);
     }

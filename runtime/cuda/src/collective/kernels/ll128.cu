@@ -52,7 +52,7 @@ __device__ __forceinline__ Wide flagged(Wide data, u64 i, u32 flag) {
 template <u32 N>
 __device__ __forceinline__ bool ll128_receive(const Call& call, const u64 (&slots)[N], u64 i, u32 flag,
                                              Wide (&wide)[N]) {
-    Watch watch;
+    SpinWait wait;
     for (;;) {
         u32 missing = N;
 #pragma unroll
@@ -64,15 +64,15 @@ __device__ __forceinline__ bool ll128_receive(const Call& call, const u64 (&slot
             if (p != call.me && ll128_flag(wide[p]) != flag) missing = p;
         }
         if (missing == N) return true;
-        if (!ll128_all(watch.again(call, missing, flag))) return false;
+        if (!ll128_all(wait.again(call, missing, flag))) return false;
     }
 }
 
-/// The slots of the peers in this turn's zone, `beyond` bytes further.
+/// The slots of the peers in this epoch's zone, `beyond` bytes further.
 template <u32 N>
-__device__ __forceinline__ void ll128_slots(const Call& call, const Turn& turn, u64 beyond, u64 (&slots)[N]) {
+__device__ __forceinline__ void ll128_slots(const Call& call, const Epoch& epoch, u64 beyond, u64 (&slots)[N]) {
 #pragma unroll
-    for (u32 p = 0; p < N; p++) slots[p] = call.slots[p] + turn.zone + beyond;
+    for (u32 p = 0; p < N; p++) slots[p] = call.slots[p] + epoch.zone + beyond;
 }
 
 /// Reduces unit after unit: the words of all ranks.
@@ -86,24 +86,24 @@ __device__ __forceinline__ Wide ll128_reduce(const Wide* wide) {
 
 /// Begins a collective by LL128 and sends `count` bytes to each peer; addresses as for [`ll_send`].
 template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ bool ll128_send(const Call& call, Turn& turn) {
+__device__ __forceinline__ bool ll128_send(const Call& call, Epoch& epoch) {
     const u64 units = ll128_units(call.count);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     Wide data{0, 0};
     if (first < units) data = ll128_message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
-    if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return false;
-    touch(call, turn.flag, 0);
+    if (!begin_epoch<N>(call, words, epoch, units, N - 1, blockDim.x)) return false;
+    touch(call, epoch.flag, 0);
     for (u64 i = first; i < units; i += step) {
 #pragma unroll
         for (u32 p = 0; p + 1 < N; p++) {
             const bool known = p == 0 ? i == first : SAME;
             if (!known) data = ll128_message<S, VECTOR>(call.from[p], i, call.count);
-            store_ll128(call.to[p] + turn.zone + i * 16, flagged(data, i, turn.flag));
+            store_ll128(call.to[p] + epoch.zone + i * 16, flagged(data, i, epoch.flag));
         }
     }
-    touch(call, turn.flag, 1);
+    touch(call, epoch.flag, 1);
     __syncthreads();
     leave(call, words);
     return true;
@@ -113,17 +113,17 @@ __device__ __forceinline__ bool ll128_send(const Call& call, Turn& turn) {
 template <class T, class O, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll128_reduce(const Call& call) {
     typedef typename T::Stored Stored;
-    Turn turn;
-    if (!ll128_send<Stored, N, SAME, VECTOR>(call, turn)) return;
+    Epoch epoch;
+    if (!ll128_send<Stored, N, SAME, VECTOR>(call, epoch)) return;
     u64 slots[N];
-    ll128_slots<N>(call, turn, 0, slots);
+    ll128_slots<N>(call, epoch, 0, slots);
     const u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < ll128_units(call.count); i += step) {
         Wide wide[N];
         const Wide own = ll128_message<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
-        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
+        if (!ll128_receive<N>(call, slots, i, epoch.flag, wide)) return;
         ll128_deliver<Stored, VECTOR>(call.out[0], i, call.count, ll128_reduce<T, O, N>(wide));
     }
 }
@@ -191,9 +191,9 @@ __device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     Words words;
-    Turn turn;
-    if (!take_turn<N>(call, words, turn, units, 2 * (N - 1), blockDim.x)) return;
-    touch(call, turn.flag, 0);
+    Epoch epoch;
+    if (!begin_epoch<N>(call, words, epoch, units, 2 * (N - 1), blockDim.x)) return;
+    touch(call, epoch.flag, 0);
     for (u64 i = first; i < units; i += step) {
         Wide data[N];
 #pragma unroll
@@ -202,13 +202,13 @@ __device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
             data[k] = ll128_message<Stored, VECTOR>(call.from[0] + at, i, within(call, at));
         }
 #pragma unroll
-        for (u32 k = 0; k + 1 < N; k++) store_ll128(call.to[k] + turn.zone + i * 16, flagged(data[k], i, turn.flag));
+        for (u32 k = 0; k + 1 < N; k++) store_ll128(call.to[k] + epoch.zone + i * 16, flagged(data[k], i, epoch.flag));
     }
-    touch(call, turn.flag, 1);
+    touch(call, epoch.flag, 1);
     __syncthreads();
     leave(call, words);
     u64 slots[N];
-    ll128_slots<N>(call, turn, 0, slots);
+    ll128_slots<N>(call, epoch, 0, slots);
     const u64 at = call.me * call.slice, mine = within(call, at);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
@@ -216,22 +216,22 @@ __device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
         const auto asked = to.ask(at, i, mine);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
-        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
+        if (!ll128_receive<N>(call, slots, i, epoch.flag, wide)) return;
         const Wide out = ll128_reduce<T, O, N>(wide);
 #pragma unroll
         for (u32 k = 0; k + 1 < N; k++) {
-            store_ll128(call.to[k] + turn.zone + second + i * 16, flagged(out, i, turn.flag));
+            store_ll128(call.to[k] + epoch.zone + second + i * 16, flagged(out, i, epoch.flag));
         }
         to.store(call, at, i, mine, out, asked);
     }
-    touch(call, turn.flag, 2);
-    ll128_slots<N>(call, turn, second, slots);
+    touch(call, epoch.flag, 2);
+    ll128_slots<N>(call, epoch, second, slots);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
         typename To::Asked asked[N];
 #pragma unroll
         for (u32 p = 0; p < N; p++) asked[p] = to.ask(p * call.slice, i, within(call, p * call.slice));
-        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
+        if (!ll128_receive<N>(call, slots, i, epoch.flag, wide)) return;
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
             const u64 from = p * call.slice;
@@ -253,10 +253,10 @@ __device__ __forceinline__ void ll128_add_twice(const Call& call, const Norm& no
 /// All-gather and all-to-all by LL128, as [`ll_move`].
 template <class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll128_move(const Call& call) {
-    Turn turn;
-    if (!ll128_send<S, N, SAME, VECTOR>(call, turn)) return;
+    Epoch epoch;
+    if (!ll128_send<S, N, SAME, VECTOR>(call, epoch)) return;
     u64 slots[N];
-    ll128_slots<N>(call, turn, 0, slots);
+    ll128_slots<N>(call, epoch, 0, slots);
     const u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < ll128_units(call.count); i += step) {
         Wide wide[N];
@@ -264,7 +264,7 @@ __device__ __forceinline__ void ll128_move(const Call& call) {
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
         // No part of the result is written before every peer has arrived.
-        if (!ll128_receive<N>(call, slots, i, turn.flag, wide)) return;
+        if (!ll128_receive<N>(call, slots, i, epoch.flag, wide)) return;
 #pragma unroll
         for (u32 p = 0; p < N; p++) ll128_deliver<S, VECTOR>(call.out[p], i, call.count, wide[p]);
     }

@@ -13,10 +13,10 @@ struct Ll {
         store_ll(to, packed(words[0], flag));
     }
     template <class T, u32 N>
-    static __device__ __forceinline__ void take(const Call& call, const Turn& turn, u64 i, const u64 (&own)[1],
+    static __device__ __forceinline__ void take(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[1],
                                                 Run<T, 1> (&runs)[N]) {
         // A wait that ends early leaves what is meaningless: the threads of a block stay together.
-        receive<T, N>(call, turn, i, own[0], runs);
+        receive<T, N>(call, epoch, i, own[0], runs);
     }
 };
 
@@ -33,14 +33,14 @@ struct Ll128 {
         store_ll128(to, flagged(Wide{words[0], words[1]}, j, flag));
     }
     template <class T, u32 N>
-    static __device__ __forceinline__ void take(const Call& call, const Turn& turn, u64 i, const u64 (&own)[2],
+    static __device__ __forceinline__ void take(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[2],
                                                 Run<T, 2> (&runs)[N]) {
         Wide wide[N];
         u64 slots[N];
-        ll128_slots<N>(call, turn, 0, slots);
+        ll128_slots<N>(call, epoch, 0, slots);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = Wide{own[0], own[1]};
-        ll128_receive<N>(call, slots, i, turn.flag, wide);
+        ll128_receive<N>(call, slots, i, epoch.flag, wide);
 #pragma unroll
         for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
     }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 
 /// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. Where this returns true
 /// in a block `b < rows`, others have read what it may write.
 template <class T, u32 N, class Protocol, u32 PER>
-__device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Turn& turn, u32 rows) {
+__device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Epoch& epoch, u32 rows) {
     typedef Run<T, Protocol::WORDS> Piece;
     const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 first = blockIdx.x % rows, part = blockIdx.x / rows;
@@ -92,19 +92,19 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Tu
     Piece own[PER];
     load(first, own);
     Words words;
-    if (!take_turn<N>(call, words, turn, (u64)rows * units, N - 1, units)) return false;
+    if (!begin_epoch<N>(call, words, epoch, (u64)rows * units, N - 1, units)) return false;
     if (shared) words.epoch++;
-    if (shared && turn.flag == CLEARED) {
+    if (shared && epoch.flag == CLEARED) {
         // A block cleared the places of its own row, and no other of this rank waited for that.
         range = Range{0, part == 0 ? units : 0};
         load(first, own);
     }
     if (ordered) {
-        touch(call, turn.flag, 2);
+        touch(call, epoch.flag, 2);
         __syncthreads();
         if (part > 0 && thread == threads - 1) store_release_here(flag(call, call.me, call.me), words.epoch);
     }
-    touch(call, turn.flag, 0);
+    touch(call, epoch.flag, 0);
     for (u32 row = first; row < rows; row += gridDim.x) {
         if (row != first) load(row, own);
 #pragma unroll
@@ -113,11 +113,11 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Tu
             if (j >= range.last) continue;
 #pragma unroll
             for (u32 p = 0; p + 1 < N; p++) {
-                Protocol::send(call.to[p] + turn.zone + ((u64)row * units + j) * 16, j, own[k].words, turn.flag);
+                Protocol::send(call.to[p] + epoch.zone + ((u64)row * units + j) * 16, j, own[k].words, epoch.flag);
             }
         }
     }
-    touch(call, turn.flag, 1);
+    touch(call, epoch.flag, 1);
     if (ordered && part == 0) {
         for (u32 b = first + (thread + 1) * rows; b < gridDim.x; b += threads * rows) {
             await_of(call, call.me, b, words.epoch);
@@ -164,8 +164,8 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
     const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 rows = (u32)(call.count / 8) / width;
     const Range whole{0, units};
-    Turn turn;
-    if (!send_rows<T, N, Protocol, PER>(call, norm, turn, rows) || blockIdx.x >= rows) return;
+    Epoch epoch;
+    if (!send_rows<T, N, Protocol, PER>(call, norm, epoch, rows) || blockIdx.x >= rows) return;
     Piece weight[PER];
     if (norm.weight != 0) load_units<Protocol, PER>(norm.weight, width, whole, weight);
     u32 parity = 0;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
             const u32 j = thread + k * threads, count = Protocol::count(j, width);
             if (j >= units) continue;
             Piece runs[N];
-            Protocol::template take<T, N>(call, turn, (u64)row * units + j, x[k].words, runs);
+            Protocol::template take<T, N>(call, epoch, (u64)row * units + j, x[k].words, runs);
             const Piece reduced = reduce_runs<T, O, N, Protocol::WORDS>(runs);
             if (norm.reduced != 0) store_unit<Protocol>(norm.reduced + at, j, count, reduced.words);
             x[k] = add_runs(reduced, residual[k]);

@@ -170,8 +170,8 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
     }
     const u64 first = words.epoch + 1;
     if (!(IN_PLACE ? meet<Depart, N>(call, first) : meet<Arrive, N>(call, first))) return;
-    // Turn `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
-    const auto turn = [&](u64 c, Taken<N, TIMES>& taken) {
+    // Round `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
+    const auto round = [&](u64 c, Taken<N, TIMES>& taken) {
         if constexpr (!IN_PLACE) taken.take(call, chunk(c));
         taken.send(call, chunk(c));
         if constexpr (IN_PLACE) taken.take(call, chunk(c + 2));
@@ -185,8 +185,8 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
         return true;
     };
     for (u64 c = 0; c <= chunks + 1; c += 2) {
-        if (!turn(c, even)) return;
-        if (c <= chunks && !turn(c + 1, odd)) return;
+        if (!round(c, even)) return;
+        if (c <= chunks && !round(c + 1, odd)) return;
     }
     words.epoch += chunks + 3;
     meet<Depart, N>(call, words.epoch);

@@ -11,7 +11,7 @@ namespace symmc_peer {
 struct Splits {
     /// The table of each number: `[block][sender][receiver]`.
     u64 sizes[MAX_RANKS];
-    /// The staging area of each number: `[turn][sender][block]` parts of `slot` bytes.
+    /// The staging area of each number: `[round][sender][block]` parts of `slot` bytes.
     u64 staging[MAX_RANKS];
     /// How many rows go to each number, and where it is told how many come.
     u64 sent;
@@ -201,8 +201,8 @@ __device__ __forceinline__ void keep(const Call& call, const Splits& splits, con
     }
 }
 
-/// Through staging, so that peers touch neither operand nor result: block by block and turn by turn, rows go into the
-/// peers' staging areas, the blocks meet, and each takes what came for it. A turn's part is written again two turns
+/// Through staging, so that peers touch neither operand nor result: block by block and round by round, rows go into the
+/// peers' staging areas, the blocks meet, and each takes what came for it. A round's part is written again two rounds
 /// later, which is behind the meeting that every peer comes to when it has taken that part.
 template <class W, u32 N>
 __device__ __forceinline__ void splits_staged(const Call& call, const Splits& splits) {
@@ -222,30 +222,30 @@ __device__ __forceinline__ void splits_staged(const Call& call, const Splits& sp
         const Shares<W> shares;
         const u64 tile = (u64)blockDim.x * sizeof(W), tiles = splits.slot / tile;
         // Where this thread's units of a sender are staged at a number.
-        const auto staged = [&](u32 at, u32 sender, u64 turn) {
-            const u64 part = (turn % 2 * N + sender) * gridDim.x + blockIdx.x;
+        const auto staged = [&](u32 at, u32 sender, u64 round) {
+            const u64 part = (round % 2 * N + sender) * gridDim.x + blockIdx.x;
             return Walk{splits.staging[at] + part * splits.slot + threadIdx.x * sizeof(W), tile};
         };
-        const auto units = [&](u64 bytes, u64 turn) {
-            const u64 left = shares.count(bytes, turn * tiles);
+        const auto units = [&](u64 bytes, u64 round) {
+            const u64 left = shares.count(bytes, round * tiles);
             return left < tiles ? left : tiles;
         };
-        u64 turn = 0;
+        u64 round = 0;
         do {
 #pragma unroll
             for (u32 i = 1; i < N; i++) {
-                const Walk from = shares.walk(call.from[call.me] + parts.source[i], turn * tiles);
-                carry<W>(staged(behind(call, i, N), call.me, turn), from, units(parts.out[i], turn));
+                const Walk from = shares.walk(call.from[call.me] + parts.source[i], round * tiles);
+                carry<W>(staged(behind(call, i, N), call.me, round), from, units(parts.out[i], round));
             }
             words.epoch++;
             if (!meet<Depart, N>(call, words.epoch)) return;
 #pragma unroll
             for (u32 i = 1; i < N; i++) {
-                const Walk to = shares.walk(call.to[0] + parts.target[i], turn * tiles);
-                carry<W>(to, staged(call.me, behind(call, i, N), turn), units(parts.in[i], turn));
+                const Walk to = shares.walk(call.to[0] + parts.target[i], round * tiles);
+                carry<W>(to, staged(call.me, behind(call, i, N), round), units(parts.in[i], round));
             }
-            turn++;
-        } while (turn * tiles * shares.apart < parts.longest);
+            round++;
+        } while (round * tiles * shares.apart < parts.longest);
     }
     leave(call, words);
 }

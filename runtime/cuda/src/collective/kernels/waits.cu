@@ -87,8 +87,8 @@ struct Call {
 
 #ifdef SYMMC_CHAOS
 /// Before and after a touch of a peer: a delay from the seed, most often none.
-__device__ __forceinline__ void touch(const Call& call, u64 turn, u32 place) {
-    u64 x = call.seed ^ turn * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
+__device__ __forceinline__ void touch(const Call& call, u64 epoch, u32 place) {
+    u64 x = call.seed ^ epoch * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
             (u64)(blockIdx.x * 64 + threadIdx.x / 32);
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
@@ -127,7 +127,7 @@ __device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 epoch, u32 
 }
 
 /// A wait that may end early.
-struct Watch {
+struct SpinWait {
     u32 looks = 0;
     u64 start = 0;
 
@@ -154,9 +154,9 @@ __device__ __forceinline__ u64* flag(const Call& call, u32 owner, u32 sets) {
 /// Waits until `peer` has set its flag here for a block to `target`.
 __device__ __forceinline__ bool await_of(const Call& call, u32 peer, u32 block, u64 target) {
     const u64* at = flag_of(call, call.me, peer, block);
-    Watch watch;
+    SpinWait wait;
     while ((i64)(load_acquire(at) - target) < 0) {
-        if (!watch.again(call, peer, target)) return false;
+        if (!wait.again(call, peer, target)) return false;
     }
     return true;
 }
