@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn communication_with_nothing_beside_it_runs_on_the_compute_stream() {
-        let assigned = assign(&list(&[(COMPUTE, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2]), (COMM, &[3])]));
+        let assigned =
+            assign(&list(&[(COMPUTE, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2]), (COMM, &[3])]));
         assert_eq!(streams(&assigned), [COMPUTE; 5]);
         assert!(assigned.iter().all(|t| t.waits.is_empty() && !t.awaited));
     }
@@ -128,7 +129,8 @@ mod tests {
     #[test]
     fn only_the_part_of_a_run_that_both_sides_bound_moves() {
         // Step 1 does not wait for 0; 3 is not waited for by 4.
-        let assigned = assign(&list(&[(COMPUTE, &[]), (COMM, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2])]));
+        let assigned =
+            assign(&list(&[(COMPUTE, &[]), (COMM, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2])]));
         assert_eq!(streams(&assigned), [COMPUTE, COMM, COMPUTE, COMM, COMPUTE]);
         assert_eq!(assigned[2].waits, [1]);
         assert_eq!(assigned[3].waits, [2]);

@@ -191,8 +191,9 @@ impl Relocations {
         shifted: &Shifted,
     ) -> Option<Relocations> {
         let (a, b) = (&one.work, &other.work);
-        let alike =
-            one.assigned == other.assigned && one.assertions == other.assertions && one.code() == other.code();
+        let alike = one.assigned == other.assigned
+            && one.assertions == other.assertions
+            && one.code() == other.code();
         if !alike || a.len() != b.len() || a.iter().zip(b).any(|(a, b)| a.len() != b.len()) {
             return None;
         }

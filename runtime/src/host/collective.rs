@@ -5,7 +5,7 @@ use symmc_ir::collective::{CollectiveKind, Meets, Variant};
 
 use super::comm::Comm;
 use super::meeting::{Meeting, Site};
-use super::turn::Turn;
+use super::running::Running;
 use super::{direct, landing, put, staged};
 use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 use crate::error::RunError;
@@ -61,7 +61,7 @@ impl Comm {
     /// call's memory in ways that the contract of its variant does not order.
     pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<(), RunError> {
         self.begin_step(call.step);
-        let result = Turn::new(self, call).and_then(|turn| run(&turn));
+        let result = Running::new(self, call).and_then(|running| run(&running));
         result.inspect_err(|error| self.tell(error))
     }
 
@@ -98,26 +98,26 @@ impl Comm {
 }
 
 /// Runs the variant of a collective.
-fn run(turn: &Turn) -> Result<(), RunError> {
-    if turn.n == 1 {
-        return staged::alone(turn);
+fn run(running: &Running) -> Result<(), RunError> {
+    if running.n == 1 {
+        return staged::alone(running);
     }
-    if turn.bytes == 0 && turn.call.splits.is_none() {
+    if running.bytes == 0 && running.call.splits.is_none() {
         // Nothing to move; what meets still meets.
-        return match turn.call.variant.contract(turn.call.kind).map(|c| c.meets) {
-            Some(Meets::Group) => turn.meet(),
-            Some(Meets::Pairs) => put::run(turn),
+        return match running.call.variant.contract(running.call.kind).map(|c| c.meets) {
+            Some(Meets::Group) => running.meet(),
+            Some(Meets::Pairs) => put::run(running),
             Some(Meets::Nobody) | None => Ok(()),
         };
     }
-    turn.touch();
-    match turn.call.variant {
-        variant if variant.is_library() => staged::run(turn)?,
-        Variant::Ll => landing::run(turn)?,
-        Variant::Put => put::run(turn)?,
-        _ => direct::run(turn)?,
+    running.touch();
+    match running.call.variant {
+        variant if variant.is_library() => staged::run(running)?,
+        Variant::Ll => landing::run(running)?,
+        Variant::Put => put::run(running)?,
+        _ => direct::run(running)?,
     }
-    turn.touch();
+    running.touch();
     Ok(())
 }
 

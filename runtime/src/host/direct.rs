@@ -7,86 +7,89 @@
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 
 use super::copy::Stores;
-use super::turn::{PerRank, SLICE, Turn, copy_slices};
+use super::running::{PerRank, Running, SLICE, copy_slices};
 use crate::error::RunError;
 
 /// Slices of two-shot all-reduce begin at multiples of this.
 const ALIGN: usize = 64;
 
-pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
-    match (turn.call.variant, turn.call.kind) {
-        (Variant::OneShot, CollectiveKind::AllReduce(op)) => one_shot(turn, *op),
-        (Variant::TwoShot, CollectiveKind::AllReduce(op)) => two_shot(turn, *op),
-        (Variant::Pull, CollectiveKind::AllGather) => pull_all_gather(turn),
-        (Variant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(turn, *op),
-        (Variant::Pull, CollectiveKind::AllToAll(Splits::Even)) => pull_all_to_all(turn),
-        (Variant::Pull, CollectiveKind::AllToAll(Splits::Device)) => super::splits::pull(turn),
-        (Variant::Push | Variant::Copies, CollectiveKind::AllGather) => push(turn, Pieces::Whole),
-        (Variant::Push | Variant::Copies, CollectiveKind::AllToAll(Splits::Even)) => push(turn, Pieces::Each),
+pub(super) fn run(running: &Running) -> Result<(), RunError> {
+    match (running.call.variant, running.call.kind) {
+        (Variant::OneShot, CollectiveKind::AllReduce(op)) => one_shot(running, *op),
+        (Variant::TwoShot, CollectiveKind::AllReduce(op)) => two_shot(running, *op),
+        (Variant::Pull, CollectiveKind::AllGather) => pull_all_gather(running),
+        (Variant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(running, *op),
+        (Variant::Pull, CollectiveKind::AllToAll(Splits::Even)) => pull_all_to_all(running),
+        (Variant::Pull, CollectiveKind::AllToAll(Splits::Device)) => super::splits::pull(running),
+        (Variant::Push | Variant::Copies, CollectiveKind::AllGather) => push(running, Pieces::Whole),
+        (Variant::Push | Variant::Copies, CollectiveKind::AllToAll(Splits::Even)) => {
+            push(running, Pieces::Each)
+        }
         (variant, kind) => {
-            Err(turn.fail(format!("the variant {variant} does not run {} on the host", kind.name())))
+            Err(running.fail(format!("the variant {variant} does not run {} on the host", kind.name())))
         }
     }
 }
 
-fn one_shot(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
-    let call = turn.call;
-    let result = turn.at(&call.result, turn.bytes)?;
-    let operands = operands(turn, turn.bytes)?;
-    turn.meet()?;
+fn one_shot(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+    let call = running.call;
+    let result = running.at(&call.result, running.bytes)?;
+    let operands = operands(running, running.bytes)?;
+    running.meet()?;
     // Each rank begins at another place.
-    let start = slice(turn, turn.me).0;
-    reduce_range(turn, op, &operands, &[result], start, call.elements);
-    reduce_range(turn, op, &operands, &[result], 0, start);
-    turn.exit()
+    let start = slice(running, running.me).0;
+    reduce_range(running, op, &operands, &[result], start, call.elements);
+    reduce_range(running, op, &operands, &[result], 0, start);
+    running.exit()
 }
 
-fn two_shot(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
-    let call = turn.call;
-    let operands = operands(turn, turn.bytes)?;
-    let order = std::iter::once(turn.me).chain(turn.peers());
-    let results = order.map(|p| turn.on(&call.result, p, turn.bytes)).collect::<Result<PerRank<_>, _>>()?;
-    turn.meet()?;
-    let (from, to) = slice(turn, turn.me);
-    reduce_range(turn, op, &operands, &results, from, to);
-    turn.exit()
+fn two_shot(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+    let call = running.call;
+    let operands = operands(running, running.bytes)?;
+    let order = std::iter::once(running.me).chain(running.peers());
+    let results =
+        order.map(|p| running.on(&call.result, p, running.bytes)).collect::<Result<PerRank<_>, _>>()?;
+    running.meet()?;
+    let (from, to) = slice(running, running.me);
+    reduce_range(running, op, &operands, &results, from, to);
+    running.exit()
 }
 
-fn pull_reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
-    let call = turn.call;
-    let piece = turn.bytes / turn.n;
-    let result = turn.at(&call.result, piece)?;
-    let mut operands = operands(turn, turn.bytes)?;
+fn pull_reduce_scatter(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+    let call = running.call;
+    let piece = running.bytes / running.n;
+    let result = running.at(&call.result, piece)?;
+    let mut operands = operands(running, running.bytes)?;
     for operand in &mut operands {
-        *operand = operand.wrapping_add(turn.me * piece);
+        *operand = operand.wrapping_add(running.me * piece);
     }
-    turn.meet()?;
-    reduce_range(turn, op, &operands, &[result], 0, call.elements / turn.n);
-    turn.exit()
+    running.meet()?;
+    reduce_range(running, op, &operands, &[result], 0, call.elements / running.n);
+    running.exit()
 }
 
-fn pull_all_gather(turn: &Turn) -> Result<(), RunError> {
-    let call = turn.call;
-    let result = turn.at(&call.result, turn.bytes * turn.n)?;
-    let operands = operands(turn, turn.bytes)?;
-    turn.meet()?;
-    for p in turn.peers().chain([turn.me]) {
-        copy_slices(turn, result.wrapping_add(p * turn.bytes), operands[p], turn.bytes);
+fn pull_all_gather(running: &Running) -> Result<(), RunError> {
+    let call = running.call;
+    let result = running.at(&call.result, running.bytes * running.n)?;
+    let operands = operands(running, running.bytes)?;
+    running.meet()?;
+    for p in running.peers().chain([running.me]) {
+        copy_slices(running, result.wrapping_add(p * running.bytes), operands[p], running.bytes);
     }
-    turn.exit()
+    running.exit()
 }
 
-fn pull_all_to_all(turn: &Turn) -> Result<(), RunError> {
-    let call = turn.call;
-    let piece = turn.bytes / turn.n;
-    let result = turn.at(&call.result, turn.bytes)?;
-    let operands = operands(turn, turn.bytes)?;
-    turn.meet()?;
-    for p in turn.peers().chain([turn.me]) {
-        let from = operands[p].wrapping_add(turn.me * piece);
-        copy_slices(turn, result.wrapping_add(p * piece), from, piece);
+fn pull_all_to_all(running: &Running) -> Result<(), RunError> {
+    let call = running.call;
+    let piece = running.bytes / running.n;
+    let result = running.at(&call.result, running.bytes)?;
+    let operands = operands(running, running.bytes)?;
+    running.meet()?;
+    for p in running.peers().chain([running.me]) {
+        let from = operands[p].wrapping_add(running.me * piece);
+        copy_slices(running, result.wrapping_add(p * piece), from, piece);
     }
-    turn.exit()
+    running.exit()
 }
 
 /// What a rank sends to each.
@@ -97,44 +100,52 @@ enum Pieces {
     Each,
 }
 
-fn push(turn: &Turn, pieces: Pieces) -> Result<(), RunError> {
-    let call = turn.call;
+fn push(running: &Running, pieces: Pieces) -> Result<(), RunError> {
+    let call = running.call;
     let (piece, total) = match pieces {
-        Pieces::Whole => (turn.bytes, turn.bytes * turn.n),
-        Pieces::Each => (turn.bytes / turn.n, turn.bytes),
+        Pieces::Whole => (running.bytes, running.bytes * running.n),
+        Pieces::Each => (running.bytes / running.n, running.bytes),
     };
-    let operand = turn.at(&call.operand, turn.bytes)?;
-    let results =
-        (0..turn.n).map(|p| turn.on(&call.result, p, total)).collect::<Result<PerRank<_>, RunError>>()?;
-    turn.meet()?;
-    for p in turn.peers().chain([turn.me]) {
+    let operand = running.at(&call.operand, running.bytes)?;
+    let results = (0..running.n)
+        .map(|p| running.on(&call.result, p, total))
+        .collect::<Result<PerRank<_>, RunError>>()?;
+    running.meet()?;
+    for p in running.peers().chain([running.me]) {
         let from = match pieces {
             Pieces::Whole => operand,
             Pieces::Each => operand.wrapping_add(p * piece),
         };
-        copy_slices(turn, results[p].wrapping_add(turn.me * piece), from, piece);
+        copy_slices(running, results[p].wrapping_add(running.me * piece), from, piece);
     }
-    turn.exit()
+    running.exit()
 }
 
 /// The operands of all ranks of the cell, by number.
-fn operands(turn: &Turn, bytes: usize) -> Result<PerRank<*const u8>, RunError> {
-    (0..turn.n).map(|p| turn.on(&turn.call.operand, p, bytes).map(|a| a.cast_const())).collect()
+fn operands(running: &Running, bytes: usize) -> Result<PerRank<*const u8>, RunError> {
+    (0..running.n).map(|p| running.on(&running.call.operand, p, bytes).map(|a| a.cast_const())).collect()
 }
 
 /// The elements that the rank of number `p` reduces when the work is divided.
-fn slice(turn: &Turn, p: usize) -> (usize, usize) {
-    let unit = ALIGN / turn.call.dtype.size();
-    let units = turn.call.elements.div_ceil(unit);
-    let at = |p: usize| (units * p / turn.n * unit).min(turn.call.elements);
+fn slice(running: &Running, p: usize) -> (usize, usize) {
+    let unit = ALIGN / running.call.dtype.size();
+    let units = running.call.elements.div_ceil(unit);
+    let at = |p: usize| (units * p / running.n * unit).min(running.call.elements);
     (at(p), at(p + 1))
 }
 
 /// Reduces the elements from `from` to `to` into all `outs`.
-fn reduce_range(turn: &Turn, op: ReduceOp, operands: &[*const u8], outs: &[*mut u8], from: usize, to: usize) {
-    let size = turn.call.dtype.size();
-    let reducer = turn.reducer(op);
-    let stores = Stores::of(turn.bytes);
+fn reduce_range(
+    running: &Running,
+    op: ReduceOp,
+    operands: &[*const u8],
+    outs: &[*mut u8],
+    from: usize,
+    to: usize,
+) {
+    let size = running.call.dtype.size();
+    let reducer = running.reducer(op);
+    let stores = Stores::of(running.bytes);
     let mut at = from;
     while at < to {
         let elements = (SLICE / size).min(to - at);
@@ -144,7 +155,7 @@ fn reduce_range(turn: &Turn, op: ReduceOp, operands: &[*const u8], outs: &[*mut 
         // barrier has passed, so peers have arrived and the contract lets this rank touch them.
         unsafe { reducer.reduce(&sources, &outs, elements, stores) };
         at += elements;
-        turn.touch();
+        running.touch();
     }
     stores.settle();
 }

@@ -14,7 +14,7 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use super::copy::{Stores, copy};
 use super::ll;
 use super::reduce::{BLOCK, Room};
-use super::turn::{PerRank, Turn};
+use super::running::{PerRank, Running};
 use crate::error::RunError;
 
 /// The number of epochs.
@@ -22,14 +22,14 @@ const EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
 const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 
-/// Bytes of the next turn that a rank prepares for.
+/// Bytes of the next epoch that a rank prepares for.
 const AHEAD: usize = 4096;
 
 /// The landing zones of one collective.
 struct Zones {
-    /// The zone of this turn in each arena of the cell, by number.
+    /// The zone of this epoch in each arena of the cell, by number.
     zones: PerRank<*mut u8>,
-    /// From these zones to those of the next turn, in bytes.
+    /// From these zones to those of the next epoch, in bytes.
     other: isize,
     epoch: u32,
     /// Bytes of the message in each slot.
@@ -49,44 +49,48 @@ impl Zones {
 
     /// After all lines were received: the next message most likely has this size and goes to the other
     /// zones, which the peers have left, since they have sent lines for these.
-    fn prepare(&self, turn: &Turn) {
-        let most = AHEAD / turn.n.saturating_sub(1).max(1);
-        for p in turn.peers() {
-            let slot = self.zones[p].wrapping_offset(self.other).wrapping_add(self.start(turn.me));
+    fn prepare(&self, running: &Running) {
+        let most = AHEAD / running.n.saturating_sub(1).max(1);
+        for p in running.peers() {
+            let slot = self.zones[p].wrapping_offset(self.other).wrapping_add(self.start(running.me));
             ll::expect_stores(slot, self.start(1).min(most));
         }
     }
 }
 
-pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
-    match turn.call.kind {
-        CollectiveKind::AllReduce(op) => reduce(turn, *op, turn.bytes, 0),
-        CollectiveKind::ReduceScatter(op) => reduce(turn, *op, turn.bytes / turn.n, turn.bytes / turn.n),
-        CollectiveKind::AllGather => exchange(turn, turn.bytes, 0),
-        CollectiveKind::AllToAll(Splits::Even) => exchange(turn, turn.bytes / turn.n, turn.bytes / turn.n),
-        kind => Err(turn.fail(format!("the variant ll does not run {} on the host", kind.name()))),
+pub(super) fn run(running: &Running) -> Result<(), RunError> {
+    match running.call.kind {
+        CollectiveKind::AllReduce(op) => reduce(running, *op, running.bytes, 0),
+        CollectiveKind::ReduceScatter(op) => {
+            reduce(running, *op, running.bytes / running.n, running.bytes / running.n)
+        }
+        CollectiveKind::AllGather => exchange(running, running.bytes, 0),
+        CollectiveKind::AllToAll(Splits::Even) => {
+            exchange(running, running.bytes / running.n, running.bytes / running.n)
+        }
+        kind => Err(running.fail(format!("the variant ll does not run {} on the host", kind.name()))),
     }
 }
 
 /// Begins a collective with messages of `message` bytes.
-fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
-    let Some(offsets) = turn.call.landing else {
-        return Err(turn.fail("expected landing zones for ll, found none".into()));
+fn begin(running: &Running, message: usize) -> Result<Zones, RunError> {
+    let Some(offsets) = running.call.landing else {
+        return Err(running.fail("expected landing zones for ll, found none".into()));
     };
-    let used = turn.n * ll::count(message) * ll::LINE;
+    let used = running.n * ll::count(message) * ll::LINE;
     if offsets.iter().any(|o| !o.is_multiple_of(ll::LINE)) {
-        return Err(turn.fail(format!("expected landing zones at multiples of 64, found {offsets:?}")));
+        return Err(running.fail(format!("expected landing zones at multiples of 64, found {offsets:?}")));
     }
-    let state = turn.group;
+    let state = running.group;
     let number = state.ll.load(Ordering::Relaxed);
     if number > 0 && number.is_multiple_of(EPOCHS) {
-        clear(turn, offsets)?;
+        clear(running, offsets)?;
     }
     state.ll.store(number + 1, Ordering::Relaxed);
     state.landing_used.fetch_max(used, Ordering::Relaxed);
     let (offset, next) = (offsets[(number & 1) as usize], offsets[(number & 1 ^ 1) as usize]);
-    turn.arena(turn.me, next, used)?;
-    let zones = (0..turn.n).map(|p| turn.arena(p, offset, used)).collect::<Result<_, _>>()?;
+    running.arena(running.me, next, used)?;
+    let zones = (0..running.n).map(|p| running.arena(p, offset, used)).collect::<Result<_, _>>()?;
     let epoch = (number % EPOCHS) as u32 + 1;
     let other = next as isize - offset as isize;
     Ok(Zones { zones, other, epoch, message })
@@ -94,33 +98,33 @@ fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
 
 /// Removes all flags from this rank's zones while no peer writes there.
 #[cold]
-fn clear(turn: &Turn, offsets: [usize; 2]) -> Result<(), RunError> {
-    turn.meet()?;
-    let used = turn.group.landing_used.load(Ordering::Relaxed);
+fn clear(running: &Running, offsets: [usize; 2]) -> Result<(), RunError> {
+    running.meet()?;
+    let used = running.group.landing_used.load(Ordering::Relaxed);
     for offset in offsets {
-        let zone = turn.arena(turn.me, offset, used)?;
+        let zone = running.arena(running.me, offset, used)?;
         // SAFETY: the range lies within the arena; between the two barriers no rank sends lines.
         unsafe { std::ptr::write_bytes(zone, 0, used) };
     }
-    turn.meet()
+    running.meet()
 }
 
 /// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the operand, and
 /// reduces what came with its own.
-fn reduce(turn: &Turn, op: ReduceOp, message: usize, stride: usize) -> Result<(), RunError> {
-    let call = turn.call;
-    let operand = turn.at(&call.operand, turn.bytes)?;
-    let result = turn.at(&call.result, message)?;
-    let zones = begin(turn, message)?;
-    for p in turn.peers() {
-        send(turn, &zones, p, operand.wrapping_add(p * stride));
+fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Result<(), RunError> {
+    let call = running.call;
+    let operand = running.at(&call.operand, running.bytes)?;
+    let result = running.at(&call.result, message)?;
+    let zones = begin(running, message)?;
+    for p in running.peers() {
+        send(running, &zones, p, operand.wrapping_add(p * stride));
     }
-    turn.ring();
+    running.ring();
 
-    let own = operand.wrapping_add(turn.me * stride);
+    let own = operand.wrapping_add(running.me * stride);
     let size = call.dtype.size();
     let count = message / size;
-    let reducer = turn.reducer(op);
+    let reducer = running.reducer(op);
     let mut acc = Room::new();
     let (mut low, mut high) = (Room::new(), Room::new());
     let mut at = 0;
@@ -131,65 +135,65 @@ fn reduce(turn: &Turn, op: ReduceOp, message: usize, stride: usize) -> Result<()
         // of the operand is read before that of the result is written.
         unsafe {
             let source = |p: usize, room: &mut Room| -> Result<*const u8, RunError> {
-                if p == turn.me {
+                if p == running.me {
                     return Ok(own.wrapping_add(from));
                 }
-                receive(turn, &zones, p, room.as_mut_ptr(), from, to)?;
+                receive(running, &zones, p, room.as_mut_ptr(), from, to)?;
                 Ok(room.as_mut_ptr())
             };
             let (a, b) = (source(0, &mut low)?, source(1, &mut high)?);
             reducer.start(&mut acc, a, b, elements);
-            for p in 2..turn.n {
+            for p in 2..running.n {
                 reducer.combine(&mut acc, source(p, &mut low)?, elements);
             }
             let out = result.wrapping_add(from);
-            reducer.finish(&mut acc, turn.n, &[out], elements, Stores::Cached);
+            reducer.finish(&mut acc, running.n, &[out], elements, Stores::Cached);
         }
         at += elements;
     }
-    zones.prepare(turn);
+    zones.prepare(running);
     Ok(())
 }
 
 /// All-gather and all-to-all: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
 /// operand.
-fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> {
-    let call = turn.call;
-    let operand = turn.at(&call.operand, turn.bytes)?;
-    let result = turn.at(&call.result, message * turn.n)?;
-    let zones = begin(turn, message)?;
-    for p in turn.peers() {
-        send(turn, &zones, p, operand.wrapping_add(p * stride));
+fn exchange(running: &Running, message: usize, stride: usize) -> Result<(), RunError> {
+    let call = running.call;
+    let operand = running.at(&call.operand, running.bytes)?;
+    let result = running.at(&call.result, message * running.n)?;
+    let zones = begin(running, message)?;
+    for p in running.peers() {
+        send(running, &zones, p, operand.wrapping_add(p * stride));
     }
-    turn.ring();
+    running.ring();
 
     // The result is written only after every peer has arrived.
-    for p in turn.peers() {
-        await_line(turn, &zones, p, 0)?;
+    for p in running.peers() {
+        await_line(running, &zones, p, 0)?;
     }
-    for p in turn.peers() {
-        receive(turn, &zones, p, result.wrapping_add(p * message), 0, message)?;
-        turn.touch();
+    for p in running.peers() {
+        receive(running, &zones, p, result.wrapping_add(p * message), 0, message)?;
+        running.touch();
     }
-    zones.prepare(turn);
-    let own = operand.wrapping_add(turn.me * stride);
+    zones.prepare(running);
+    let own = operand.wrapping_add(running.me * stride);
     // SAFETY: operand and result hold as much; they are this rank's own.
-    unsafe { copy(result.wrapping_add(turn.me * message), own, message, Stores::Cached) };
+    unsafe { copy(result.wrapping_add(running.me * message), own, message, Stores::Cached) };
     Ok(())
 }
 
-fn send(turn: &Turn, zones: &Zones, p: usize, from: *const u8) {
-    turn.touch();
+fn send(running: &Running, zones: &Zones, p: usize, from: *const u8) {
+    running.touch();
     // What this rank did before it arrived happens before a peer sees a line.
     fence(Ordering::Release);
     // SAFETY: the zone lies within the peer's arena and holds lines only; the operand holds the message.
-    unsafe { ll::store(zones.slot(p, turn.me), from, zones.message, zones.epoch) };
+    unsafe { ll::store(zones.slot(p, running.me), from, zones.message, zones.epoch) };
 }
 
 /// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. A line begins at
 /// `from`.
 fn receive(
-    turn: &Turn,
+    running: &Running,
     zones: &Zones,
     p: usize,
     out: *mut u8,
@@ -197,11 +201,11 @@ fn receive(
     to: usize,
 ) -> Result<(), RunError> {
     let first = from / ll::DATA;
-    let slot = zones.slot(turn.me, p).wrapping_add(first * ll::LINE);
+    let slot = zones.slot(running.me, p).wrapping_add(first * ll::LINE);
     let bytes = to - from;
     let mut done = 0;
     // A look at the last line first: to look at each as it comes slows the sender down.
-    await_line(turn, zones, p, ll::count(to) - 1)?;
+    await_line(running, zones, p, ll::count(to) - 1)?;
     loop {
         // SAFETY: the slot lies within this rank's zone and holds lines only; `out` has room for the bytes.
         done = unsafe { ll::load(out, slot, bytes, zones.epoch, done) };
@@ -209,14 +213,14 @@ fn receive(
             fence(Ordering::Acquire);
             return Ok(());
         }
-        await_line(turn, zones, p, first + done)?;
+        await_line(running, zones, p, first + done)?;
     }
 }
 
 /// Waits for line `i` of peer `p`.
-fn await_line(turn: &Turn, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
-    let slot = zones.slot(turn.me, p);
+fn await_line(running: &Running, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
+    let slot = zones.slot(running.me, p);
     // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.
     let ready = || unsafe { ll::arrived(slot, i, zones.epoch) };
-    turn.comm.waiter.until(ready).map_err(|ended| turn.ended(ended, |q| q != p || ready()))
+    running.comm.waiter.until(ready).map_err(|ended| running.ended(ended, |q| q != p || ready()))
 }

@@ -42,6 +42,7 @@ mod memory;
 mod put;
 mod rank;
 mod reduce;
+mod running;
 mod seat;
 mod session;
 mod splits;
@@ -50,7 +51,6 @@ mod staged;
 mod terms;
 mod threads;
 mod times;
-mod turn;
 mod wait;
 mod walk;
 

@@ -12,32 +12,32 @@ use std::sync::atomic::Ordering;
 use symmc_ir::collective::CollectiveKind;
 
 use super::control::Signal;
-use super::turn::{Turn, copy_slices};
+use super::running::{Running, copy_slices};
 use crate::error::RunError;
 
-pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
-    let (call, me) = (turn.call, turn.me as u32);
-    let pairs = call.kind.pairs(turn.n as u32).unwrap_or_default();
-    let operand = turn.at(&call.operand, turn.bytes)?;
-    let result = turn.at(&call.result, turn.bytes)?;
-    let number = turn.group.puts.load(Ordering::Relaxed) + 1;
-    turn.group.puts.store(number, Ordering::Relaxed);
+pub(super) fn run(running: &Running) -> Result<(), RunError> {
+    let (call, me) = (running.call, running.me as u32);
+    let pairs = call.kind.pairs(running.n as u32).unwrap_or_default();
+    let operand = running.at(&call.operand, running.bytes)?;
+    let result = running.at(&call.result, running.bytes)?;
+    let number = running.group.puts.load(Ordering::Relaxed) + 1;
+    running.group.puts.store(number, Ordering::Relaxed);
 
     let sender = pairs.iter().find(|(_, to)| *to == me).map(|(from, _)| *from as usize);
     if let Some(from) = sender {
-        give(turn, turn.me, Signal::Free, number, from);
+        give(running, running.me, Signal::Free, number, from);
     }
     for to in pairs.iter().filter(|(from, _)| *from == me).map(|(_, to)| *to as usize) {
-        let there = turn.on(&call.result, to, turn.bytes)?;
-        wait(turn, to, Signal::Free, number, to)?;
-        copy_slices(turn, there, operand, turn.bytes);
-        give(turn, to, Signal::Landed, number, to);
+        let there = running.on(&call.result, to, running.bytes)?;
+        wait(running, to, Signal::Free, number, to)?;
+        copy_slices(running, there, operand, running.bytes);
+        give(running, to, Signal::Landed, number, to);
     }
     match sender {
-        Some(from) => wait(turn, turn.me, Signal::Landed, number, from)?,
-        None if keeps(call.kind, me) => copy_slices(turn, result, operand, turn.bytes),
+        Some(from) => wait(running, running.me, Signal::Landed, number, from)?,
+        None if keeps(call.kind, me) => copy_slices(running, result, operand, running.bytes),
         // SAFETY: the result holds the bytes, and no peer writes it.
-        None => unsafe { std::ptr::write_bytes(result, 0, turn.bytes) },
+        None => unsafe { std::ptr::write_bytes(result, 0, running.bytes) },
     }
     Ok(())
 }
@@ -52,19 +52,25 @@ fn keeps(kind: &CollectiveKind, me: u32) -> bool {
 }
 
 /// Gives a signal of the receiver of number `receiver`, for which number `peer` may be waiting.
-fn give(turn: &Turn, receiver: usize, signal: Signal, number: u64, peer: usize) {
-    turn.touch();
-    let control = turn.comm.control();
-    let word = control.signal(turn.call.group, turn.call.cell[receiver], signal);
+fn give(running: &Running, receiver: usize, signal: Signal, number: u64, peer: usize) {
+    running.touch();
+    let control = running.comm.control();
+    let word = control.signal(running.call.group, running.call.cell[receiver], signal);
     word.store(number, Ordering::Release);
-    control.ring(std::iter::once(turn.call.cell[peer]));
+    control.ring(std::iter::once(running.call.cell[peer]));
 }
 
 /// Waits for a signal of the receiver of number `receiver`, which number `peer` gives.
-fn wait(turn: &Turn, receiver: usize, signal: Signal, number: u64, peer: usize) -> Result<(), RunError> {
-    let word = turn.comm.control().signal(turn.call.group, turn.call.cell[receiver], signal);
+fn wait(
+    running: &Running,
+    receiver: usize,
+    signal: Signal,
+    number: u64,
+    peer: usize,
+) -> Result<(), RunError> {
+    let word = running.comm.control().signal(running.call.group, running.call.cell[receiver], signal);
     let given = || word.load(Ordering::Acquire) >= number;
-    turn.comm.waiter.until(given).map_err(|ended| turn.ended(ended, |q| q != peer || given()))?;
-    turn.touch();
+    running.comm.waiter.until(given).map_err(|ended| running.ended(ended, |q| q != peer || given()))?;
+    running.touch();
     Ok(())
 }

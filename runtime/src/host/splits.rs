@@ -6,29 +6,29 @@
 
 use super::comm::CHUNK;
 use super::copy::{Stores, copy};
+use super::running::{PerRank, Running, copy_slices};
 use super::stage::{Stage, share};
-use super::turn::{PerRank, Turn, copy_slices};
 use crate::error::RunError;
 
-pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
-    let mut stage = Stage::new(turn);
-    let (ends, rows) = meet(turn, &mut stage)?;
-    exchange(turn, &mut stage, &rows, ends.operand, ends.result)?;
-    keep(turn, &ends, &rows);
+pub(super) fn run(running: &Running) -> Result<(), RunError> {
+    let mut stage = Stage::new(running);
+    let (ends, rows) = meet(running, &mut stage)?;
+    exchange(running, &mut stage, &rows, ends.operand, ends.result)?;
+    keep(running, &ends, &rows);
     Ok(())
 }
 
 /// By reading the peers' operands, once all have shown their sizes, which is when all have arrived.
-pub(super) fn pull(turn: &Turn) -> Result<(), RunError> {
-    let operands = (0..turn.n).map(|p| turn.on(&turn.call.operand, p, turn.bytes));
+pub(super) fn pull(running: &Running) -> Result<(), RunError> {
+    let operands = (0..running.n).map(|p| running.on(&running.call.operand, p, running.bytes));
     let operands = operands.collect::<Result<PerRank<_>, _>>()?;
-    let (ends, rows) = meet(turn, &mut Stage::new(turn))?;
-    for p in turn.peers() {
-        let from = operands[p].wrapping_add(rows.origin(p, turn.me));
-        copy_slices(turn, ends.result.wrapping_add(rows.target(p)), from, rows.bytes(p, turn.me));
+    let (ends, rows) = meet(running, &mut Stage::new(running))?;
+    for p in running.peers() {
+        let from = operands[p].wrapping_add(rows.origin(p, running.me));
+        copy_slices(running, ends.result.wrapping_add(rows.target(p)), from, rows.bytes(p, running.me));
     }
-    keep(turn, &ends, &rows);
-    turn.exit()
+    keep(running, &ends, &rows);
+    running.exit()
 }
 
 /// Where a rank's operand, result, sizes and received sizes are.
@@ -39,36 +39,37 @@ struct Ends {
 }
 
 /// Shows the sizes of all ranks to all.
-fn meet(turn: &Turn, stage: &mut Stage) -> Result<(Ends, Rows), RunError> {
-    let call = turn.call;
-    let n = turn.n;
+fn meet(running: &Running, stage: &mut Stage) -> Result<(Ends, Rows), RunError> {
+    let call = running.call;
+    let n = running.n;
     let Some((splits, received)) = &call.splits else {
-        return Err(turn.fail("expected split sizes, found none".into()));
+        return Err(running.fail("expected split sizes, found none".into()));
     };
     let row = call.row * call.dtype.size();
     // Of rows without elements there are as many as anybody says: nothing moves.
     let capacity = call.elements.checked_div(call.row).unwrap_or(usize::MAX);
     if call.row > 0 && capacity * call.row != call.elements {
         let (row, elements) = (call.row, call.elements);
-        return Err(turn.fail(format!("expected whole rows of {row} elements, found {elements} elements")));
+        return Err(running.fail(format!("expected whole rows of {row} elements, found {elements} elements")));
     }
-    let (splits, received) = (turn.at(splits, 8 * n)?, turn.at(received, 8 * n)?);
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
-    let rows = Rows { sent: matrix(turn, stage, splits, capacity)?, me: turn.me, row };
+    let (splits, received) = (running.at(splits, 8 * n)?, running.at(received, 8 * n)?);
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
+    let rows = Rows { sent: matrix(running, stage, splits, capacity)?, me: running.me, row };
     Ok((Ends { operand, result, received }, rows))
 }
 
 /// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the received sizes.
-fn keep(turn: &Turn, ends: &Ends, rows: &Rows) {
-    let filled = rows.target(turn.n);
-    let (to, from) = (rows.target(turn.me), rows.source(turn.me));
+fn keep(running: &Running, ends: &Ends, rows: &Rows) {
+    let filled = rows.target(running.n);
+    let (to, from) = (rows.target(running.me), rows.source(running.me));
     // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
     unsafe {
         let own = (ends.result.wrapping_add(to), ends.operand.wrapping_add(from));
-        copy(own.0, own.1, rows.bytes(turn.me, turn.me), Stores::Cached);
-        std::ptr::write_bytes(ends.result.wrapping_add(filled), 0, turn.bytes - filled);
+        copy(own.0, own.1, rows.bytes(running.me, running.me), Stores::Cached);
+        std::ptr::write_bytes(ends.result.wrapping_add(filled), 0, running.bytes - filled);
         for (p, sizes) in rows.sent.iter().enumerate() {
-            let count = (sizes[turn.me] as i64).to_le_bytes();
+            let count = (sizes[running.me] as i64).to_le_bytes();
             std::ptr::copy_nonoverlapping(count.as_ptr(), ends.received.wrapping_add(8 * p), 8);
         }
     }
@@ -110,13 +111,13 @@ impl Rows {
 
 /// Moves the rows between peers, chunk by chunk.
 fn exchange(
-    turn: &Turn,
+    running: &Running,
     stage: &mut Stage,
     rows: &Rows,
     operand: *const u8,
     result: *mut u8,
 ) -> Result<(), RunError> {
-    let share = share(turn)?;
+    let share = share(running)?;
     for c in 0..rows.longest().div_ceil(share) {
         let part = |from: usize, to: usize| {
             let bytes = rows.bytes(from, to);
@@ -124,18 +125,18 @@ fn exchange(
         };
         let chunk = stage.next();
         stage.acquire(chunk)?;
-        for p in turn.peers() {
-            let part = part(turn.me, p);
-            let to = stage.slot(turn.me, chunk).wrapping_add(p * share);
+        for p in running.peers() {
+            let part = part(running.me, p);
+            let to = stage.slot(running.me, chunk).wrapping_add(p * share);
             let from = operand.wrapping_add(rows.source(p) + part.start);
             // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
             unsafe { copy(to, from, part.len(), Stores::Cached) };
         }
         stage.publish(chunk);
         stage.await_all(chunk)?;
-        for p in turn.peers() {
-            let part = part(p, turn.me);
-            let from = stage.slot(p, chunk).wrapping_add(turn.me * share);
+        for p in running.peers() {
+            let part = part(p, running.me);
+            let from = stage.slot(p, chunk).wrapping_add(running.me * share);
             let to = result.wrapping_add(rows.target(p) + part.start);
             // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
             unsafe { copy(to, from, part.len(), Stores::Cached) };
@@ -147,24 +148,24 @@ fn exchange(
 
 /// The rows that each rank sends to each, after all have shown theirs and all sums fit.
 fn matrix(
-    turn: &Turn,
+    running: &Running,
     stage: &mut Stage,
     splits: *const u8,
     capacity: usize,
 ) -> Result<Vec<Vec<usize>>, RunError> {
-    let n = turn.n;
+    let n = running.n;
     let mut shown: Vec<*const u8> = vec![splits; n];
     let chunk = stage.next();
     if n > 1 {
         if 8 * n > CHUNK {
-            return Err(turn.fail(format!("expected at most {} ranks, found {n}", CHUNK / 8)));
+            return Err(running.fail(format!("expected at most {} ranks, found {n}", CHUNK / 8)));
         }
         stage.acquire(chunk)?;
         // SAFETY: the sizes are `n` numbers and fit a chunk, which is this rank's to write.
-        unsafe { copy(stage.slot(turn.me, chunk), splits, 8 * n, Stores::Cached) };
+        unsafe { copy(stage.slot(running.me, chunk), splits, 8 * n, Stores::Cached) };
         stage.publish(chunk);
         stage.await_all(chunk)?;
-        turn.peers().for_each(|p| shown[p] = stage.slot(p, chunk));
+        running.peers().for_each(|p| shown[p] = stage.slot(p, chunk));
     }
     let read = |from: *const u8, i: usize| {
         let mut bytes = [0; 8];
@@ -177,14 +178,16 @@ fn matrix(
         stage.drained(chunk);
     }
     for (p, sizes) in rows.iter().enumerate() {
-        let rank = turn.call.cell[p];
+        let rank = running.call.cell[p];
         let received: Vec<i64> = rows.iter().map(|s| s[p]).collect();
         if !fits(sizes, capacity) {
-            return Err(turn.unfit(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}")));
+            return Err(
+                running.unfit(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}"))
+            );
         }
         if !fits(&received, capacity) {
             let detail = format!("rank {rank} receives {received:?} rows: expected at most {capacity}");
-            return Err(turn.unfit(detail));
+            return Err(running.unfit(detail));
         }
     }
     Ok(rows.into_iter().map(|sizes| sizes.into_iter().map(|s| s as usize).collect()).collect())

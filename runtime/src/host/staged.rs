@@ -7,39 +7,42 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 
 use super::comm::CHUNK;
 use super::copy::{Stores, copy};
+use super::running::{PerRank, Running};
 use super::stage::{Stage, share};
-use super::turn::{PerRank, Turn};
 use crate::error::RunError;
 
 /// All-reduce up to this many bytes from all peers together is reduced by every rank.
 const ONE_PHASE: usize = 64 << 10;
 
-pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
-    match turn.call.kind {
-        CollectiveKind::AllReduce(op) if turn.bytes * (turn.n - 1) <= ONE_PHASE => reduce_small(turn, *op),
-        CollectiveKind::AllReduce(op) => all_reduce(turn, *op),
-        CollectiveKind::AllGather => all_gather(turn),
-        CollectiveKind::ReduceScatter(op) => reduce_scatter(turn, *op),
-        CollectiveKind::AllToAll(Splits::Even) => all_to_all(turn),
-        CollectiveKind::AllToAll(Splits::Device) => super::splits::run(turn),
-        CollectiveKind::Broadcast { root } => broadcast(turn, *root as usize),
-        CollectiveKind::Permute { pairs } => permute(turn, pairs),
+pub(super) fn run(running: &Running) -> Result<(), RunError> {
+    match running.call.kind {
+        CollectiveKind::AllReduce(op) if running.bytes * (running.n - 1) <= ONE_PHASE => {
+            reduce_small(running, *op)
+        }
+        CollectiveKind::AllReduce(op) => all_reduce(running, *op),
+        CollectiveKind::AllGather => all_gather(running),
+        CollectiveKind::ReduceScatter(op) => reduce_scatter(running, *op),
+        CollectiveKind::AllToAll(Splits::Even) => all_to_all(running),
+        CollectiveKind::AllToAll(Splits::Device) => super::splits::run(running),
+        CollectiveKind::Broadcast { root } => broadcast(running, *root as usize),
+        CollectiveKind::Permute { pairs } => permute(running, pairs),
     }
 }
 
 /// The collective of a cell of one rank.
-pub(super) fn alone(turn: &Turn) -> Result<(), RunError> {
-    let call = turn.call;
+pub(super) fn alone(running: &Running) -> Result<(), RunError> {
+    let call = running.call;
     if call.splits.is_some() {
-        return super::splits::run(turn);
+        return super::splits::run(running);
     }
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
     let nobody_sends = matches!(call.kind, CollectiveKind::Permute { pairs } if pairs.is_empty());
     // SAFETY: both hold the bytes of the operand and are this rank's own.
     unsafe {
         match nobody_sends {
-            true => std::ptr::write_bytes(result, 0, turn.bytes),
-            false => copy(result, operand, turn.bytes, Stores::Cached),
+            true => std::ptr::write_bytes(result, 0, running.bytes),
+            false => copy(result, operand, running.bytes, Stores::Cached),
         }
     }
     Ok(())
@@ -51,43 +54,45 @@ fn ranges(elements: usize, most: usize) -> impl Iterator<Item = (usize, usize)> 
 }
 
 /// One chunk, which every rank reduces as a whole.
-fn reduce_small(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
-    let call = turn.call;
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
-    let mut stage = Stage::new(turn);
+fn reduce_small(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+    let call = running.call;
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
+    let mut stage = Stage::new(running);
     let chunk = stage.next();
     stage.acquire(chunk)?;
     // SAFETY: the operand is smaller than a chunk; staging is this rank's to write until it publishes.
-    unsafe { copy(stage.slot(turn.me, chunk), operand, turn.bytes, Stores::Cached) };
+    unsafe { copy(stage.slot(running.me, chunk), operand, running.bytes, Stores::Cached) };
     stage.publish(chunk);
     stage.await_all(chunk)?;
-    let sources: PerRank<*const u8> = (0..turn.n)
-        .map(|p| if p == turn.me { operand.cast_const() } else { stage.slot(p, chunk).cast_const() })
+    let sources: PerRank<*const u8> = (0..running.n)
+        .map(|p| if p == running.me { operand.cast_const() } else { stage.slot(p, chunk).cast_const() })
         .collect();
     // SAFETY: all sources hold the operand's elements and are not written until this rank has drained.
-    unsafe { turn.reducer(op).reduce(&sources, &[result], call.elements, Stores::Cached) };
+    unsafe { running.reducer(op).reduce(&sources, &[result], call.elements, Stores::Cached) };
     stage.drained(chunk);
     Ok(())
 }
 
 /// Two chunks at a time: operands, of which each rank reduces one slice, then the reduced slices.
-fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
-    let call = turn.call;
+fn all_reduce(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+    let call = running.call;
     let size = call.dtype.size();
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
-    let reducer = turn.reducer(op);
-    let mut stage = Stage::new(turn);
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
+    let reducer = running.reducer(op);
+    let mut stage = Stage::new(running);
     for (from, to) in ranges(call.elements, CHUNK / size) {
         // Byte offsets within the chunk of the slice of number `p`.
-        let slice = |p: usize| ((to - from) * p / turn.n * size, (to - from) * (p + 1) / turn.n * size);
+        let slice = |p: usize| ((to - from) * p / running.n * size, (to - from) * (p + 1) / running.n * size);
         let (operand, result) = (operand.wrapping_add(from * size), result.wrapping_add(from * size));
-        let (low, high) = slice(turn.me);
+        let (low, high) = slice(running.me);
         let (raw, reduced) = (stage.next(), stage.next());
 
         stage.acquire(raw)?;
-        for p in turn.peers() {
+        for p in running.peers() {
             let (low, high) = slice(p);
-            let to = stage.slot(turn.me, raw).wrapping_add(low);
+            let to = stage.slot(running.me, raw).wrapping_add(low);
             // SAFETY: the slice lies within operand and chunk; the chunk is this rank's to write.
             unsafe { copy(to, operand.wrapping_add(low), high - low, Stores::Cached) };
         }
@@ -95,9 +100,9 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
         stage.await_all(raw)?;
 
         stage.acquire(reduced)?;
-        let own = stage.slot(turn.me, reduced);
-        let sources: PerRank<*const u8> = (0..turn.n)
-            .map(|p| if p == turn.me { operand.cast_const() } else { stage.slot(p, raw).cast_const() })
+        let own = stage.slot(running.me, reduced);
+        let sources: PerRank<*const u8> = (0..running.n)
+            .map(|p| if p == running.me { operand.cast_const() } else { stage.slot(p, raw).cast_const() })
             .map(|base| base.wrapping_add(low))
             .collect();
         // SAFETY: slices lie within operand, result and chunks; published chunks are not written before
@@ -106,7 +111,7 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
             reducer.reduce(&sources, &[result.wrapping_add(low), own], (high - low) / size, Stores::Cached)
         };
         stage.publish(reduced);
-        for p in turn.peers() {
+        for p in running.peers() {
             stage.await_one(p, reduced)?;
             let (low, high) = slice(p);
             // SAFETY: as above.
@@ -117,23 +122,23 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     Ok(())
 }
 
-fn all_gather(turn: &Turn) -> Result<(), RunError> {
-    let call = turn.call;
+fn all_gather(running: &Running) -> Result<(), RunError> {
+    let call = running.call;
     let (operand, result) =
-        (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes * turn.n)?);
-    let mut stage = Stage::new(turn);
-    for (from, to) in ranges(turn.bytes, CHUNK) {
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes * running.n)?);
+    let mut stage = Stage::new(running);
+    for (from, to) in ranges(running.bytes, CHUNK) {
         let chunk = stage.next();
         stage.acquire(chunk)?;
         // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
-        unsafe { copy(stage.slot(turn.me, chunk), operand.wrapping_add(from), to - from, Stores::Cached) };
+        unsafe { copy(stage.slot(running.me, chunk), operand.wrapping_add(from), to - from, Stores::Cached) };
         stage.publish(chunk);
         stage.await_all(chunk)?;
-        for p in turn.peers().chain([turn.me]) {
-            let source = if p == turn.me { operand.wrapping_add(from) } else { stage.slot(p, chunk) };
+        for p in running.peers().chain([running.me]) {
+            let source = if p == running.me { operand.wrapping_add(from) } else { stage.slot(p, chunk) };
             // SAFETY: the range lies within the piece of the result; the chunk is not written before this
             // rank has drained it.
-            unsafe { copy(result.wrapping_add(p * turn.bytes + from), source, to - from, Stores::Cached) };
+            unsafe { copy(result.wrapping_add(p * running.bytes + from), source, to - from, Stores::Cached) };
         }
         stage.drained(chunk);
     }
@@ -143,38 +148,38 @@ fn all_gather(turn: &Turn) -> Result<(), RunError> {
 /// Puts a range of every peer's piece of the operand into this rank's chunk at `slot`, `share` bytes
 /// for each.
 fn stage_pieces(
-    turn: &Turn,
+    running: &Running,
     slot: *mut u8,
     share: usize,
     (operand, piece): (*const u8, usize),
     bytes: usize,
 ) {
-    for p in turn.peers() {
+    for p in running.peers() {
         let to = slot.wrapping_add(p * share);
         // SAFETY: the range lies within the operand's piece and within the peer's share of the chunk.
         unsafe { copy(to, operand.wrapping_add(p * piece), bytes, Stores::Cached) };
     }
 }
 
-fn reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
-    let call = turn.call;
+fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+    let call = running.call;
     let size = call.dtype.size();
-    let (elements, piece) = (call.elements / turn.n, turn.bytes / turn.n);
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, piece)?);
-    let reducer = turn.reducer(op);
-    let share = share(turn)?;
-    let mut stage = Stage::new(turn);
+    let (elements, piece) = (call.elements / running.n, running.bytes / running.n);
+    let (operand, result) = (running.at(&call.operand, running.bytes)?, running.at(&call.result, piece)?);
+    let reducer = running.reducer(op);
+    let share = share(running)?;
+    let mut stage = Stage::new(running);
     for (from, to) in ranges(elements, share / size) {
         let chunk = stage.next();
         let operand = operand.wrapping_add(from * size);
         stage.acquire(chunk)?;
-        stage_pieces(turn, stage.slot(turn.me, chunk), share, (operand, piece), (to - from) * size);
+        stage_pieces(running, stage.slot(running.me, chunk), share, (operand, piece), (to - from) * size);
         stage.publish(chunk);
         stage.await_all(chunk)?;
-        let sources: PerRank<*const u8> = (0..turn.n)
-            .map(|p| match p == turn.me {
+        let sources: PerRank<*const u8> = (0..running.n)
+            .map(|p| match p == running.me {
                 true => operand.cast_const().wrapping_add(p * piece),
-                false => stage.slot(p, chunk).cast_const().wrapping_add(turn.me * share),
+                false => stage.slot(p, chunk).cast_const().wrapping_add(running.me * share),
             })
             .collect();
         // SAFETY: ranges lie within their pieces; chunks are not written before this rank has drained them.
@@ -184,23 +189,24 @@ fn reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     Ok(())
 }
 
-fn all_to_all(turn: &Turn) -> Result<(), RunError> {
-    let call = turn.call;
-    let piece = turn.bytes / turn.n;
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
-    let share = share(turn)?;
-    let mut stage = Stage::new(turn);
+fn all_to_all(running: &Running) -> Result<(), RunError> {
+    let call = running.call;
+    let piece = running.bytes / running.n;
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
+    let share = share(running)?;
+    let mut stage = Stage::new(running);
     for (from, to) in ranges(piece, share) {
         let chunk = stage.next();
         let operand = operand.wrapping_add(from);
         stage.acquire(chunk)?;
-        stage_pieces(turn, stage.slot(turn.me, chunk), share, (operand, piece), to - from);
+        stage_pieces(running, stage.slot(running.me, chunk), share, (operand, piece), to - from);
         stage.publish(chunk);
         stage.await_all(chunk)?;
-        for p in turn.peers().chain([turn.me]) {
-            let source = match p == turn.me {
+        for p in running.peers().chain([running.me]) {
+            let source = match p == running.me {
                 true => operand.wrapping_add(p * piece),
-                false => stage.slot(p, chunk).wrapping_add(turn.me * share),
+                false => stage.slot(p, chunk).wrapping_add(running.me * share),
             };
             // SAFETY: ranges lie within their pieces; chunks are not written before this rank drained them.
             unsafe { copy(result.wrapping_add(p * piece + from), source, to - from, Stores::Cached) };
@@ -210,13 +216,14 @@ fn all_to_all(turn: &Turn) -> Result<(), RunError> {
     Ok(())
 }
 
-fn broadcast(turn: &Turn, root: usize) -> Result<(), RunError> {
-    let call = turn.call;
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
-    let mut stage = Stage::new(turn);
-    for (from, to) in ranges(turn.bytes, CHUNK) {
+fn broadcast(running: &Running, root: usize) -> Result<(), RunError> {
+    let call = running.call;
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
+    let mut stage = Stage::new(running);
+    for (from, to) in ranges(running.bytes, CHUNK) {
         let chunk = stage.next();
-        let source = if turn.me == root {
+        let source = if running.me == root {
             stage.acquire(chunk)?;
             // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
             unsafe { copy(stage.slot(root, chunk), operand.wrapping_add(from), to - from, Stores::Cached) };
@@ -233,24 +240,25 @@ fn broadcast(turn: &Turn, root: usize) -> Result<(), RunError> {
     Ok(())
 }
 
-fn permute(turn: &Turn, pairs: &[(u32, u32)]) -> Result<(), RunError> {
-    let call = turn.call;
-    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
-    let sends = pairs.iter().any(|&(from, _)| from as usize == turn.me);
-    let sender = pairs.iter().find(|&&(_, to)| to as usize == turn.me).map(|&(from, _)| from as usize);
-    let mut stage = Stage::new(turn);
-    for (from, to) in ranges(turn.bytes, CHUNK) {
+fn permute(running: &Running, pairs: &[(u32, u32)]) -> Result<(), RunError> {
+    let call = running.call;
+    let (operand, result) =
+        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
+    let sends = pairs.iter().any(|&(from, _)| from as usize == running.me);
+    let sender = pairs.iter().find(|&&(_, to)| to as usize == running.me).map(|&(from, _)| from as usize);
+    let mut stage = Stage::new(running);
+    for (from, to) in ranges(running.bytes, CHUNK) {
         let chunk = stage.next();
         let operand = operand.wrapping_add(from);
         if sends {
             stage.acquire(chunk)?;
             // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
-            unsafe { copy(stage.slot(turn.me, chunk), operand, to - from, Stores::Cached) };
+            unsafe { copy(stage.slot(running.me, chunk), operand, to - from, Stores::Cached) };
         }
         stage.publish(chunk);
         let result = result.wrapping_add(from);
         match sender {
-            Some(p) if p != turn.me => {
+            Some(p) if p != running.me => {
                 stage.await_one(p, chunk)?;
                 // SAFETY: the range lies within the result; the chunk is not written before this rank
                 // drained it.

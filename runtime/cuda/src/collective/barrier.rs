@@ -4,7 +4,7 @@ use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 use symmc_plan::Barrier;
 
 use super::blocks::MAX_THREADS;
-use super::call::{Call, Turn};
+use super::call::{Call, Running};
 use super::control::MAX_RANKS;
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, pieces, reduction};
@@ -13,105 +13,115 @@ use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
 
-pub(super) fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
-    let mut call = turn.call();
-    for p in 0..turn.n {
-        call.from[p] = turn.operand_of(p, turn.bytes)?;
+pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
+    let mut call = running.call();
+    for p in 0..running.n {
+        call.from[p] = running.operand_of(p, running.bytes)?;
     }
-    call.to[0] = turn.result;
-    let how = Reduction { op, outs: 1, elements: turn.bound.elements, exit };
-    Ok(reduce(turn, call, how, turn.grid(|b| &b.one_shot, turn.units(turn.bytes)), "one_shot"))
+    call.to[0] = running.result;
+    let how = Reduction { op, outs: 1, elements: running.bound.elements, exit };
+    Ok(reduce(running, call, how, running.grid(|b| &b.one_shot, running.units(running.bytes)), "one_shot"))
 }
 
-pub(super) fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
-    let piece = turn.piece()?;
-    let mut call = turn.call();
-    for p in 0..turn.n {
-        call.from[p] = turn.operand_of(p, turn.bytes)? + (turn.me * piece) as Address;
+pub(super) fn reduce_scatter(running: &Running, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
+    let piece = running.piece()?;
+    let mut call = running.call();
+    for p in 0..running.n {
+        call.from[p] = running.operand_of(p, running.bytes)? + (running.me * piece) as Address;
     }
-    call.to[0] = turn.result;
-    let how = Reduction { op, outs: 1, elements: turn.bound.elements / turn.n, exit };
-    Ok(reduce(turn, call, how, turn.grid(|b| &b.reduce_scatter, turn.units(piece)), "reduce_scatter"))
+    call.to[0] = running.result;
+    let how = Reduction { op, outs: 1, elements: running.bound.elements / running.n, exit };
+    Ok(reduce(
+        running,
+        call,
+        how,
+        running.grid(|b| &b.reduce_scatter, running.units(piece)),
+        "reduce_scatter",
+    ))
 }
 
-pub(super) fn pull(turn: &Turn, exit: Barrier) -> Result<Prepared, CudaError> {
-    let (piece, source) = pieces(turn)?;
-    let mut call = turn.call();
-    for (i, p) in turn.rotated().enumerate() {
-        call.from[i] = turn.operand_of(p, turn.bytes)? + source(turn.me);
-        call.to[i] = turn.result + (p * piece) as Address;
+pub(super) fn pull(running: &Running, exit: Barrier) -> Result<Prepared, CudaError> {
+    let (piece, source) = pieces(running)?;
+    let mut call = running.call();
+    for (i, p) in running.rotated().enumerate() {
+        call.from[i] = running.operand_of(p, running.bytes)? + source(running.me);
+        call.to[i] = running.result + (p * piece) as Address;
     }
-    Ok(movement(turn, call, Moves { sends: Sends::Each, exit, bytes: piece }))
+    Ok(movement(running, call, Moves { sends: Sends::Each, exit, bytes: piece }))
 }
 
-pub(super) fn push(turn: &Turn) -> Result<Prepared, CudaError> {
-    let (piece, source) = pieces(turn)?;
-    let mut call = turn.call();
-    for (i, p) in turn.rotated().enumerate() {
-        call.from[i] = turn.operand + source(p);
-        call.to[i] = turn.result_of(p, turn.n * piece)? + (turn.me * piece) as Address;
+pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
+    let (piece, source) = pieces(running)?;
+    let mut call = running.call();
+    for (i, p) in running.rotated().enumerate() {
+        call.from[i] = running.operand + source(p);
+        call.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
     }
-    let sends = Sends::of(&turn.bound.kind);
-    Ok(movement(turn, call, Moves { sends, exit: Barrier::Kept, bytes: piece }))
+    let sends = Sends::of(&running.bound.kind);
+    Ok(movement(running, call, Moves { sends, exit: Barrier::Kept, bytes: piece }))
 }
 
 /// A meeting of the group and nothing else.
-pub(super) fn meeting(turn: &Turn) -> Prepared {
-    movement(turn, turn.call(), Moves { sends: Sends::Each, exit: Barrier::Dropped, bytes: 0 })
+pub(super) fn meeting(running: &Running) -> Prepared {
+    movement(running, running.call(), Moves { sends: Sends::Each, exit: Barrier::Dropped, bytes: 0 })
 }
 
 /// Copies between two meetings. The first is the entry. Copies before a kernel on a stream have completed when it
 /// starts, so that the second is the exit.
-pub(super) fn copies(turn: &Turn, peers: &Peers, source: &mut Source) -> Result<Vec<Command>, CudaError> {
-    let (piece, from) = pieces(turn)?;
-    let mut work = vec![Command::Kernel(meeting(turn).launch(peers, source))];
+pub(super) fn copies(
+    running: &Running,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Vec<Command>, CudaError> {
+    let (piece, from) = pieces(running)?;
+    let mut work = vec![Command::Kernel(meeting(running).launch(peers, source))];
     // This rank is the last, so that peers need not wait for its own piece.
-    for p in turn.rotated() {
-        let to = turn.result_of(p, turn.n * piece)? + (turn.me * piece) as Address;
-        let from = turn.operand + from(p);
+    for p in running.rotated() {
+        let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
+        let from = running.operand + from(p);
         if to != from {
             work.push(Command::Copy { to, from, bytes: piece });
         }
     }
-    work.push(Command::Kernel(meeting(turn).launch(peers, source)));
+    work.push(Command::Kernel(meeting(running).launch(peers, source)));
     Ok(work)
 }
 
-pub(super) fn put(turn: &Turn) -> Result<Prepared, CudaError> {
-    let (me, n) = (turn.me as u32, turn.n as u32);
-    let pairs: Vec<(u32, u32)> = match &turn.bound.kind {
+pub(super) fn put(running: &Running) -> Result<Prepared, CudaError> {
+    let (me, n) = (running.me as u32, running.n as u32);
+    let pairs: Vec<(u32, u32)> = match &running.bound.kind {
         Kind::Permute { pairs } => pairs.clone(),
         Kind::Broadcast { root } => (0..n).map(|to| (*root, to)).collect(),
         _ => vec![],
     };
     if let Some(pair) = pairs.iter().find(|(from, to)| *from >= n || *to >= n) {
-        return Err(turn.unfit(format!("expected pairs of ranks below {n}, found {pair:?}")));
+        return Err(running.unfit(format!("expected pairs of ranks below {n}, found {pair:?}")));
     }
     let sender = pairs.iter().find(|pair| pair.1 == me).map(|pair| pair.0);
-    let mut call = turn.call();
+    let mut call = running.call();
     call.sender = sender.filter(|&s| s != me).unwrap_or(MAX_RANKS as u32);
     call.zero = u32::from(sender.is_none());
-    call.from[0] = turn.operand;
-    call.to[0] = turn.result;
-    call.count = turn.bytes as u64;
+    call.from[0] = running.operand;
+    call.to[0] = running.result;
+    call.count = running.bytes as u64;
     let mut count = 0;
-    for p in turn.rotated().filter(|&p| pairs.contains(&(me, p as u32))) {
-        let to = turn.result_of(p, turn.bytes)?;
-        if to != turn.operand {
+    for p in running.rotated().filter(|&p| pairs.contains(&(me, p as u32))) {
+        let to = running.result_of(p, running.bytes)?;
+        if to != running.operand {
             (call.out[count], call.receiver[count]) = (to, p as u32);
             count += 1;
         }
     }
     call.receivers = count as u32;
     let addresses = call.out[..count].iter().chain([&call.from[0], &call.to[0]]);
-    let unit = unit(addresses.copied(), turn.bytes);
+    let unit = unit(addresses.copied(), running.bytes);
     Ok(Prepared {
-        what: turn.bound.kind.name().into(),
+        what: running.bound.kind.name().into(),
         body: format!("put<{unit}, {n}>"),
         call,
         beside: None,
         most_threads: MAX_THREADS,
-        blocks: turn.grid(|b| &b.put, turn.units(turn.bytes)),
+        blocks: running.grid(|b| &b.put, running.units(running.bytes)),
     })
 }
 
@@ -123,15 +133,21 @@ pub(super) struct Reduction {
     pub exit: Barrier,
 }
 
-pub(super) fn reduce(turn: &Turn, mut call: Call, how: Reduction, blocks: [u32; 2], what: &str) -> Prepared {
-    let (element, operation) = reduction(turn.bound.dtype, how.op);
+pub(super) fn reduce(
+    running: &Running,
+    mut call: Call,
+    how: Reduction,
+    blocks: [u32; 2],
+    what: &str,
+) -> Prepared {
+    let (element, operation) = reduction(running.bound.dtype, how.op);
     let (outs, exit) = (how.outs, how.exit == Barrier::Kept);
-    let addresses = call.from[..turn.n].iter().chain(&call.to[..outs]);
+    let addresses = call.from[..running.n].iter().chain(&call.to[..outs]);
     let vector = addresses.fold(0, |all, a| all | a).is_multiple_of(16);
     call.count = how.elements as u64;
-    let n = turn.n;
+    let n = running.n;
     Prepared {
-        what: format!("{what}_{}", turn.bound.dtype),
+        what: format!("{what}_{}", running.bound.dtype),
         body: format!("reduce<{element}, {operation}, {n}, {outs}, {exit}, {vector}>"),
         call,
         beside: None,
@@ -147,19 +163,19 @@ struct Moves {
     bytes: usize,
 }
 
-fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
+fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
     let bytes = how.bytes;
     let (same, exit) = (how.sends == Sends::One, how.exit == Barrier::Kept);
-    let n = turn.n;
+    let n = running.n;
     let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), bytes);
     call.count = bytes as u64;
     Prepared {
-        what: turn.bound.kind.name().into(),
+        what: running.bound.kind.name().into(),
         body: format!("move<{unit}, {n}, {same}, {exit}>"),
         call,
         beside: None,
         most_threads: MAX_THREADS,
-        blocks: turn.grid(|b| if same { &b.push } else { &b.pull }, turn.units(bytes)),
+        blocks: running.grid(|b| if same { &b.push } else { &b.pull }, running.units(bytes)),
     }
 }
 

@@ -42,7 +42,7 @@ plain! {
 }
 
 /// One collective of one rank.
-pub(super) struct Turn<'a> {
+pub(super) struct Running<'a> {
     pub bound: &'a BoundCollective,
     peers: &'a Peers,
     step: usize,
@@ -57,31 +57,31 @@ pub(super) struct Turn<'a> {
     pub result: Address,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Running<'a> {
     pub fn new(
         step: usize,
         bound: &'a BoundCollective,
         [operand, result]: [Address; 2],
         peers: &'a Peers,
-    ) -> Result<Turn<'a>, CudaError> {
+    ) -> Result<Running<'a>, CudaError> {
         let n = bound.cell.len();
         let me = bound.cell.iter().position(|&r| r == peers.rank);
         let bytes = bound.elements.checked_mul(bound.dtype.size());
-        let turn = Turn { bound, peers, step, me: 0, n, bytes: bytes.unwrap_or(0), operand, result };
+        let running = Running { bound, peers, step, me: 0, n, bytes: bytes.unwrap_or(0), operand, result };
         let Some(me) = me.filter(|_| bound.cell.iter().all(|&r| (r as usize) < peers.arenas.len())) else {
             let ranks = peers.arenas.len();
-            return Err(turn.unfit(format!(
+            return Err(running.unfit(format!(
                 "expected a cell of the {ranks} ranks with rank {}, found {:?}",
                 peers.rank, bound.cell
             )));
         };
         if n > MAX_RANKS {
-            return Err(turn.unfit(format!("expected at most {MAX_RANKS} ranks in a cell, found {n}")));
+            return Err(running.unfit(format!("expected at most {MAX_RANKS} ranks in a cell, found {n}")));
         }
         if bytes.is_none() {
-            return Err(turn.unfit(format!("{} elements have no size", bound.elements)));
+            return Err(running.unfit(format!("{} elements have no size", bound.elements)));
         }
-        Ok(Turn { me, ..turn })
+        Ok(Running { me, ..running })
     }
 
     /// The parameters that all kernels share.

@@ -60,7 +60,7 @@ impl Control {
         self.groups * FLAGS + group * SIZES
     }
 
-    /// Where the staging area begins: `[turn][number][block]` parts of [`staged`](Self::staged) bytes.
+    /// Where the staging area begins: `[round][number][block]` parts of [`staged`](Self::staged) bytes.
     pub(super) fn staging_at(&self) -> usize {
         if self.exchanging == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
     }

@@ -7,7 +7,7 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
 use super::blocks::{MAX_THREADS, Protocol};
-use super::call::{Call, Turn};
+use super::call::{Call, Running};
 use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
 use crate::launch::{Address, Param};
@@ -25,44 +25,44 @@ pub(super) fn units(protocol: Protocol, message: usize) -> usize {
 }
 
 /// An all-reduce from the operand to the result.
-pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
-    let vector = (turn.operand | turn.result).is_multiple_of(8);
-    reduce_to(turn, op, vector, None)
+pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let vector = (running.operand | running.result).is_multiple_of(8);
+    reduce_to(running, op, vector, None)
 }
 
 /// An all-reduce in two rounds to which `beside` says what is added; all addresses are multiples of 8.
 pub(super) fn reduce_and_add(
-    turn: &Turn,
+    running: &Running,
     op: ReduceOp,
     beside: (&'static str, Param),
 ) -> Result<Prepared, CudaError> {
-    reduce_to(turn, op, true, Some(beside))
+    reduce_to(running, op, true, Some(beside))
 }
 
 fn reduce_to(
-    turn: &Turn,
+    running: &Running,
     op: ReduceOp,
     vector: bool,
     beside: Option<(&'static str, Param)>,
 ) -> Result<Prepared, CudaError> {
-    let n = turn.n;
-    let protocol = turn.protocol(turn.bytes);
-    let two_rounds = turn.thresholds().two_rounds(turn.bytes as u64, n as u64);
-    let slice = turn.bytes.div_ceil(n).next_multiple_of(8);
+    let n = running.n;
+    let protocol = running.protocol(running.bytes);
+    let two_rounds = running.thresholds().two_rounds(running.bytes as u64, n as u64);
+    let slice = running.bytes.div_ceil(n).next_multiple_of(8);
     let (units, rounds) =
-        if two_rounds { (units(protocol, slice), 2) } else { (units(protocol, turn.bytes), 1) };
-    let mut call = turn.ll(turn.bytes, protocol, units, rounds)?;
-    call.from[0] = turn.operand;
-    call.out[0] = turn.result;
+        if two_rounds { (units(protocol, slice), 2) } else { (units(protocol, running.bytes), 1) };
+    let mut call = running.ll(running.bytes, protocol, units, rounds)?;
+    call.from[0] = running.operand;
+    call.out[0] = running.result;
     call.slice = slice as u64;
-    let (element, operation) = reduction(turn.bound.dtype, op);
-    let blocks = grid(turn, protocol, units);
+    let (element, operation) = reduction(running.bound.dtype, op);
+    let blocks = grid(running, protocol, units);
     let body = match (two_rounds, beside.is_some()) {
         (false, _) => of_one_round(protocol, (element, operation), n, Sends::One, vector),
         (true, false) => format!("ll128_reduce_twice<{element}, {operation}, {n}, {vector}>"),
         (true, true) => format!("ll128_add_twice<{element}, {operation}, {n}, {vector}>"),
     };
-    Ok(Prepared { beside, ..prepared(format!("ll_{}", turn.bound.dtype), body, call, blocks) })
+    Ok(Prepared { beside, ..prepared(format!("ll_{}", running.bound.dtype), body, call, blocks) })
 }
 
 /// A reduction in one round of what all ranks send.
@@ -82,12 +82,12 @@ fn of_one_round(
 }
 
 /// A reduce-scatter: each rank sends every other the piece that it reduces.
-pub(super) fn reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
-    let Pieces { mut call, protocol, blocks, .. } = Pieces::of(turn)?;
-    call.out[0] = turn.result;
-    let vector = all_vectors(&call.from[..turn.n], &call.out[..1]);
-    let dtype = turn.bound.dtype;
-    let body = of_one_round(protocol, reduction(dtype, op), turn.n, Sends::Each, vector);
+pub(super) fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let Pieces { mut call, protocol, blocks, .. } = Pieces::of(running)?;
+    call.out[0] = running.result;
+    let vector = all_vectors(&call.from[..running.n], &call.out[..1]);
+    let dtype = running.bound.dtype;
+    let body = of_one_round(protocol, reduction(dtype, op), running.n, Sends::Each, vector);
     Ok(prepared(format!("ll_reduce_scatter_{dtype}"), body, call, blocks))
 }
 
@@ -101,15 +101,15 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn of(turn: &Turn) -> Result<Pieces, CudaError> {
-        let (piece, source) = pieces(turn)?;
-        let protocol = turn.protocol(piece);
+    fn of(running: &Running) -> Result<Pieces, CudaError> {
+        let (piece, source) = pieces(running)?;
+        let protocol = running.protocol(piece);
         let units = units(protocol, piece);
-        let mut call = turn.ll(piece, protocol, units, 1)?;
-        for (from, p) in call.from.iter_mut().zip(turn.rotated()) {
-            *from = turn.operand + source(p);
+        let mut call = running.ll(piece, protocol, units, 1)?;
+        for (from, p) in call.from.iter_mut().zip(running.rotated()) {
+            *from = running.operand + source(p);
         }
-        Ok(Pieces { call, piece, protocol, blocks: grid(turn, protocol, units) })
+        Ok(Pieces { call, piece, protocol, blocks: grid(running, protocol, units) })
     }
 }
 
@@ -117,20 +117,20 @@ fn all_vectors(from: &[Address], out: &[Address]) -> bool {
     from.iter().chain(out).fold(0, |all, a| all | a).is_multiple_of(8)
 }
 
-pub(super) fn movement(turn: &Turn) -> Result<Prepared, CudaError> {
-    let n = turn.n;
-    let Pieces { mut call, piece, protocol, blocks } = Pieces::of(turn)?;
+pub(super) fn movement(running: &Running) -> Result<Prepared, CudaError> {
+    let n = running.n;
+    let Pieces { mut call, piece, protocol, blocks } = Pieces::of(running)?;
     for (i, out) in call.out[..n].iter_mut().enumerate() {
-        *out = turn.result + (i * piece) as Address;
+        *out = running.result + (i * piece) as Address;
     }
     let vector = all_vectors(&call.from[..n], &call.out[..n]);
-    let element = element(turn.bound.dtype);
-    let same = Sends::of(&turn.bound.kind) == Sends::One;
+    let element = element(running.bound.dtype);
+    let same = Sends::of(&running.bound.kind) == Sends::One;
     let body = match protocol {
         Protocol::Ll => format!("ll_move<{element}, {n}, {same}, {vector}>"),
         Protocol::Ll128 => format!("ll128_move<{element}, {n}, {same}, {vector}>"),
     };
-    Ok(prepared(format!("ll_{}", Kind::name(&turn.bound.kind)), body, call, blocks))
+    Ok(prepared(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
 }
 
 /// An element that only moves.
@@ -143,10 +143,10 @@ fn element(dtype: DType) -> &'static str {
     }
 }
 
-fn grid(turn: &Turn, protocol: Protocol, units: usize) -> [u32; 2] {
+fn grid(running: &Running, protocol: Protocol, units: usize) -> [u32; 2] {
     match protocol {
-        Protocol::Ll => turn.grid(|b| &b.ll, units),
-        Protocol::Ll128 => turn.grid(|b| &b.ll128, units),
+        Protocol::Ll => running.grid(|b| &b.ll, units),
+        Protocol::Ll128 => running.grid(|b| &b.ll128, units),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Collectives as kernels on peer pointers: every variant that does not leave the work to a library.
 //!
 //! [`lower`] turns one collective of one rank into launches. A kernel takes the addresses of this rank and of
-//! its peers as parameters and finds its turn in memory, so a graph that holds it is replayed without work of
+//! its peers as parameters and finds its epoch in memory, so a graph that holds it is replayed without work of
 //! the host. `kernels/` holds the kernels as templates; what is generated is one small function for each
 //! combination of variant, dtype, ranks and operation that a program uses.
 //!
@@ -39,7 +39,7 @@
 //!   lines of all ranks: it tells of every arrival as one round does.
 //! - *shared rows*: where an all-reduce with a norm has few rows, several blocks send each, and one receives it and
 //!   writes its results (`kernels/norm.cu`). A line needs no particular sender, but zones are cleared block by
-//!   block: the turn that cleared them sends as it receives, a row to a block. A result that lies on the operand is
+//!   block: the epoch that cleared them sends as it receives, a row to a block. A result that lies on the operand is
 //!   not written before the other blocks of the row have read their shares, which each tells with the flag of this
 //!   rank to itself.
 //! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk
@@ -85,7 +85,7 @@ use symmc_plan::Barrier;
 use symmc_runtime::exec::BoundCollective;
 
 pub use self::blocks::{BlockCounts, Blocks};
-use self::call::Turn;
+use self::call::Running;
 pub use self::control::{
     Control, Flow, MAX_BLOCKS, MAX_RANKS, Missed, STAGED, STATUS_BYTES, Unfit, control_of, end, local_bytes,
     missed, unfit,
@@ -112,29 +112,29 @@ pub fn lower(
     if by_library(call) {
         return Ok(None);
     }
-    let turn = Turn::new(step, call, [ends.operand, ends.result], peers)?;
+    let running = Running::new(step, call, [ends.operand, ends.result], peers)?;
     if let (Variant::Plain | Variant::Pull, Kind::AllToAll(Splits::Device)) = (call.variant, &call.kind) {
-        let kernel = splits::exchange(&turn, ends.sizes)?;
+        let kernel = splits::exchange(&running, ends.sizes)?;
         return Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]));
     }
-    if turn.n == 1 {
-        return Ok(Some(alone(&turn)));
+    if running.n == 1 {
+        return Ok(Some(alone(&running)));
     }
     let exit = call.exit.unwrap_or(Barrier::Kept);
     let kernel = match (call.variant, &call.kind) {
-        (Variant::Copies, Kind::AllGather | Kind::AllToAll(_)) if turn.bytes > 0 => {
-            return barrier::copies(&turn, peers, source).map(Some);
+        (Variant::Copies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
+            return barrier::copies(&running, peers, source).map(Some);
         }
-        (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => barrier::put(&turn)?,
-        _ if turn.bytes == 0 => barrier::meeting(&turn),
-        (Variant::OneShot, Kind::AllReduce(op)) => barrier::one_shot(&turn, *op, exit)?,
-        (Variant::TwoShot, Kind::AllReduce(op)) => two_shot::reduce(&turn, *op)?,
-        (Variant::Pull, Kind::ReduceScatter(op)) => barrier::reduce_scatter(&turn, *op, exit)?,
-        (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => barrier::pull(&turn, exit)?,
-        (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => barrier::push(&turn)?,
-        (Variant::Ll, Kind::AllReduce(op)) => ll::reduce(&turn, *op)?,
-        (Variant::Ll, Kind::ReduceScatter(op)) => ll::reduce_scatter(&turn, *op)?,
-        (Variant::Ll, Kind::AllGather | Kind::AllToAll(_)) => ll::movement(&turn)?,
+        (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => barrier::put(&running)?,
+        _ if running.bytes == 0 => barrier::meeting(&running),
+        (Variant::OneShot, Kind::AllReduce(op)) => barrier::one_shot(&running, *op, exit)?,
+        (Variant::TwoShot, Kind::AllReduce(op)) => two_shot::reduce(&running, *op)?,
+        (Variant::Pull, Kind::ReduceScatter(op)) => barrier::reduce_scatter(&running, *op, exit)?,
+        (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => barrier::pull(&running, exit)?,
+        (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => barrier::push(&running)?,
+        (Variant::Ll, Kind::AllReduce(op)) => ll::reduce(&running, *op)?,
+        (Variant::Ll, Kind::ReduceScatter(op)) => ll::reduce_scatter(&running, *op)?,
+        (Variant::Ll, Kind::AllGather | Kind::AllToAll(_)) => ll::movement(&running)?,
         (variant, kind) => {
             let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());
             return Err(CudaError::Unsupported(text));
@@ -144,10 +144,10 @@ pub fn lower(
 }
 
 /// A cell of one rank: the operand is the result.
-fn alone(turn: &Turn) -> Vec<Command> {
-    let [from, to] = [turn.operand, turn.result];
-    let nothing_sent = matches!(&turn.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
-    match (nothing_sent, turn.bytes) {
+fn alone(running: &Running) -> Vec<Command> {
+    let [from, to] = [running.operand, running.result];
+    let nothing_sent = matches!(&running.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
+    match (nothing_sent, running.bytes) {
         (_, 0) => vec![],
         (true, bytes) => vec![Command::Zero { at: to, bytes }],
         (false, _) if from == to => vec![],

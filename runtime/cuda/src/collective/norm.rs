@@ -10,7 +10,7 @@ use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_runtime::exec::BoundCollective;
 
 use super::blocks::{MAX_THREADS, Protocol, RowGrid};
-use super::call::Turn;
+use super::call::Running;
 use super::ll;
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
@@ -106,13 +106,13 @@ pub fn lower_norm(
     if !fits {
         return Ok(None);
     }
-    let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
-    let beside = norm.parameters(turn.bytes, row);
-    if norm.normed.is_none() && peers.thresholds.two_rounds(turn.bytes as u64, turn.n as u64) {
-        let prepared = ll::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
+    let running = Running::new(step, call, [norm.operand, norm.added], peers)?;
+    let beside = norm.parameters(running.bytes, row);
+    if norm.normed.is_none() && peers.thresholds.two_rounds(running.bytes as u64, running.n as u64) {
+        let prepared = ll::reduce_and_add(&running, *op, ("Norm", Param::of(&beside)))?;
         return Ok(Some(Command::Kernel(prepared.launch(peers, source))));
     }
-    let protocol = turn.protocol(turn.bytes);
+    let protocol = running.protocol(running.bytes);
     let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
     let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
         return Ok(None);
@@ -121,12 +121,12 @@ pub fn lower_norm(
     if protocol == Protocol::Ll128 && units * 16 * 15 > row * 17 {
         return Ok(None);
     }
-    let mut parameters = turn.ll(turn.bytes, protocol, rows * units, 1)?;
+    let mut parameters = running.ll(running.bytes, protocol, rows * units, 1)?;
     parameters.from[0] = norm.operand;
     let beside = Norm { share, ..beside };
     let (element, operation) = reduction(call.dtype, *op);
     let layout = if protocol == Protocol::Ll128 { "Ll128" } else { "Ll" };
-    let (n, first) = (turn.n, norm.round_first);
+    let (n, first) = (running.n, norm.round_first);
     let prepared = Prepared {
         what: format!("ll_norm_{}", call.dtype),
         body: format!("ll_norm<{element}, {operation}, {n}, {layout}, {pieces}, {first}>"),

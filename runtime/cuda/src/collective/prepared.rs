@@ -3,7 +3,7 @@
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
-use super::call::{Call, Turn};
+use super::call::{Call, Running};
 use super::peers::Peers;
 use crate::compile::Source;
 use crate::driver::Links;
@@ -121,8 +121,8 @@ impl Sends {
 
 /// The bytes that each rank gets of each, and from where in a sender's operand the receiver of this number
 /// takes them.
-pub(super) fn pieces(turn: &Turn) -> Result<(usize, impl Fn(usize) -> Address + use<>), CudaError> {
-    let whole = Sends::of(&turn.bound.kind) == Sends::One;
-    let piece = if whole { turn.bytes } else { turn.piece()? };
+pub(super) fn pieces(running: &Running) -> Result<(usize, impl Fn(usize) -> Address + use<>), CudaError> {
+    let whole = Sends::of(&running.bound.kind) == Sends::One;
+    let piece = if whole { running.bytes } else { running.piece()? };
     Ok((piece, move |receiver| if whole { 0 } else { (receiver * piece) as Address }))
 }

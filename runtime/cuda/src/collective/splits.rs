@@ -4,7 +4,7 @@
 //! region, and peers touch nothing of the plan. Sizes that do not fit are seen by all ranks of the cell alike, and
 //! reported ([`super::unfit`]).
 
-use super::call::Turn;
+use super::call::Running;
 use super::control::MAX_RANKS;
 use super::peers::Sizes;
 use super::prepared::Prepared;
@@ -30,24 +30,24 @@ plain! {
     }
 }
 
-pub(super) fn exchange(turn: &Turn, sizes: Option<Sizes>) -> Result<Prepared, CudaError> {
+pub(super) fn exchange(running: &Running, sizes: Option<Sizes>) -> Result<Prepared, CudaError> {
     let Some(Sizes { sent, received }) = sizes else {
-        return Err(turn.unfit("expected sizes on the device, found none".into()));
+        return Err(running.unfit("expected sizes on the device, found none".into()));
     };
-    let bound = turn.bound;
+    let bound = running.bound;
     let row = bound.row * bound.dtype.size();
     let capacity = bound.elements.checked_div(bound.row).unwrap_or(0);
     if capacity * bound.row != bound.elements {
         let (row, elements) = (bound.row, bound.elements);
-        return Err(turn.unfit(format!("expected whole rows of {row} elements, found {elements}")));
+        return Err(running.unfit(format!("expected whole rows of {row} elements, found {elements}")));
     }
-    let (tables, staging, slot) = turn.exchange()?;
-    let mut call = turn.call();
-    call.from[turn.me] = turn.operand;
-    call.to[0] = turn.result;
+    let (tables, staging, slot) = running.exchange()?;
+    let mut call = running.call();
+    call.from[running.me] = running.operand;
+    call.to[0] = running.result;
     let pulls = bound.variant == Variant::Pull;
-    for p in (0..turn.n).filter(|_| pulls) {
-        call.from[p] = turn.operand_of(p, turn.bytes)?;
+    for p in (0..running.n).filter(|_| pulls) {
+        call.from[p] = running.operand_of(p, running.bytes)?;
     }
     let splits = Splits {
         sizes: tables,
@@ -59,8 +59,8 @@ pub(super) fn exchange(turn: &Turn, sizes: Option<Sizes>) -> Result<Prepared, Cu
         slot: slot as u64,
     };
     let unit = unit(bound, row);
-    let (kernel, n) = (if pulls { "splits_pull" } else { "splits_staged" }, turn.n);
-    let [blocks, threads] = turn.grid(|b| &b.pull, turn.units(turn.bytes));
+    let (kernel, n) = (if pulls { "splits_pull" } else { "splits_staged" }, running.n);
+    let [blocks, threads] = running.grid(|b| &b.pull, running.units(running.bytes));
     Ok(Prepared {
         what: bound.kind.name().into(),
         body: format!("{kernel}<{unit}, {n}>"),

@@ -9,7 +9,7 @@ use symmc_runtime::exec::{BoundCollective, MemorySpace};
 
 use super::barrier::{self, Reduction};
 use super::blocks::MAX_THREADS;
-use super::call::Turn;
+use super::call::Running;
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
 use crate::command::Command;
@@ -21,65 +21,65 @@ use crate::launch::{Address, Param, plain};
 /// difference to the grid, which is the same on all ranks.
 const PUSHED_THREADS: u32 = 512;
 
-pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
-    if let Some(slice) = pushes(turn) {
-        return pushed(turn, op, slice, None);
+pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+    if let Some(slice) = pushes(running) {
+        return pushed(running, op, slice, None);
     }
-    let (size, elements) = (turn.bound.dtype.size(), turn.bound.elements);
-    let (units, unit) = (turn.units(turn.bytes), 16 / size);
-    let start = |p: usize| (units * p / turn.n * unit).min(elements);
-    let (from, to) = (start(turn.me), start(turn.me + 1));
+    let (size, elements) = (running.bound.dtype.size(), running.bound.elements);
+    let (units, unit) = (running.units(running.bytes), 16 / size);
+    let start = |p: usize| (units * p / running.n * unit).min(elements);
+    let (from, to) = (start(running.me), start(running.me + 1));
     let offset = (from * size) as Address;
-    let mut call = turn.call();
-    for p in 0..turn.n {
-        call.from[p] = turn.operand_of(p, turn.bytes)? + offset;
+    let mut call = running.call();
+    for p in 0..running.n {
+        call.from[p] = running.operand_of(p, running.bytes)? + offset;
     }
-    for (slot, p) in call.to.iter_mut().zip(turn.rotated()) {
-        *slot = turn.result_of(p, turn.bytes)? + offset;
+    for (slot, p) in call.to.iter_mut().zip(running.rotated()) {
+        *slot = running.result_of(p, running.bytes)? + offset;
     }
-    let how = Reduction { op, outs: turn.n, elements: to - from, exit: Barrier::Kept };
+    let how = Reduction { op, outs: running.n, elements: to - from, exit: Barrier::Kept };
     // Slices differ by a unit at most; grids are equal.
-    let blocks = turn.grid(|b| &b.two_shot, units.div_ceil(turn.n));
-    Ok(barrier::reduce(turn, call, how, blocks, "two_shot"))
+    let blocks = running.grid(|b| &b.two_shot, units.div_ceil(running.n));
+    Ok(barrier::reduce(running, call, how, blocks, "two_shot"))
 }
 
 /// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for
 /// offsets are equal on all.
-fn pushes(turn: &Turn) -> Option<usize> {
-    let [operand, result] = [&turn.bound.operand, &turn.bound.result];
-    let slice = turn.bytes / turn.n;
-    let fits = turn.thresholds().stores(turn.bytes as u64, turn.n as u64)
+fn pushes(running: &Running) -> Option<usize> {
+    let [operand, result] = [&running.bound.operand, &running.bound.result];
+    let slice = running.bytes / running.n;
+    let fits = running.thresholds().stores(running.bytes as u64, running.n as u64)
         && slice.is_multiple_of(16)
-        && turn.bytes.is_multiple_of(turn.n)
+        && running.bytes.is_multiple_of(running.n)
         && [operand, result].iter().all(|r| r.space == MemorySpace::Symmetric && r.by_rank.is_none())
         && (operand.offset | result.offset).is_multiple_of(16)
-        && (operand.offset == result.offset || operand.offset.abs_diff(result.offset) >= turn.bytes);
+        && (operand.offset == result.offset || operand.offset.abs_diff(result.offset) >= running.bytes);
     fits.then_some(slice)
 }
 
 fn pushed(
-    turn: &Turn,
+    running: &Running,
     op: ReduceOp,
     slice: usize,
     addition: Option<&Addition>,
 ) -> Result<Prepared, CudaError> {
-    let (element, operation) = reduction(turn.bound.dtype, op);
-    let (n, at) = (turn.n, |p: usize| (p * slice) as Address);
-    let mut call = turn.call();
-    for (i, p) in turn.rotated().enumerate() {
-        call.from[i] = turn.operand + at(p);
-        call.to[i] = turn.result_of(p, turn.bytes)? + at(turn.me);
-        call.slots[p] = turn.result + at(p);
+    let (element, operation) = reduction(running.bound.dtype, op);
+    let (n, at) = (running.n, |p: usize| (p * slice) as Address);
+    let mut call = running.call();
+    for (i, p) in running.rotated().enumerate() {
+        call.from[i] = running.operand + at(p);
+        call.to[i] = running.result_of(p, running.bytes)? + at(running.me);
+        call.slots[p] = running.result + at(p);
     }
     call.slice = slice as u64;
-    let [blocks, threads] = turn.grid(|b| &b.pushed, turn.units(slice));
-    let in_place = turn.operand == turn.result;
+    let [blocks, threads] = running.grid(|b| &b.pushed, running.units(slice));
+    let in_place = running.operand == running.result;
     let (kernel, most_threads) = match addition {
         Some(_) => ("pushed_add", PUSHED_THREADS),
         None => ("pushed_reduce", MAX_THREADS),
     };
     Ok(Prepared {
-        what: format!("{kernel}_{}", turn.bound.dtype),
+        what: format!("{kernel}_{}", running.bound.dtype),
         body: format!("{kernel}<{element}, {operation}, {n}, {}, {in_place}>", (8 / n).max(1)),
         call,
         beside: addition.map(|a| ("Addition", Param::of(a))),
@@ -120,8 +120,8 @@ pub fn lower_addition(
     if !fits {
         return Ok(None);
     }
-    let turn = Turn::new(step, call, [operand, result], peers)?;
-    let Some(slice) = pushes(&turn) else { return Ok(None) };
-    let kernel = pushed(&turn, *op, slice, Some(addition))?.launch(peers, source);
+    let running = Running::new(step, call, [operand, result], peers)?;
+    let Some(slice) = pushes(&running) else { return Ok(None) };
+    let kernel = pushed(&running, *op, slice, Some(addition))?.launch(peers, source);
     Ok(Some(Command::Kernel(kernel)))
 }

@@ -193,10 +193,10 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let ends = |n: u32, elements: usize| {
         let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::U8, elements);
         let peers = peers(0, n);
-        let turn = Turn::new(0, &call, [0, 0], &peers).expect("it fits");
-        let protocol = turn.protocol(elements);
+        let running = Running::new(0, &call, [0, 0], &peers).expect("it fits");
+        let protocol = running.protocol(elements);
         let units = ll::units(protocol, elements);
-        let call = turn.ll(elements, protocol, units, 1).expect("it fits");
+        let call = running.ll(elements, protocol, units, 1).expect("it fits");
         let first = call.slots.iter().filter(|&&a| a != 0).min().expect("a slot") - call.zone;
         assert_eq!(first, call.before * 16);
         (protocol, first, first + (Address::from(n - 1) * units as Address * 16))
@@ -243,7 +243,7 @@ fn slots_of_a_zone_have_one_sender_each() {
     let n = 4;
     let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::F32, 10);
     let bound = |r: u32, peers: &Peers| {
-        Turn::new(0, &call, [0, 0], peers)
+        Running::new(0, &call, [0, 0], peers)
             .and_then(|t| t.ll(40, Protocol::Ll, 5, 1))
             .map_err(|e| format!("rank {r}: {e}"))
     };

@@ -17,14 +17,14 @@ use crate::error::RunError;
 pub(super) const SLICE: usize = 256 << 10;
 
 /// One collective in progress on one rank.
-pub(super) struct Turn<'a> {
+pub(super) struct Running<'a> {
     meeting: Meeting<'a>,
     pub call: &'a CollectiveCall<'a>,
     /// Bytes of the operand.
     pub bytes: usize,
 }
 
-impl<'a> Deref for Turn<'a> {
+impl<'a> Deref for Running<'a> {
     type Target = Meeting<'a>;
 
     fn deref(&self) -> &Meeting<'a> {
@@ -32,14 +32,14 @@ impl<'a> Deref for Turn<'a> {
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Running<'a> {
     pub fn new(comm: &'a Comm, call: &'a CollectiveCall<'a>) -> Result<Self, RunError> {
         let op = call.kind.name();
         let site = Site { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
         let bytes = call.elements.saturating_mul(call.dtype.size());
-        let turn = Turn { meeting: Meeting::new(comm, site)?, call, bytes };
-        turn.check()?;
-        Ok(turn)
+        let running = Running { meeting: Meeting::new(comm, site)?, call, bytes };
+        running.check()?;
+        Ok(running)
     }
 
     /// Refuses what no variant can serve.
@@ -106,8 +106,8 @@ impl<'a> Turn<'a> {
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 
 /// Copies in slices; this rank may touch both at this time.
-pub(super) fn copy_slices(turn: &Turn, to: *mut u8, from: *const u8, bytes: usize) {
-    let stores = Stores::of(bytes * turn.n);
+pub(super) fn copy_slices(running: &Running, to: *mut u8, from: *const u8, bytes: usize) {
+    let stores = Stores::of(bytes * running.n);
     let mut at = 0;
     while at < bytes {
         let n = SLICE.min(bytes - at);
@@ -115,7 +115,7 @@ pub(super) fn copy_slices(turn: &Turn, to: *mut u8, from: *const u8, bytes: usiz
         // rank's own; the contract lets this rank touch them now.
         unsafe { copy(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
         at += n;
-        turn.touch();
+        running.touch();
     }
     stores.settle();
 }
