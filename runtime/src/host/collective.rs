@@ -4,7 +4,7 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, Meets, Variant};
 
 use super::comm::Comm;
-use super::meeting::{Meeting, Site};
+use super::rendezvous::{Rendezvous, StepInfo};
 use super::running::Running;
 use super::{direct, landing, put, staged};
 use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
@@ -81,10 +81,10 @@ impl Comm {
     ) -> Result<(), RunError> {
         self.begin_step(call.step);
         let PeerCall { step, name: node, op, cell, group } = *call;
-        let result = Meeting::new(self, Site { step, node, op, cell, group }).and_then(|meeting| {
-            meeting.meet()?;
-            kernel(&meeting)?;
-            meeting.meet()
+        let result = Rendezvous::new(self, StepInfo { step, node, op, cell, group }).and_then(|rendezvous| {
+            rendezvous.meet()?;
+            kernel(&rendezvous)?;
+            rendezvous.meet()
         });
         result.inspect_err(|error| self.tell(error))
     }

@@ -35,9 +35,9 @@ mod launch;
 mod launchers;
 mod link;
 mod ll;
-mod meeting;
 mod membership;
 mod memory;
+mod rendezvous;
 
 mod put;
 mod rank;

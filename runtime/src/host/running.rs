@@ -8,8 +8,8 @@ use symmc_plan::Barrier;
 
 use super::comm::Comm;
 use super::copy::{Stores, copy};
-use super::meeting::{Meeting, Site};
 use super::reduce::Reducer;
+use super::rendezvous::{Rendezvous, StepInfo};
 use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::error::RunError;
 
@@ -18,26 +18,26 @@ pub(super) const SLICE: usize = 256 << 10;
 
 /// One collective in progress on one rank.
 pub(super) struct Running<'a> {
-    meeting: Meeting<'a>,
+    rendezvous: Rendezvous<'a>,
     pub call: &'a CollectiveCall<'a>,
     /// Bytes of the operand.
     pub bytes: usize,
 }
 
 impl<'a> Deref for Running<'a> {
-    type Target = Meeting<'a>;
+    type Target = Rendezvous<'a>;
 
-    fn deref(&self) -> &Meeting<'a> {
-        &self.meeting
+    fn deref(&self) -> &Rendezvous<'a> {
+        &self.rendezvous
     }
 }
 
 impl<'a> Running<'a> {
     pub fn new(comm: &'a Comm, call: &'a CollectiveCall<'a>) -> Result<Self, RunError> {
         let op = call.kind.name();
-        let site = Site { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
+        let info = StepInfo { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
         let bytes = call.elements.saturating_mul(call.dtype.size());
-        let running = Running { meeting: Meeting::new(comm, site)?, call, bytes };
+        let running = Running { rendezvous: Rendezvous::new(comm, info)?, call, bytes };
         running.check()?;
         Ok(running)
     }
@@ -93,7 +93,7 @@ impl<'a> Running<'a> {
 
     /// The address of `bytes` bytes of a symmetric region on the rank of number `p`.
     pub fn on(&self, region: &Region, p: usize, bytes: usize) -> Result<*mut u8, RunError> {
-        self.arena(p, region.on(self.site.cell[p]), bytes)
+        self.arena(p, region.on(self.info.cell[p]), bytes)
     }
 
     /// The reduction of the call.

@@ -12,7 +12,7 @@ use crate::error::RunError;
 
 /// The step that a rank meets its peers for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Site<'a> {
+pub(super) struct StepInfo<'a> {
     /// The index of the step in its bucket.
     pub step: usize,
     /// The name of its node.
@@ -26,9 +26,9 @@ pub(super) struct Site<'a> {
 }
 
 /// A rank among the peers of one step.
-pub(super) struct Meeting<'a> {
+pub(super) struct Rendezvous<'a> {
     pub comm: &'a Comm,
-    pub site: Site<'a>,
+    pub info: StepInfo<'a>,
     pub group: &'a GroupState,
     /// This rank's number in its cell.
     pub me: usize,
@@ -37,23 +37,23 @@ pub(super) struct Meeting<'a> {
     touches: Cell<u32>,
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> Rendezvous<'a> {
     /// The rank of `comm` at this step.
     ///
     /// # Errors
     /// The cell is none of this rank in this run.
-    pub fn new(comm: &'a Comm, site: Site<'a>) -> Result<Self, RunError> {
-        let me = site.cell.iter().position(|&r| r == comm.rank);
-        let (Some(me), Some(group)) = (me, comm.groups.get(site.group)) else {
-            let found = format!("cell {:?} of group {} on rank {}", site.cell, site.group, comm.rank);
-            return Err(step_error(comm, &site, format!("expected a cell with this rank, found {found}")));
+    pub fn new(comm: &'a Comm, info: StepInfo<'a>) -> Result<Self, RunError> {
+        let me = info.cell.iter().position(|&r| r == comm.rank);
+        let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
+            let found = format!("cell {:?} of group {} on rank {}", info.cell, info.group, comm.rank);
+            return Err(step_error(comm, &info, format!("expected a cell with this rank, found {found}")));
         };
-        let meeting = Meeting { comm, site, group, me, n: site.cell.len(), touches: Cell::new(0) };
-        if site.cell.iter().any(|&r| r >= comm.ranks()) {
+        let rendezvous = Rendezvous { comm, info, group, me, n: info.cell.len(), touches: Cell::new(0) };
+        if info.cell.iter().any(|&r| r >= comm.ranks()) {
             let ranks = comm.ranks();
-            return Err(meeting.fail(format!("expected ranks below {ranks}, found {:?}", site.cell)));
+            return Err(rendezvous.fail(format!("expected ranks below {ranks}, found {:?}", info.cell)));
         }
-        Ok(meeting)
+        Ok(rendezvous)
     }
 
     /// Before or after a touch of a peer: delays the rank where the run asks for chaos.
@@ -62,7 +62,7 @@ impl<'a> Meeting<'a> {
         if let Some(chaos) = &self.comm.chaos {
             let touch = self.touches.get();
             self.touches.set(touch + 1);
-            chaos.delay(self.comm.run.load(Ordering::Relaxed), self.site.step, touch);
+            chaos.delay(self.comm.run.load(Ordering::Relaxed), self.info.step, touch);
         }
     }
 
@@ -88,14 +88,14 @@ impl<'a> Meeting<'a> {
     #[inline]
     pub fn advance(&self, counter: Counter, value: u32) {
         let control = &self.comm.world.control;
-        control.counter(self.site.group, self.comm.rank, counter).store(value, Ordering::Release);
+        control.counter(self.info.group, self.comm.rank, counter).store(value, Ordering::Release);
         self.ring();
     }
 
     /// Wakes peers that sleep.
     #[inline]
     pub fn ring(&self) {
-        self.comm.world.control.ring(self.peers().map(|p| self.site.cell[p]));
+        self.comm.world.control.ring(self.peers().map(|p| self.info.cell[p]));
     }
 
     /// Waits until the counters of all peers have reached `target`.
@@ -120,7 +120,7 @@ impl<'a> Meeting<'a> {
     #[inline]
     fn has_reached(&self, p: usize, counter: Counter, target: u32) -> bool {
         let control = &self.comm.world.control;
-        let word = control.counter(self.site.group, self.site.cell[p], counter);
+        let word = control.counter(self.info.group, self.info.cell[p], counter);
         reached(word.load(Ordering::Acquire), target)
     }
 
@@ -133,10 +133,10 @@ impl<'a> Meeting<'a> {
         }
         RunError::Limit {
             rank: self.comm.rank,
-            peers: self.peers().filter(|&p| !ready(p)).map(|p| self.site.cell[p]).collect(),
-            step: self.site.step,
-            node: self.site.node.into(),
-            op: self.site.op.into(),
+            peers: self.peers().filter(|&p| !ready(p)).map(|p| self.info.cell[p]).collect(),
+            step: self.info.step,
+            node: self.info.node.into(),
+            op: self.info.op.into(),
             run: self.comm.run.load(Ordering::Relaxed),
             limit_ms: self.comm.waiter.limit().as_millis() as u64,
         }
@@ -144,7 +144,7 @@ impl<'a> Meeting<'a> {
 
     /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
     pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
-        let arena = &self.comm.world.arenas[self.site.cell[p] as usize];
+        let arena = &self.comm.world.arenas[self.info.cell[p] as usize];
         if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
             let size = arena.len();
             return Err(self.fail(format!(
@@ -158,28 +158,28 @@ impl<'a> Meeting<'a> {
     /// An error of this step.
     #[cold]
     pub fn fail(&self, detail: String) -> RunError {
-        step_error(self.comm, &self.site, detail)
+        step_error(self.comm, &self.info, detail)
     }
 
     /// An error of the data that this step is given.
     #[cold]
     pub fn unfit(&self, detail: String) -> RunError {
-        let Site { step, node, op, .. } = self.site;
+        let StepInfo { step, node, op, .. } = self.info;
         RunError::Data { rank: self.comm.rank, step, node: node.into(), op: op.into(), detail }
     }
 }
 
-impl PeerMemory for Meeting<'_> {
+impl PeerMemory for Rendezvous<'_> {
     fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
         self.arena(number, offset, bytes)
     }
 
     fn touch(&self) {
-        Meeting::touch(self);
+        Rendezvous::touch(self);
     }
 }
 
 #[cold]
-fn step_error(comm: &Comm, site: &Site<'_>, detail: String) -> RunError {
-    RunError::Step { rank: comm.rank, step: site.step, node: site.node.into(), op: site.op.into(), detail }
+fn step_error(comm: &Comm, info: &StepInfo<'_>, detail: String) -> RunError {
+    RunError::Step { rank: comm.rank, step: info.step, node: info.node.into(), op: info.op.into(), detail }
 }
