@@ -18,7 +18,7 @@ use crate::embedded::{CudaSession, Gpu, Progress, Runs};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
 use crate::refusal::accept;
-use crate::{trace, watch};
+use crate::{trace, wait};
 
 /// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -253,7 +253,7 @@ impl JobRun<'_> {
             self.write_trace(path, &graph)?;
         }
         comm.end_runs();
-        Ok(watch::spread(times))
+        Ok(wait::spread(times))
     }
 }
 

@@ -50,7 +50,7 @@ pub mod setting;
 mod staging;
 pub mod streams;
 mod trace;
-mod watch;
+mod wait;
 
 pub use compute::search::Products;
 pub use embedded::{CudaSession, Gpu, Progress};

@@ -18,7 +18,7 @@ use crate::error::CudaError;
 use crate::nccl::Communicators;
 use crate::program::DeviceProgram;
 use crate::streams::Streams;
-use crate::{collective, watch};
+use crate::{collective, wait};
 
 /// How long kernels have to end after they were told to.
 const ENDING: Duration = Duration::from_secs(5);
@@ -67,11 +67,11 @@ impl<P, M> Resources<P, M> {
         work().inspect_err(|_| self.fail())
     }
 
-    /// Replays a graph of one of the programs and waits for it as [`watch::until_idle`]; its time on the device
+    /// Replays a graph of one of the programs and waits for it as [`wait::until_idle`]; its time on the device
     /// in microseconds.
     ///
     /// # Errors
-    /// As [`attempt`](Self::attempt) and [`watch::until_idle`].
+    /// As [`attempt`](Self::attempt) and [`wait::until_idle`].
     ///
     /// # Safety
     /// The graph uses nothing but these parts.
@@ -81,7 +81,7 @@ impl<P, M> Resources<P, M> {
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<f64, CudaError> {
         // SAFETY: the parts exist; the rest by the caller.
-        self.attempt(|| unsafe { watch::replay(&self.streams, graph, &self.status, alive) })
+        self.attempt(|| unsafe { wait::replay(&self.streams, graph, &self.status, alive) })
     }
 }
 
@@ -102,12 +102,12 @@ impl<P, M> Drop for Resources<P, M> {
     fn drop(&mut self) {
         let _ = self.device.enter();
         // Without a failure all ends by itself.
-        if *self.failed.get_mut() || !within(ENDING, || watch::idle(&self.streams)) {
+        if *self.failed.get_mut() || !within(ENDING, || wait::idle(&self.streams)) {
             collective::end(&self.status);
             // The library's kernels may wait for a peer that has left.
             self.nccl.abort();
         }
-        match within(ENDING, || watch::idle(&self.streams)) {
+        match within(ENDING, || wait::idle(&self.streams)) {
             // SAFETY: dropped once, here; no kernel uses the parts any more.
             true => unsafe { ManuallyDrop::drop(&mut self.parts) },
             false => eprintln!(

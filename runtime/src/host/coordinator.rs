@@ -140,7 +140,7 @@ impl Member {
 
 /// What the ranks are watched for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Watch {
+pub(super) enum Watched {
     /// A job: ranks run from the start to the end.
     Job,
     /// A session: between runs ranks may take as long as their callers want, until one of them closes.
@@ -149,7 +149,7 @@ pub(super) enum Watch {
 
 /// Watches the ranks of one run.
 pub(super) struct Coordinator<'a> {
-    pub watch: Watch,
+    pub watched: Watched,
     pub plan: &'a Plan,
     pub control: &'a Control,
     /// The limit of every wait.
@@ -339,7 +339,7 @@ impl Coordinator<'_> {
     fn check_closed(&mut self) -> Result<(), RunError> {
         let closed = |m: &Member| m.phase == Phase::Done && m.since.elapsed() > self.limit;
         let Some(rank) = self.members.iter().position(closed) else { return Ok(()) };
-        if self.watch == Watch::Job || self.all(Phase::Done) {
+        if self.watched == Watched::Job || self.all(Phase::Done) {
             return Ok(());
         }
         Err(RunError::Aborted { rank: rank as u32, reason: "it closed its session".into() })
@@ -352,7 +352,7 @@ impl Coordinator<'_> {
         if member.phase != Phase::Ready {
             return Ok(());
         }
-        let idle = self.watch == Watch::Session && !progress.running;
+        let idle = self.watched == Watched::Session && !progress.running;
         if progress.beats != member.beats || idle {
             member.beats = progress.beats;
             member.since = Instant::now();
@@ -369,7 +369,9 @@ impl Coordinator<'_> {
         let progress = self.control.progress(rank);
         let at = match locate(self.plan, &progress) {
             Some((step, node, op)) => format!("at step {step} ({op} %{node}), run {}", progress.run),
-            None if self.watch == Watch::Session && progress.running => format!("in run {}", progress.run),
+            None if self.watched == Watched::Session && progress.running => {
+                format!("in run {}", progress.run)
+            }
             None => "before the first step".into(),
         };
         RunError::Stuck { rank, at, limit_ms: self.limit.as_millis() as u64 }

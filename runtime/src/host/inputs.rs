@@ -15,7 +15,7 @@ use symmc_ir::Backing;
 
 use super::job::EngineChoice;
 use super::memory::Segment;
-use super::walk::lay_out;
+use super::rank_memory::lay_out;
 use crate::error::RunError;
 use crate::exec::Span;
 

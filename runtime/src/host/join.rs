@@ -21,16 +21,16 @@ use symmc_plan::Plan;
 
 use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, same_user};
 use super::comm::{Comm, World};
-use super::coordinator::{Coordinator, Member, Watch, identity, job_terms};
+use super::coordinator::{Coordinator, Member, Watched, identity, job_terms};
 use super::engine::{Engines, RankRun};
 use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
 use super::link::{Link, agree};
 use super::membership::Membership;
 use super::rank::{map_world, receive_welcome};
+use super::rank_memory::LocalMemory;
 use super::terms::Term;
 use super::times::RunTimes;
-use super::walk::LocalMemory;
 use crate::error::RunError;
 use crate::session::CallersPart;
 
@@ -79,8 +79,8 @@ pub fn run_rank_timed(
     let terms = job_terms(job.plan, &job.bindings, job.repeats);
     let identity = identity(job.plan, terms, job.settings).inspect_err(|error| place.decline(error))?;
     let RankJob { plan, settings, config, .. } = job;
-    let (groups, watch) = (needs.groups, Watch::Job);
-    let joined = Joined::new(place, &Purpose { plan, groups, config, watch, identity, settings })?;
+    let (groups, watched) = (needs.groups, Watched::Job);
+    let joined = Joined::new(place, &Purpose { plan, groups, config, watched, identity, settings })?;
     let result = joined.run(job, engines, &needs);
     joined.ended().and(result)
 }
@@ -139,7 +139,7 @@ pub(super) struct Purpose<'a> {
     /// Groups of ranks that have flags of their own.
     pub groups: usize,
     pub config: &'a HostConfig,
-    pub watch: Watch,
+    pub watched: Watched,
     /// What must agree on all ranks.
     pub identity: Identity,
     pub settings: &'a [Term],
@@ -250,9 +250,9 @@ fn start_coordinator(
     let take =
         |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (theirs, place_of, config) = (listener.clone(), place.clone(), purpose.config.clone());
-    let (plan, groups, watch) = (purpose.plan.clone(), purpose.groups, purpose.watch);
+    let (plan, groups, watched) = (purpose.plan.clone(), purpose.groups, purpose.watched);
     let work = move || {
-        let gathered = Gathered { place: &place_of, plan: &plan, groups, config: &config, watch };
+        let gathered = Gathered { place: &place_of, plan: &plan, groups, config: &config, watched };
         take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener))
     };
     parallel::spawn(work).map_err(|e| {
@@ -349,13 +349,13 @@ struct Gathered<'a> {
     plan: &'a Plan,
     groups: usize,
     config: &'a HostConfig,
-    watch: Watch,
+    watched: Watched,
 }
 
 impl Gathered<'_> {
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
-        let Gathered { place, plan, groups, config, watch } = *self;
+        let Gathered { place, plan, groups, config, watched } = *self;
         let channels = Gathering::new(place, &listener, config.limit).all()?;
         // Who comes now belongs to no run any more.
         drop(listener);
@@ -375,7 +375,7 @@ impl Gathered<'_> {
         }
         let mut ended = |_| None;
         let mut coordinator = Coordinator {
-            watch,
+            watched,
             plan,
             control: &world.control,
             limit: config.limit,

@@ -18,12 +18,12 @@ use symmc_ir::{Backing, SymbolId, Tensor};
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
-use super::coordinator::{Coordinator, End, Member, Watch};
+use super::coordinator::{Coordinator, End, Member, Watched};
 use super::inputs::{FileStamp, InputPlace};
 use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
+use super::rank_memory::{arena_size, lay_out, read_tensor};
 use super::threads::expect_ranks;
-use super::walk::{arena_size, lay_out, read_tensor};
 use crate::error::RunError;
 
 /// How long ranks have to end by themselves after a run.
@@ -89,7 +89,7 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
     }
     let mut ended = |rank| processes.ended(rank);
     let mut coordinator = Coordinator {
-        watch: Watch::Job,
+        watched: Watched::Job,
         plan: job.plan,
         control: &world.control,
         limit: job.config.limit,

@@ -41,6 +41,7 @@ mod rendezvous;
 
 mod put;
 mod rank;
+mod rank_memory;
 mod reduce;
 mod running;
 mod seat;
@@ -52,7 +53,6 @@ mod terms;
 mod threads;
 mod times;
 mod wait;
-mod walk;
 
 pub use crate::error::RunError;
 pub use bounded::{Bounded, exit_at_once};

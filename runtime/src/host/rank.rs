@@ -19,8 +19,8 @@ use super::inputs;
 use super::launch::JobText;
 use super::link::{Link, unexpected};
 use super::memory::{Access, Segment};
+use super::rank_memory::arena_size;
 use super::terms::Term;
-use super::walk::arena_size;
 use crate::error::RunError;
 use crate::exec::RankMemory;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use symmc_check::CheckedPlan;
 
 use super::comm::Comm;
-use super::coordinator::{Watch, identity};
+use super::coordinator::{Watched, identity};
 use super::group::Group;
 use super::job::{HostConfig, groups};
 use super::join::{Joined, Purpose};
@@ -36,8 +36,9 @@ impl Seat {
         let terms = terms.into_iter().chain([callers]).collect();
         let identity = expect_ranks(plan, group).and_then(|()| identity(plan, terms, &[]));
         let identity = identity.inspect_err(|error| place.decline(error))?;
-        let (groups, watch) = (groups(plan), Watch::Session);
-        let joined = Joined::new(&place, &Purpose { plan, groups, config, watch, identity, settings: &[] })?;
+        let (groups, watched) = (groups(plan), Watched::Session);
+        let joined =
+            Joined::new(&place, &Purpose { plan, groups, config, watched, identity, settings: &[] })?;
         let farewell = if group.is_within_process() { Duration::ZERO } else { config.limit };
         Ok(Seat { joined, farewell })
     }

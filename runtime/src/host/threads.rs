@@ -10,7 +10,7 @@ use super::comm::{Comm, World};
 use super::coordinator::cause;
 use super::engine::{Engines, RankRun};
 use super::job::{EngineChoice, Job, Needs, Ran};
-use super::walk::{LocalMemory, arena_size};
+use super::rank_memory::{LocalMemory, arena_size};
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
 

@@ -24,7 +24,7 @@ use crate::program::{DeviceProgram, Parts};
 use crate::resources::{self, Resources};
 use crate::setting::Distances;
 use crate::streams::Streams;
-use crate::{compile, watch};
+use crate::{compile, wait};
 
 /// Calls in one graph.
 pub(super) const CALLS: usize = 10;
@@ -314,7 +314,7 @@ impl<'a> Bench<'a> {
                 times.push(time / CALLS as f64);
             }
         }
-        Ok(watch::spread(times))
+        Ok(wait::spread(times))
     }
 
     /// What kernels reported.
