@@ -46,7 +46,7 @@ pub enum Op {
     Reduce { op: Reduction, axes: Vec<usize>, keep: bool },
     /// Index (i64) of the extreme element along `axis`, the first of equals.
     ArgReduce { op: ArgOp, axis: usize, keep: bool },
-    /// Inclusive running sum along `axis`.
+    /// Inclusive cumulative sum along `axis`.
     CumSum { axis: usize },
     /// Softmax along `axis`, computed in f32 or wider; its logarithm when `log`.
     Softmax { axis: usize, log: bool },

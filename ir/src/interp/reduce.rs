@@ -1,4 +1,4 @@
-//! Reductions, extremes' positions, running sums, softmax and norms.
+//! Reductions, arg-reductions, cumulative sums, softmax and norms.
 //!
 //! Floats accumulate in f64, in row-major order, and round once at the end.
 

@@ -163,7 +163,7 @@ ops! {
             "The index (i64) of the smallest element along `axis`, the first of equals."
             => "%argmin: i64[t] = argmin %x axis=1 keep=false";
         "cumsum" ("x") op CumSum { axis }:
-            "The inclusive running sum along `axis`; of integers and bool in i64."
+            "The inclusive cumulative sum along `axis`; of integers and bool in i64."
             => "%cumsum: i64[t] = cumsum %ids axis=0";
         "softmax" ("x") op Softmax { axis, log }:
             "Softmax along `axis`; its logarithm when `log`."

@@ -311,7 +311,7 @@ fn positions_of_extremes_and_running_sums() {
     check(Op::CumSum { axis: 1 }, &[bools(&[1, 3], &[1, 0, 1])], &[i64s(&[1, 3], &[1, 1, 2])]);
     check(Op::CumSum { axis: 0 }, &[f32s(&[3], &[0.5, -1.0, INF])], &[f32s(&[3], &[0.5, -0.5, INF])]);
     check(Op::CumSum { axis: 0 }, &[f32s(&[0], &[])], &[f32s(&[0], &[])]);
-    // The running sum is wide: 2 + 2^-8 vanishes in bf16, eight of them do not.
+    // The cumulative sum is wide: 2 + 2^-8 vanishes in bf16, eight of them do not.
     let mut elements = [2f64.powi(-8); 9];
     elements[0] = 2.0;
     let found =

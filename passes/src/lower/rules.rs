@@ -1,6 +1,6 @@
 //! The rules of the e-graph, as data.
 //!
-//! Each variant runs what it has a contract for: these rules follow from the contracts ([`ways`]). The others are [`RULES`].
+//! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others are [`RULES`].
 //! A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
 //! condition may also bind variables that only the right side has, such as the shape of a reshape. Rules
 //! whose two sides round differently are marked and only used on request.
@@ -31,31 +31,31 @@ pub struct Rule {
 pub enum When {
     /// Always.
     Always,
-    /// The right side names a variant that may run the collective and has an estimate: that of a [`Way`].
+    /// The right side names a variant that may run the collective and has an estimate: that of a [`VariantRule`].
     VariantRuns,
     /// This holds; it may bind variables.
     Holds(fn(&mut Graph, &mut Subst) -> Option<()>),
 }
 
 /// A rule that a collective equals itself run by a variant.
-pub struct Way {
+pub struct VariantRule {
     /// The name under which plans list it.
     pub name: String,
     from: String,
     to: String,
 }
 
-/// A way for each variant to run each kind of collective that it has a contract for.
-pub fn ways() -> Vec<Way> {
+/// A rule for each variant to run each kind of collective that it has a contract for.
+pub fn variant_rules() -> Vec<VariantRule> {
     let mut out = Vec::new();
     for kind in CollectiveKind::samples(1) {
         let able = Variant::ALL.iter().filter(|variant| variant.contract(&kind).is_some());
-        out.extend(able.map(|variant| way(&kind, *variant)));
+        out.extend(able.map(|variant| variant_rule(&kind, *variant)));
     }
     out
 }
 
-fn way(kind: &CollectiveKind, variant: Variant) -> Way {
+fn variant_rule(kind: &CollectiveKind, variant: Variant) -> VariantRule {
     let name = kind.name();
     let own = if language::attribute_count(kind.named()) > 1 { "?own " } else { "" };
     let (listed, operands) = match kind {
@@ -63,7 +63,7 @@ fn way(kind: &CollectiveKind, variant: Variant) -> Way {
         CollectiveKind::Permute { .. } => ("permute", "?x"),
         _ => (name, "?x"),
     };
-    Way {
+    VariantRule {
         name: format!("{listed}_{variant}"),
         from: format!("({name} {own}?g {operands})"),
         to: format!("({name}.{variant} {own}?g {operands})"),
@@ -134,9 +134,10 @@ pub(super) fn compiled(rounding: bool) -> Result<Vec<Rewrite<Lang, Facts>>, Stri
         let to: Pattern<Lang> = to.parse().map_err(|e| error(format!("{e}")))?;
         Rewrite::new(name, from, Checked { to: to.ast, when }).map_err(error)
     };
-    let ways = ways().into_iter().map(|way| rewrite(&way.name, &way.from, &way.to, When::VariantRuns));
+    let rules =
+        variant_rules().into_iter().map(|rule| rewrite(&rule.name, &rule.from, &rule.to, When::VariantRuns));
     let usable = RULES.iter().filter(|r| rounding || !r.rounds);
-    ways.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
+    rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
 }
 
 /// The right side of a rule behind its condition.

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Op, Variant, text};
 use symmc_passes::lower::lower_with_report;
-use symmc_passes::lower::rules::{RULES, ways};
+use symmc_passes::lower::rules::{RULES, variant_rules};
 use symmc_passes::{Choice, LowerConfig, lower};
 
 use crate::common::{Case, bindings, check, difference};
@@ -88,7 +88,7 @@ fn sound(case: &Case, out: &Graph, choices: &[Choice]) {
         assert!(us(&choice.chosen) <= us("plain"), "{}: {choice:?}", case.at);
         for rule in &choice.rules {
             // Only what says how it is run takes time.
-            let runs = ways().iter().any(|way| way.name == rule.name);
+            let runs = variant_rules().iter().any(|way| way.name == rule.name);
             assert!(runs || RULES.iter().any(|r| r.name == rule.name), "{}: {choice:?}", case.at);
             assert_eq!(rule.us.is_some(), runs, "{}: {choice:?}", case.at);
         }
@@ -105,7 +105,7 @@ fn sound(case: &Case, out: &Graph, choices: &[Choice]) {
 fn cases() {
     let seen: RefCell<BTreeSet<String>> = RefCell::default();
     let known: BTreeSet<String> =
-        RULES.iter().map(|r| r.name.into()).chain(ways().into_iter().map(|w| w.name)).collect();
+        RULES.iter().map(|r| r.name.into()).chain(variant_rules().into_iter().map(|w| w.name)).collect();
     check("lower", |case: &Case| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower_with_report(&case.program, &config).unwrap();

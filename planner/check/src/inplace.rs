@@ -2,7 +2,7 @@
 //!
 //! - Element-wise ops, casts and copies: each element of the result lies exactly on the element of the
 //!   operand that it is computed from, and no other.
-//! - Softmax, norms and running sums, which have read what they need of a row before they write it, and scatters, which
+//! - Softmax, norms and cumulative sums, which have read what they need of a row before they write it, and scatters, which
 //!   change elements of their first operand: the same, on the first operand alone.
 //! - Concatenation: the operand lies where it ends up, as one run; when it ends up in several places, in one
 //!   of them. Or all of its base is an operand that does.

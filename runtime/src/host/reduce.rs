@@ -5,7 +5,7 @@
 //! integers divides their exact i64 sum and truncates. The larger and the smaller of two floats are NaN if
 //! one is. On bool, sum and max are "or", the others "and".
 //!
-//! A reduction works in blocks on an accumulator that stays in the first-level cache. Loops are written to
+//! A reduction works in blocks on an accumulator that stays in the L1 cache. Loops are written to
 //! vectorise; on x86-64 they are also compiled for AVX2 and F16C and the processor chooses.
 
 use std::mem::MaybeUninit;

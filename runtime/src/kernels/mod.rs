@@ -7,7 +7,7 @@
 //!
 //! # Where a result may lie
 //! A result may lie exactly on an operand of the same layout for all element-wise ops, for softmax, norms
-//! and running sums, and on the first operand of a scatter or a rotary embedding; an operand of a concatenation may
+//! and cumulative sums, and on the first operand of a scatter or a rotary embedding; an operand of a concatenation may
 //! lie in its place in the result. Elsewhere a result must not overlap an operand.
 //!
 //! Not here: collectives, custom and opaque ops, views other than reshapes that move data, and symbols

@@ -1,4 +1,4 @@
-//! Reductions, arg-reductions and running sums.
+//! Reductions, arg-reductions and cumulative sums.
 //!
 //! Floats are summed in f64 over short runs of f32, integers in i64, so the order of summation does not
 //! show. Maximum and minimum give NaN where any element is NaN.

@@ -1,4 +1,4 @@
-//! Reductions, extreme elements, running sums.
+//! Reductions, extreme elements, cumulative sums.
 
 use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};

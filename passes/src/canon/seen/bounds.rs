@@ -168,7 +168,7 @@ fn of_operand(cx: &Rewriter, side: Side, operand: Source, scores: &[Dim]) -> Opt
     fits.then_some(Limit { bound, operand })
 }
 
-/// The bound where an element of the row is not less, or not more, than that of the column, of a running sum of bools.
+/// The bound where an element of the row is not less, or not more, than that of the column, of a cumulative sum of bools.
 fn segment(cx: &Rewriter, x: &Linear, scores: &[Dim]) -> Option<Limit> {
     let (row, column) = (scores.len().checked_sub(2)?, scores.len() - 1);
     let [(a, first), (b, second)] = &x.terms[..] else { return None };

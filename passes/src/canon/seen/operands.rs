@@ -138,7 +138,7 @@ fn number(cx: &mut Rewriter, x: &Linear, scores: &[Dim]) -> Option<ValueId> {
     both(cx, "position", BinaryOp::Add, at, terms)
 }
 
-/// For each element of a running sum of bools where the elements that equal it begin, or behind the last of them on the side
+/// For each element of a cumulative sum of bools where the elements that equal it begin, or behind the last of them on the side
 /// below. The sums are at most as large as the axis.
 fn segment(cx: &mut Rewriter, side: Side, sums: ValueId, axis: usize) -> Option<ValueId> {
     let shape = cx.shape(sums).to_vec();

@@ -3,7 +3,7 @@
 //! A row whose scores are all replaced by one lowest number has equal weights: the mean of the values. Attention with
 //! bounds gives such a row zeros, or what a mask that is left lets it see. So where it cannot be shown that each row sees
 //! a column, that is computed: of what the bounds leave of a row, an interval, the columns that the rest lets through are
-//! counted by running sums. Nothing of this is as large as the scores.
+//! counted by cumulative sums. Nothing of this is as large as the scores.
 
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Side, Type, ValueId, infer};
 

@@ -7,7 +7,7 @@
 //! Semantics are those of [`symmc_ir::Op`], as on the host: floats are computed in f32 (f64 for f64) and
 //! rounded once. Extents, strides and constants stand in the generated text; addresses are parameters, so
 //! equal steps share a function. Where a result may lie on an operand is as in
-//! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and running sums, and on
+//! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and cumulative sums, and on
 //! the first operand of a scatter or a rotary embedding.
 //!
 //! Data that is out of range touches no foreign memory, and is reported ([`Assertions`]).

@@ -1,4 +1,4 @@
-//! Ops on rows: reductions, extremes' positions, running sums, softmax and norms.
+//! Ops on rows: reductions, arg-reductions, cumulative sums, softmax and norms.
 //!
 //! The axes of the operand fall into those that number the rows and those within a row. How many threads
 //! share a row follows from its length and from where its elements lie ([`Group`]).

@@ -94,7 +94,7 @@ __device__ __forceinline__ Wide load_ll128(u64 at) {
 }
 #else
 /// 16 bytes of a line of 128 that eight neighbouring threads store in this one instruction. The line leaves the
-/// multiprocessor as one request, travels through NVLink as one packet and is written to the peer's second-level cache
+/// multiprocessor as one request, travels through NVLink as one packet and is written to the peer's L2 cache
 /// at once, so whoever finds its flag finds the rest. The architecture does not promise that; the devices do it, and
 /// NCCL's LL128 rests on it too.
 __device__ __forceinline__ void store_ll128(u64 at, Wide value) {

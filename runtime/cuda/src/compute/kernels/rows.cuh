@@ -1,4 +1,4 @@
-// Ops on rows: reductions, extremes' positions, running sums, softmax, norms.
+// Ops on rows: reductions, arg-reductions, cumulative sums, softmax, norms.
 //
 // A layout `L` gives the types X and R of elements, the extents ROWS and N, the width V of an access, and
 // the offsets of a row and of element k of a row. Threads work on a row in groups of G: one thread alone
@@ -237,7 +237,7 @@ template <class L, bool LARGEST, int G, int THREADS> SC_FN void arg_rows(const v
     if (lane == 0) ((i64 *)r)[L::r_row(row)] = at;
 }
 
-// Running sums: each warp scans 32 elements at a time and carries the sum on.
+// Cumulative sums: each warp scans 32 elements at a time and carries the sum on.
 template <class L, class A, int G, int THREADS> SC_FN void cumsum_rows(const void *x, void *r) {
     u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
     if (row >= L::ROWS) return;
