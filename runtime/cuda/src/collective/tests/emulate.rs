@@ -159,17 +159,11 @@ struct Case {
 
 /// Cases for `n` ranks, each with memory of its own behind the landing zones.
 fn cases(n: u32) -> Vec<Case> {
-    let mut out: Vec<Case> = Vec::new();
-    let mut end = 2 * ZONE;
+    let (mut out, mut end): (Vec<Case>, usize) = (Vec::new(), 2 * ZONE);
     let sum = Kind::AllReduce(ReduceOp::Sum);
     let mut add =
         |kind: Kind, variant: Variant, dtype: DType, elements: usize, shift: usize, exit: Barrier| {
-            let n = n as usize;
-            let results = match kind {
-                Kind::AllGather => elements * n,
-                Kind::ReduceScatter(_) => elements / n,
-                _ => elements,
-            };
+            let (n, results) = (n as usize, results_of(&kind, elements, n as usize));
             let mut place = |elements: usize| {
                 let at = end + shift * dtype.size();
                 end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
@@ -181,8 +175,7 @@ fn cases(n: u32) -> Vec<Case> {
             out.push(Case { call, results });
         };
     let (kept, dropped, n) = (Barrier::Kept, Barrier::Dropped, n as usize);
-    add(sum.clone(), Variant::Ll, DType::BF16, 1, 0, kept);
-    add(sum.clone(), Variant::Ll, DType::BF16, 403, 0, kept);
+    [1, 403].into_iter().for_each(|few| add(sum.clone(), Variant::Ll, DType::BF16, few, 0, kept));
     add(sum.clone(), Variant::OneShot, DType::F16, 203, 0, dropped);
     add(Kind::AllGather, Variant::Ll, DType::I32, 37, 0, kept);
     add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::U8, 19 * n, 1, kept);
@@ -202,10 +195,9 @@ fn cases(n: u32) -> Vec<Case> {
     add(Kind::AllReduce(ReduceOp::Prod), Variant::OneShot, DType::BF16, 7, 0, kept);
     add(Kind::AllReduce(ReduceOp::Avg), Variant::OneShot, DType::I32, 66, 0, dropped);
     add(Kind::Broadcast { root: 1 }, Variant::Put, DType::BF16, 99, 0, kept);
-    let shift = (0..n as u32 - 1).map(|r| (r, r + 1)).collect();
-    add(Kind::Permute { pairs: shift }, Variant::Put, DType::F32, 50, 0, kept);
-    let swap = vec![(0, 1), (1, 0)].into_iter().chain((2..n as u32).map(|r| (r, r))).collect();
-    add(Kind::Permute { pairs: swap }, Variant::Put, DType::U8, 50, 1, kept);
+    let [shift, swap] = permutes(n as u32);
+    add(shift, Variant::Put, DType::F32, 50, 0, kept);
+    add(swap, Variant::Put, DType::U8, 50, 1, kept);
     // LL128, in one round and in two; stores alone, with a chunk that is not whole.
     add(sum.clone(), Variant::Ll, DType::F32, 47, 0, kept);
     add(Kind::AllReduce(ReduceOp::Max), Variant::Ll, DType::F16, 901, 1, kept);
@@ -216,9 +208,8 @@ fn cases(n: u32) -> Vec<Case> {
     add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
     add(sum.clone(), Variant::Ll, DType::F32, 0, 0, kept);
     // In place: each rank's piece of the result is its operand, its piece of the operand the result, or all of it.
-    for variant in [Variant::Ll, Variant::Pull, Variant::Push] {
-        add(Kind::AllGather, variant, DType::F32, 36, 0, kept);
-    }
+    let gathers = [Variant::Ll, Variant::Pull, Variant::Push].into_iter();
+    gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, kept));
     add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::F32, 36 * n, 0, kept);
     add(sum.clone(), Variant::TwoShot, DType::BF16, 800 * n, 0, kept);
     add(sum, Variant::TwoShot, DType::F32, 100 * n, 0, kept);
@@ -226,6 +217,22 @@ fn cases(n: u32) -> Vec<Case> {
     out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
     assert!(end <= SIZE, "{end}");
     out
+}
+
+/// The elements of a result whose operand has so many.
+fn results_of(kind: &Kind, elements: usize, n: usize) -> usize {
+    match kind {
+        Kind::AllGather => elements * n,
+        Kind::ReduceScatter(_) => elements / n,
+        _ => elements,
+    }
+}
+
+/// Each rank sends to the next; the first two to each other and the others to themselves.
+fn permutes(n: u32) -> [Kind; 2] {
+    let shift = (0..n - 1).map(|r| (r, r + 1)).collect();
+    let swap = [(0, 1), (1, 0)].into_iter().chain((2..n).map(|r| (r, r))).collect();
+    [shift, swap].map(|pairs| Kind::Permute { pairs })
 }
 
 /// Moves operand and result to other places on each rank, as if they were pieces of what another group gathers.
