@@ -129,7 +129,7 @@ named_enum! {
         Plain = "plain",
         /// All-reduce: every rank reads all operands of its peers and reduces everything.
         OneShot = "one_shot",
-        /// All-reduce, all-gather, all-to-all: the LL (low latency) protocol of NCCL, data with its flag in one
+        /// All-reduce, reduce-scatter, all-gather, all-to-all: the LL (low latency) protocol of NCCL, data with its flag in one
         /// store, into the peers' landing zones; large messages on GPUs go by its LL128.
         Ll = "ll",
         /// All-reduce: every rank reduces one slice and writes it to all results.
@@ -165,7 +165,7 @@ pub enum Touch {
     WriteResult,
     /// Reads the peers' operand, then writes into the peers' result.
     ReadOperandWriteResult,
-    /// Writes into the peers' landing zone of this turn; the peer reads it there.
+    /// Writes into the peers' landing zone of this epoch; the peer reads it there.
     WriteLanding,
 }
 

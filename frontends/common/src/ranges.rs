@@ -156,7 +156,7 @@ pub fn settle(
     notes: &mut Vec<String>,
 ) -> Result<Settled, RangeError> {
     let of_file = declared.len();
-    let with_parts = parts(declared, given);
+    let with_parts = parts(declared, given, notes);
     let declared = with_parts.as_slice();
     let mut own: Vec<Declared> = declared.to_vec();
     let mut told: Vec<Option<&Extent>> = vec![None; own.len()];
@@ -214,7 +214,7 @@ pub fn settle(
 
 /// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
 /// that is never less than others, the rest.
-fn parts(declared: &[Declared], given: &Given) -> Vec<Declared> {
+fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Vec<Declared> {
     let mut all = in_steps(declared, given);
     for (name, extent) in &given.extents {
         let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
@@ -226,6 +226,7 @@ fn parts(declared: &[Declared], given: &Given) -> Vec<Declared> {
         {
             let whole = &declared[at];
             let (max, recorded) = (whole.max, whole.recorded);
+            notes.push(format!("symbol {rest} is new, the rest in {name} = {text}"));
             all.push(Declared { name: rest.to_string(), alias: None, min: 0, max, recorded });
         }
     }
@@ -509,7 +510,8 @@ mod tests {
 
     #[test]
     fn what_is_never_less_than_others_is_them_and_the_rest() {
-        let (symbols, dims, _) = settled("a:1..8 b:2..64", &[("b", "a + rest")]).expect("symbols");
+        let (symbols, dims, notes) = settled("a:1..8 b:2..64", &[("b", "a + rest")]).expect("symbols");
+        assert_eq!(notes, ["symbol rest is new, the rest in b = a + rest"]);
         assert_eq!(symbols, ["a 1..8", "rest 0..64"]);
         assert_eq!(dims, ["a", "a + rest"]);
         let said = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];

@@ -87,7 +87,7 @@ if HAS_TORCH:
         lower = torch.func.jacrev(lambda y: y.sin() * y.sum())(x[0])
         apart = [torch.cdist(x, x + 1, p) for p in (1.0, 2.0, 3.0, float("inf"))]
         lengths = x.hypot(x * 2), x.copysign(-x)
-        return lower, apart, torch.lcm(n.int(), n[:1].int() + 6), n << 2, n >> 1, torch.diagonal_scatter(x, x[0, :3] * 2, 1), torch.nn.functional.rrelu(x), lengths
+        return lower, apart, torch.lcm(n.int(), n[:1].int() + 6), torch.gcd(n.to(torch.uint8) % 2 + 233, n.int() % 2 * 610 + 377), n << 2, n >> 1, torch.diagonal_scatter(x, x[0, :3] * 2, 1), torch.nn.functional.rrelu(x), lengths
 
     def divided(x, n):
         return x.view(-1, n).sum(), x.new_zeros(n), torch.full((n,), x.shape[0])

@@ -39,7 +39,7 @@ pub struct Maps {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
-    /// The most products, where columns that are read whole_k count as products of their own.
+    /// The most products, where columns that are read apart count as products of their own.
     pub products: u32,
     /// The most rows.
     pub rows: u32,
@@ -51,7 +51,7 @@ pub struct Products {
     pub few_columns: u32,
     /// See [`few_columns`](Self::few_columns).
     pub few_k: u32,
-    /// Where clusters of two multiprocessors split K.
+    /// Where clusters of two blocks split K.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split_k: Option<SplitK>,
 }
@@ -64,7 +64,7 @@ pub struct Batches {
     pub products: u32,
 }
 
-/// Products by split-K between the two multiprocessors of a cluster.
+/// Products by split-K between the two blocks of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitK {

@@ -28,12 +28,11 @@ pub fn words(list: &[BoundStep], work: &[Vec<Command>]) -> Vec<u8> {
     out
 }
 
-/// Whether all ranks run a collective by the same kernel. Those that only load from peers, or store there, do as the memory
-/// of each rank allows.
+/// Whether all ranks run a collective by the same kernel: what one sends by LL or LL128, and block by block, its peers await so.
+/// Those that only load from peers, or store into their results, do as the memory of each rank allows.
 fn is_alike(work: &Work) -> bool {
     let Work::Collective(call) = work else { return false };
-    let meets = matches!(call.variant, Variant::Ll | Variant::TwoShot);
-    meets && matches!(call.kind, Kind::AllReduce(_))
+    matches!((call.variant, &call.kind), (Variant::Ll, _) | (Variant::TwoShot, Kind::AllReduce(_)))
 }
 
 fn digest(work: &[Command]) -> [u8; 32] {

@@ -2,7 +2,7 @@
 //!
 //! A file begins with the SHA-256 of its name and of what follows. One that is damaged, or cannot be read or
 //! written, is the same as none: what it would hold is computed again. Files are written under a name drawn at
-//! random and then renamed, so that processes, also of several hosts on one space, never see half of one; what a
+//! random and then renamed, so that processes, also of several hosts with one home directory, never see half of one; what a
 //! process left that ended meanwhile is removed by a later one. Files belong to the user alone.
 
 use std::fs;

@@ -6,8 +6,6 @@
 //!
 //! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
 
-use std::collections::BTreeSet;
-
 use indexmap::IndexSet;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
 use symmc_ir::{DType, parallel};
@@ -54,7 +52,7 @@ pub struct OnGpus {
 
 /// What GPUs make of a plan with one GPU for each rank.
 pub fn on_gpus(plan: &ReadPlan) -> OnGpus {
-    let largest: BTreeSet<usize> = largest::buckets(plan).collect();
+    let largest: Vec<usize> = largest::buckets(plan).collect();
     let of_bucket = |bucket: usize| {
         let bound = largest::bound(plan, bucket, 0)?;
         let refusals = largest.contains(&bucket).then(|| of_steps(&bound, plan.ranks, &[]));
@@ -62,8 +60,9 @@ pub fn on_gpus(plan: &ReadPlan) -> OnGpus {
     };
     let steps = plan.buckets.iter().map(|bucket| bucket.steps.len()).sum();
     let buckets = parallel::map((0..plan.buckets.len()).collect(), steps, of_bucket);
-    let (refusals, workspaces): (Vec<_>, _) = buckets.into_iter().map(Option::unwrap_or_default).unzip();
-    OnGpus { refusals: distinct(refusals.into_iter().flatten()), workspaces }
+    let (mut refusals, workspaces): (Vec<_>, _) = buckets.into_iter().map(Option::unwrap_or_default).unzip();
+    let of_largest = largest.iter().flat_map(|&bucket| std::mem::take(&mut refusals[bucket]));
+    OnGpus { refusals: distinct(of_largest), workspaces }
 }
 
 /// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.

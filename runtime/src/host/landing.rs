@@ -1,5 +1,5 @@
-//! The variant `ll`: every rank pushes its operand into the peers' landing zones, data and flag in one line, and
-//! reads its own zone. There is no barrier; each line tells that it arrived.
+//! The variant `ll`: every rank pushes its operand, or each peer's piece of it, into the peers' landing zones, data
+//! and flag in one line, and reads its own zone. There is no barrier; each line tells that it arrived.
 //!
 //! The two zones of a group are used in turn, and the flag of a line is the epoch of its collective, so
 //! what is left over from earlier collectives is never mistaken for this one. Epochs run from 1 to the
@@ -22,7 +22,7 @@ const EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
 const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 
-/// Bytes of the next epoch that a rank prepares for.
+/// Bytes of the peers' slots of the next collective that a rank asks to own ahead.
 const AHEAD: usize = 4096;
 
 /// The landing zones of one collective.

@@ -39,7 +39,7 @@
 //!   lines of all ranks: it tells of every arrival as one round does.
 //! - *shared rows*: where an all-reduce with a norm has few rows, several blocks send each, and one receives it and
 //!   writes its results (`kernels/norm.cu`). A line needs no particular sender, but zones are cleared block by
-//!   block: the epoch that cleared them sends as it receives, a row to a block. A result that lies on the operand is
+//!   block: the collective that cleared them sends as it receives, a row to a block. A result that lies on the operand is
 //!   not written before the other blocks of the row have read their shares, which each tells with the flag of this
 //!   rank to itself.
 //! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk

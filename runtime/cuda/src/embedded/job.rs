@@ -47,7 +47,7 @@ impl<'c> CudaSession<'c> {
         let mut session = CudaSession::build(executor, gpu, run.config, device)?;
         session.ports.set(run.bindings)?;
         let sizes = Sizes::at(&session.ports.sized()?.bound);
-        let mut session = session.with_gear(&sizes, run.comm)?;
+        let mut session = session.with_context(&sizes, run.comm)?;
         session.lay_out()?;
         session.ranks = Some(Ranks::Job(run.comm));
         Ok(session)

@@ -69,7 +69,7 @@ impl CudaSession<'static> {
         let built = executor.and_then(|executor| {
             let session = CudaSession::build(executor, gpu, config, device)?;
             let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
-            session.with_gear(&sizes, comm)
+            session.with_context(&sizes, comm)
         });
         let mut session = built.map_err(|error| seat.fail(error))?;
         seat.start().map_err(|error| seat.fail(error))?;
@@ -102,7 +102,7 @@ impl<'c> CudaSession<'c> {
         })
     }
 
-    pub(super) fn with_gear(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
+    pub(super) fn with_context(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
         self.context = Some(self.make_context(sizes, comm)?);
         Ok(self)
     }

@@ -125,8 +125,9 @@ def _copysign(x, y):
 
 def _gcd(x, y):
     """Euclid's algorithm, as many steps as numbers of so many bits may take."""
-    x, y = torch.broadcast_tensors(x.abs(), y.abs())
-    for _ in range(math.ceil(1.45 * torch.iinfo(x.dtype).bits)):
+    dtype = torch.result_type(x, y)
+    x, y = torch.broadcast_tensors(x.to(dtype).abs(), y.to(dtype).abs())
+    for _ in range(math.ceil(1.45 * torch.iinfo(dtype).bits)):
         ended = y == 0
         x, y = torch.where(ended, x, y), torch.where(ended, 0, x % torch.where(ended, 1, y))
     return x

@@ -24,6 +24,8 @@ class Expanded:
         self.module = torch.fx.GraphModule(module, _graph.copied(module.graph, known := {}))
         self.origins = {node.meta[_graph.NUMBER]: node.meta[_graph.NUMBER] for node in known.values()}
         """For each node by its number the node of the given graph that it is part of."""
+        self.is_expanded = False
+        """Whether any operator is replaced."""
 
     def expand(self, number: int) -> bool:
         """Replaces a node by what it is made of; whether that is something else."""
@@ -42,6 +44,7 @@ class Expanded:
                     known[inner] = self._copied(inner, node, known)
         results = pytree.tree_map_only(torch.fx.Node, known.__getitem__, _returned(part))
         self._replace(node, results)
+        self.is_expanded = True
         return True
 
     def _copied(self, inner: torch.fx.Node, node: torch.fx.Node, known: dict) -> torch.fx.Node:

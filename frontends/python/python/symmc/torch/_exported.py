@@ -46,7 +46,7 @@ class _Opening:
             program, refused, error = self._opened(graph)
             found = {node: graph.origins[node] for node in refused if graph.origins[node] not in self.whole}
             if not found and error is not None:
-                raise next((self.first[graph.origins[node]] for node in refused), error) from None
+                raise next((self.first.get(graph.origins[node], error) for node in refused), error) from None
             if not found:
                 return program
             if error is not None:
@@ -69,7 +69,7 @@ class _Opening:
 
     def _with(self, graph: Expanded) -> ExportedProgram:
         """The exported program with this graph, which returns the same."""
-        if len(graph.origins) == len(self.numbered.graph.nodes):
+        if not graph.is_expanded:
             return self.exported
         given = self.exported.graph_signature
         returned = next(node for node in graph.module.graph.nodes if node.op == "output").args[0]

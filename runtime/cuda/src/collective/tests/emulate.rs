@@ -49,7 +49,7 @@ impl Default for Given {
     }
 }
 
-/// Parts of the staging area so small that messages of a few rows take several turns.
+/// Parts of the staging area so small that messages of a few rows take several rounds.
 fn control_of(n: u32) -> Control {
     Control { groups: 2, exchanging: n as usize, staged: 256 }
 }

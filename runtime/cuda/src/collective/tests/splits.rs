@@ -20,7 +20,7 @@ const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
     Shape { dtype, row, capacity, variant: Variant::Plain, shift: 0 }
 }
 
-/// Every unit; messages of no turn, of one, of a part of one and of many; grids of one block and of several.
+/// Every unit; messages of no round, of one, of a part of one and of many; grids of one block and of several.
 const SHAPES: [Shape; 9] = [
     shape(DType::F32, 5, 24),
     shape(DType::F32, 4, 300),
