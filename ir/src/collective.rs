@@ -129,8 +129,8 @@ named_enum! {
         Plain = "plain",
         /// All-reduce: every rank reads all operands of its peers and reduces everything.
         OneShot = "one_shot",
-        /// All-reduce, reduce-scatter, all-gather, all-to-all: the LL (low latency) protocol of NCCL, data with its flag in one
-        /// store, into the peers' landing zones; large messages on GPUs go by its LL128.
+        /// All-reduce, reduce-scatter, all-gather, all-to-all: the LL (low latency) protocol of NCCL, data with its
+        /// flag in one store, into the peers' landing zones; large messages on GPUs go by its LL128.
         Ll = "ll",
         /// All-reduce: every rank reduces one slice and writes it to all results.
         TwoShot = "two_shot",
@@ -390,11 +390,11 @@ pub struct Thresholds {
     /// What the messages of all ranks of a cell together may have to go by LL and not by LL128. Landing zones are laid
     /// out by it: it is [`LL_BYTES`] wherever a plan runs.
     pub ll: u64,
-    /// What an all-reduce by LL128 must save on the links of a rank to go in two rounds, a reduce-scatter and an all-gather:
-    /// one round sends the operand to each peer, two send a slice to and from each.
+    /// What an all-reduce by LL128 must save on the links of a rank to go in two rounds, a reduce-scatter and an
+    /// all-gather: one round sends the operand to each peer, two send a slice to and from each.
     pub saved: u64,
-    /// The smallest operand of a two-shot all-reduce between two ranks that stores to its peer and loads nothing from it; among
-    /// more ranks it is smaller by as much as there are more. Then it adds a residual along the way.
+    /// The smallest operand of a two-shot all-reduce between two ranks that stores to its peer and loads nothing from
+    /// it; among more ranks it is smaller by as much as there are more. Then it adds a residual along the way.
     pub pushed: u64,
 }
 

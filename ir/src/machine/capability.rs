@@ -4,8 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The forms of [dispatches](crate::dispatch) that a machine runs, each with its limits. Forms that are not named it does not
-/// run.
+/// The forms of [dispatches](crate::dispatch) that a machine runs, each with its limits. Forms that are not named it
+/// does not run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capabilities {
@@ -35,7 +35,8 @@ pub struct Maps {
 }
 
 /// Limits of dispatches of the form `product`: skinny GEMMs with an epilogue. Their left matrices have `rows`, their right
-/// ones `columns` and K terms for each element. What counts of columns are those of all products that one multiprocessor has.
+/// ones `columns` and K terms for each element. What counts of columns are those of all products that one
+/// multiprocessor has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
@@ -135,7 +136,8 @@ impl Products {
         self.by_split_k(of, multiprocessors) || self.by_whole_k(of, multiprocessors)
     }
 
-    /// The same where each multiprocessor has columns with all of K. Where rows are many beside columns, the library is faster.
+    /// The same where each multiprocessor has columns with all of K. Where rows are many beside columns, the library is
+    /// faster.
     pub fn by_whole_k(&self, of: &Extents, multiprocessors: u32) -> bool {
         let (waves, columns) = self.waves_and_columns(of, multiprocessors);
         // The library would do one product after another.

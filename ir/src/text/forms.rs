@@ -1,8 +1,8 @@
 //! The table of the ops in the text form: name, operands, attributes, meaning and an example of each.
 //!
 //! Reading, writing, [`operand_counts`](crate::infer::operand_counts), [`op_names`] and
-//! [`reference()`](super::reference()) are made of it, as `table.rs` says. Every example stands in the program [`PRELUDE`] and
-//! is printed as it is written here.
+//! [`reference()`](super::reference()) are made of it, as `table.rs` says. Every example stands in the program
+//! [`PRELUDE`] and is printed as it is written here.
 //!
 //! What is not here: what types an op takes and gives ([`crate::infer`]).
 

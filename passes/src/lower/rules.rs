@@ -1,7 +1,7 @@
 //! The rules of the e-graph, as data.
 //!
-//! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others are [`RULES`].
-//! A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
+//! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others
+//! are [`RULES`]. A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
 //! condition may also bind variables that only the right side has, such as the shape of a reshape. Rules
 //! whose two sides round differently are marked and only used on request.
 

@@ -1,8 +1,9 @@
 //! The plan: what the planner writes, what the check proves and what a runtime executes.
 //!
-//! A [`Plan`] is the plan as it is written (`wire.rs`, as JSON in `json.rs`): it names programs, values, nodes and groups by
-//! text, so that it can be kept, compared and read elsewhere. A [`ReadPlan`] has its programs as graphs (`read.rs`), each read
-//! once, when it is asked for; against those whoever works with it resolves what it says (`resolve.rs`): ids, dims and dispatches.
+//! A [`Plan`] is the plan as it is written (`wire.rs`, as JSON in `json.rs`): it names programs, values, nodes and
+//! groups by text, so that it can be kept, compared and read elsewhere. A [`ReadPlan`] has its programs as graphs
+//! (`read.rs`), each read once, when it is asked for; against those whoever works with it resolves what it says
+//! (`resolve.rs`): ids, dims and dispatches.
 //!
 //! Not here: how plans are made, and whether they are safe.
 

@@ -75,8 +75,8 @@ impl ReadPlan {
         Arc::unwrap_or_clone(self.plan)
     }
 
-    /// The plan with the bytes that GPUs use in each bucket beside the arenas ([`Totals::workspace`](crate::Totals::workspace)),
-    /// which nothing else of it depends on.
+    /// The plan with the bytes that GPUs use in each bucket beside the arenas
+    /// ([`Totals::workspace`](crate::Totals::workspace)), which nothing else of it depends on.
     pub fn with_workspaces(mut self, bytes: &[u64]) -> ReadPlan {
         let plan = Arc::make_mut(&mut self.plan);
         plan.buckets.iter_mut().zip(bytes).for_each(|(bucket, &bytes)| bucket.totals.workspace = bytes);

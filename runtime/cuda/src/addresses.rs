@@ -24,8 +24,8 @@ pub struct AddressMap {
 }
 
 impl AddressMap {
-    /// Places for a program on a device that nobody has: the arenas are here, what else it has lies apart behind the ordinary
-    /// one.
+    /// Places for a program on a device that nobody has: the arenas are here, what else it has lies apart behind the
+    /// ordinary one.
     pub fn without_device(bound: &Bound, ordinary: Address, symmetric: Address) -> AddressMap {
         let mut end = ordinary.saturating_add(bound.ordinary as Address);
         let mut place = |bytes: usize| {

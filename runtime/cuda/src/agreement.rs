@@ -1,8 +1,8 @@
 //! That all ranks do alike what they do together.
 //!
-//! Kernels of one collective understand each other only if they are one kernel: how messages are packed, in how many rounds,
-//! by how many blocks. That follows from the plan and from the machine, so it differs where ranks have other GPUs or another
-//! version of symmc. A run would hang or give wrong numbers then; so ranks compare before the first.
+//! Kernels of one collective understand each other only if they are one kernel: how messages are packed, in how many
+//! rounds, by how many blocks. That follows from the plan and from the machine, so it differs where ranks have other
+//! GPUs or another version of symmc. A run would hang or give wrong numbers then; so ranks compare before the first.
 
 use sha2::{Digest, Sha256};
 use symmc_ir::{CollectiveKind as Kind, Variant};
@@ -28,8 +28,8 @@ pub fn words(list: &[BoundStep], work: &[Vec<Command>]) -> Vec<u8> {
     out
 }
 
-/// Whether all ranks run a collective by the same kernel: what one sends by LL or LL128, and block by block, its peers await so.
-/// Those that only load from peers, or store into their results, do as the memory of each rank allows.
+/// Whether all ranks run a collective by the same kernel: what one sends by LL or LL128, and block by block, its peers
+/// await so. Those that only load from peers, or store into their results, do as the memory of each rank allows.
 fn is_alike(work: &Work) -> bool {
     let Work::Collective(call) = work else { return false };
     matches!((call.variant, &call.kind), (Variant::Ll, _) | (Variant::TwoShot, Kind::AllReduce(_)))

@@ -132,9 +132,9 @@ impl From<u32> for Param {
 /// Columns of a box: 128 bytes.
 const COLUMNS: u32 = 64;
 
-/// A tensor map of a matrix of elements of two bytes. Kernels load boxes of it to shared memory by TMA, each of so many rows and of 64 columns,
-/// with zeros beyond the matrix; pieces of 16 bytes are swizzled by the number of their row. Kernels that run on the host,
-/// in tests, take it as it is here.
+/// A tensor map of a matrix of elements of two bytes. Kernels load boxes of it to shared memory by TMA, each of so many
+/// rows and of 64 columns, with zeros beyond the matrix; pieces of 16 bytes are swizzled by the number of their row.
+/// Kernels that run on the host, in tests, take it as it is here.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMap {

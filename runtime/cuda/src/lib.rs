@@ -5,11 +5,12 @@
 //! ```
 //!
 //! From the bottom up: [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
-//! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules, [`command`]
-//! is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that ([`setting`] is
-//! what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`relocation`] is what of it changes
-//! with where memory lies, [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams
-//! and communicators of its own or of its caller ([`adopt`]), and [`engine`] is what a rank process of a job runs.
+//! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules,
+//! [`command`] is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that
+//! ([`setting`] is what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`relocation`]
+//! is what of it changes with where memory lies, [`embedded`] is one rank of a plan, which stays as long as its caller
+//! wants, on memory, streams and communicators of its own or of its caller ([`adopt`]), and [`engine`] is what a rank
+//! process of a job runs.
 //!
 //! [`gpus`] and [`libraries`] say what this machine has of all that.
 //!

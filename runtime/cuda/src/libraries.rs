@@ -128,7 +128,8 @@ pub struct FoundNccl {
     /// Whether it has collectives by copy engines.
     pub copy_engines: bool,
     /// Whether its kernels on windows are dependent launches that do not wait for what is in front of them in their stream
-    /// ([`PDL_WITHOUT_WAIT`](comms::PDL_WITHOUT_WAIT)). Something that is no kernel then stands in front of each such call of a plan.
+    /// ([`PDL_WITHOUT_WAIT`](comms::PDL_WITHOUT_WAIT)). Something that is no kernel then stands in front of each such
+    /// call of a plan.
     pub skips_pdl_wait: bool,
 }
 

@@ -3,8 +3,8 @@
 //! The lanes of the plan are streams. A step of the communication lane runs on the compute stream where nothing is
 //! beside it, because it begins after the compute step in front of it and the next one begins after it, or only what
 //! takes less time than crossing between streams: two kernels in one stream follow each other faster than that, and
-//! the second may be a dependent launch (PDL). The order of the plan stays: steps of one lane follow each other wherever they
-//! run, and steps of two streams of which none waits for the other may follow each other in any order.
+//! the second may be a dependent launch (PDL). The order of the plan stays: steps of one lane follow each other
+//! wherever they run, and steps of two streams of which none waits for the other may follow each other in any order.
 
 use symmc_ir::Op;
 use symmc_plan::Lane;

@@ -182,8 +182,8 @@ pub struct Relocations {
 }
 
 impl Relocations {
-    /// What differs between steps that were lowered in `addresses` and in the same but `shifted`; `None` if there is something
-    /// that is not an address.
+    /// What differs between steps that were lowered in `addresses` and in the same but `shifted`; `None` if there is
+    /// something that is not an address.
     pub fn find(
         one: &Lowered,
         addresses: &AddressMap,

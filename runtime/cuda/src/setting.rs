@@ -31,7 +31,8 @@ pub struct Setting<'a> {
 /// How far the memories of inputs and outputs, and the ordinary arena, are apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Distances {
-    /// Those of inputs and outputs are as far from each other as on every other rank: they are one allocation, laid out alike.
+    /// Those of inputs and outputs are as far from each other as on every other rank: they are one allocation, laid out
+    /// alike.
     Alike,
     /// Each is where it is.
     Unknown,

@@ -1,8 +1,8 @@
 //! A resolved program whose inputs lie elsewhere in the symmetric arena than the plan says.
 //!
-//! Fixed memory of the plan holds one input and nothing else, in all buckets. Where all ranks take other bytes of their arenas
-//! for it, which nothing else uses and which have the same offset on every rank, what was proved of the plan holds as before:
-//! every access to these bytes has another name, the same on all ranks.
+//! Fixed memory of the plan holds one input and nothing else, in all buckets. Where all ranks take other bytes of their
+//! arenas for it, which nothing else uses and which have the same offset on every rank, what was proved of the plan
+//! holds as before: every access to these bytes has another name, the same on all ranks.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The communicator of one rank: the shared memory of a run, the state of each group, and how far the rank is.
 //!
 //! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, meeting, post, exit,
-//! completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in [`super::running`]. The variants
-//! are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (`ll`) and
+//! completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in [`super::running`].
+//! The variants are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (`ll`) and
 //! [`super::staged`] (plain); [`super::collective`] says which of them runs.
 //!
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups

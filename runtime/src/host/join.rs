@@ -61,7 +61,8 @@ pub struct RankJob<'a> {
 /// Runs this process's rank together with the others on the engine that the job chooses; its outputs.
 ///
 /// # Errors
-/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
+/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank
+/// failed.
 pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Result<Vec<Tensor>, RunError> {
     run_rank_timed(place, job, engines).map(|(outputs, _)| outputs)
 }

@@ -109,8 +109,8 @@ fn clear(running: &Running, offsets: [usize; 2]) -> Result<(), RunError> {
     running.meet()
 }
 
-/// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the operand, and
-/// reduces what came with its own.
+/// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
+/// operand, and reduces what came with its own.
 fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Result<(), RunError> {
     let call = running.call;
     let operand = running.at(&call.operand, running.bytes)?;
@@ -131,8 +131,8 @@ fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Res
     while at < count {
         let elements = PIECE.min(count - at);
         let (from, to) = (at * size, (at + elements) * size);
-        // SAFETY: rooms hold a block of any dtype, this rank's part of the operand and the result the whole message; a block
-        // of the operand is read before that of the result is written.
+        // SAFETY: rooms hold a block of any dtype, this rank's part of the operand and the result the whole message; a
+        // block of the operand is read before that of the result is written.
         unsafe {
             let source = |p: usize, room: &mut Room| -> Result<*const u8, RunError> {
                 if p == running.me {

@@ -178,7 +178,8 @@ fn every_rule_has_a_test() {
     let mut count = 0;
     for name in names {
         // The rule on landing zones follows from two others for all variants that there are; `clock` tests it. Those
-        // on operands in windows and on reductions are tested on plans of the planner, in its suite. What does not resolve has rules of its own.
+        // on operands in windows and on reductions are tested on plans of the planner, in its suite. What does not
+        // resolve has rules of its own.
         assert!(
             matches!(name, "LandingRace" | "WindowUneven" | "ReductionUneven" | "Unresolved")
                 || here.contains(&format!("(\"{name}\"")),

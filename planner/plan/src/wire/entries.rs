@@ -100,8 +100,8 @@ pub struct Step {
     /// arena is higher when this one is dropped than when it is kept, with all others as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_bytes: Option<u64>,
-    /// The most blocks of its kernel on GPUs, if it runs a collective and the machine's profile says so. All ranks launch as
-    /// many.
+    /// The most blocks of its kernel on GPUs, if it runs a collective and the machine's profile says so. All ranks
+    /// launch as many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u32>,
 }
@@ -233,8 +233,8 @@ pub struct Totals {
     /// planner says so; it is no sum of the plan, and the check does not ask for it.
     #[serde(default)]
     pub barrier_bytes: u64,
-    /// What GPUs use beside the arenas, at the largest sizes: a workspace of one step at a time. Whoever compiles for GPUs says
-    /// so; it is no sum of the plan, and the check does not ask for it.
+    /// What GPUs use beside the arenas, at the largest sizes: a workspace of one step at a time. Whoever compiles for
+    /// GPUs says so; it is no sum of the plan, and the check does not ask for it.
     #[serde(default)]
     pub workspace: u64,
 }

@@ -1,12 +1,12 @@
 //! All-reduces whose result is added to a residual, and perhaps normalised, right behind: one kernel.
 //!
-//! Towards peers the kernel is the all-reduce, at its place in the order; it rounds where the single steps round. A two-shot
-//! is the same towards peers with the addition and without.
+//! Towards peers the kernel is the all-reduce, at its place in the order; it rounds where the single steps round. A
+//! two-shot is the same towards peers with the addition and without.
 //!
 //! Such kernels are the all-reduce by `ll`, and the two-shot of large tensors, which takes the addition alone: what the
 //! norm needs comes with the last chunk. With a norm the lines of one kernel bring the whole operand to each peer. An
-//! all-reduce so large that it goes in two rounds sends less by itself, and takes the addition alone: what that saves is more
-//! than the norm's own kernel costs.
+//! all-reduce so large that it goes in two rounds sends less by itself, and takes the addition alone: what that saves
+//! is more than the norm's own kernel costs.
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
@@ -41,8 +41,9 @@ struct Rows<'a> {
     round_first: bool,
 }
 
-/// What an all-reduce, the addition behind it and perhaps the norm of the sum do on the device. Where the sizes of a run have no
-/// kernel for all of them, the last ones have kernels of their own. `None` where their layouts do not allow one.
+/// What an all-reduce, the addition behind it and perhaps the norm of the sum do on the device. Where the sizes of a
+/// run have no kernel for all of them, the last ones have kernels of their own. `None` where their layouts do not allow
+/// one.
 ///
 /// # Errors
 /// As [`super::lower`].

@@ -1,4 +1,5 @@
-//! All-reduce, reduce-scatter, all-gather and all-to-all by `ll`: which protocol a message takes, LL or LL128, and its kernel.
+//! All-reduce, reduce-scatter, all-gather and all-to-all by `ll`: which protocol a message takes, LL or LL128, and its
+//! kernel.
 //!
 //! Small messages go by LL, whose receipt needs nothing of neighbouring threads; large ones by LL128, whose lines carry
 //! nearly twice as much. A large all-reduce among more than two ranks goes in two rounds.

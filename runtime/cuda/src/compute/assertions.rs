@@ -1,7 +1,7 @@
 //! Device-side assertions: places in a program where data can be out of range.
 //!
-//! A kernel that meets such data writes the number of an [`Assertion`] to the status word and goes on: unlike CUDA's own, it
-//! leaves the context as it is. [`Assertions::failure`] turns the number into the error of the host's kernels.
+//! A kernel that meets such data writes the number of an [`Assertion`] to the status word and goes on: unlike CUDA's
+//! own, it leaves the context as it is. [`Assertions::failure`] turns the number into the error of the host's kernels.
 
 use symmc_runtime::kernels::KernelError;
 

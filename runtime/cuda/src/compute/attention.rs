@@ -5,8 +5,9 @@
 //! split (split-KV, as in flash-decoding), and a second kernel combines the parts in a fixed order.
 //!
 //! bf16 and f16 go to tensor cores, which round the weights to the type of the values: many rows through shared
-//! memory ([`Algorithm::TensorCores`]), few straight from memory ([`Algorithm::Decode`]). All else is computed in f32 or f64 by the lanes of
-//! warps. All take any bounds; keys that no row of a block sees are passed over. What cuDNN may do instead is [`fused`].
+//! memory ([`Algorithm::TensorCores`]), few straight from memory ([`Algorithm::Decode`]). All else is computed in f32
+//! or f64 by the lanes of warps. All take any bounds; keys that no row of a block sees are passed over. What cuDNN may
+//! do instead is [`fused`].
 
 use std::fmt::Write as _;
 

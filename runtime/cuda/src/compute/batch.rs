@@ -16,8 +16,8 @@ use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
 
-/// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose places are
-/// as far apart on all ranks, if it lies in one.
+/// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose
+/// places are as far apart on all ranks, if it lies in one.
 ///
 /// # Errors
 /// As [`super::lower`].

@@ -1,7 +1,8 @@
 //! Matrix products: which way each takes.
 //!
 //! Floats whose matrices have a unit stride go to cuBLASLt ([`Gemm`]), as one product where the leading
-//! axes join into one stride; few rows (skinny GEMM, GEMV) go to a kernel that reads the right matrix once. Integers and other layouts go to a generated kernel that reads any strides.
+//! axes join into one stride; few rows (skinny GEMM, GEMV) go to a kernel that reads the right matrix once. Integers
+//! and other layouts go to a generated kernel that reads any strides.
 
 use smallvec::SmallVec;
 use symmc_ir::DType;

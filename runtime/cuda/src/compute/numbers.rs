@@ -1,7 +1,7 @@
 //! Numbers for the library in place of what it does not take: 0 where a column is seen, minus infinity where not.
 //!
-//! They stand for a mask of bools, and for bounds by data that are the same for all rows and heads of a sequence, as lengths
-//! and padding in front are. A kernel in front of the library makes them, at the end of the workspace.
+//! They stand for a mask of bools, and for bounds by data that are the same for all rows and heads of a sequence, as
+//! lengths and padding in front are. A kernel in front of the library makes them, at the end of the workspace.
 
 use symmc_ir::attention::{Bound, Operands};
 use symmc_ir::{DType, Side};

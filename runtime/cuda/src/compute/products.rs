@@ -1,9 +1,9 @@
 //! Skinny GEMMs with the element-wise steps that alone read their results as the epilogue, in one kernel.
 //!
-//! The products of one left matrix stand side by side, then comes the epilogue on the sums of a position, each value rounded to
-//! its dtype as if it had been stored. A product of which they read columns side by side, as halves of one weight are, counts as
-//! several. So the bits are those of single steps with the same sums; products that the library or split-K would do by themselves may be
-//! added up in another order here.
+//! The products of one left matrix stand side by side, then comes the epilogue on the sums of a position, each value
+//! rounded to its dtype as if it had been stored. A product of which they read columns side by side, as halves of one
+//! weight are, counts as several. So the bits are those of single steps with the same sums; products that the library
+//! or split-K would do by themselves may be added up in another order here.
 
 use smallvec::SmallVec;
 use symmc_ir::Op;

@@ -143,8 +143,8 @@ impl ExecutionContext {
     /// The word there: one more than the step, and 0 before the first.
     pub fn progress(&self) -> &AtomicU32 {
         let at = self.resources.status.as_ptr().wrapping_add(PROGRESS);
-        // SAFETY: the word lies within the pinned memory, which lives as long as this, aligned; it is only used as an atomic
-        // here, and the device stores it whole.
+        // SAFETY: the word lies within the pinned memory, which lives as long as this, aligned; it is only used as an
+        // atomic here, and the device stores it whole.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 

@@ -125,8 +125,8 @@ impl<'c> CudaSession<'c> {
         Ok(self.ready.as_ref().map_or(Ok(vec![]), |ready| ready.copies())?)
     }
 
-    /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but on his
-    /// stream, until what this gives is dropped.
+    /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but
+    /// on his stream, until what this gives is dropped.
     pub(super) fn entered(&self) -> Result<(Option<CallersContext>, Relaxed), RunError> {
         Ok((CallersContext::changed_to(&self.device)?, Relaxed::begin()?))
     }

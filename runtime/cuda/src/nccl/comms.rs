@@ -234,9 +234,9 @@ impl Communicators {
         self.library.map(Nccl::version)
     }
 
-    /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL), and these do not wait for what
-    /// is in front of them in their stream ([`PDL_WITHOUT_WAIT`]). A kernel of ours in front lets what follows begin at once,
-    /// so something else must come between.
+    /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL), and these do not wait
+    /// for what is in front of them in their stream ([`PDL_WITHOUT_WAIT`]). A kernel of ours in front lets what follows
+    /// begin at once, so something else must come between.
     pub(super) fn skips_pdl_wait(&self, variant: Variant) -> bool {
         self.version().is_some_and(|version| skips_pdl_wait(version, variant))
     }

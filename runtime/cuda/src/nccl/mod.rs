@@ -1,8 +1,8 @@
 //! The vendor's own collectives: with operands in ordinary memory, in a window, and by copy engines.
 //!
-//! A group has a communicator of its own for each of the three variants of the library that a program uses ([`Communicators`]):
-//! operands of the plain variant are in no window of theirs, so that the library treats them as any memory, and
-//! the policy of no multiprocessors belongs to a whole communicator.
+//! A group has a communicator of its own for each of the three variants of the library that a program uses
+//! ([`Communicators`]): operands of the plain variant are in no window of theirs, so that the library treats them as
+//! any memory, and the policy of no multiprocessors belongs to a whole communicator.
 //!
 //! Deliberately not here: how the library splits a collective among its algorithms. What all of them promise is
 //! in `symmc_ir::collective`.
@@ -47,15 +47,15 @@ pub struct Front {
 }
 
 impl Communicators {
-    /// What stands in front of a collective of this variant. Where the library launches kernels by PDL that do not wait within
-    /// for the kernel in front of them, that is never a kernel.
+    /// What stands in front of a collective of this variant. Where the library launches kernels by PDL that do not wait
+    /// within for the kernel in front of them, that is never a kernel.
     fn front(&self, variant: Variant, front: Front) -> Option<Command> {
         let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
         Some(Command::Store { at, word: front.word })
     }
 
-    /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in front
-    /// of them.
+    /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in
+    /// front of them.
     ///
     /// # Errors
     /// The library has no such collective.

@@ -165,8 +165,8 @@ __device__ __forceinline__ void ll_reduce(const Call& call) {
     }
 }
 
-/// All-gather and all-to-all by LL of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what each rank
-/// sends goes, by rank.
+/// All-gather and all-to-all by LL of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what each
+/// rank sends goes, by rank.
 template <class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll_move(const Call& call) {
     Epoch epoch;

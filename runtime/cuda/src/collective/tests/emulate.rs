@@ -244,8 +244,8 @@ fn put_apart(case: &mut Case) {
     }
 }
 
-/// Moves the operand of an all-gather to its piece of the result, the result of a reduce-scatter to its piece of the operand,
-/// and any other operand to the result.
+/// Moves the operand of an all-gather to its piece of the result, the result of a reduce-scatter to its piece of the
+/// operand, and any other operand to the result.
 fn put_in_place(case: &mut Case) {
     let call = &mut case.call;
     let pieces = |of: &BoundRegion, bytes: usize| {

@@ -2,8 +2,8 @@
 //
 // A block takes BQ rows of one head of k and v: a row is a query of one of the query heads that share it.
 // Keys pass in tiles of 32 through shared memory; lane j of a warp scores key j. The running maximum and sum
-// of a row rescale what it accumulated before (online softmax). With split-KV (flash-decoding) each split takes a part of the
-// keys and leaves maximum, sum and accumulated values, which `combine` puts together.
+// of a row rescale what it accumulated before (online softmax). With split-KV (flash-decoding) each split takes a part
+// of the keys and leaves maximum, sum and accumulated values, which `combine` puts together.
 //
 // A layout `L` gives the types T and M (mask), the extents HEADS (of k and v, over the batch), ROWS (of one of
 // them), Q (queries of one query head), S (keys), E and F, the strides of keys and values, the widths KW

@@ -127,8 +127,8 @@ SC_FN i64 position(i64 index, i64 extent) {
     return index < 0 || index >= extent ? -1 : index;
 }
 
-// x / y to two units in the last place for finite x; 0 where y is beyond 2^126. A division by `/` branches, and takes a thread ten
-// times as long.
+// x / y to two units in the last place for finite x; 0 where y is beyond 2^126. A division by `/` branches, and takes a
+// thread ten times as long.
 SC_FN float quotient(float x, float y) { return __fdividef(x, y); }
 SC_FN double quotient(double x, double y) { return x / y; }
 

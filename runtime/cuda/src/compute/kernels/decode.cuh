@@ -1,5 +1,6 @@
 // Attention of few rows in bf16 and f16, as decoding has it (flash-decoding: keys may be split among blocks): keys and
-// values go from memory to the registers of MMA instructions, each once and with nothing in between, so that what counts is how fast memory gives them.
+// values go from memory to the registers of MMA instructions, each once and with nothing in between, so that what
+// counts is how fast memory gives them.
 //
 // A block takes 16 rows of a head and a part of its keys; its warps take 16 keys in turn and put their sums together
 // at the end. Fragments lie as in tensor.cuh. A sum has no order that it must be taken in, so lanes read what lies in

@@ -1,5 +1,5 @@
-// Grouped GEMM: products of groups of rows with a matrix for each group. How many rows a group has is data: each block looks up which
-// tile of which group is its own. Rows behind the last group are one more group, whose sums have no terms.
+// Grouped GEMM: products of groups of rows with a matrix for each group. How many rows a group has is data: each block
+// looks up which tile of which group is its own. Rows behind the last group are one more group, whose sums have no terms.
 //
 // `L` gives R rows, N columns, K terms and G groups; the types T of elements, A of sums and I of ends; `a_at`, `c_at` and,
 // within a group, `b_at`; the distances `e_step` of ends and `b_group` of matrices.

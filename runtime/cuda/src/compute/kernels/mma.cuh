@@ -1,13 +1,14 @@
 // Skinny GEMM of up to 64 rows by tensor cores, bound by reading the right matrix once.
 //
-// `L` is as for `gemv`, and TILE_N and STAGES. A block has TILE_N columns of b, its lines, an equal part of each product's, and
-// all rows of a. Warps are specialized: of the producers four load some terms of the lines to a stage and two those of the rows, so
-// that lines can be prefetched before the kernel enters and rows are known. The eight consumers divide rows, lines and
-// the terms of a stage (sliced-K) among themselves, such that their sums stay in registers. Sums of shares of terms are added up in order: the
-// bits of a sum depend on the numbers of rows and terms alone.
+// `L` is as for `gemv`, and TILE_N and STAGES. A block has TILE_N columns of b, its lines, an equal part of each
+// product's, and all rows of a. Warps are specialized: of the producers four load some terms of the lines to a stage
+// and two those of the rows, so that lines can be prefetched before the kernel enters and rows are known. The eight
+// consumers divide rows, lines and the terms of a stage (sliced-K) among themselves, such that their sums stay in
+// registers. Sums of shares of terms are added up in order: the bits of a sum depend on the numbers of rows and terms
+// alone.
 //
-// Pieces of 16 bytes are swizzled: they change places by the number of their line, so that the eight rows of a matrix meet different
-// banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
+// Pieces of 16 bytes are swizzled: they change places by the number of their line, so that the eight rows of a matrix
+// meet different banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
 
 namespace sc {
 

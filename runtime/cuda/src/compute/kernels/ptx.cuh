@@ -127,8 +127,9 @@ SC_FN u8 *aligned_shared() {
 
 // A matrix in memory, as the TMA (tensor memory accelerator) knows it.
 struct alignas(64) TensorMap { u64 words[16]; };
-// Starts to load by TMA the box of the map's size at this term of this row, zeros beyond the matrix. Its rows have 128 bytes, of
-// which pieces of 16 are swizzled, they change places by the number of the row; it lies at a multiple of 1024. `barrier` counts its bytes.
+// Starts to load by TMA the box of the map's size at this term of this row, zeros beyond the matrix. Its rows have 128
+// bytes, of which pieces of 16 are swizzled, they change places by the number of the row; it lies at a multiple of
+// 1024. `barrier` counts its bytes.
 SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
                  "l"(&map), "r"(term), "r"(row), "r"(shared_address(barrier))

@@ -3,9 +3,10 @@
 //
 // `L` is as for `gemv`, and COLUMNS, STAGES and `wgmma`. Blocks run in clusters of two, with split-K: both have the same
 // COLUMNS columns of each b, its lines, and all rows of a, and each half of the terms, so that each reads half of the rows.
-// One thread, the producer, loads boxes of terms of lines and rows by TMA, whose barriers count the bytes; it prefetches the
-// first lines before the kernel enters and rows are known. One group of four warps, the consumers, multiplies. In the end
-// each block sends the other, through distributed shared memory, its sums of every second eight rows, and finishes the rest with all of its threads.
+// One thread, the producer, loads boxes of terms of lines and rows by TMA, whose barriers count the bytes; it
+// prefetches the first lines before the kernel enters and rows are known. One group of four warps, the consumers,
+// multiplies. In the end each block sends the other, through distributed shared memory, its sums of every second eight
+// rows, and finishes the rest with all of its threads.
 //
 // The bits of a sum depend on the number of terms alone.
 
