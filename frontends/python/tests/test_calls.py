@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from test_with_torch import HAS_TORCH, close, compiled, on_ranks
+from with_torch import HAS_TORCH, close, compiled, on_ranks
 
 import symmc
 

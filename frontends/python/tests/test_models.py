@@ -3,7 +3,7 @@
 import importlib.util
 import unittest
 
-from test_with_torch import HAS_TORCH, close, compiled, on_ranks
+from with_torch import HAS_TORCH, close, compiled, on_ranks
 
 HAS_MODELS = HAS_TORCH and importlib.util.find_spec("transformers") is not None
 

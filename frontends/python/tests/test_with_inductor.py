@@ -7,7 +7,7 @@ import tempfile
 import types
 import unittest
 
-from test_with_torch import HAS_TORCH, close, on_ranks
+from with_torch import HAS_TORCH, close, on_ranks
 
 if HAS_TORCH:
     import torch

@@ -1,0 +1,303 @@
+"""The backend of ``torch.compile`` on several ranks, which are processes of a gloo group."""
+
+import os
+import time
+import unittest
+import warnings
+
+from with_torch import HAS_TORCH, close, compiled, on_ranks, same_gradients
+
+if HAS_TORCH:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    import symmc
+
+    class Gathered(torch.autograd.Function):
+        """A shard of a weight, whole; its gradient is summed over ranks and divided among them."""
+
+        @staticmethod
+        def forward(ctx, shard):
+            return funcol.all_gather_tensor(shard, 0, dist.group.WORLD)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return funcol.reduce_scatter_tensor(gradient, "sum", 0, dist.group.WORLD)
+
+    class Replicated(torch.autograd.Function):
+        """A weight that all ranks have; its gradient is their mean."""
+
+        @staticmethod
+        def forward(ctx, weight):
+            return weight.view_as(weight)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return funcol.all_reduce(gradient, "avg", dist.group.WORLD)
+
+
+def sums(rank):
+    def function(x, scale):
+        return funcol.all_reduce(x * scale, "sum", dist.group.WORLD) + 1
+
+    run = compiled(function, dynamic=True)
+    for n in (5, 2, 100, 7):
+        torch.manual_seed(rank + n)
+        x = torch.randn(n, 16)
+        close(run(x, torch.tensor(2.0)), function(x, torch.tensor(2.0)))
+
+    def divided(x, y, world=dist.group.WORLD):
+        rows, columns = funcol.reduce_scatter_tensor(x, "avg", 0, world), funcol.reduce_scatter_tensor(y, "sum", 1, world)
+        return rows, columns, funcol.all_to_all_single(x, None, None, world), funcol.all_gather_tensor(columns, 1, world)
+
+    run = compiled(divided, dynamic=True, buckets=[16, 64])
+    for n in (6, 2, 100, 4):
+        x, y = torch.randn(n, 3), torch.randn(n + 1, 2 * n)
+        for found, expected in zip(run(x, y), divided(x, y)):
+            close(found, expected)
+
+
+def fsdp_like(rank):
+    def step(w1, w2, x):
+        y = torch.relu(x @ Gathered.apply(w1).t()) @ Gathered.apply(w2).t()
+        return (y * y).mean()
+
+    torch.manual_seed(rank)
+    same_gradients(step, [torch.randn(16, 32), torch.randn(8, 32)], torch.randn(5, 32))
+
+
+def ddp_like(rank):
+    def step(w1, b1, w2, x):
+        h = torch.nn.functional.linear(x, Replicated.apply(w1), Replicated.apply(b1))
+        return torch.nn.functional.cross_entropy(torch.nn.functional.gelu(h) @ Replicated.apply(w2), torch.arange(5))
+
+    torch.manual_seed(0)
+    weights = [torch.randn(64, 32), torch.randn(64), torch.randn(64, 10)]
+    torch.manual_seed(rank)
+    same_gradients(step, weights, torch.randn(5, 32))
+
+
+def two_groups(rank):
+    """Four ranks in a mesh of two by two: sums over one axis, then the other."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def function(x):
+        y = funcol.all_reduce(x * 2, "sum", (mesh, 1))
+        return funcol.all_gather_tensor(y, 0, (mesh, 0))
+
+    run = compiled(function)
+    x = torch.arange(8.0).reshape(4, 2) + rank
+    close(run(x), function(x))
+
+
+def subgroup(rank):
+    """Only the ranks of a group compile what uses it."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1])]
+    if rank == 1:
+        return
+
+    def function(x):
+        return funcol.all_reduce(x, "sum", groups[0])
+
+    x = torch.full((4,), float(rank))
+    close(compiled(function)(x), torch.full((4,), 2.0))
+
+
+def parts_by_rank(rank):
+    """Each rank takes its own part of what all have."""
+
+    def function(x, w):
+        mine = w.split(3)[rank] * x.sum()
+        other = funcol.all_gather_tensor(torch.cat([x, x * 2], 1).chunk(2, 1)[1 - rank], 1, dist.group.WORLD)
+        return funcol.all_reduce(mine, "sum", dist.group.WORLD), other
+
+    run = compiled(function, dynamic=True)
+    for rows in (4, 10, 100):
+        x, w = torch.randn(rows, 2 * rows), torch.randn(6, 2)
+        torch._dynamo.mark_static(w)
+        for found, expected in zip(run(x, w), function(x, w)):
+            close(found, expected, 1e-3)
+
+
+def process_group_as_group(rank):
+    text = 'program "sum" ranks 2\ngroup @all world\narg %x: f32[4]\n%y: f32[4] = all_reduce %x op=sum group=@all\nreturn %y\n'
+    with symmc.Session(symmc.compile(symmc.from_text(text)), dist.group.WORLD) as session:
+        x, y = torch.full((4,), rank + 1.0), torch.zeros(4)
+        session.bind("x", x)
+        session.bind("out.0", y)
+        session.run()
+        close(y, torch.full((4,), 3.0))
+
+
+def groups_of_several_graphs(rank):
+    """Ranks that are in some graphs only, before and after process groups are made anew."""
+    for _ in range(2):
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            close(compiled(lambda x: funcol.all_reduce(x, "sum", pair))(torch.ones(4)), torch.full((4,), 2.0))
+        everyone = compiled(lambda x: funcol.all_reduce(x * 2, "sum", dist.group.WORLD))
+        close(everyone(torch.ones(4)), torch.full((4,), 6.0))
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("gloo")
+
+
+def different_graphs(rank):
+    """Graphs that are no one program are refused on all ranks, and those of sizes that do not fit."""
+
+    def function(x):
+        y = x * 2 if rank == 0 else x.sum(0).expand(x.shape) + x.relu()
+        return funcol.all_reduce(y, "sum", dist.group.WORLD)
+
+    try:
+        compiled(function, timeout=5)(torch.ones(4, 4))
+    except Exception as error:
+        assert "rank" in str(error), error
+    else:
+        raise AssertionError("two graphs ran as one program")
+    # Others may run the collectives, so that each rank has programs of its own.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run, x = compiled(function, fallback="eager"), torch.randn(4, 4)
+        for _ in range(2):
+            close(run(x), function(x))
+    assert any("the graphs of ranks differ" in str(warning.message) for warning in caught), caught
+
+    def whole(x):
+        # An operator that symmc does not know between collectives, which stay in its programs.
+        y = torch.linalg.inv(funcol.all_reduce(x, "sum", dist.group.WORLD) + torch.eye(4) * 9)
+        return funcol.all_gather_tensor(y @ x, 0, dist.group.WORLD) + 1
+
+    close(compiled(whole, fallback="eager")(x), whole(x))
+    run = compiled(lambda x: funcol.all_reduce(x, "sum", dist.group.WORLD), timeout=3, dynamic=True)
+    close(run(torch.ones(3, 4)), torch.full((3, 4), 2.0))
+    try:
+        run(torch.ones(100 if rank == 0 else 5, 4))
+    except symmc.Error as error:
+        assert "rank" in str(error), error
+    else:
+        raise AssertionError("sizes that differ were summed")
+
+
+def refused_on_one_rank(rank):
+    """Where the importer refuses the graph of one rank, all leave theirs to others together, or name the operator."""
+
+    def function(x):
+        drawn = torch.rand_like(x) if rank == 1 else torch.ones_like(x)
+        return funcol.all_reduce(x * 2 + drawn.clamp(5, 5), "sum", dist.group.WORLD) + 1
+
+    x = torch.randn(4, 4)
+    try:
+        compiled(function, timeout=60)(x)
+    except Exception as error:
+        assert "rand" in str(error) and "draws random numbers" in str(error), error
+        assert "rank 1" in str(error) or rank == 1, error
+    else:
+        raise AssertionError("a graph that draws random numbers ran")
+    for told in left_to_others(function, x):
+        assert any("the graphs of ranks differ" in text and "rand" in text for text in told), told
+
+
+def refused_before_import(rank):
+    """What one rank refuses before its graph is imported, the others learn as well, long before their limit."""
+
+    def function(x):
+        odd = torch.ones(3, device="meta" if rank == 1 else "cpu") * 2
+        return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1, odd
+
+    begun = time.monotonic()
+    try:
+        compiled(function, timeout=120)(torch.ones(4))
+    except Exception as error:
+        assert "tensors of one GPU, or of the host, found some of" in str(error), error
+        assert "rank 1" in str(error) or rank == 1, error
+    else:
+        raise AssertionError("a graph of two devices ran")
+    assert time.monotonic() - begun < 60, "the other rank was waited for"
+    run = compiled(function, fallback="eager", timeout=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            close(run(torch.ones(4))[0], torch.full((4,), 5.0))
+
+
+def left_to_others(function, *inputs):
+    """What is told of a function whose parts go to others, to each of them in turn; its results are those of eager."""
+    for fallback in ("eager", "inductor"):
+        # Each operator is named once, with its line.
+        symmc.torch._cut._named.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = compiled(function, fallback=fallback, timeout=60)
+            for _ in range(2):
+                found, expected = run(*inputs), function(*inputs)
+                for one, other in zip(*map(torch.utils._pytree.tree_leaves, (found, expected))):
+                    close(one, other)
+        yield [str(warning.message) for warning in caught]
+
+
+def uneven_pieces(rank):
+    """Pieces that differ between ranks are exchanged where each has as many rows; others are refused by name and go to others."""
+    world, x = dist.group.WORLD, torch.randn(6) + rank
+
+    def function(x):
+        total = funcol.all_reduce(x, "sum", world)
+        swapped = funcol.permute_tensor(x * 2, [1, 0], world)
+        return swapped + total, funcol.all_to_all_single(x, [[1, 5], [5, 1]][rank], [[1, 5], [5, 1]][rank], world) + 1
+
+    for dynamic in (None, False):
+        for one, other in zip(compiled(function, timeout=60, dynamic=dynamic)(x), function(x)):
+            close(one, other)
+    run = compiled(lambda x: funcol.permute_tensor(x * 2, [1, 0], world), timeout=60, dynamic=True)
+    for rows in (5, 2, 100):
+        close(run(torch.full((rows,), rank + 1.0)), torch.full((rows,), 4.0 - 2 * rank))
+
+    def function(x):
+        total = funcol.all_reduce(x, "sum", world)
+        return total, funcol.all_to_all_single(x, [rank + 1] * 2, [1, 2], world)[0]
+
+    try:
+        compiled(function, timeout=60)(x[:3])
+    except Exception as error:
+        assert "all_to_all_single" in str(error) and "split_sizes" in str(error), error
+    else:
+        raise AssertionError("pieces of other numbers on each rank became one program")
+    for told in left_to_others(function, x[:3]):
+        assert any("all_to_all_single" in text for text in told) and "all_reduce" not in "".join(told), told
+
+
+def different_constants(rank):
+    """Graphs of ranks that differ in a number are one program."""
+    factor = float(rank + 1)
+
+    def function(x):
+        return funcol.all_reduce(x * factor, "sum", dist.group.WORLD)
+
+    close(compiled(function)(torch.ones(4)), torch.full((4,), 3.0))
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
+class Ranks(unittest.TestCase):
+    def test_sums_and_steps_of_training(self):
+        # One job: what PyTorch takes to start is most of the time.
+        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank])
+
+    def test_a_mesh_of_two_axes(self):
+        on_ranks(two_groups, 4)
+
+    def test_a_group_of_some_ranks(self):
+        on_ranks(subgroup, 3)
+
+    def test_graphs_that_differ_between_ranks_are_refused(self):
+        on_ranks([different_graphs, refused_on_one_rank, refused_before_import, uneven_pieces])
+
+    def test_ranks_are_in_some_graphs_only_and_groups_are_made_anew(self):
+        on_ranks(groups_of_several_graphs, 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
