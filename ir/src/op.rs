@@ -44,7 +44,7 @@ pub enum Op {
     GroupedMatMul,
     /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
     Reduce { op: Reduction, axes: Vec<usize>, keep: bool },
-    /// Index (i64) of the extreme element along `axis`, the first of equals.
+    /// Arg-reduction: index (i64) of the largest or smallest element along `axis`, the first of equals.
     ArgReduce { op: ArgOp, axis: usize, keep: bool },
     /// Inclusive cumulative sum along `axis`.
     CumSum { axis: usize },
@@ -239,6 +239,6 @@ named_enum! {
 }
 
 named_enum! {
-    /// Which extreme [`Op::ArgReduce`] looks for.
+    /// Which element an arg-reduction ([`Op::ArgReduce`]) looks for.
     ArgOp { Max = "argmax", Min = "argmin" }
 }

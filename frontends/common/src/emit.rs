@@ -511,7 +511,7 @@ pub trait Emit {
         self.emit(op.name(), Op::Reduce { op, axes, keep }, &[x])
     }
 
-    /// The position of an extreme element.
+    /// An arg-reduction: the index of the largest or smallest element along `axis`, the first of equals.
     fn arg_reduce(
         &mut self,
         op: ArgOp,

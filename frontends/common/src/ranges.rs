@@ -219,10 +219,10 @@ fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Vec<D
     for (name, extent) in &given.extents {
         let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let is_new = |e: &&sympy::Expr<'_>| symbols_of(e).iter().any(|name| find(&all, name).is_err());
+        let is_new = |e: &&sympy::Expr<'_>| sympy::symbols(e).iter().any(|name| find(&all, name).is_err());
         let (new, known): (Vec<_>, Vec<_>) = terms(&parsed).into_iter().partition(is_new);
         if let [sympy::Expr::Symbol(rest)] = new.as_slice()
-            && known.into_iter().any(|e| !symbols_of(e).is_empty())
+            && known.into_iter().any(|e| !sympy::symbols(e).is_empty())
         {
             let whole = &declared[at];
             let (max, recorded) = (whole.max, whole.recorded);
@@ -241,21 +241,15 @@ fn terms<'a, 'e>(e: &'a sympy::Expr<'e>) -> Vec<&'a sympy::Expr<'e>> {
     }
 }
 
-fn symbols_of<'e>(e: &sympy::Expr<'e>) -> Vec<&'e str> {
-    let mut used = Vec::new();
-    sympy::symbols(e, &mut used);
-    used
-}
-
 /// The symbols with the numbers of steps of those that go in steps.
 fn in_steps(declared: &[Declared], given: &Given) -> Vec<Declared> {
     let mut all = declared.to_vec();
     for (name, extent) in &given.extents {
         let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let mut used = Vec::new();
-        sympy::symbols(&parsed, &mut used);
-        let ([part], Some((step @ 2.., rest))) = (used.as_slice(), line(&parsed)) else { continue };
+        let used = sympy::symbols(&parsed);
+        let one = used.first().filter(|_| used.len() == 1);
+        let (Some(part), Some((step @ 2.., rest))) = (one, line(&parsed)) else { continue };
         if find(&all, part).is_ok() {
             continue;
         }
@@ -372,9 +366,7 @@ fn narrow(
 /// The symbols of an expression that a symbol is.
 fn expression(declared: &[Declared], own: &Declared, text: &str) -> Result<Vec<usize>, RangeError> {
     let parsed = sympy::parse(text).map_err(|m| error(&own.name, "an expression of symbols", m))?;
-    let mut used = Vec::new();
-    sympy::symbols(&parsed, &mut used);
-    used.into_iter().map(|name| find(declared, name)).collect()
+    sympy::symbols(&parsed).into_iter().map(|name| find(declared, name)).collect()
 }
 
 /// The largest value of a symbol.

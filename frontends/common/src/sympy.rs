@@ -4,6 +4,7 @@
 //! Only integer expressions over symbols become dims. Anything else (rationals, floats, functions without
 //! an integer counterpart) is refused by name.
 
+use indexmap::IndexSet;
 use symmc_ir::Dim;
 use symmc_ir::dim::check_size;
 
@@ -36,15 +37,11 @@ pub fn parse(text: &str) -> Result<Expr<'_>, String> {
 }
 
 /// The symbols that occur, in order of appearance.
-pub fn symbols<'a>(e: &Expr<'a>, out: &mut Vec<&'a str>) {
+pub fn symbols<'a>(e: &Expr<'a>) -> IndexSet<&'a str> {
     match e {
-        Expr::Int(_) => {}
-        Expr::Symbol(s) => {
-            if !out.contains(s) {
-                out.push(s);
-            }
-        }
-        Expr::Call(_, args) => args.iter().for_each(|a| symbols(a, out)),
+        Expr::Int(_) => IndexSet::new(),
+        Expr::Symbol(s) => IndexSet::from([*s]),
+        Expr::Call(_, args) => args.iter().flat_map(symbols).collect(),
     }
 }
 

@@ -86,9 +86,7 @@ impl Symbols {
                     return Ok(Some(dim.clone()));
                 }
                 let Ok(parsed) = sympy::parse(name) else { return Ok(None) };
-                let mut used = Vec::new();
-                sympy::symbols(&parsed, &mut used);
-                if used.iter().any(|s| !self.ids.contains_key(*s)) {
+                if sympy::symbols(&parsed).iter().any(|s| !self.ids.contains_key(*s)) {
                     return Ok(None);
                 }
                 let resolve = |s: &str| self.ids.get(s).cloned().ok_or_else(String::new);
@@ -145,16 +143,12 @@ fn collect(argument: &str, axis: usize, dim: &proto::Dimension, order: &mut Vec<
         Text::Known(_) => {}
         Text::Open => add(anonymous(argument, axis)),
         Text::Named(name) => {
-            let mut used = Vec::new();
             let parsed = sympy::parse(name);
             // Text that is no integer expression names one symbol.
             let zero = |_: &str| Ok(Dim::from(0));
             match parsed.as_ref().map(|e| (e, sympy::to_dim(e, &zero))) {
                 Ok((Expr::Symbol(s), _)) => add((*s).to_string()),
-                Ok((e, Ok(_))) => {
-                    sympy::symbols(e, &mut used);
-                    used.into_iter().for_each(|s| add(s.to_string()));
-                }
+                Ok((e, Ok(_))) => sympy::symbols(e).into_iter().for_each(|s| add(s.to_string())),
                 _ => add(name.to_string()),
             }
         }

@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use indexmap::IndexSet;
 use symmc_import::ranges::{self, Declared, Given, Settled};
 use symmc_import::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
@@ -46,7 +47,7 @@ impl<'p> Symbols<'p> {
         (given, max_extent): (&Given, i64),
         notes: &mut Vec<String>,
     ) -> Result<Self, ImportError> {
-        let mut order: Vec<&str> = Vec::new();
+        let mut order: IndexSet<&str> = IndexSet::new();
         let mut bare: Vec<Vec<Option<&str>>> = Vec::new();
         for argument in arguments {
             let mut axes = Vec::new();
@@ -56,7 +57,7 @@ impl<'p> Symbols<'p> {
                     continue;
                 };
                 let parsed = sympy::parse(&e.expr_str).map_err(|m| expression(&e.expr_str, m))?;
-                sympy::symbols(&parsed, &mut order);
+                order.extend(sympy::symbols(&parsed));
                 axes.push(if let Expr::Symbol(s) = parsed { Some(s) } else { None });
             }
             bare.push(axes);
@@ -130,16 +131,16 @@ fn expression(text: &str, message: String) -> ImportError {
 }
 
 /// The new name of each symbol; `axes` are the symbols of the argument that names them.
-fn rename(order: &[&str], axes: &[Option<&str>]) -> Vec<String> {
+fn rename(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
     let mut names: Vec<String> = order.iter().map(|s| ranges::identifier(s)).collect();
     let mut give = |symbol: Option<&str>, name: &str| {
-        let at = symbol.and_then(|s| order.iter().position(|o| *o == s));
+        let at = symbol.and_then(|s| order.get_index_of(s));
         if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {
             names[at] = name.to_string();
         }
     };
-    if let [only] = order {
-        give(Some(only), "tokens");
+    if order.len() == 1 {
+        give(order.first().copied(), "tokens");
     } else {
         let last = axes.last().copied().flatten();
         give(last, "tokens");

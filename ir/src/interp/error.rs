@@ -203,7 +203,7 @@ pub enum OpError {
         /// The attribute.
         what: &'static str,
     },
-    /// An extreme of no elements.
+    /// A maximum, a minimum or an arg-reduction of no elements.
     #[error("{op} of no elements")]
     Empty {
         /// The reduction.

@@ -88,7 +88,7 @@ pub(super) fn int_fold(op: Reduction) -> Option<Fold<i64>> {
     })
 }
 
-/// The first NaN is the extreme of floats that contain one.
+/// The index of the largest or smallest element; of floats that contain NaN, that of the first NaN.
 pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &Array, shape: &[usize]) -> Result<Array, OpError> {
     fn positions<T: Copy>(v: &[T], shape: &[usize], axis: usize, better: impl Fn(T, T) -> bool) -> Vec<i64> {
         let (outer, n, inner) = around(shape, axis);

@@ -299,7 +299,7 @@ fn reductions_of_nothing() {
 }
 
 #[test]
-fn positions_of_extremes_and_running_sums() {
+fn arg_reductions_and_cumulative_sums() {
     let arg = |op, axis, keep| Op::ArgReduce { op, axis, keep };
     let x = f32s(&[2, 3], &[1.0, 3.0, 3.0, 5.0, NAN, NAN]);
     check(arg(ArgOp::Max, 1, false), &[x.clone()], &[i64s(&[2], &[1, 1])]);

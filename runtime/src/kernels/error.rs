@@ -56,7 +56,7 @@ pub enum KernelError {
     /// An integer is divided by zero.
     #[error("an integer is divided by zero")]
     ZeroDivisor,
-    /// An extreme of no elements.
+    /// A maximum, a minimum or an arg-reduction of no elements.
     #[error("{op} of no elements")]
     Empty {
         /// The reduction.

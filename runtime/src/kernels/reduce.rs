@@ -238,15 +238,15 @@ pub(super) fn arg_reduce(
         let mut row = scratch.take::<C>(n);
         for _ in 0..result.numel() {
             xs.fill(&mut row);
-            out.put(&[extreme(op, &row) as i64]);
+            out.put(&[arg_of(op, &row) as i64]);
         }
         scratch.give(row);
     });
     Ok(())
 }
 
-/// The position of the first extreme element; the first NaN if there is one.
-fn extreme<C: Number>(op: ArgOp, row: &[C]) -> usize {
+/// The index of the first of the largest or smallest elements; of the first NaN if there is one.
+fn arg_of<C: Number>(op: ArgOp, row: &[C]) -> usize {
     let mut best = 0;
     for (i, &x) in row.iter().enumerate() {
         let unordered = |y: C| y.partial_cmp(&y).is_none();

@@ -176,7 +176,7 @@ fn reductions() {
 }
 
 #[test]
-fn extremes_and_running_sums() {
+fn arg_reductions_and_cumulative_sums() {
     let arg = |op, x: &[f64]| {
         one(&Op::ArgReduce { op, axis: 0, keep: false }, &[f32s(x)], DType::I64, &[]).to_i64()[0]
     };

@@ -1,4 +1,4 @@
-//! Reductions, extreme elements, cumulative sums.
+//! Reductions, arg-reductions and cumulative sums.
 
 use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
@@ -24,7 +24,7 @@ pub(super) const ROWS: &[Row] = &[
     row("ReduceLogSumExp", 28, "log of sum of exp, from the maximum", log_sum_exp),
     row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
-    row("CumSum", 14, "cumsum", running_sum),
+    row("CumSum", 14, "cumsum", cumulative_sum),
     row("TopK", 24, "topk", top_k),
 ];
 
@@ -116,7 +116,7 @@ fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered {
     c.done(y)
 }
 
-fn running_sum(c: &mut Call<'_, '_>) -> Lowered {
+fn cumulative_sum(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.tensor(0)?;
     let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
     let axis = c.axis_of(axis, c.rank(x))?;

@@ -16,8 +16,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.amin", "min", |c| reduce(c, Reduction::Min)),
     row("aten.max.default", "max", |c| reduce(c, Reduction::Max)),
     row("aten.min.default", "min", |c| reduce(c, Reduction::Min)),
-    row("aten.max.dim", "max, argmax", |c| extreme(c, Reduction::Max, ArgOp::Max)),
-    row("aten.min.dim", "min, argmin", |c| extreme(c, Reduction::Min, ArgOp::Min)),
+    row("aten.max.dim", "max, argmax", |c| with_arg(c, Reduction::Max, ArgOp::Max)),
+    row("aten.min.dim", "min, argmin", |c| with_arg(c, Reduction::Min, ArgOp::Min)),
     row("aten.any", "any", |c| reduce(c, Reduction::Any)),
     row("aten.all", "all", |c| reduce(c, Reduction::All)),
     row("aten.argmax", "argmax", |c| arg_reduce(c, ArgOp::Max)),
@@ -98,7 +98,8 @@ pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
     }
 }
 
-fn extreme(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
+/// A reduction and, behind it, the arg-reduction.
+fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
     let x = c.first()?;
     let rank = c.rank(x);
     let axis = c.axis("dim", rank)?;
