@@ -34,8 +34,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-
-use smallvec::{SmallVec, smallvec};
+use std::slice;
 
 use crate::dim::{self, Dim};
 use crate::dispatch;
@@ -44,7 +43,7 @@ use crate::graph::{Def, Graph, Group, Input, InputKind, Members, Node, OutputKin
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
-use crate::text::{is_identifier, op_name, with_symbol_names};
+use crate::text::{is_identifier, op_dims, op_name, with_symbol_names};
 use crate::types::{DType, Type};
 
 /// The most ranks that a program, a plan or a file of tensors can have.
@@ -197,8 +196,7 @@ impl Verifier<'_> {
             }
             _ => {}
         }
-        let missing =
-            dims_of(op).into_iter().flatten().flat_map(Dim::symbols).find(|&s| g.symbols.get(s).is_none());
+        let missing = op_dims(op).into_iter().flat_map(Dim::symbols).find(|&s| g.symbols.get(s).is_none());
         if let Some(s) = missing {
             self.report_node(Invariant::Ids, id, unknown("symbol", s, g.symbols.len()));
         }
@@ -391,15 +389,15 @@ impl Verifier<'_> {
 
     fn node(&mut self, id: NodeId, node: &Node, computable: &Table<ValueId, bool>) {
         let g = self.graph;
-        let dims = dims_of(&node.op);
-        if let Err(message) = dims.iter().try_for_each(|dims| dim::check_size(dims)) {
+        let dims = op_dims(&node.op);
+        if let Err(message) = dims.iter().try_for_each(|&dim| dim::check_size(slice::from_ref(dim))) {
             self.report_node(Invariant::Dims, id, message);
             return;
         }
         if !node.inputs.iter().chain(&node.outputs).all(|&v| computable[v]) {
             return;
         }
-        for dim in dims.into_iter().flatten() {
+        for dim in dims {
             let (low, high) = dim.bounds(&g.symbols);
             if low < -MAX_EXTENT || high > MAX_EXTENT {
                 let found = format!("found {} from {low} to {high}", dim.display(&g.symbols));
@@ -538,17 +536,6 @@ impl Verifier<'_> {
                 );
             }
         }
-    }
-}
-
-/// The dims among the attributes of an op: for each attribute those that it has.
-fn dims_of(op: &Op) -> SmallVec<[&[Dim]; 2]> {
-    match op {
-        Op::Slice { start, .. } => smallvec![std::slice::from_ref(start)],
-        Op::Pad { low, .. } => smallvec![low.as_slice()],
-        Op::Attention { bounds, .. } => bounds.iter().map(|b| std::slice::from_ref(&b.add)).collect(),
-        Op::Permuted { op, .. } => dims_of(op),
-        _ => SmallVec::new(),
     }
 }
 

@@ -1,4 +1,6 @@
-//! Attributes of ops: how a value of each type is read and written.
+//! Attributes of ops: how a value of each type is read and written, and which dims it holds.
+
+use std::iter;
 
 use super::cursor::{Cursor, Read};
 use super::error::{Failure, quote};
@@ -14,6 +16,13 @@ use crate::types::{Float, Scalar};
 pub(super) trait Attribute: Sized {
     fn read(cursor: &mut Cursor<'_>) -> Read<Self>;
     fn write(&self, out: &mut Writer<'_>);
+    /// The dims that it holds.
+    fn dims(&self) -> impl Iterator<Item = &Dim> {
+        iter::empty()
+    }
+    fn dims_mut(&mut self) -> impl Iterator<Item = &mut Dim> {
+        iter::empty()
+    }
 }
 
 /// Types that are written as they display.
@@ -59,6 +68,12 @@ impl Attribute for Dim {
     fn write(&self, out: &mut Writer<'_>) {
         out.dim(self);
     }
+    fn dims(&self) -> impl Iterator<Item = &Dim> {
+        iter::once(self)
+    }
+    fn dims_mut(&mut self) -> impl Iterator<Item = &mut Dim> {
+        iter::once(self)
+    }
 }
 
 impl Attribute for String {
@@ -76,6 +91,12 @@ impl<T: Attribute> Attribute for Vec<T> {
     }
     fn write(&self, out: &mut Writer<'_>) {
         out.list(self, |out, item| item.write(out));
+    }
+    fn dims(&self) -> impl Iterator<Item = &Dim> {
+        self.iter().flat_map(T::dims)
+    }
+    fn dims_mut(&mut self) -> impl Iterator<Item = &mut Dim> {
+        self.iter_mut().flat_map(T::dims_mut)
     }
 }
 
@@ -137,6 +158,14 @@ impl Attribute for Bound {
         out.put(" (");
         out.dim(&self.add);
         out.put(")");
+    }
+
+    fn dims(&self) -> impl Iterator<Item = &Dim> {
+        iter::once(&self.add)
+    }
+
+    fn dims_mut(&mut self) -> impl Iterator<Item = &mut Dim> {
+        iter::once(&mut self.add)
     }
 }
 

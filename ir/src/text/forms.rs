@@ -1,17 +1,20 @@
 //! The table of the ops in the text form: name, operands, attributes, meaning and an example of each.
 //!
-//! Reading, writing, [`operand_counts`](crate::infer::operand_counts), [`op_names`] and
+//! Reading, writing, [`op_dims`], [`operand_counts`](crate::infer::operand_counts), [`op_names`] and
 //! [`reference()`](super::reference()) are made of it, as `table.rs` says. Every example stands in the program
 //! [`PRELUDE`] and is printed as it is written here.
 //!
 //! What is not here: what types an op takes and gives ([`crate::infer`]).
 
-use super::attributes::Attributes;
+use smallvec::SmallVec;
+
+use super::attributes::{Attribute, Attributes};
 use super::cursor::Read;
 use super::table::{counts, ops};
 use super::writer::Writer;
 use crate::attention;
 use crate::collective::{CollectiveKind, Splits};
+use crate::dim::Dim;
 use crate::op::{ArgOp, Op};
 
 /// One op of the text form.

@@ -50,7 +50,7 @@ mod table;
 mod writer;
 
 pub use error::ParseError;
-pub use forms::{op_name, op_names};
+pub use forms::{op_dims, op_dims_mut, op_name, op_names};
 pub use names::with_symbol_names;
 pub use parse::{parse, parse_dim};
 pub use print::print;

@@ -2,12 +2,12 @@
 //!
 //! `ops!` reads the rows of `forms.rs`: a name, operands, the variant of [`Op`] or of [`CollectiveKind`] with its attributes
 //! in the order of the text, a meaning and an example. Of these it makes the names, the numbers of operands, what reads
-//! attributes and what writes them, and the documented [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
+//! attributes and what writes them, the dims among them, and the documented [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
 //! An attribute is a field of its name, or, behind `@0`, the field 0; what stands behind `;` is no attribute but tells two
 //! rows of one variant apart. Rows without a variant are read and written by hand here: element-wise ops, attention, and
 //! ops from outside.
 //!
-//! What is not here: how a value of each type is read and written (`attributes.rs`).
+//! What is not here: how a value of each type is read and written, and which dims it holds (`attributes.rs`).
 //!
 //! [`Op`]: crate::op::Op
 //! [`CollectiveKind`]: crate::collective::CollectiveKind
@@ -124,6 +124,36 @@ macro_rules! ops {
                 }
                 Op::Opaque { attributes, .. } => out.attribute("attributes", attributes),
             }
+        }
+
+        /// The dims among the attributes of an op. Kinds of collectives have none.
+        pub fn op_dims(op: &Op) -> SmallVec<[&Dim; 2]> {
+            let mut out = SmallVec::new();
+            match op {
+                $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
+                    $(out.extend($key.dims());)*
+                })?)*)*
+                Op::Attention { bounds, .. } => out.extend(bounds.dims()),
+                Op::Permuted { op, .. } => out = op_dims(op),
+                Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
+                Op::Collective(_) | Op::Opaque { .. } => {}
+            }
+            out
+        }
+
+        /// The dims among the attributes of an op, to be changed. Kinds of collectives have none.
+        pub fn op_dims_mut(op: &mut Op) -> SmallVec<[&mut Dim; 2]> {
+            let mut out = SmallVec::new();
+            match op {
+                $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
+                    $(out.extend($key.dims_mut());)*
+                })?)*)*
+                Op::Attention { bounds, .. } => out.extend(bounds.dims_mut()),
+                Op::Permuted { op, .. } => out = op_dims_mut(op),
+                Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
+                Op::Collective(_) | Op::Opaque { .. } => {}
+            }
+            out
         }
     };
 }

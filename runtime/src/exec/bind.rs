@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
+use symmc_ir::text::op_dims_mut;
 use symmc_ir::{
     Bindings, Collective, CustomId, Dim, Dispatch, Graph, InputId, Node, NodeId, Op, ValueId, Variant,
 };
@@ -236,23 +237,11 @@ impl Binder<'_> {
     /// The op with the dims of its attributes replaced by their values.
     fn concrete(&self, node: NodeId, op: &Op) -> Result<Op, RunError> {
         let result = self.graph.nodes[node].outputs[0];
-        let value = |d: &Dim| self.number(result, d).map(Dim::from);
-        Ok(match op {
-            Op::Pad { low, value: fill } => {
-                Op::Pad { low: low.iter().map(value).collect::<Result<_, _>>()?, value: *fill }
-            }
-            Op::Attention { scale, cap, bounds, sink } => {
-                let mut bounds = bounds.clone();
-                for bound in &mut bounds {
-                    bound.add = value(&bound.add)?;
-                }
-                Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink }
-            }
-            Op::Permuted { op, perm } => {
-                Op::Permuted { op: Box::new(self.concrete(node, op)?), perm: perm.clone() }
-            }
-            _ => op.clone(),
-        })
+        let mut op = op.clone();
+        for dim in op_dims_mut(&mut op) {
+            *dim = Dim::from(self.number(result, dim)?);
+        }
+        Ok(op)
     }
 
     fn collective(
