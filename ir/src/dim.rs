@@ -308,7 +308,7 @@ impl Dim {
                 let (whole, rest) = self.parted(b);
                 let rest = match rest.as_const() {
                     Some(a) => Dim::from(floor_div(a, b)),
-                    None => Dim::atom(Atom::FloorDiv(rest, divisor.clone())),
+                    None => rest.quotient(b),
                 };
                 whole + rest
             }

@@ -6,6 +6,9 @@ use super::{Atom, Dim, Term, Terms, floor_div, floor_mod, mul_range};
 use crate::entity::Table;
 use crate::symbol::{Symbol, SymbolId};
 
+/// Far below where arithmetic saturates.
+const LIMIT: i64 = 1 << 60;
+
 impl Dim {
     /// `b` times the first and the second are the expression: of the second no term is a multiple of `b`, and its constant is
     /// from 0 to `b - 1`.
@@ -15,6 +18,52 @@ impl Dim {
         let whole = whole.into_iter().map(|t| Term { factor: t.factor / b, ..t }).collect();
         let rest = Dim::from_terms(rest, floor_mod(constant, b));
         (Dim::from_terms(whole, floor_div(constant, b)), rest)
+    }
+
+    /// `div(self, b)` of what [`parted`](Self::parted) leaves, which is no constant, in the one form of all that are written in
+    /// these ways: `div(div(a, m) + c, b)` is `div(a + m*c, m*b)`, factors that all terms and `b` have in common vanish, and
+    /// `-div(-a, b)` is `div(a + b - 1, b)`.
+    pub(super) fn quotient(&self, b: i64) -> Dim {
+        if let Some((inner, by)) = self.unnested(b) {
+            return inner.floor_div(&Dim::from(by));
+        }
+        let (terms, constant) = self.parts();
+        let common = terms.iter().fold(b, |common, t| gcd(common, t.factor));
+        if common > 1 {
+            let terms = terms.iter().map(|t| Term { factor: t.factor / common, ..t.clone() }).collect();
+            let inner = Dim::from_terms(terms, floor_div(constant, common));
+            return inner.floor_div(&Dim::from(b / common));
+        }
+        if terms.first().is_some_and(|t| t.factor < 0) && terms.iter().all(|t| t.factor > -LIMIT) {
+            return self.scaled(-1).plus(b - 1).floor_div(&Dim::from(b)).scaled(-1);
+        }
+        Dim::atom(Atom::FloorDiv(self.clone(), Dim::from(b)))
+    }
+
+    /// What divided by the second is the expression divided by `b`, without the one division that is a term of the expression.
+    fn unnested(&self, b: i64) -> Option<(Dim, i64)> {
+        let (terms, constant) = self.parts();
+        let nested = |t: &Term| match t.product.as_slice() {
+            [Atom::FloorDiv(a, k)] if t.factor.abs() == 1 => {
+                Some((a.clone(), k.as_const().filter(|&k| k > 0)?))
+            }
+            _ => None,
+        };
+        let mut found = terms.iter().enumerate().filter_map(|(i, t)| Some((i, nested(t)?)));
+        let (at, (a, m)) = found.next()?;
+        if found.next().is_some() {
+            return None;
+        }
+        let by = m.checked_mul(b)?;
+        let sound = |n: i64| n.checked_mul(m).is_some_and(|n| n.checked_abs().is_some_and(|n| n < LIMIT));
+        if by >= LIMIT || !sound(constant) || !terms.iter().all(|t| sound(t.factor)) {
+            return None;
+        }
+        let mut rest = Terms::from(terms);
+        let is_positive = rest.remove(at).factor > 0;
+        // A negative quotient is that of the negative number, rounded up.
+        let a = if is_positive { a } else { a.scaled(-1).plus(m - 1) };
+        Some((a + Dim::from_terms(rest, constant).scaled(m), by))
     }
 
     /// The same value with remainders written as what division leaves, where they do not nest deeply.
@@ -44,7 +93,6 @@ impl Dim {
     /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if that times the expression is small for all
     /// values of the symbols.
     pub(super) fn lacking(&self, symbols: &Table<SymbolId, Symbol>) -> Option<i64> {
-        const LIMIT: i64 = 1 << 60;
         let (terms, constant) = self.parts();
         let k = terms.iter().find_map(Term::lacking)?;
         let most = terms.iter().fold(constant.saturating_abs(), |sum, t| {
@@ -79,4 +127,8 @@ impl Term {
         let small = self.factor.checked_abs().is_some_and(|f| f < SMALL);
         k.as_const().filter(|&k| small && k > 1 && k < SMALL && self.factor % k != 0)
     }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a.saturating_abs() } else { gcd(b, a % b) }
 }

@@ -310,3 +310,25 @@ fn quotients_of_what_is_a_multiple_lose_nothing() {
     assert_eq!((n.clone() + c(9)).modulo(&four), (n.clone() + c(1)).modulo(&four));
     assert_eq!((n.clone() - n.floor_div(&c(2))).bounds(&symbols()), (1, 2));
 }
+
+#[test]
+fn quotients_of_quotients_have_one_form() {
+    let symbols = symbols();
+    let shown = |dim: Dim| dim.display(&symbols).to_string();
+    let n = s(1);
+    let halved = |dim: Dim| (dim - c(1)).floor_div(&c(2)) + c(1);
+    assert_eq!(shown((n.floor_div(&c(5)) + c(1)).floor_div(&c(2))), "div(s1 + 5, 10)");
+    assert_eq!(shown(halved(halved(halved(n.clone())))), "div(s1 + 7, 8)");
+    // Rounded up, in either way.
+    let up = |dim: Dim, k| c(0) - (c(0) - dim).floor_div(&c(k));
+    assert_eq!(up(up(n.clone(), 2), 4), halved(halved(halved(n.clone()))));
+    assert_eq!(shown((n.clone() * c(4) + s(0) * c(2) + c(3)).floor_div(&c(6))), "div(s0 + 2*s1 + 1, 3)");
+    assert_eq!(shown((s(0) - n.floor_div(&c(3))).floor_div(&c(2))), "div(3*s0 - s1 + 2, 6)");
+    // Two quotients stay as they are, and so does what would become too large.
+    assert_eq!(
+        shown((n.floor_div(&c(2)) + s(0).floor_div(&c(3))).floor_div(&c(2))),
+        "div(div(s0, 3) + div(s1, 2), 2)"
+    );
+    let large = 1 << 40;
+    assert_eq!((n.floor_div(&c(large)) + c(1)).floor_div(&c(large)).depth(), 2);
+}
