@@ -98,6 +98,26 @@ STAGES = [
 WIDTHS = [one for one in SIZES if not re.search("layers|image_size", one[0])] + [(r"(image_size)$", 64)]
 """The same where a configuration names layers by their numbers."""
 
+EACH_HEAD = [(r"(num_key_value_heads)$", 4), *SIZES]
+"""The same where each head has keys and values of its own, as in latent attention."""
+
+OWN = {
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "falcon_h1": {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma4_unified_assistant": {"num_kv_shared_layers": 0},
+    "gptj": {"rotary_dim": 4},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "helium": {"head_dim": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16},
+    "mamba2": {"head_dim": 16, "n_groups": 2},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2},
+    "reformer": {"is_decoder": True},
+}
+"""Fields that depend on others."""
+
 MOST, MOST_OF_STAGES = 8_000_000, 60_000_000
 """The largest numbers of parameters."""
 
@@ -114,6 +134,8 @@ def shrink(config, sizes=SIZES, seen=()):
                 shrink(value, sizes, (*seen, config))
             continue
         plain = name.lstrip("_")
+        if plain == "head_dim" and value is None:
+            setattr(config, name, 8)
         for pattern, tiny in sizes:
             if re.fullmatch(rf"(.*_)?{pattern}", plain) or re.fullmatch(pattern, plain):
                 _shrink_field(config, name, value, tiny)
@@ -146,7 +168,7 @@ def _shrink_field(config, name, value, tiny):
 def built(task, kind):
     """A model with small random weights that runs: of the tiniest configuration, or of one whose stages stay as they are."""
     why = None
-    for sizes, attention in ((SIZES, "sdpa"), (STAGES, "sdpa"), (STAGES, "eager"), (WIDTHS, "eager")):
+    for sizes, attention in ((SIZES, "sdpa"), (EACH_HEAD, "sdpa"), (STAGES, "sdpa"), (STAGES, "eager"), (WIDTHS, "eager")):
         try:
             model = _built(task, kind, sizes, attention)
             with torch.no_grad():
@@ -170,6 +192,8 @@ def of_backbone(kind):
 def _built(task, kind, sizes, attention):
     config = configuration_auto.CONFIG_MAPPING[kind](**of_backbone(kind))
     shrink(config, sizes)
+    for name, value in OWN.get(kind, {}).items():
+        setattr(config, name, value)
     config.use_cache = False
     architecture = TASKS[task][0][kind]
     if isinstance(architecture, (tuple, list)):
@@ -181,7 +205,7 @@ def _built(task, kind, sizes, attention):
     config._attn_implementation = attention if getattr(cls, "_supports_sdpa", False) else "eager"
     with torch.device("meta"):
         size = sum(p.numel() for p in cls(config).parameters())
-    if size > (MOST if sizes is SIZES else MOST_OF_STAGES):
+    if size > (MOST if sizes in (SIZES, EACH_HEAD) else MOST_OF_STAGES):
         raise Unbuilt(f"{size} parameters")
     torch.manual_seed(SEED)
     model = cls(config).eval()
@@ -202,7 +226,9 @@ def inputs(model, tokens):
         given["input_ids"] = torch.randint(3, VOCABULARY, (2, tokens))
     if "decoder_input_ids" in takes:
         given["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, tokens))
-    if "pixel_values" in takes:
+    # Models that write are given text alone, where they take it.
+    writes = type(model).__name__.endswith(("ForConditionalGeneration", "ForCausalLM")) and "input_ids" in given
+    if "pixel_values" in takes and not (writes and takes["pixel_values"].default is None):
         vision = getattr(model.config, "vision_config", model.config)
         size = getattr(vision, "image_size", 64)
         size = size if isinstance(size, (tuple, list)) else (size, size)
