@@ -156,7 +156,7 @@ pub fn settle(
     notes: &mut Vec<String>,
 ) -> Result<Settled, RangeError> {
     let of_file = declared.len();
-    let with_parts = parts(declared, given, notes);
+    let with_parts = parts(declared, given, notes)?;
     let declared = with_parts.as_slice();
     let mut own: Vec<Declared> = declared.to_vec();
     let mut told: Vec<Option<&Extent>> = vec![None; own.len()];
@@ -214,7 +214,10 @@ pub fn settle(
 
 /// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
 /// that is never less than others, the rest.
-fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Vec<Declared> {
+///
+/// # Errors
+/// A new one is called nearly as one of the program: that is meant, and misspelt.
+fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Result<Vec<Declared>, RangeError> {
     let mut all = in_steps(declared, given);
     for (name, extent) in &given.extents {
         let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
@@ -230,7 +233,31 @@ fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Vec<D
             all.push(Declared { name: rest.to_string(), alias: None, min: 0, max, recorded });
         }
     }
-    all
+    for new in &all[declared.len()..] {
+        let names = declared.iter().flat_map(|d| [Some(&d.name), d.alias.as_ref()]).flatten();
+        if let Some(meant) = names.into_iter().find(|name| is_misspelt(&new.name, name)) {
+            let known: Vec<String> = declared.iter().map(Declared::shown).collect();
+            let expected = format!(
+                "a symbol of the program: {}, or a new one whose name is not nearly `{meant}`",
+                known.join(", ")
+            );
+            return Err(error(&new.name, &expected, format!("`{}`", new.name)));
+        }
+    }
+    Ok(all)
+}
+
+/// Whether a name is another of four letters or more but for one letter that is missing, added or replaced, or two that changed
+/// places. Numbers tell names apart.
+fn is_misspelt(found: &str, meant: &str) -> bool {
+    let (a, b): (Vec<char>, Vec<char>) = (found.chars().collect(), meant.chars().collect());
+    let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[same..], &b[same..]);
+    let behind = |a: &[char], n: usize| a.get(n..).unwrap_or_default().to_vec();
+    let is_one = behind(a, 1) == behind(b, 1) || behind(a, 1) == b || a == behind(b, 1);
+    let is_swap = a.len() > 1 && b.len() > 1 && a[..2] == [b[1], b[0]] && a[2..] == b[2..];
+    let has_digit = a.iter().chain(b).take(2).any(char::is_ascii_digit);
+    meant.chars().count() >= 4 && found != meant && (is_one || is_swap) && !has_digit
 }
 
 /// What a sum is of.
@@ -283,7 +310,7 @@ fn line(e: &sympy::Expr<'_>) -> Option<(i64, i64)> {
                 _ => None,
             })
         }
-        sympy::Expr::Call(..) => None,
+        sympy::Expr::Float(_) | sympy::Expr::Call(..) => None,
     }
 }
 
@@ -432,7 +459,10 @@ impl Questioned {
     pub fn of(message: &str, symbols: &Table<SymbolId, Symbol>, open: &[String]) -> Option<Questioned> {
         let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
         let words: Vec<&str> = message.split(part).collect();
-        let named = symbols.values().filter(|s| words.contains(&s.name.as_str()));
+        let is_named = |s: &Symbol| {
+            words.contains(&s.name.as_str()) || s.alias.as_deref().is_some_and(|alias| words.contains(&alias))
+        };
+        let named = symbols.values().filter(|s| is_named(s));
         let (named, aliases): (Vec<String>, Vec<String>) =
             named.map(|s| (s.name.clone(), s.alias.clone().unwrap_or_else(|| s.name.clone()))).unzip();
         let open = open.iter().filter(|s| named.contains(s)).cloned().collect();
@@ -510,6 +540,19 @@ mod tests {
         let (symbols, dims, _) = settled("a:2..8 b:2..64", &said).expect("symbols");
         assert_eq!(symbols, ["n 1..4", "rest 0..9"]);
         assert_eq!(dims, ["2*n", "6*n + rest + 1"]);
+        // What is nearly the name of another is that one, misspelt.
+        for typo in ["lenght", "lengh", "lengthh", "langth"] {
+            for text in [format!("past + {typo}"), format!("2*{typo}")] {
+                let error =
+                    settled("past:1..8 length:1..8 total:2..64", &[("total", &text)]).expect_err(typo);
+                assert!(error.contains("past (s_past), length (s_length)"), "{typo}: {error}");
+                assert!(error.contains(&format!("not nearly `length`, found `{typo}`")), "{typo}: {error}");
+            }
+        }
+        for new in ["rest", "long", "length_2", "s_past2"] {
+            let text = format!("past + {new}");
+            assert!(settled("past:1..8 length:1..8 total:2..64", &[("total", &text)]).is_ok(), "{new}");
+        }
         let error = settled("a:1..8 b:2..64", &[("b", "a + rest + other")]).expect_err("two new ones");
         assert!(error.contains("expected a symbol of the program"), "{error}");
     }

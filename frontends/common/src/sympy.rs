@@ -1,26 +1,21 @@
 //! Sympy expressions: the `srepr` form that PyTorch writes (`Mul(Integer(4), Symbol('s0', …))`) and the
 //! infix form of older minor versions (`4*s0`, `(s0//2)`).
 //!
-//! Only integer expressions over symbols become dims. Anything else (rationals, floats, functions without
-//! an integer counterpart) is refused by name.
+//! Only integer expressions over symbols become dims, with floats that are rounded to integers among them as far as no
+//! rounding of floats shows ([`rounded`]). Anything else (rationals, functions without an integer counterpart) is refused by
+//! name.
 
 use indexmap::IndexSet;
 use symmc_ir::Dim;
-use symmc_ir::dim::check_size;
+
+mod expr;
+mod rounded;
+
+pub use expr::Expr;
+use expr::limited;
 
 /// Deepest nesting that is read; a bound on the parser's stack.
 const MAX_DEPTH: usize = 100;
-
-/// A parsed expression.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Expr<'a> {
-    /// A number.
-    Int(i64),
-    /// A symbol by its name.
-    Symbol(&'a str),
-    /// `name(args…)`; infix operators have the name of the function that sympy prints for them.
-    Call(&'a str, Vec<Expr<'a>>),
-}
 
 /// Parses an expression.
 ///
@@ -39,7 +34,7 @@ pub fn parse(text: &str) -> Result<Expr<'_>, String> {
 /// The symbols that occur, in order of appearance.
 pub fn symbols<'a>(e: &Expr<'a>) -> IndexSet<&'a str> {
     match e {
-        Expr::Int(_) => IndexSet::new(),
+        Expr::Int(_) | Expr::Float(_) => IndexSet::new(),
         Expr::Symbol(s) => IndexSet::from([*s]),
         Expr::Call(_, args) => args.iter().flat_map(symbols).collect(),
     }
@@ -53,9 +48,13 @@ pub fn symbols<'a>(e: &Expr<'a>) -> IndexSet<&'a str> {
 pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
     let (name, args) = match e {
         Expr::Int(i) => return Ok(Dim::from(*i)),
+        Expr::Float(x) => return Err(format!("{x:?} is no integer")),
         Expr::Symbol(s) => return resolve(s),
         Expr::Call(name, args) => (*name, args),
     };
+    if let ("FloorToInt" | "CeilToInt" | "TruncToInt" | "RoundToInt", [a]) = (name, args.as_slice()) {
+        return rounded::to_dim(name, a, &|e| to_dim(e, resolve)).and_then(limited);
+    }
     if matches!(name, "Pow" | "PowByNatural") {
         return match args.as_slice() {
             [base, Expr::Int(e @ 0..=8)] => {
@@ -84,10 +83,6 @@ pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Re
         _ => Err(format!("`{name}` of {} operands is no supported integer function", args.len())),
     };
     dim.and_then(limited)
-}
-
-fn limited(d: Dim) -> Result<Dim, String> {
-    check_size(std::slice::from_ref(&d)).map(|()| d)
 }
 
 /// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the
@@ -231,6 +226,9 @@ impl<'a> Parser<'a> {
         self.space();
         let digits = self.while_char(|c| c.is_ascii_digit());
         if !digits.is_empty() {
+            if let Some(float) = self.fraction(digits) {
+                return Ok(Expr::Float(float));
+            }
             return digits.parse().map(Expr::Int).map_err(|_| format!("`{digits}` is too large"));
         }
         let name = self.while_char(|c| c.is_ascii_alphanumeric() || c == '_');
@@ -254,9 +252,26 @@ impl<'a> Parser<'a> {
                     _ => Err("`Integer` of something that is no integer".into()),
                 }
             }
-            "Rational" | "Float" => Err(format!("`{name}` is no integer")),
+            "Float" => {
+                let digits = self.quoted()?;
+                let float = digits.parse().map_err(|_| format!("`Float` of {digits:?}"))?;
+                self.assumptions()?;
+                Ok(Expr::Float(float))
+            }
+            "Rational" => Err(format!("`{name}` is no integer")),
             _ => self.call(name, depth),
         }
+    }
+
+    /// A number whose whole part was read, if a fraction follows.
+    fn fraction(&mut self, whole: &'a str) -> Option<f64> {
+        let from = self.at - whole.len();
+        let rest = self.rest().strip_prefix('.')?;
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let to = self.at + 1 + digits;
+        let float = self.text[from..to].parse().ok()?;
+        self.at = to;
+        Some(float)
     }
 
     fn call(&mut self, name: &'a str, depth: usize) -> Result<Expr<'a>, String> {
@@ -307,8 +322,8 @@ impl<'a> Parser<'a> {
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::SymbolId;
     use symmc_ir::entity::Entity;
+    use symmc_ir::{Bindings, Symbol, SymbolId, Table};
 
     use super::*;
 
@@ -347,6 +362,10 @@ mod tests {
         assert!(dim("Mul(Rational(1, 2), Symbol('s0'))").unwrap_err().contains("Rational"));
         assert!(dim("Pow(Symbol('s0'), Integer(-1))").unwrap_err().contains("exponent"));
         assert!(dim("ToFloat(Symbol('s0'))").unwrap_err().contains("ToFloat"));
+        assert!(
+            dim("Mul(Float('0.5', precision=53), Symbol('s0'))").unwrap_err().contains("0.5 is no integer")
+        );
+        assert!(dim("0.5*s0").unwrap_err().contains("0.5 is no integer"));
         assert!(dim("Symbol('u0')").unwrap_err().contains("u0"));
         for broken in ["", "Mul(", "Symbol('s0", "Integer(x)", "s0 s1", &"(".repeat(500)] {
             assert!(dim(broken).is_err(), "{broken}");
@@ -371,5 +390,58 @@ mod tests {
         assert_eq!(truth(ge, 0, 1), Some(false));
         assert_eq!(truth(ge, 0, 9), None);
         assert_eq!(truth(&format!("Not({ge})"), 2, 9), Some(false));
+    }
+
+    fn of(text: &str, size: Option<i64>) -> Result<Dim, String> {
+        let resolve = |_: &str| Ok(size.map_or_else(|| Dim::from(SymbolId::new(0)), Dim::from));
+        to_dim(&parse(text)?, &resolve)
+    }
+
+    #[test]
+    fn sizes_that_are_scaled_and_rounded_are_dims() {
+        type Scaled = fn(f64) -> f64;
+        let cases: [(&str, Scaled); 8] = [
+            ("CeilToInt(FloatTrueDiv(ToFloat(-s0) - ToFloat(s0), -1.0))", |s| 2.0 * s),
+            ("TruncToInt(Mul(Float('0.5', precision=53), ToFloat(Symbol('s0', integer=True))))", |s| {
+                (0.5 * s).trunc()
+            }),
+            ("TruncToInt(1.5*ToFloat(s0))", |s| (1.5 * s).trunc()),
+            ("FloorToInt(IntTrueDiv(s0, 3))", |s| (s / 3.0).floor()),
+            ("CeilToInt(IntTrueDiv(s0 + 1, 3))", |s| ((s + 1.0) / 3.0).ceil()),
+            ("TruncToInt(FloatTrueDiv(ToFloat(s0 - 9), 4.0))", |s| ((s - 9.0) / 4.0).trunc()),
+            ("CeilToInt(0.25*ToFloat(s0) + 0.5)", |s| (0.25 * s + 0.5).ceil()),
+            ("2*FloorToInt(0.75*ToFloat(s0))", |s| 2.0 * (0.75 * s).floor()),
+        ];
+        let symbol = Symbol { name: "s0".into(), min: 0, max: 40, alias: None };
+        let symbols: Table<SymbolId, Symbol> = [symbol].into_iter().collect();
+        for (text, expected) in cases {
+            let dim = of(text, None).expect(text);
+            for size in 0..=40 {
+                let mut at = Bindings::new();
+                at.set(SymbolId::new(0), size);
+                for dim in [&dim, &dim.within(&symbols)] {
+                    assert_eq!(dim.eval(&at), Some(expected(size as f64) as i64), "{text} at {size}");
+                }
+                assert_eq!(of(text, Some(size)).expect(text).as_const(), dim.eval(&at), "{text} at {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_f64_rounds_is_known_of_numbers_alone() {
+        for text in [
+            "TruncToInt(1.7*ToFloat(s0))",
+            "RoundToInt(0.5*ToFloat(s0))",
+            "FloorToInt(3*IntTrueDiv(s0, 3))",
+            "FloorToInt(IntTrueDiv(1, s0))",
+            "FloorToInt(FloatPow(ToFloat(s0), 0.5))",
+        ] {
+            let error = of(text, None).expect_err(text);
+            assert!(!error.is_empty());
+            assert!(of(text, Some(10)).is_ok(), "{text}: {:?}", of(text, Some(10)));
+        }
+        assert_eq!(of("TruncToInt(1.7*ToFloat(s0))", Some(10)), Ok(Dim::from(17)));
+        assert_eq!(of("RoundToInt(0.5*ToFloat(s0))", Some(5)), Ok(Dim::from(2)));
+        assert!(of("TruncToInt(1.7*ToFloat(s0))", Some(i64::MAX)).is_err());
     }
 }

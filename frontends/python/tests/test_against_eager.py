@@ -3,6 +3,7 @@ and what became of the inputs. Each function is tried whole, and cut where it ha
 
 import importlib.util
 import itertools
+import math
 import unittest
 import warnings
 
@@ -89,6 +90,23 @@ if HAS_TORCH:
         lengths = x.hypot(x * 2), x.copysign(-x)
         return lower, apart, torch.lcm(n.int(), n[:1].int() + 6), torch.gcd(n.to(torch.uint8) % 2 + 233, n.int() % 2 * 610 + 377), n << 2, n >> 1, torch.diagonal_scatter(x, x[0, :3] * 2, 1), torch.nn.functional.rrelu(x), lengths
 
+    def normed(x, mean, spread):
+        # The number of rows, and that without one, by which running variances are corrected, are floats of sizes.
+        return torch.nn.functional.batch_norm(x, mean, spread, training=True)
+
+    def scaled(x):
+        rows, images = x.shape[0], x[None, None]
+        resized = [torch.nn.functional.interpolate(images, scale_factor=by, mode="bilinear") for by in (0.5, 1.5)]
+        return resized, x[: int(rows * 0.5)] * 2, x.new_ones(math.ceil(rows / 3)), x[: int(rows * 0.3)] + 1
+
+    def with_nans(x):
+        y = torch.where(x > 1, math.nan, x).roll(1, 0)
+        bounds = torch.tensor([-1.0, 0.0, 0.0, 1.0])
+        found = torch.searchsorted(bounds, y), torch.searchsorted(bounds.expand(len(x), 4), x, side="right")
+        scattered = x.masked_scatter(x > 0, x.flatten().flip(0))
+        curves = (x * 1e3).asinh(), (x * 1e-5).asinh(), (x.abs() * 1e12).acosh(), (x.abs() + 1).acosh(), (0 * x).signbit()
+        return x.log().fmax(y), x.log().fmin(y), x.kthvalue(2, 0), y.kthvalue(1, 1, True), found, scattered, curves
+
     def divided(x, n):
         return x.view(-1, n).sum(), x.new_zeros(n), torch.full((n,), x.shape[0])
 
@@ -145,6 +163,9 @@ if HAS_TORCH:
         "triangular systems": (triangular, lambda: (R(2, 7, 5),), lambda: (R(3, 7, 5),)),
         "sums of sizes": (sums, lambda: (R(6, 4),), lambda: (R(9, 4),)),
         "ratios of sizes": (lambda x: x * (x.shape[0] / x.shape[1]), lambda: (R(6, 4),), lambda: (R(9, 5),)),
+        "norms of batches, which change averages": (normed, *[lambda n=n: (R(n, 4), R(4), R(4).abs()) for n in (5, 6, 9)]),
+        "sizes that are scaled and rounded": (scaled, *[lambda n=n: (R(n, 8),) for n in (6, 9, 12, 17)]),
+        "numbers beside what is none": (with_nans, lambda: (R(6, 4),), lambda: (R(9, 5),)),
         "where no vector starts": (lambda x: x * 2, lambda: (R(9)[1:],)),
     }
     CUT = {
@@ -178,7 +199,7 @@ class AgainstEager(unittest.TestCase):
                 self.assertEqual(one, other)
                 continue
             self.assertEqual((one.shape, one.dtype, one.stride()), (other.shape, other.dtype, other.stride()))
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
 
     def shared(self, tree):
         """Which tensors are one, and which lie in one memory."""
@@ -222,7 +243,7 @@ class AgainstEager(unittest.TestCase):
             inputs = (x, *layer.parameters()) if function is layer else (x,)
             run = torch.compile(function, backend="symmc", options={"fallback": "error"})
             for one, other in zip(torch.autograd.grad(run(x).sum(), inputs), torch.autograd.grad(function(x).sum(), inputs)):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
 
     def test_gradients_through_several_parts_of_others(self):
         def function(x, w):

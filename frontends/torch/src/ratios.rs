@@ -4,7 +4,7 @@
 
 use symmc_import::Emit;
 use symmc_import::sympy::{self, Expr};
-use symmc_ir::{BinaryOp, DType, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
 
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
@@ -23,7 +23,11 @@ fn number(c: &mut Call<'_, '_>, text: &str, e: &Expr<'_>) -> Lowered<ValueId> {
     if let Ok(dim) = c.lowering.symbols.dim_of(e) {
         return c.dim_tensor(&dim, DType::F64);
     }
-    let Expr::Call(name, args) = e else { return Err(unknown(text, "it depends on data")) };
+    let (name, args) = match e {
+        Expr::Float(x) => return c.full(Scalar::Float(symmc_ir::Float(*x)), DType::F64, vec![]),
+        Expr::Call(name, args) => (name, args),
+        _ => return Err(unknown(text, "it depends on data")),
+    };
     let values = args.iter().map(|a| number(c, text, a)).collect::<Lowered<Vec<_>>>()?;
     match (*name, values.as_slice()) {
         ("ToFloat" | "Identity", [x]) => Ok(*x),

@@ -72,6 +72,7 @@ const ALSO_COMPLEX: &[Row] = &[
     row("aten.imag", "slice, reshape", |c| part_of_first(c, 1)),
     row("aten.to", "cast", converted),
     row("aten._to_copy", "cast", converted),
+    row("prims.convert_element_type", "cast", converted),
     row("aten.copy", "cast, expand", copied),
     row("aten.clone", "(identity)", identity),
     row("aten.contiguous", "(identity)", identity),

@@ -183,11 +183,19 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
     if axes.is_empty() {
         return c.done(x);
     }
-    let max = c.reduce(Reduction::Max, x, axes.clone(), true)?;
-    // Where all is minus infinity the shift must stay finite.
-    let finite = c.unary(UnaryOp::IsFinite, max)?;
+    let mut kept = c.shape(x);
+    let has_none = axes.iter().any(|&a| kept[a].as_const() == Some(0));
     let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
-    let shift = c.select(finite, max, zero)?;
+    let shift = if has_none {
+        // The logarithm of no sum: there is no largest element.
+        axes.iter().for_each(|&a| kept[a] = 1.into());
+        c.expand(zero, kept)?
+    } else {
+        let max = c.reduce(Reduction::Max, x, axes.clone(), true)?;
+        // Where all is minus infinity the shift must stay finite.
+        let finite = c.unary(UnaryOp::IsFinite, max)?;
+        c.select(finite, max, zero)?
+    };
     let y = c.log_sum_exp(x, shift, axes, keep)?;
     c.done(y)
 }

@@ -53,7 +53,8 @@ fn a_rotation_by_complex_factors_is_the_formula() {
         .node("aten.mul.Tensor", "self=%p other=1.0", &[("scaled", "c64[3]")])
         .node("aten.unsqueeze.default", "self=%scaled dim=-2", &[("row", "c64[1,3]")])
         .node("aten._assert_tensor_metadata.default", "a=%row dtype=:c64", &[])
-        .node("aten.to.dtype", "self=%row dtype=:c64", &[("same", "c64[1,3]")])
+        .node("aten.to.dtype", "self=%row dtype=:c64", &[("as_is", "c64[1,3]")])
+        .node("prims.convert_element_type.default", "a=%as_is dtype=:c64", &[("same", "c64[1,3]")])
         .node("aten.mul.Tensor", "self=%z other=%same", &[("turned", "c64[2,3]")])
         .node("aten.view_as_real.default", "self=%turned", &[("y", "f32[2,3,2]")])
         .output("y");

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import json
+import math
 import zipfile
 
 import torch
@@ -16,13 +18,32 @@ _RAW = (2, 9)
 """From this version on ``torch.export.save`` stores tensors as they are; before, pickled, which symmc does not read."""
 
 
+_ROUNDING = {math.ceil, math.floor, round}
+"""Functions of sizes that graphs may have and symmc reads, and PyTorch's format has no place for."""
+
+
 def stored(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
-    if VERSION < _RAW:
-        return _written(exported)
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    return file.getvalue()
+    with _rounding():
+        if VERSION < _RAW:
+            return _written(exported)
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        return file.getvalue()
+
+
+@contextlib.contextmanager
+def _rounding():
+    """Has PyTorch store functions that round, which it does as it stores others."""
+    from torch._export.serde import serialize
+
+    known = getattr(serialize, "_SYM_OPS", set())
+    new = _ROUNDING - known
+    known |= new
+    try:
+        yield
+    finally:
+        known -= new
 
 
 def _written(exported: ExportedProgram) -> bytes:

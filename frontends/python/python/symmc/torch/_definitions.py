@@ -119,8 +119,57 @@ def _hypot(x, y):
 
 def _copysign(x, y):
     y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
-    negative = (y < 0) | (y == 0) & (1 / y < 0)
-    return torch.where(negative, -x.abs(), x.abs())
+    return torch.where(_is_negative(y), -x.abs(), x.abs())
+
+
+def _not_nan(choose):
+    """The larger or the smaller of two numbers, or the one that is a number."""
+
+    def chosen(x, y):
+        return torch.where(x.isnan(), y, torch.where(y.isnan(), x, choose(x, y)))
+
+    return chosen
+
+
+def _kth_value(x, k, dim=-1, keepdim=False):
+    both = [part.select(dim, k - 1) for part in x.topk(k, dim, largest=False)]
+    return tuple(part.unsqueeze(dim) if keepdim else part for part in both)
+
+
+def _is_negative(x):
+    return (x < 0) | (x == 0) & (1 / x < 0) if x.is_floating_point() else x < 0
+
+
+def _asinh(x):
+    size = x.abs()
+    # Squares of large numbers are none, and small ones are lost beside 1.
+    large = size.log() + math.log(2)
+    small = (size + size * size / ((size * size + 1).sqrt() + 1)).log1p()
+    return torch.copysign(torch.where(size > 1e8, large, small), x)
+
+
+def _acosh(x):
+    beyond = x - 1
+    small = (beyond + (beyond * (x + 1)).sqrt()).log1p()
+    return torch.where(x > 1e8, x.log() + math.log(2), small)
+
+
+def _masked_scatter(x, mask, source):
+    x, mask = torch.broadcast_tensors(x, mask)
+    if source.numel() == 0:
+        return x.clone()
+    places = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0)
+    return torch.where(mask, source.reshape(-1)[places].view(x.shape), x)
+
+
+def _searched(bounds, x, *, out_int32=False, right=False, side=None, sorter=None):
+    if sorter is not None:
+        raise NotImplementedError("bounds in another order")
+    bounds, x = bounds.unsqueeze(-2) if bounds.dim() > 1 else bounds, x.unsqueeze(-1)
+    is_before = bounds <= x if right or side == "right" else bounds < x
+    # What is no number lies behind all that are.
+    is_before = is_before | x.isnan() if x.is_floating_point() else is_before
+    return is_before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _gcd(x, y):
@@ -162,6 +211,14 @@ _DEFINITIONS = {
     "aten.as_strided_scatter.default": _strided_scatter,
     "aten.hypot.default": _hypot,
     "aten.copysign.Tensor": _copysign,
+    "aten.fmax.default": _not_nan(torch.maximum),
+    "aten.fmin.default": _not_nan(torch.minimum),
+    "aten.kthvalue.default": _kth_value,
+    "aten.signbit.default": _is_negative,
+    "aten.asinh.default": _asinh,
+    "aten.acosh.default": _acosh,
+    "aten.masked_scatter.default": _masked_scatter,
+    "aten.searchsorted.Tensor": _searched,
     "aten.gcd.default": _gcd,
     "aten.lcm.default": _lcm,
     "aten.rrelu_with_noise_functional.default": _rrelu,
