@@ -333,32 +333,21 @@ impl Dim {
 
     /// The larger of two expressions.
     pub fn max_with(&self, other: &Dim) -> Dim {
-        match ((self.clone() - other.clone()).as_const(), self <= other) {
-            (Some(d), _) => {
-                if d >= 0 {
-                    self.clone()
-                } else {
-                    other.clone()
-                }
-            }
-            (None, true) => Dim::atom(Atom::Max(self.clone(), other.clone())),
-            (None, false) => Dim::atom(Atom::Max(other.clone(), self.clone())),
-        }
+        let ([low, high], known) = self.ordered(other);
+        if known { high.clone() } else { Dim::atom(Atom::Max(low.clone(), high.clone())) }
     }
 
     /// The smaller of two expressions.
     pub fn min_with(&self, other: &Dim) -> Dim {
-        match ((self.clone() - other.clone()).as_const(), self <= other) {
-            (Some(d), _) => {
-                if d <= 0 {
-                    self.clone()
-                } else {
-                    other.clone()
-                }
-            }
-            (None, true) => Dim::atom(Atom::Min(self.clone(), other.clone())),
-            (None, false) => Dim::atom(Atom::Min(other.clone(), self.clone())),
-        }
+        let ([low, high], known) = self.ordered(other);
+        if known { low.clone() } else { Dim::atom(Atom::Min(low.clone(), high.clone())) }
+    }
+
+    /// Both, and whether the first is known to be at most the second; else as they stand in a normal form.
+    fn ordered<'a>(&'a self, other: &'a Dim) -> ([&'a Dim; 2], bool) {
+        let difference = (self.clone() - other.clone()).as_const();
+        let first = difference.map_or(self <= other, |d| d < 0);
+        (if first { [self, other] } else { [other, self] }, difference.is_some())
     }
 
     /// The value under a binding; `None` if a symbol is unbound, a divisor is zero or `i64` overflows.
@@ -492,23 +481,21 @@ impl Dim {
 
     /// The expression with every symbol replaced by what `map` gives for it.
     pub fn substitute(&self, map: &impl Fn(SymbolId) -> Dim) -> Dim {
+        self.map_atoms(|atom| match atom {
+            Atom::Symbol(s) => map(*s),
+            Atom::FloorDiv(a, b) => a.substitute(map).floor_div(&b.substitute(map)),
+            Atom::Mod(a, b) => a.substitute(map).modulo(&b.substitute(map)),
+            Atom::Max(a, b) => a.substitute(map).max_with(&b.substitute(map)),
+            Atom::Min(a, b) => a.substitute(map).min_with(&b.substitute(map)),
+        })
+    }
+
+    /// The expression with every atom of its polynomial replaced by what `map` gives for it.
+    fn map_atoms(&self, map: impl Fn(&Atom) -> Dim) -> Dim {
         let (terms, constant) = self.parts();
-        let mut sum = Dim::from(constant);
-        for t in terms {
-            let mut value = Dim::from(t.factor);
-            for atom in &t.product {
-                value = value
-                    * match atom {
-                        Atom::Symbol(s) => map(*s),
-                        Atom::FloorDiv(a, b) => a.substitute(map).floor_div(&b.substitute(map)),
-                        Atom::Mod(a, b) => a.substitute(map).modulo(&b.substitute(map)),
-                        Atom::Max(a, b) => a.substitute(map).max_with(&b.substitute(map)),
-                        Atom::Min(a, b) => a.substitute(map).min_with(&b.substitute(map)),
-                    };
-            }
-            sum = sum + value;
-        }
-        sum
+        terms.iter().fold(Dim::from(constant), |sum, t| {
+            sum + t.product.iter().fold(Dim::from(t.factor), |product, atom| product * map(atom))
+        })
     }
 
     /// The same value for all values of the symbols within their bounds, without what these decide: the larger of two
@@ -517,13 +504,7 @@ impl Dim {
         if self.depth() == 0 {
             return self.clone();
         }
-        let (terms, constant) = self.parts();
-        let mut sum = Dim::from(constant);
-        for t in terms {
-            let factors = t.product.iter().map(|atom| atom.within(symbols));
-            sum = sum + factors.fold(Dim::from(t.factor), |product, factor| product * factor);
-        }
-        sum
+        self.map_atoms(|atom| atom.within(symbols))
     }
 
     /// Displays the expression with the names of its symbols: `4*tokens + 1`, `div(tokens, 2)`.

@@ -72,22 +72,12 @@ impl Dim {
         if self.depth() > DEEP {
             return self.clone();
         }
-        let (terms, constant) = self.parts();
-        let mut sum = Dim::from(constant);
-        for t in terms {
-            let mut value = Dim::from(t.factor);
-            for atom in &t.product {
-                value = value
-                    * match atom {
-                        Atom::Mod(a, k) if k.as_const().is_some_and(|k| k > 0) => {
-                            a.without_mod() - a.floor_div(k) * k.clone()
-                        }
-                        other => Dim::atom(other.clone()),
-                    };
+        self.map_atoms(|atom| match atom {
+            Atom::Mod(a, k) if k.as_const().is_some_and(|k| k > 0) => {
+                a.without_mod() - a.floor_div(k) * k.clone()
             }
-            sum = sum + value;
-        }
-        sum
+            other => Dim::atom(other.clone()),
+        })
     }
 
     /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if that times the expression is small for all

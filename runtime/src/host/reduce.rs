@@ -271,80 +271,41 @@ struct Min;
 struct Or;
 struct And;
 
-macro_rules! float_operations {
+/// Declares operations: `name: types => how two elements combine`.
+macro_rules! operations {
+    ($($op:ident: $($t:ty),* => |$a:ident, $b:ident| $e:expr;)*) => { $($(
+        impl Operation<$t> for $op {
+            #[inline(always)]
+            fn combine($a: $t, $b: $t) -> $t { $e }
+        }
+    )*)* };
+}
+operations! {
+    Sum: f32, f64 => |a, b| a + b;
+    Sum: u8, i32, i64 => |a, b| a.wrapping_add(b);
+    Prod: f32, f64 => |a, b| a * b;
+    Prod: u8, i32, i64 => |a, b| a.wrapping_mul(b);
+    Max: f32, f64 => |a, b| if a.is_nan() || a >= b { a } else { b };
+    Max: u8, i32, i64 => |a, b| a.max(b);
+    Min: f32, f64 => |a, b| if a.is_nan() || a <= b { a } else { b };
+    Min: u8, i32, i64 => |a, b| a.min(b);
+    Or: u8 => |a, b| a | b;
+    And: u8 => |a, b| a & b;
+}
+
+/// The average is the sum, divided at the end.
+macro_rules! averages {
     ($($t:ty),*) => { $(
-        impl Operation<$t> for Sum {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a + b }
-        }
-        impl Operation<$t> for Prod {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a * b }
-        }
         impl Operation<$t> for Avg {
             const FINISHES: bool = true;
             #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a + b }
+            fn combine(a: $t, b: $t) -> $t { Sum::combine(a, b) }
             #[inline(always)]
             fn finish(a: $t, n: usize) -> $t { a / n as $t }
         }
-        impl Operation<$t> for Max {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { if a.is_nan() || a >= b { a } else { b } }
-        }
-        impl Operation<$t> for Min {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { if a.is_nan() || a <= b { a } else { b } }
-        }
     )* };
 }
-float_operations!(f32, f64);
-
-macro_rules! integer_operations {
-    ($($t:ty),*) => { $(
-        impl Operation<$t> for Sum {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a.wrapping_add(b) }
-        }
-        impl Operation<$t> for Prod {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a.wrapping_mul(b) }
-        }
-        impl Operation<$t> for Max {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a.max(b) }
-        }
-        impl Operation<$t> for Min {
-            #[inline(always)]
-            fn combine(a: $t, b: $t) -> $t { a.min(b) }
-        }
-    )* };
-}
-integer_operations!(u8, i32, i64);
-
-impl Operation<i64> for Avg {
-    const FINISHES: bool = true;
-    #[inline(always)]
-    fn combine(a: i64, b: i64) -> i64 {
-        a.wrapping_add(b)
-    }
-    #[inline(always)]
-    fn finish(a: i64, n: usize) -> i64 {
-        a / n as i64
-    }
-}
-impl Operation<u8> for Or {
-    #[inline(always)]
-    fn combine(a: u8, b: u8) -> u8 {
-        a | b
-    }
-}
-impl Operation<u8> for And {
-    #[inline(always)]
-    fn combine(a: u8, b: u8) -> u8 {
-        a & b
-    }
-}
+averages!(f32, f64, i64);
 
 /// Chooses among the loops named by `$start`, `$combine`, `$finish` with `$half` for f16.
 macro_rules! choose {

@@ -10,14 +10,26 @@ use symmc_ir::{DType, Scalar};
 
 use super::scratch::Pooled;
 
-/// A stored element: plain bytes, any bit pattern is valid.
+/// A stored element: plain bytes, any bit pattern is valid. What has defaults goes through f32, as of types that are narrower.
 pub(super) trait Element: Copy {
     fn to_f32(self) -> f32;
-    fn to_f64(self) -> f64;
-    fn to_i64(self) -> i64;
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+    #[inline(always)]
+    fn to_i64(self) -> i64 {
+        self.to_f32() as i64
+    }
     fn from_f32(x: f32) -> Self;
-    fn from_f64(x: f64) -> Self;
-    fn from_i64(x: i64) -> Self;
+    #[inline(always)]
+    fn from_f64(x: f64) -> Self {
+        Self::from_f32(round_to_odd(x))
+    }
+    #[inline(always)]
+    fn from_i64(x: i64) -> Self {
+        Self::from_f64(x as f64)
+    }
 }
 
 /// A stored bool: false is 0, every other byte reads as true, true is written as 1.
@@ -58,10 +70,6 @@ impl Element for Bool {
         f32::from(u8::from(self.0 != 0))
     }
     #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(u8::from(self.0 != 0))
-    }
-    #[inline(always)]
     fn to_i64(self) -> i64 {
         i64::from(self.0 != 0)
     }
@@ -85,28 +93,12 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
     #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self.to_f32())
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        self.to_f32() as i64
-    }
-    #[inline(always)]
     fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
         // Adding half of the last place kept, less one when that place is even, rounds to nearest even.
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet = (bits >> 16) | 0x40;
         bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
-    }
-    #[inline(always)]
-    fn from_f64(x: f64) -> Self {
-        Self::from_f32(round_to_odd(x))
-    }
-    #[inline(always)]
-    fn from_i64(x: i64) -> Self {
-        Self::from_f64(x as f64)
     }
 }
 
@@ -125,14 +117,6 @@ impl Element for f16 {
         f32::from_bits(sign | if magnitude < 0x400 { subnormal } else { normal })
     }
     #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(<Self as Element>::to_f32(self))
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        <Self as Element>::to_f32(self) as i64
-    }
-    #[inline(always)]
     fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
         let (magnitude, sign) = (bits & 0x7fff_ffff, (bits >> 16) & 0x8000);
@@ -144,14 +128,6 @@ impl Element for f16 {
         let nan = 0x7e00 | (magnitude >> 13) & 0x3ff;
         let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
         f16::from_bits((sign | if magnitude > 0x7f80_0000 { nan } else { finite }) as u16)
-    }
-    #[inline(always)]
-    fn from_f64(x: f64) -> Self {
-        <Self as Element>::from_f32(round_to_odd(x))
-    }
-    #[inline(always)]
-    fn from_i64(x: i64) -> Self {
-        <Self as Element>::from_f64(x as f64)
     }
 }
 

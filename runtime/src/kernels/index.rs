@@ -7,8 +7,8 @@
 
 use symmc_ir::{DType, Reduction};
 
-use super::element::Number;
 use super::error::KernelError;
+use super::reduce::Accumulate;
 use super::scratch::{Buffer, Scratch};
 use super::strided::{Axis, CopyPlan, Odometer, Reader, Strided, Writer, copy};
 
@@ -204,18 +204,6 @@ fn check_within(axis: usize, x: &Strided, indices: &Strided) -> Result<(), Kerne
     }
 }
 
-/// How values that meet at one position combine.
-#[derive(Clone, Copy)]
-pub(super) struct Combine(Option<Reduction>);
-
-impl Combine {
-    pub const STORE: Combine = Combine(None);
-    pub const ADD: Combine = Combine(Some(Reduction::Sum));
-    pub fn new(op: Option<Reduction>) -> Self {
-        Combine(op)
-    }
-}
-
 /// The operands of a scatter: `x` with `src` combined into the elements that `index` names.
 pub(super) struct Scatter<'a> {
     pub x: &'a Strided,
@@ -225,7 +213,7 @@ pub(super) struct Scatter<'a> {
 
 pub(super) fn scatter(
     axis: usize,
-    combine: Combine,
+    combine: Option<Reduction>,
     s: &Scatter<'_>,
     result: &Strided,
     scratch: &mut Scratch,
@@ -258,7 +246,7 @@ fn same_shape(what: &str, expected: &Strided, found: &Strided) -> Result<(), Ker
 /// `x` with `src` combined at the positions that [`index`] with the same indices reads.
 pub(super) fn index_put(
     axis: usize,
-    combine: Combine,
+    combine: Option<Reduction>,
     x: &Strided,
     src: &Strided,
     indices: &[Strided],
@@ -296,17 +284,17 @@ pub(super) fn index_put(
 /// function that it calls with the byte offset of each target and the address of its source.
 type Changes<'a> = &'a dyn Fn(&Strided, &mut dyn FnMut(isize, *const u8));
 
-/// Puts `x` with scattered changes into `result`. Each target and its source are the first elements of
+/// Puts `x` with scattered changes into `result`, stored or combined with what is there. Each target and its source are the first elements of
 /// pieces whose axes are the last ones of `x`; those of the source are `piece`.
 fn scattered(
-    combine: Combine,
+    combine: Option<Reduction>,
     x: &Strided,
     piece: &[Axis],
     result: &Strided,
     scratch: &mut Scratch,
     changes: Changes<'_>,
 ) {
-    match combine.0 {
+    match combine {
         None => {
             copy(x, result);
             let plan = CopyPlan::new(piece, &result.axes[x.rank() - piece.len()..], x.dtype.size());
@@ -318,7 +306,7 @@ fn scattered(
 }
 
 /// [`scattered`] with combination in numbers of type `A`.
-fn combined<A: Merge>(
+fn combined<A: Accumulate>(
     op: Reduction,
     x: &Strided,
     piece: &[Axis],
@@ -334,74 +322,23 @@ fn combined<A: Merge>(
     let piece = Strided { ptr: x.ptr, dtype: x.dtype, axes: piece.into() };
     let mut values = scratch.take::<A>(piece.numel());
     changes(&wide, &mut |to, from| {
+        if values.is_empty() {
+            return;
+        }
         Reader::new(&Strided { ptr: from.cast_mut(), ..piece.clone() }).fill(&mut values);
         // The pieces are the last axes of dense memory: they are dense.
         let first = to as usize / size_of::<A>();
-        for (i, &value) in (first..).zip(values.iter()) {
-            sums[i] = sums[i].merge(op, value);
-            if let Some(count) = counts.get_mut(i) {
-                *count += 1;
-            }
-        }
+        let touched = first..first + values.len();
+        A::beside(op, &mut sums[touched.clone()], &values);
+        counts.get_mut(touched).into_iter().flatten().for_each(|count| *count += 1);
     });
     if op == Reduction::Mean {
-        sums.iter_mut().zip(counts.iter()).for_each(|(sum, &count)| *sum = sum.divide(count));
+        sums.iter_mut().zip(counts.iter()).for_each(|(sum, &count)| *sum = sum.divide(count as usize));
     }
     Writer::new(result).put(&sums);
     scratch.give(values);
     scratch.give(sums);
     scratch.give(counts);
-}
-
-/// A type that scattered values combine in.
-trait Merge: Number {
-    fn merge(self, op: Reduction, x: Self) -> Self;
-    fn divide(self, count: i64) -> Self;
-}
-
-impl Merge for f64 {
-    fn merge(self, op: Reduction, x: f64) -> f64 {
-        match op {
-            Reduction::Sum | Reduction::Mean => self + x,
-            Reduction::Prod => self * x,
-            Reduction::Max => {
-                if x > self || x.is_nan() {
-                    x
-                } else {
-                    self
-                }
-            }
-            Reduction::Min => {
-                if x < self || x.is_nan() {
-                    x
-                } else {
-                    self
-                }
-            }
-            Reduction::Any => f64::from(u8::from(self != 0.0 || x != 0.0)),
-            Reduction::All => f64::from(u8::from(self != 0.0 && x != 0.0)),
-        }
-    }
-    fn divide(self, count: i64) -> f64 {
-        self / count as f64
-    }
-}
-
-impl Merge for i64 {
-    fn merge(self, op: Reduction, x: i64) -> i64 {
-        match op {
-            Reduction::Sum | Reduction::Mean => self.wrapping_add(x),
-            Reduction::Prod => self.wrapping_mul(x),
-            Reduction::Max => self.max(x),
-            Reduction::Min => self.min(x),
-            Reduction::Any => i64::from(self != 0 || x != 0),
-            Reduction::All => i64::from(self != 0 && x != 0),
-        }
-    }
-    fn divide(self, count: i64) -> i64 {
-        // Towards minus infinity: counts are positive.
-        self.div_euclid(count)
-    }
 }
 
 /// `x` with `src` added at the rows `indices` along `axis`.
@@ -411,5 +348,5 @@ pub(super) fn index_add(
     result: &Strided,
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    index_put(axis, Combine::ADD, s.x, s.src, std::slice::from_ref(s.index), result, scratch)
+    index_put(axis, Some(Reduction::Sum), s.x, s.src, std::slice::from_ref(s.index), result, scratch)
 }

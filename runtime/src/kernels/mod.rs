@@ -33,8 +33,8 @@ mod strided;
 mod view;
 
 use smallvec::SmallVec;
-use symmc_ir::Op;
 use symmc_ir::text::op_name;
+use symmc_ir::{Op, Reduction};
 
 pub use error::KernelError;
 use error::arity;
@@ -110,14 +110,14 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
         Op::GatherElements { axis } => index::gather(*axis, &x[0], &x[1], &r[0], scratch)?,
         Op::ScatterElements { axis, combine } => {
             let s = index::Scatter { x: &x[0], index: &x[1], src: &x[2] };
-            index::scatter(*axis, index::Combine::new(*combine), &s, &r[0], scratch)?;
+            index::scatter(*axis, *combine, &s, &r[0], scratch)?;
         }
         Op::IndexAdd { axis } => {
             let s = index::Scatter { x: &x[0], index: &x[1], src: &x[2] };
             index::index_add(*axis, &s, &r[0], scratch)?;
         }
         Op::IndexPut { axis, accumulate } => {
-            let combine = if *accumulate { index::Combine::ADD } else { index::Combine::STORE };
+            let combine = accumulate.then_some(Reduction::Sum);
             index::index_put(*axis, combine, &x[0], &x[1], &x[2..], &r[0], scratch)?;
         }
         Op::TopK { axis, largest } => sort::sorted(*axis, *largest, &x[0], &r[0], &r[1], scratch)?,

@@ -12,37 +12,13 @@ use super::pointwise::blocks;
 use super::scratch::Scratch;
 use super::strided::{BLOCK, Reader, Strided, Writer};
 
-/// What a float reduction does to its accumulator.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fold {
-    Sum,
-    Prod,
-    Max,
-    Min,
-    Any,
-    All,
-}
-
-impl Fold {
-    fn of(op: Reduction) -> Self {
-        match op {
-            Reduction::Sum | Reduction::Mean => Fold::Sum,
-            Reduction::Prod => Fold::Prod,
-            Reduction::Max => Fold::Max,
-            Reduction::Min => Fold::Min,
-            Reduction::Any => Fold::Any,
-            Reduction::All => Fold::All,
-        }
-    }
-}
-
-/// A type that reductions accumulate in: f64 or i64.
-trait Accumulate: Number {
-    fn start(fold: Fold) -> Self;
+/// A type that reductions and scatters accumulate in: f64 or i64.
+pub(super) trait Accumulate: Number {
+    fn start(op: Reduction) -> Self;
     /// The accumulation of a run onto `acc`.
-    fn run(fold: Fold, acc: Self, xs: &[Self]) -> Self;
+    fn run(op: Reduction, acc: Self, xs: &[Self]) -> Self;
     /// The accumulation of each element of `xs` onto its own accumulator.
-    fn beside(fold: Fold, accs: &mut [Self], xs: &[Self]);
+    fn beside(op: Reduction, accs: &mut [Self], xs: &[Self]);
     fn add(self, x: Self) -> Self;
     fn divide(self, count: usize) -> Self;
 }
@@ -65,32 +41,32 @@ fn min_nan(acc: f64, x: f64) -> f64 {
 }
 
 impl Accumulate for f64 {
-    fn start(fold: Fold) -> Self {
-        match fold {
-            Fold::Sum | Fold::Any => 0.0,
-            Fold::Prod | Fold::All => 1.0,
-            Fold::Max => f64::NEG_INFINITY,
-            Fold::Min => f64::INFINITY,
+    fn start(op: Reduction) -> Self {
+        match op {
+            Reduction::Sum | Reduction::Mean | Reduction::Any => 0.0,
+            Reduction::Prod | Reduction::All => 1.0,
+            Reduction::Max => f64::NEG_INFINITY,
+            Reduction::Min => f64::INFINITY,
         }
     }
-    fn run(fold: Fold, acc: f64, xs: &[f64]) -> f64 {
-        match fold {
-            Fold::Sum => acc + sum_by(xs, |x| x),
-            Fold::Prod => xs.iter().fold(acc, |acc, x| acc * x),
-            Fold::Max => xs.iter().copied().fold(acc, max_nan),
-            Fold::Min => xs.iter().copied().fold(acc, min_nan),
-            Fold::Any => f64::from(u8::from(acc != 0.0 || xs.iter().any(|&x| x != 0.0))),
-            Fold::All => f64::from(u8::from(acc != 0.0 && xs.iter().all(|&x| x != 0.0))),
+    fn run(op: Reduction, acc: f64, xs: &[f64]) -> f64 {
+        match op {
+            Reduction::Sum | Reduction::Mean => acc + sum_by(xs, |x| x),
+            Reduction::Prod => xs.iter().fold(acc, |acc, x| acc * x),
+            Reduction::Max => xs.iter().copied().fold(acc, max_nan),
+            Reduction::Min => xs.iter().copied().fold(acc, min_nan),
+            Reduction::Any => f64::from(u8::from(acc != 0.0 || xs.iter().any(|&x| x != 0.0))),
+            Reduction::All => f64::from(u8::from(acc != 0.0 && xs.iter().all(|&x| x != 0.0))),
         }
     }
-    fn beside(fold: Fold, accs: &mut [f64], xs: &[f64]) {
-        match fold {
-            Fold::Sum => zip(accs, xs, |acc, x| acc + x),
-            Fold::Prod => zip(accs, xs, |acc, x| acc * x),
-            Fold::Max => zip(accs, xs, max_nan),
-            Fold::Min => zip(accs, xs, min_nan),
-            Fold::Any => zip(accs, xs, |acc, x| if x != 0.0 { 1.0 } else { acc }),
-            Fold::All => zip(accs, xs, |acc, x| if x == 0.0 { 0.0 } else { acc }),
+    fn beside(op: Reduction, accs: &mut [f64], xs: &[f64]) {
+        match op {
+            Reduction::Sum | Reduction::Mean => zip(accs, xs, |acc, x| acc + x),
+            Reduction::Prod => zip(accs, xs, |acc, x| acc * x),
+            Reduction::Max => zip(accs, xs, max_nan),
+            Reduction::Min => zip(accs, xs, min_nan),
+            Reduction::Any => zip(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 || x != 0.0))),
+            Reduction::All => zip(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 && x != 0.0))),
         }
     }
     fn add(self, x: f64) -> f64 {
@@ -102,39 +78,40 @@ impl Accumulate for f64 {
 }
 
 impl Accumulate for i64 {
-    fn start(fold: Fold) -> Self {
-        match fold {
-            Fold::Sum | Fold::Any => 0,
-            Fold::Prod | Fold::All => 1,
-            Fold::Max => i64::MIN,
-            Fold::Min => i64::MAX,
+    fn start(op: Reduction) -> Self {
+        match op {
+            Reduction::Sum | Reduction::Mean | Reduction::Any => 0,
+            Reduction::Prod | Reduction::All => 1,
+            Reduction::Max => i64::MIN,
+            Reduction::Min => i64::MAX,
         }
     }
-    fn run(fold: Fold, acc: i64, xs: &[i64]) -> i64 {
-        match fold {
-            Fold::Sum => xs.iter().fold(acc, |acc, &x| acc.wrapping_add(x)),
-            Fold::Prod => xs.iter().fold(acc, |acc, &x| acc.wrapping_mul(x)),
-            Fold::Max => xs.iter().fold(acc, |acc, &x| acc.max(x)),
-            Fold::Min => xs.iter().fold(acc, |acc, &x| acc.min(x)),
-            Fold::Any => i64::from(acc != 0 || xs.iter().any(|&x| x != 0)),
-            Fold::All => i64::from(acc != 0 && xs.iter().all(|&x| x != 0)),
+    fn run(op: Reduction, acc: i64, xs: &[i64]) -> i64 {
+        match op {
+            Reduction::Sum | Reduction::Mean => xs.iter().fold(acc, |acc, &x| acc.wrapping_add(x)),
+            Reduction::Prod => xs.iter().fold(acc, |acc, &x| acc.wrapping_mul(x)),
+            Reduction::Max => xs.iter().fold(acc, |acc, &x| acc.max(x)),
+            Reduction::Min => xs.iter().fold(acc, |acc, &x| acc.min(x)),
+            Reduction::Any => i64::from(acc != 0 || xs.iter().any(|&x| x != 0)),
+            Reduction::All => i64::from(acc != 0 && xs.iter().all(|&x| x != 0)),
         }
     }
-    fn beside(fold: Fold, accs: &mut [i64], xs: &[i64]) {
-        match fold {
-            Fold::Sum => zip(accs, xs, i64::wrapping_add),
-            Fold::Prod => zip(accs, xs, i64::wrapping_mul),
-            Fold::Max => zip(accs, xs, i64::max),
-            Fold::Min => zip(accs, xs, i64::min),
-            Fold::Any => zip(accs, xs, |acc, x| acc | i64::from(x != 0)),
-            Fold::All => zip(accs, xs, |acc, x| acc & i64::from(x != 0)),
+    fn beside(op: Reduction, accs: &mut [i64], xs: &[i64]) {
+        match op {
+            Reduction::Sum | Reduction::Mean => zip(accs, xs, i64::wrapping_add),
+            Reduction::Prod => zip(accs, xs, i64::wrapping_mul),
+            Reduction::Max => zip(accs, xs, i64::max),
+            Reduction::Min => zip(accs, xs, i64::min),
+            Reduction::Any => zip(accs, xs, |acc, x| i64::from(acc != 0 || x != 0)),
+            Reduction::All => zip(accs, xs, |acc, x| i64::from(acc != 0 && x != 0)),
         }
     }
     fn add(self, x: i64) -> i64 {
         self.wrapping_add(x)
     }
     fn divide(self, count: usize) -> i64 {
-        self.checked_div(count as i64).unwrap_or(0)
+        // Towards minus infinity: counts are positive.
+        self.checked_div_euclid(count as i64).unwrap_or(0)
     }
 }
 
@@ -182,7 +159,6 @@ fn accumulate<A: Accumulate>(
     result: &Strided,
     scratch: &mut Scratch,
 ) {
-    let fold = Fold::of(op);
     let last = axes.last().copied();
     let inner: Vec<usize> = kept.iter().copied().filter(|&a| last.is_some_and(|l| a > l)).collect();
     let outer: Vec<usize> = kept.iter().copied().filter(|&a| !inner.contains(&a)).collect();
@@ -195,10 +171,10 @@ fn accumulate<A: Accumulate>(
     if width == 1 {
         let mut buffer = [A::default(); BLOCK];
         for _ in 0..rows {
-            let mut acc = A::start(fold);
+            let mut acc = A::start(op);
             for n in blocks(count) {
                 xs.fill(&mut buffer[..n]);
-                acc = A::run(fold, acc, &buffer[..n]);
+                acc = A::run(op, acc, &buffer[..n]);
             }
             out.put(&[finish(acc)]);
         }
@@ -207,10 +183,10 @@ fn accumulate<A: Accumulate>(
     let mut accs = scratch.take::<A>(width);
     let mut line = scratch.take::<A>(width);
     for _ in 0..rows {
-        accs.fill(A::start(fold));
+        accs.fill(A::start(op));
         for _ in 0..count {
             xs.fill(&mut line);
-            A::beside(fold, &mut accs, &line);
+            A::beside(op, &mut accs, &line);
         }
         accs.iter_mut().for_each(|acc| *acc = finish(*acc));
         out.put(&accs);
@@ -287,7 +263,7 @@ fn running<A: Accumulate>(axis: usize, x: &Strided, result: &Strided, scratch: &
     let mut row = scratch.take::<A>(n);
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
         xs.fill(&mut row);
-        let mut acc = A::start(Fold::Sum);
+        let mut acc = A::start(Reduction::Sum);
         for x in row.iter_mut() {
             acc = acc.add(*x);
             *x = acc;

@@ -6,6 +6,7 @@
 //! there ([`View::new`]); kernels check everything else.
 
 use std::marker::PhantomData;
+use std::ops::Deref;
 
 use smallvec::SmallVec;
 use symmc_ir::DType;
@@ -20,14 +21,18 @@ pub struct View<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-/// A result of a kernel.
+/// A result of a kernel: a view that is written.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
-    dtype: DType,
-    shape: &'a [usize],
-    strides: &'a [isize],
-    ptr: *mut u8,
+    view: View<'a>,
     memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Deref for ViewMut<'a> {
+    type Target = View<'a>;
+    fn deref(&self) -> &View<'a> {
+        &self.view
+    }
 }
 
 impl<'a> View<'a> {
@@ -67,25 +72,12 @@ impl<'a> ViewMut<'a> {
     /// As [`View::new`]; nobody else may touch the elements while a kernel runs, and no two index tuples may
     /// reach the same element.
     pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *mut u8) -> Self {
-        debug_assert_eq!(shape.len(), strides.len());
-        debug_assert!(aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
-        ViewMut { dtype, shape, strides, ptr, memory: PhantomData }
-    }
-    /// The dtype.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-    /// The extent of each axis.
-    pub fn shape(&self) -> &'a [usize] {
-        self.shape
-    }
-    /// The distance between neighbours along each axis, in elements.
-    pub fn strides(&self) -> &'a [isize] {
-        self.strides
+        // SAFETY: by the caller.
+        ViewMut { view: unsafe { View::new(dtype, shape, strides, ptr) }, memory: PhantomData }
     }
     /// The first element.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.ptr
+        self.view.ptr.cast_mut()
     }
 }
 
