@@ -9,8 +9,7 @@ use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
 use crate::collective::follow;
 use crate::command::Command;
-use crate::compile::Source;
-use crate::compute::{Assertions, Operation, batch, fuse, products, rotary};
+use crate::compute::{Lowering, Operation, batch, fuse, products, rotary};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
@@ -23,24 +22,19 @@ pub fn lower(
     index: usize,
     dispatch: &BoundDispatch,
     setting: &Setting<'_>,
-    source: &mut Source,
-    assertions: &mut Assertions,
+    l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
-    let at = |value: &_| setting.addresses.at(value);
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
         Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
         _ => None,
     });
     let steps: SmallVec<[Operation<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
-        Form::Map => fuse::lower(&steps, &at, setting.machine, source, assertions)?,
-        Form::Product => products::lower(&steps, &at, setting.machine, source, assertions)?,
-        Form::Batch => {
-            let memory = |value: &Located| memory(value, setting);
-            Some(batch::lower(&steps, &at, &memory, setting.machine, source, assertions)?)
-        }
-        Form::Rotary => Some(rotary::lower_together(&steps, &at, setting.machine, source, assertions)?),
-        Form::Reduction => follow::lower(index, &dispatch.members, setting, source, assertions)?,
+        Form::Map => fuse::lower(&steps, l)?,
+        Form::Product => products::lower(&steps, l)?,
+        Form::Batch => Some(batch::lower(&steps, &|value| memory(value, setting), l)?),
+        Form::Rotary => Some(rotary::lower_together(&steps, l)?),
+        Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
     };
     work.ok_or_else(|| {
         let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();

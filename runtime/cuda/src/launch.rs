@@ -42,6 +42,14 @@ pub struct Kernel {
     pub params: Vec<Param>,
 }
 
+impl Kernel {
+    /// So many blocks of so many threads in one row, without dynamic shared memory.
+    pub(crate) fn flat(entry: String, blocks: usize, threads: usize, params: Vec<Param>) -> Kernel {
+        let (grid, block) = ([blocks as u32, 1, 1], [threads as u32, 1, 1]);
+        Kernel { entry, grid, block, cluster: 1, shared: 0, params }
+    }
+}
+
 /// Values whose bytes are all written: numbers, arrays of them, and structs without padding.
 ///
 /// # Safety

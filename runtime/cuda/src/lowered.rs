@@ -9,7 +9,7 @@ use symmc_runtime::exec::{Bound, BoundStep, Work};
 use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
-use crate::compute::{self, Assertions, Attentions};
+use crate::compute::{self, Assertions, Attentions, Lowering};
 use crate::error::CudaError;
 use crate::nccl::Front;
 use crate::order::{self, StreamStep};
@@ -34,10 +34,12 @@ impl Lowered {
     /// # Errors
     /// A step has no form on a GPU.
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
-        let (mut source, mut assertions) = (Source::new(), Assertions::new());
+        let at = |value: &_| setting.addresses.at(value);
+        let mut l = Lowering::new(&at, setting.machine);
         let assigned = order::assign(list);
-        let work = list.iter().map(|step| lower(rank, step, setting, &mut source, &mut assertions));
+        let work = list.iter().map(|step| lower(rank, step, setting, &mut l));
         let work = work.collect::<Result<_, CudaError>>()?;
+        let Lowering { source, assertions, .. } = l;
         Ok(Lowered { assigned, work, source, assertions })
     }
 
@@ -77,8 +79,7 @@ fn lower(
     rank: u32,
     step: &BoundStep,
     setting: &Setting<'_>,
-    source: &mut Source,
-    assertions: &mut Assertions,
+    l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
@@ -92,14 +93,13 @@ fn lower(
     };
     match &step.work {
         Work::Kernel { op, operands, results } => {
-            let at = |value: &_| setting.addresses.at(value);
             let step = compute::Operation { index: step.index, op, operands, results };
-            compute::lower(&step, &at, setting.machine, source, assertions).map_err(failed)
+            compute::lower(&step, l).map_err(failed)
         }
         Work::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
             let ends = setting.addresses.ends(call);
-            match collective::lower(step.index, call, &ends, setting.peers, source).map_err(failed)? {
+            match collective::lower(step.index, call, &ends, setting.peers, &mut l.source).map_err(failed)? {
                 Some(work) => Ok(work),
                 None => {
                     let word = step.index as u32 + 1;
@@ -109,7 +109,7 @@ fn lower(
                 }
             }
         }
-        Work::Dispatch(all) => dispatch::lower(step.index, all, setting, source, assertions).map_err(failed),
+        Work::Dispatch(all) => dispatch::lower(step.index, all, setting, l).map_err(failed),
         Work::Custom { name, .. } => {
             Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
         }

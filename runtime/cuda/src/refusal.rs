@@ -12,12 +12,11 @@ use symmc_ir::{DType, parallel};
 use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
-use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Registry, Work};
+use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Located, Registry, Work};
 use symmc_runtime::host::{Engine, HostEngine};
 
 use crate::addresses::AddressMap;
-use crate::compile::Source;
-use crate::compute::{self, Assertions, Attentions};
+use crate::compute::{self, Attentions, Lowering};
 use crate::error::CudaError;
 use crate::nccl::by_library;
 use crate::setting::Dry;
@@ -94,25 +93,24 @@ pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> 
     let dry = Dry::new(bound, ranks, addresses, Attentions::Kernels);
     let Dry { addresses, peers, machine, .. } = &dry;
     let setting = dry.setting();
-    let mut source = Source::new();
+    let at = |value: &Located| addresses.at(value);
+    let mut l = Lowering::new(&at, machine);
     let refused = |step: &BoundStep| {
         let error = match &step.work {
             Work::Collective(call) => on_group(call, gpus).or_else(|| {
-                collective::lower(step.index, call, &addresses.ends(call), peers, &mut source).err()
+                collective::lower(step.index, call, &addresses.ends(call), peers, &mut l.source).err()
             }),
             Work::Kernel { op, operands, results } => {
                 let step = compute::Operation { index: step.index, op, operands, results };
-                compute::lower(&step, &|v| addresses.at(v), machine, &mut source, &mut Assertions::new())
-                    .err()
+                compute::lower(&step, &mut l).err()
             }
             Work::Dispatch(dispatch) => {
                 let calls = dispatch.members.iter().filter_map(|m| match &m.work {
                     Work::Collective(call) => Some(call),
                     _ => None,
                 });
-                calls.filter_map(|call| on_group(call, gpus)).next().or_else(|| {
-                    dispatch::lower(step.index, dispatch, &setting, &mut source, &mut Assertions::new()).err()
-                })
+                let refused = calls.filter_map(|call| on_group(call, gpus)).next();
+                refused.or_else(|| dispatch::lower(step.index, dispatch, &setting, &mut l).err())
             }
             Work::Custom { .. } => None,
         };

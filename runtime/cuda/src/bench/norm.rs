@@ -13,7 +13,7 @@ use super::measured::{How, MeasuredNorm};
 use super::rank::{Bench, CALLS, Case, agreed, numbers};
 use crate::collective::{self, FusedNorm, lower_norm};
 use crate::compile;
-use crate::compute::{self, Assertions};
+use crate::compute::{self, Lowering};
 use crate::error::CudaError;
 use crate::launch::Address;
 
@@ -116,22 +116,23 @@ impl Bench<'_> {
     /// Compiles the calls as the kernels of three steps each, as programs do where the steps do not follow each other.
     fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
         let steps = self.separate(rows, hidden);
-        let (mut source, mut assertions) = (compile::Source::new(), Assertions::new());
-        let lowered = self.with_parts(|parts| {
+        let (lowered, source) = self.with_parts(|parts| {
+            let at = |value: &Located| parts.addresses.at(value);
+            let mut l = Lowering::new(&at, parts.machine);
             let lower = |step: &BoundStep| match &step.work {
                 Work::Kernel { op, operands, results } => {
                     let step = compute::Operation { index: step.index, op, operands, results };
-                    let at = |value: &Located| parts.addresses.at(value);
-                    compute::lower(&step, &at, parts.machine, &mut source, &mut assertions)
+                    compute::lower(&step, &mut l)
                 }
                 Work::Collective(call) => {
                     let ends = parts.addresses.ends(call);
-                    let work = collective::lower(step.index, call, &ends, parts.peers, &mut source)?;
+                    let work = collective::lower(step.index, call, &ends, parts.peers, &mut l.source)?;
                     Ok(work.unwrap_or_default())
                 }
                 Work::Custom { .. } | Work::Dispatch(_) => Err(CudaError::Unsupported(step.op_name.clone())),
             };
-            steps.iter().map(lower).collect::<Result<Vec<_>, _>>()
+            let lowered = steps.iter().map(lower).collect::<Result<Vec<_>, CudaError>>();
+            lowered.map(|lowered| (lowered, l.source))
         })?;
         self.prepare_lowered(&steps, lowered, &source)
     }

@@ -18,7 +18,7 @@ use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
 use crate::compute::space::is_run;
-use crate::compute::{self, Assertions, Operation};
+use crate::compute::{self, Lowering, Operation};
 use crate::error::CudaError;
 use crate::setting::Setting;
 
@@ -51,8 +51,7 @@ pub fn lower(
     step: usize,
     members: &[Member],
     setting: &Setting<'_>,
-    source: &mut Source,
-    assertions: &mut Assertions,
+    l: &mut Lowering<'_>,
 ) -> Result<Option<Vec<Command>>, CudaError> {
     let Setting { addresses, peers, .. } = *setting;
     let parts: SmallVec<[&Work; 3]> = members.iter().map(|m| &m.work).collect();
@@ -68,22 +67,21 @@ pub fn lower(
     if call.variant == Variant::TwoShot || two_rounds() {
         values.norm = None;
     }
-    let (mut works, done) = match lower_values(step, &values, addresses, peers, source)? {
+    let (mut works, done) = match lower_values(step, &values, addresses, peers, &mut l.source)? {
         Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
         // It loads from its peers.
         None if call.variant == Variant::TwoShot && call.result.space != MemorySpace::Inner => {
-            let Some(alone) = super::lower(step, call, &addresses.ends(call), peers, source)? else {
+            let Some(alone) = super::lower(step, call, &addresses.ends(call), peers, &mut l.source)? else {
                 return Ok(None);
             };
             (alone, 1)
         }
         None => return Ok(None),
     };
-    let at = |value: &_| addresses.at(value);
     for part in &parts[done..] {
         let Work::Kernel { op, operands, results } = part else { return Ok(None) };
         let step = Operation { index: step, op, operands, results };
-        works.extend(compute::lower(&step, &at, setting.machine, source, assertions)?);
+        works.extend(compute::lower(&step, l)?);
     }
     Ok(Some(works))
 }
@@ -243,11 +241,13 @@ mod tests {
         let addresses = AddressMap { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };
-        let (mut source, mut assertions) = (Source::new(), Assertions::new());
         let (machine, nccl) = (Machine::OF_PROFILES, Communicators::of_nobody(&[]));
         let dry = Dry { addresses, peers, machine, nccl };
-        let works = lower(0, members, &dry.setting(), &mut source, &mut assertions).expect("it fits");
-        works.map(|works| (works, source.text()))
+        let setting = dry.setting();
+        let at = |value: &_| setting.addresses.at(value);
+        let mut l = Lowering::new(&at, setting.machine);
+        let works = lower(0, members, &setting, &mut l).expect("it fits");
+        works.map(|works| (works, l.source.text()))
     }
 
     #[test]

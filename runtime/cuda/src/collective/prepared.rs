@@ -67,14 +67,8 @@ impl Prepared {
             self.most_threads, self.body
         );
         let beside = self.beside.map(|(_, param)| param);
-        Kernel {
-            entry: source.function(&self.what, text),
-            grid: [blocks, 1, 1],
-            block: [threads, 1, 1],
-            cluster: 1,
-            shared: 0,
-            params: [Param::of(&self.call)].into_iter().chain(beside).collect(),
-        }
+        let params = [Param::of(&self.call)].into_iter().chain(beside).collect();
+        Kernel::flat(source.function(&self.what, text), blocks as usize, threads as usize, params)
     }
 }
 

@@ -418,14 +418,9 @@ impl Lowered<'_> {
         let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| self.places[i].at);
         let positions = self.operands.iter().map(|p| p.at.at);
         let rows = x.group * x.queries;
-        let mut out = vec![Kernel {
-            entry,
-            grid: [(x.heads * rows.div_ceil(algorithm.rows()) * splits) as u32, 1, 1],
-            block: [128, 1, 1],
-            cluster: 1,
-            shared: shared as u32,
-            params: [q, k, v, m, r, partial].into_iter().chain(positions).map(Into::into).collect(),
-        }];
+        let params = [q, k, v, m, r, partial].into_iter().chain(positions).map(Into::into).collect();
+        let blocks = x.heads * rows.div_ceil(algorithm.rows()) * splits;
+        let mut out = vec![Kernel { shared: shared as u32, ..Kernel::flat(entry, blocks, 128, params) }];
         if splits > 1 {
             out.push(combine(&layout, splits, x.heads * rows, [partial, r], l));
         }
@@ -484,14 +479,8 @@ fn combine(
         "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    symmc_enter();\n    \
          sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
     );
-    Kernel {
-        entry: l.source.function("attention_combine", text),
-        grid: [rows as u32, 1, 1],
-        block: [128, 1, 1],
-        cluster: 1,
-        shared: 0,
-        params: addresses.map(Into::into).to_vec(),
-    }
+    let entry = l.source.function("attention_combine", text);
+    Kernel::flat(entry, rows, 128, addresses.map(Into::into).to_vec())
 }
 
 /// An operand that broadcasts to rows of all query heads with so many columns.

@@ -7,14 +7,10 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::Located;
 
-use super::assertions::Assertions;
 use super::gemm::{Gemm, Matrix};
-use super::lowering::Operation;
-use super::machine::Machine;
+use super::lowering::{Lowering, Operation};
 use crate::command::Command;
-use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::Address;
 
 /// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose
 /// places are as far apart on all ranks, if it lies in one.
@@ -23,15 +19,12 @@ use crate::launch::Address;
 /// As [`super::lower`].
 pub fn lower(
     steps: &[Operation<'_>],
-    at: &dyn Fn(&Located) -> Address,
     memory: &dyn Fn(&Located) -> Option<usize>,
-    machine: &Machine,
-    source: &mut Source,
-    assertions: &mut Assertions,
+    l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
     let mut works = Vec::with_capacity(steps.len());
     for step in steps {
-        works.extend(super::lower(step, at, machine, source, assertions)?);
+        works.extend(super::lower(step, l)?);
     }
     // The left matrix is one: it may lie anywhere.
     let memories = |step: &Operation<'_>| {

@@ -6,35 +6,23 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::{Located, MemorySpace};
 
-use super::assertions::Assertions;
 use super::element;
 use super::lowering::{Lowering, Operation};
-use super::machine::Machine;
 use super::map::{Map, Val};
 use super::space::Strides;
 use crate::command::Command;
-use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::Address;
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn lower(
-    steps: &[Operation<'_>],
-    at: &dyn Fn(&Located) -> Address,
-    machine: &Machine,
-    source: &mut Source,
-    assertions: &mut Assertions,
-) -> Result<Option<Vec<Command>>, CudaError> {
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
     if !fit(steps, shape) {
         return Ok(None);
     }
-    let mut lowering = Lowering::new(at, machine, source, assertions);
-    let l = &mut lowering;
     let mut map = Map::over(shape);
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(steps.len());
     for step in steps {

@@ -90,8 +90,8 @@ pub(super) fn lower(
     let addresses = [l.at(x), l.at(y), l.at(ends), l.at(result), l.machine.status];
     let mut params: Vec<Param> = addresses.map(Param::from).to_vec();
     params.push(assertion.into());
-    let (grid, block) = ([blocks, 1, 1], [config.threads, 1, 1]);
-    Ok(vec![Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: config.shared as u32, params })])
+    let kernel = Kernel::flat(entry, blocks as usize, config.threads as usize, params);
+    Ok(vec![Command::Kernel(Kernel { shared: config.shared as u32, ..kernel })])
 }
 
 /// Any layout and type.

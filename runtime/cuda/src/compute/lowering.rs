@@ -1,4 +1,4 @@
-//! What lowering a step takes and adds to.
+//! What lowering steps takes and adds to.
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;
@@ -24,55 +24,53 @@ pub struct Operation<'a> {
     pub results: &'a [Located],
 }
 
-/// What lowering one step needs and adds to.
-pub(super) struct Lowering<'a> {
+/// What lowering steps of one program needs and adds to.
+pub struct Lowering<'a> {
     at: &'a dyn Fn(&Located) -> Address,
-    pub source: &'a mut Source,
-    pub assertions: &'a mut Assertions,
-    pub step: usize,
+    /// The functions that launches name.
+    pub source: Source,
+    /// Where data can be out of range.
+    pub assertions: Assertions,
+    pub(super) step: usize,
+    /// What the steps are lowered for.
     pub machine: Machine,
 }
 
 impl<'a> Lowering<'a> {
-    /// For the steps of one program; the number of the step is set for each.
-    pub fn new(
-        at: &'a dyn Fn(&Located) -> Address,
-        machine: &Machine,
-        source: &'a mut Source,
-        assertions: &'a mut Assertions,
-    ) -> Lowering<'a> {
-        Lowering { at, source, assertions, step: 0, machine: *machine }
+    /// Nothing is lowered yet; `at` gives addresses.
+    pub fn new(at: &'a dyn Fn(&Located) -> Address, machine: &Machine) -> Lowering<'a> {
+        Lowering { at, source: Source::new(), assertions: Assertions::new(), step: 0, machine: *machine }
     }
 
     /// Puts what all kernels rest on before them.
-    pub fn preludes(&mut self) {
+    pub(super) fn preludes(&mut self) {
         self.source.prelude(text::PTX);
         self.source.prelude(text::BASE);
     }
 
-    pub fn at(&self, value: &Located) -> Address {
+    pub(super) fn at(&self, value: &Located) -> Address {
         (self.at)(value)
     }
 
     /// Whether nothing writes a value while the program runs.
-    pub fn is_steady(&self, value: &Located) -> bool {
+    pub(super) fn is_steady(&self, value: &Located) -> bool {
         self.machine.inputs == InputUse::Read && matches!(value.space, MemorySpace::Input(_))
     }
 
-    pub fn assertion(&mut self, fault: Fault) -> u32 {
+    pub(super) fn assertion(&mut self, fault: Fault) -> u32 {
         self.assertions.add(Assertion { step: self.step, fault })
     }
 
-    pub fn index_assertion(&mut self, axis: usize, extent: usize) -> u32 {
+    pub(super) fn index_assertion(&mut self, axis: usize, extent: usize) -> u32 {
         self.assertion(Fault::Index(Indexed { axis, extent }))
     }
 
-    pub fn divisor_assertion(&mut self) -> u32 {
+    pub(super) fn divisor_assertion(&mut self) -> u32 {
         self.assertion(Fault::Divisor)
     }
 
     /// The workspace, if it has this many bytes.
-    pub fn room(&self, what: &str, bytes: usize) -> Result<Address, CudaError> {
+    pub(super) fn room(&self, what: &str, bytes: usize) -> Result<Address, CudaError> {
         let found = self.machine.workspace_bytes;
         if bytes <= found {
             return Ok(self.machine.workspace);

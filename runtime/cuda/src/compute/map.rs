@@ -261,8 +261,7 @@ impl Map {
             params.push(lowering.machine.status.into());
             params.extend(self.assertions().map(Param::from));
         }
-        let (grid, block) = ([blocks as u32, 1, 1], [THREADS as u32, 1, 1]);
-        Some(Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params }))
+        Some(Command::Kernel(Kernel::flat(entry, blocks, THREADS, params)))
     }
 
     fn assertions(&self) -> impl Iterator<Item = u32> {

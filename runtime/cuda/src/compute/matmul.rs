@@ -230,12 +230,6 @@ fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
     let entry = l.source.function("product", out);
     // The batch is in x, where a grid has the most blocks.
     let blocks = tiles * m.n.div_ceil(TILE) * batch;
-    Command::Kernel(Kernel {
-        entry,
-        grid: [blocks as u32, 1, 1],
-        block: [256, 1, 1],
-        cluster: 1,
-        shared: 0,
-        params: vec![p.a.at.into(), p.b.at.into(), p.c.at.into()],
-    })
+    let params = vec![p.a.at.into(), p.b.at.into(), p.c.at.into()];
+    Command::Kernel(Kernel::flat(entry, blocks, 256, params))
 }

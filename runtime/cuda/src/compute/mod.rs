@@ -44,30 +44,19 @@ use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
 pub use self::assertions::{Assertion, Assertions, Fault, Indexed};
-pub use self::lowering::Operation;
-use self::lowering::{Lowering, arity, misfit, no_kernel};
+pub use self::lowering::{Lowering, Operation};
+use self::lowering::{arity, misfit, no_kernel};
 pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
 use crate::command::Command;
-use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::Address;
 
-/// What a step does on the device. `at` gives addresses; functions are added to `source`, and places where
-/// data can be out of range to `assertions`.
+/// What a step does on the device.
 ///
 /// # Errors
 /// The op has no kernel, or its operands do not fit it.
-pub fn lower(
-    step: &Operation<'_>,
-    at: &dyn Fn(&Located) -> Address,
-    machine: &Machine,
-    source: &mut Source,
-    assertions: &mut Assertions,
-) -> Result<Vec<Command>, CudaError> {
-    let Operation { op, operands: x, results: r, index } = *step;
-    let mut lowering = Lowering::new(at, machine, source, assertions);
-    lowering.step = index;
-    lower_op(op, x, r, &mut lowering)
+pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+    l.step = step.index;
+    lower_op(step.op, step.operands, step.results, l)
 }
 
 fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {

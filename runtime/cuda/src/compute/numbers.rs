@@ -133,8 +133,7 @@ pub(super) fn kernel(
     l.preludes();
     l.source.prelude(text::ATTENTION);
     let entry = l.source.function("attention_numbers", text);
-    let grid = [count.div_ceil(THREADS) as u32, 1, 1];
-    Kernel { entry, grid, block: [THREADS as u32, 1, 1], cluster: 1, shared: 0, params }
+    Kernel::flat(entry, count.div_ceil(THREADS), THREADS, params)
 }
 
 /// What a mask of bools and the operands of bounds hold where all columns are seen.

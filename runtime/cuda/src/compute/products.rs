@@ -9,18 +9,14 @@ use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
-use super::assertions::Assertions;
 use super::lowering::{Lowering, Operation};
-use super::machine::Machine;
 use super::map::{Map, Val};
 use super::skinny::{self, MOST_PRODUCTS, Worth};
 use super::space::is_run;
 use super::text::stored;
 use super::{fuse, matmul};
 use crate::command::Command;
-use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::Address;
 
 /// Columns of a product that are read element by element.
 struct Cut {
@@ -86,13 +82,7 @@ fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize>
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn lower(
-    steps: &[Operation<'_>],
-    at: &dyn Fn(&Located) -> Address,
-    machine: &Machine,
-    source: &mut Source,
-    assertions: &mut Assertions,
-) -> Result<Option<Vec<Command>>, CudaError> {
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let maps: SmallVec<[Operation<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
@@ -103,8 +93,6 @@ pub fn lower(
     if shape.contains(&0) {
         return Ok(Some(Vec::new()));
     }
-    let mut lowering = Lowering::new(at, machine, source, assertions);
-    let l = &mut lowering;
     let mut map = Map::over(shape);
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(steps.len());
     let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();

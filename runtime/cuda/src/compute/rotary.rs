@@ -8,13 +8,10 @@ use std::fmt::Write as _;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
-use super::assertions::Assertions;
 use super::lowering::{Lowering, Operation, misfit};
-use super::machine::Machine;
 use super::space::{Axis, Strides, axes, broadcast};
 use super::text::{self, offset, stored};
 use crate::command::Command;
-use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param};
 
@@ -67,14 +64,7 @@ pub(super) fn lower(
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn lower_together(
-    steps: &[Operation<'_>],
-    at: &dyn Fn(&Located) -> Address,
-    machine: &Machine,
-    source: &mut Source,
-    assertions: &mut Assertions,
-) -> Result<Vec<Command>, CudaError> {
-    let mut lowering = Lowering::new(at, machine, source, assertions);
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {
@@ -82,9 +72,9 @@ pub fn lower_together(
         };
         super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
         let number = parts.len();
-        parts.extend(part(width, interleaved, step.operands, &step.results[0], number, &lowering)?);
+        parts.extend(part(width, interleaved, step.operands, &step.results[0], number, l)?);
     }
-    Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, &mut lowering)] })
+    Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, l)] })
 }
 
 /// The part of a kernel for one step, under the number that its layout has there; none where there are no rows.
@@ -167,6 +157,5 @@ fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Command {
     );
     let entry = l.source.function("rotary", function);
     let params = parts.iter().flat_map(|p| p.params).map(Param::from).collect();
-    let (grid, block) = ([first as u32, 1, 1], [THREADS as u32, 1, 1]);
-    Command::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params })
+    Command::Kernel(Kernel::flat(entry, first, THREADS, params))
 }

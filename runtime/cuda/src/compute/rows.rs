@@ -138,14 +138,7 @@ fn launch(
     );
     let entry = l.source.function(what, function);
     let params = params.iter().map(|p| Param::from(p.1)).collect();
-    vec![Command::Kernel(Kernel {
-        entry,
-        grid: [blocks as u32, 1, 1],
-        block: [block as u32, 1, 1],
-        cluster: 1,
-        shared: 0,
-        params,
-    })]
+    vec![Command::Kernel(Kernel::flat(entry, blocks, block, params))]
 }
 
 fn fold(op: Reduction) -> &'static str {

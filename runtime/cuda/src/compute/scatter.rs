@@ -82,8 +82,7 @@ pub(super) fn elements(
     let mut params: Vec<Param> =
         [l.at(index), l.at(src), l.at(result), l.machine.status].map(Param::from).to_vec();
     params.push(assertion.into());
-    let grid = [n.div_ceil(256) as u32, 1, 1];
-    out.push(Command::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
+    out.push(Command::Kernel(Kernel::flat(entry, n.div_ceil(256), 256, params)));
     Ok(out)
 }
 
@@ -138,8 +137,7 @@ pub(super) fn put(
     let entry = l.source.function("index_put", layout);
     let blocks = places * piece.div_ceil(1024) * before;
     let params = vec![indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
-    let grid = [blocks as u32, 1, 1];
-    out.push(Command::Kernel(Kernel { entry, grid, block: [256, 1, 1], cluster: 1, shared: 0, params }));
+    out.push(Command::Kernel(Kernel::flat(entry, blocks, 256, params)));
     Ok(out)
 }
 

@@ -160,14 +160,11 @@ pub(super) fn lower(
     for prelude in [text::MATRIX, text::SKINNY, text::MMA, text::WGMMA] {
         l.source.prelude(prelude);
     }
-    Some(Command::Kernel(Kernel {
-        entry: l.source.function("skinny", text),
-        grid: [config.grid as u32, 1, 1],
-        block: [config.threads, 1, 1],
-        cluster: if config.boxes.is_some() { 2 } else { 1 },
-        shared: config.shared as u32,
-        params: config.matrices(gemms).into_iter().chain(epilogue.params).collect(),
-    }))
+    let entry = l.source.function("skinny", text);
+    let params = config.matrices(gemms).into_iter().chain(epilogue.params).collect();
+    let kernel = Kernel::flat(entry, config.grid, config.threads as usize, params);
+    let cluster = if config.boxes.is_some() { 2 } else { 1 };
+    Some(Command::Kernel(Kernel { cluster, shared: config.shared as u32, ..kernel }))
 }
 
 fn config(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {

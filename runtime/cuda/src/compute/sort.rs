@@ -111,14 +111,8 @@ impl Job {
             self.layout,
             names[..addresses.len()].join(", ")
         );
-        Command::Kernel(Kernel {
-            entry: l.source.function(what, text),
-            grid: [blocks as u32, 1, 1],
-            block: [threads as u32, 1, 1],
-            cluster: 1,
-            shared: 0,
-            params: addresses.iter().map(|&a| Param::from(a)).collect(),
-        })
+        let params = addresses.iter().map(|&a| Param::from(a)).collect();
+        Command::Kernel(Kernel::flat(l.source.function(what, text), blocks, threads, params))
     }
 
     /// Rows longer than a tile.

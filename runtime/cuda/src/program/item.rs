@@ -166,7 +166,7 @@ mod tests {
 
     fn kernel(words: &[u64]) -> Kernel {
         let params = words.iter().map(|&w| Param::from(w)).collect();
-        Kernel { entry: "k".into(), grid: [1; 3], block: [1; 3], cluster: 1, shared: 0, params }
+        Kernel::flat("k".into(), 1, 1, params)
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Two products of one left matrix as a batch of the library.
 
 use symmc_cuda::command::Command;
-use symmc_cuda::compile::Source;
 use symmc_cuda::compute::gemm::Gemm;
-use symmc_cuda::compute::{Assertions, GEMM_WORKSPACE, batch};
+use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, batch};
 use symmc_ir::Op;
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -26,9 +25,8 @@ fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gem
         MemorySpace::Input(i) => Some(i),
         _ => Some(usize::MAX),
     };
-    let machine = machine(GEMM_WORKSPACE, 225 << 10);
-    let (mut source, mut assertions) = (Source::new(), Assertions::new());
-    let works = batch::lower(&steps(&parts), &at, &memory, &machine, &mut source, &mut assertions);
+    let mut l = Lowering::new(&at, &machine(GEMM_WORKSPACE, 225 << 10));
+    let works = batch::lower(&steps(&parts), &memory, &mut l);
     let product = |work| if let Command::Gemm(gemm) = work { gemm } else { panic!("{work:?}") };
     works.expect("products").into_iter().map(product).collect()
 }

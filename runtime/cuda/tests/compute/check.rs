@@ -12,7 +12,8 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{
-    Assertions, Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, lower, workspace,
+    Assertions, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower,
+    workspace,
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Kernel, Start};
@@ -175,14 +176,14 @@ pub fn lowered(cases: &[Case], machine: &Machine, base: u64) -> Lowered {
 }
 
 fn lower_all(laid: &[Laid<'_>], machine: &Machine, base: u64) -> Lowered {
-    let (mut source, mut assertions) = (Source::new(), Assertions::new());
     let at = |v: &Located| base + v.offset as u64;
+    let mut l = Lowering::new(&at, machine);
     let mut works = Vec::with_capacity(laid.len());
     for (index, c) in laid.iter().enumerate() {
         let step = Operation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
-        works.push(lower(&step, &at, machine, &mut source, &mut assertions));
+        works.push(lower(&step, &mut l));
     }
-    Lowered { source, assertions, works }
+    Lowered { source: l.source, assertions: l.assertions, works }
 }
 
 /// The workspace that all cases do with.

@@ -13,9 +13,9 @@ mod rotary;
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;
 use symmc_cuda::command::Command;
-use symmc_cuda::compile::{Source, compile};
+use symmc_cuda::compile::compile;
 use symmc_cuda::compute::fuse::lower;
-use symmc_cuda::compute::{Assertions, Attentions, InputUse, Machine, Operation};
+use symmc_cuda::compute::{Attentions, InputUse, Lowering, Machine, Operation};
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -82,7 +82,7 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
             Operation { index: 0, op: &relu, operands: &a, results: &b },
             Operation { index: 0, op: &mul, operands: &last, results: &out },
         ];
-        let works = lower(&steps, &address, &machine(0, 0), &mut Source::new(), &mut Assertions::new());
+        let works = lower(&steps, &mut Lowering::new(&address, &machine(0, 0)));
         match &works.expect("it fits").expect("one shape")[..] {
             [Command::Kernel(kernel)] => kernel.params.clone(),
             other => panic!("{other:?}"),

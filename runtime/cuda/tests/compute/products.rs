@@ -5,7 +5,7 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::lower;
 use symmc_cuda::compute::{
-    self, Assertions, Attentions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES,
+    self, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES,
 };
 use symmc_cuda::launch::Kernel;
 use symmc_ir::random::SplitMix;
@@ -167,17 +167,15 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
     for (number, (m, of)) in all.into_iter().chain(halves).enumerate() {
-        let (mut source, mut assertions) = (Source::new(), Assertions::new());
+        let mut l = Lowering::new(&at, &machine);
         let (list, whole) = (of(m), inside(of(m)));
-        let one = lower(&steps(&whole), &at, &machine, &mut source, &mut assertions).expect("it fits");
+        let one = lower(&steps(&whole), &mut l).expect("it fits");
         let one = kernels(one.expect("one kernel"));
-        let single = |step: &Operation<'_>| {
-            kernels(compute::lower(step, &at, &machine, &mut source, &mut assertions).expect("it fits"))
-        };
+        let single = |step: &Operation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
         let single: Vec<Kernel> = steps(&list).iter().flat_map(single).collect();
         assert_eq!(single.len(), list.len());
-        compiles(&source);
-        let Some(library) = Library::build(&format!("products-{number}"), &source.text(), source.names())
+        compiles(&l.source);
+        let Some(library) = Library::build(&format!("products-{number}"), &l.source.text(), l.source.names())
         else {
             return;
         };
@@ -196,15 +194,16 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let pairs = Machine { multiprocessors: 8, wgmma: true, ..alone };
     for m in [17, 50, 64] {
         let list = inside(gated(m));
-        let (mut source, mut assertions) = (Source::new(), Assertions::new());
+        let mut l = Lowering::new(&at, &alone);
         let [one, two] = [alone, pairs].map(|machine| {
-            let work = lower(&steps(&list), &at, &machine, &mut source, &mut assertions).expect("it fits");
+            l.machine = machine;
+            let work = lower(&steps(&list), &mut l).expect("it fits");
             kernels(work.expect("one kernel"))
         });
         assert_eq!([one[0].cluster, two[0].cluster], [1, 2]);
-        compiles(&source);
+        compiles(&l.source);
         let name = format!("products-pairs-{m}");
-        let Some(library) = Library::build(&name, &source.text(), source.names()) else { return };
+        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
         let result = &list[list.len() - 1].results[0];
         let [expected, found] = [one, two].map(|k| world.run(&library, &k, result));
         let value = |bytes: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);

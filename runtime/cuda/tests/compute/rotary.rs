@@ -1,9 +1,8 @@
 //! Rotary embeddings of queries and keys as one kernel give what they give alone.
 
 use symmc_cuda::command::Command;
-use symmc_cuda::compile::Source;
 use symmc_cuda::compute::{
-    self, Assertions, GEMM_WORKSPACE, InputUse, Machine, Operation, STATUS_BYTES, rotary,
+    self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, rotary,
 };
 use symmc_cuda::launch::Kernel;
 use symmc_ir::random::SplitMix;
@@ -63,15 +62,13 @@ fn one_kernel_gives_the_bits_of_two() {
     let at = |v: &Located| base + v.offset as u64;
     let list = both();
     let steps = steps(&list);
-    let (mut source, mut assertions) = (Source::new(), Assertions::new());
-    let one = rotary::lower_together(&steps, &at, &machine, &mut source, &mut assertions).expect("they fit");
-    let mut lower = |step: &Operation<'_>| {
-        compute::lower(step, &at, &machine, &mut source, &mut assertions).expect("it has a form")
-    };
+    let mut l = Lowering::new(&at, &machine);
+    let one = rotary::lower_together(&steps, &mut l).expect("they fit");
+    let mut lower = |step: &Operation<'_>| compute::lower(step, &mut l).expect("it has a form");
     let two: Vec<Command> = steps.iter().flat_map(&mut lower).collect();
     let (one, two) = (kernels(one), kernels(two));
     assert_eq!([one.len(), two.len()], [1, 2]);
-    let Some(library) = Library::build("rotary", &source.text(), source.names()) else { return };
+    let Some(library) = Library::build("rotary", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| {
         let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * SPACING);
         // SAFETY: as many elements lie there, and nothing writes them meanwhile.
