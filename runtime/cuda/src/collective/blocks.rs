@@ -74,6 +74,16 @@ pub(super) enum Protocol {
     Ll128,
 }
 
+impl Protocol {
+    /// The kernels' type of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Ll => "Ll",
+            Protocol::Ll128 => "Ll128",
+        }
+    }
+}
+
 /// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; by
 /// LL it is 8 bytes of a message.
 ///

@@ -104,7 +104,7 @@ struct Status {
     code: AtomicU32,
     step: AtomicU32,
     peer: AtomicU32,
-    epoch: AtomicU64,
+    awaited: AtomicU64,
     group: AtomicU32,
     block: AtomicU32,
     sizes: [AtomicU64; MAX_RANKS],
@@ -121,8 +121,8 @@ pub struct Missed {
     pub group: usize,
     /// The block that waited.
     pub block: u32,
-    /// What it waited for: the number of a barrier, or the flag of LL.
-    pub epoch: u64,
+    /// What it waited for: the number of a barrier, or the flag of an epoch of LL.
+    pub awaited: u64,
 }
 
 /// Sizes on the device that no rank's rows fit.
@@ -196,7 +196,7 @@ fn read(words: &Status) -> Option<Missed> {
         peer: words.peer.load(Ordering::Relaxed),
         group: words.group.load(Ordering::Relaxed) as usize,
         block: words.block.load(Ordering::Relaxed),
-        epoch: words.epoch.load(Ordering::Relaxed),
+        awaited: words.awaited.load(Ordering::Relaxed),
     })
 }
 

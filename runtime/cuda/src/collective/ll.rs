@@ -75,11 +75,7 @@ fn of_one_round(
     vector: bool,
 ) -> String {
     let same = sends == Sends::One;
-    let kernel = match protocol {
-        Protocol::Ll => "ll_reduce",
-        Protocol::Ll128 => "ll128_reduce",
-    };
-    format!("{kernel}<{element}, {operation}, {n}, {same}, {vector}>")
+    format!("ll_reduce<{}, {element}, {operation}, {n}, {same}, {vector}>", protocol.name())
 }
 
 /// A reduce-scatter: each rank sends every other the piece that it reduces.
@@ -127,10 +123,7 @@ pub(super) fn movement(running: &Running) -> Result<Prepared, CudaError> {
     let vector = all_vectors(&call.from[..n], &call.out[..n]);
     let element = element(running.bound.dtype);
     let same = Sends::of(&running.bound.kind) == Sends::One;
-    let body = match protocol {
-        Protocol::Ll => format!("ll_move<{element}, {n}, {same}, {vector}>"),
-        Protocol::Ll128 => format!("ll128_move<{element}, {n}, {same}, {vector}>"),
-    };
+    let body = format!("ll_move<{}, {element}, {n}, {same}, {vector}>", protocol.name());
     Ok(prepared(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
 }
 

@@ -1,15 +1,15 @@
 //! Collectives as kernels on peer pointers: every variant that does not leave the work to a library.
 //!
 //! [`lower`] turns one collective of one rank into launches. A kernel takes the addresses of this rank and of
-//! its peers as parameters and finds its epoch in memory, so a graph that holds it is replayed without work of
+//! its peers as parameters and finds what its group has counted in memory, so a graph that holds it is replayed without work of
 //! the host. `kernels/` holds the kernels as templates; what is generated is one small function for each
 //! combination of variant, dtype, ranks and operation that a program uses.
 //!
 //! # Flags
 //! Each rank's arena ends in a control region: for each group, block and rank a flag that this rank's peers
 //! set. Block `b` of a kernel meets block `b` of the same kernel on the peers; all ranks launch equal grids.
-//! A barrier is one number, the *epoch*, that a block stores into the peers' flags and waits for in its own;
-//! epochs are 64 bits wide and never wrap around in practice. What the group has counted lies in private
+//! Barriers are counted: a block stores the number of a barrier into the peers' flags and waits for it in its own;
+//! numbers are 64 bits wide and never wrap around in practice. What the group has counted lies in private
 //! memory, one copy for each block: a block reads its own copy, and writes it and those of blocks that this
 //! grid lacks, so all copies are equal between kernels and no block waits for another of its grid to count.
 //!
@@ -26,7 +26,7 @@
 //!   visible to later kernels, which wait for the end of this one (`symmc_enter`) before they read.
 //! - *LL* (NCCL's low latency protocol): eight bytes in one store, four of data and a flag that no earlier word at that
 //!   place has. Words are sent after arrival, and each thread waits for its words of all peers before it writes their
-//!   part of the result. Nothing but a word's own data has to be visible to who reads it, so there is no
+//!   part of the result. The flag is the *epoch*, which counts the group's collectives by `ll`. Nothing but a word's own data has to be visible to who reads it, so there is no
 //!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
 //!   flag wraps around, ranks meet, clear their zones and meet again.
 //! - *copies*: a meeting of one block, copies that need no kernel, and a second meeting, whose arrival comes after

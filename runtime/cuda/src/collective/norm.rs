@@ -125,11 +125,10 @@ pub fn lower_norm(
     parameters.from[0] = norm.operand;
     let beside = Norm { share, ..beside };
     let (element, operation) = reduction(call.dtype, *op);
-    let layout = if protocol == Protocol::Ll128 { "Ll128" } else { "Ll" };
     let (n, first) = (running.n, norm.round_first);
     let prepared = Prepared {
         what: format!("ll_norm_{}", call.dtype),
-        body: format!("ll_norm<{element}, {operation}, {n}, {layout}, {pieces}, {first}>"),
+        body: format!("ll_norm<{element}, {operation}, {n}, {}, {pieces}, {first}>", protocol.name()),
         call: parameters,
         beside: Some(("Norm", Param::of(&beside))),
         most_threads: MAX_THREADS,

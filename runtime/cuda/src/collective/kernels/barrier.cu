@@ -39,7 +39,7 @@ __device__ __forceinline__ void reduce_wide(const Call& call, u64 at, u64 apart)
 template <class T, class O, u32 N, u32 OUTS, bool EXIT, bool VECTOR>
 __device__ __forceinline__ void reduce(const Call& call) {
     Words words = begin(call);
-    if (!meet<Arrive, N>(call, words.epoch + 1)) return;
+    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     u64 done = 0;
@@ -59,8 +59,8 @@ __device__ __forceinline__ void reduce(const Call& call) {
         for (; at < bytes; at += step * 16) reduce_wide<T, O, N, OUTS, 1>(call, at, 0);
     }
     for (u64 i = done + first; i < call.count; i += step) reduce_one<T, O, N, OUTS>(call, i);
-    words.epoch += 1 + EXIT;
-    if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+    words.barriers += 1 + EXIT;
+    if constexpr (EXIT) meet<Depart, N>(call, words.barriers);
     leave(call, words);
 }
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void move_wide(const Call& call, const bool (&moves)[
 template <class U, u32 N, bool SAME, bool EXIT>
 __device__ __forceinline__ void move(const Call& call) {
     Words words = begin(call);
-    if (!meet<Arrive, N>(call, words.epoch + 1)) return;
+    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     u64 done = 0;
@@ -116,8 +116,8 @@ __device__ __forceinline__ void move(const Call& call) {
             if (moves[p]) *(Unit*)(call.to[p] + at) = *(const Unit*)(call.from[p] + at);
         }
     }
-    words.epoch += 1 + EXIT;
-    if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+    words.barriers += 1 + EXIT;
+    if constexpr (EXIT) meet<Depart, N>(call, words.barriers);
     leave(call, words);
 }
 
@@ -137,22 +137,22 @@ struct Sixteens {
 
 // ---------------------------------------------------------------- pairs
 
-/// Broadcast and permute. Epoch + 1: the receiver has arrived; epoch + 2: its result is written.
+/// Broadcast and permute. The next barrier: the receiver has arrived; the one after it: its result is written.
 template <class U, u32 N>
 __device__ __forceinline__ void put(const Call& call) {
     Words words = begin(call);
-    const u64 epoch = words.epoch;
+    const u64 passed = words.barriers;
     const u32 thread = threadIdx.x;
     const u64 first = (u64)blockIdx.x * blockDim.x + thread;
     const u64 step = (u64)gridDim.x * blockDim.x;
     bool met = true;
     if (thread == 0 && call.sender < N) {
-        touch(call, epoch, 0);
-        store_relaxed(flag(call, call.sender, call.me), epoch + 1);
+        touch(call, passed, 0);
+        store_relaxed(flag(call, call.sender, call.me), passed + 1);
     }
     if (thread < call.receivers && call.receiver[thread] != call.me) {
-        met = await(call, call.receiver[thread], epoch + 1);
-        touch(call, epoch, 8 + thread);
+        met = await(call, call.receiver[thread], passed + 1);
+        touch(call, passed, 8 + thread);
     }
     if (!__syncthreads_and(met)) return;
     u64 done = 0;
@@ -174,11 +174,11 @@ __device__ __forceinline__ void put(const Call& call) {
     }
     __syncthreads();
     if (thread < call.receivers && call.receiver[thread] != call.me) {
-        touch(call, epoch, 16 + thread);
-        store_release(flag(call, call.receiver[thread], call.me), epoch + 2);
+        touch(call, passed, 16 + thread);
+        store_release(flag(call, call.receiver[thread], call.me), passed + 2);
     }
-    if (thread == 0 && call.sender < N) await(call, call.sender, epoch + 2);
-    words.epoch = epoch + 2;
+    if (thread == 0 && call.sender < N) await(call, call.sender, passed + 2);
+    words.barriers = passed + 2;
     leave(call, words);
 }
 

@@ -1,5 +1,6 @@
 // Collectives by LL, NCCL's low latency protocol: words of eight bytes, four of data and a flag, into landing zones of
-// the peers. Two words that one instruction stores are a line. Larger messages go by LL128 (ll128.cu).
+// the peers. One instruction stores two of them, a word of eight bytes of the message. Larger messages go by LL128
+// (ll128.cu).
 
 namespace symmc_peer {
 
@@ -16,8 +17,8 @@ __device__ __forceinline__ u32 following(u32 flag) {
 /// the units of 16 bytes that the same blocks of the peers are about to write, in each of so many slots: those of every
 /// `gridDim.x`-th run of `run`. The rest is divided among all.
 template <u32 N>
-__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 units, u32 slots, u32 run) {
-    if (!meet<Arrive, N>(call, epoch + 1)) return false;
+__device__ __noinline__ bool clear(const Call& call, u64 barriers, u32 used, u64 units, u32 slots, u32 run) {
+    if (!meet<Arrive, N>(call, barriers + 1)) return false;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     const u64 now = call.before, behind = now + units * slots;
@@ -31,7 +32,7 @@ __device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 un
         if (i < now || i >= behind) store_ll(call.zone + i * 16, Wide{0, 0});
         store_ll(call.zone + call.other + i * 16, Wide{0, 0});
     }
-    return meet<Depart, N>(call, epoch + 2);
+    return meet<Depart, N>(call, barriers + 2);
 }
 
 /// The epoch of a collective by LL or LL128: its number among those of the group, as a flag.
@@ -48,8 +49,8 @@ __device__ __forceinline__ bool begin_epoch(const Call& call, Words& words, Epoc
                                           u32 run) {
     words = begin(call);
     if (words.ll == 0xffffffffu) {
-        if (!clear<N>(call, words.epoch, words.used, units, slots, run)) return false;
-        words.epoch += 2;
+        if (!clear<N>(call, words.barriers, words.used, units, slots, run)) return false;
+        words.barriers += 2;
     }
     words.ll = epoch.flag = following(words.ll);
     epoch.zone = epoch.flag & 1 ? call.other : 0;
@@ -58,7 +59,7 @@ __device__ __forceinline__ bool begin_epoch(const Call& call, Words& words, Epoc
     return true;
 }
 
-/// The eight bytes of data of line `i` at `from`; what lies beyond `bytes` is zero. `S` is an element; with `VECTOR`,
+/// Word `i`, eight bytes of data, of the message at `from`; what lies beyond `bytes` is zero. `S` is an element; with `VECTOR`,
 /// `from` is a multiple of 8.
 template <class S, bool VECTOR>
 __device__ __forceinline__ u64 message(u64 from, u64 i, u64 bytes) {
@@ -100,46 +101,79 @@ __device__ __forceinline__ u64 unpacked(const Wide& wide) {
     return (wide.low & 0xffffffffull) | wide.high << 32;
 }
 
-/// Receives line `i` of every peer; `runs` are by rank and include this rank's own.
-template <class T, u32 N>
-__device__ __forceinline__ bool receive(const Call& call, const Epoch& epoch, u64 i, u64 own, Run<T, 1>* runs) {
-    const u64 at = epoch.zone + i * 16;
-    SpinWait wait;
-    for (;;) {
-        Wide wide[N];
-        u32 missing = N;
-#pragma unroll
-        for (u32 p = 0; p < N; p++) wide[p] = p == call.me ? packed(own, epoch.flag) : load_ll(call.slots[p] + at);
-#pragma unroll
-        for (u32 p = 0; p < N; p++) {
-            runs[p].words[0] = unpacked(wide[p]);
-            if (!arrived(wide[p], epoch.flag)) missing = p;
-        }
-        if (missing == N) return true;
-        if (!wait.again(call, missing, epoch.flag)) return false;
+/// The protocol LL. A unit of a message is one of its words.
+struct Ll {
+    static constexpr u32 WORDS = 1;
+    /// The units of so many words.
+    template <class I>
+    static __device__ __forceinline__ I units(I words) { return words; }
+    /// Of a row of `row` words: the first word of unit `j`, and how many it has.
+    static __device__ __forceinline__ u32 first(u32 j) { return j; }
+    static __device__ __forceinline__ u32 count(u32, u32) { return 1; }
+
+    template <class S, bool VECTOR>
+    static __device__ __forceinline__ Run<Plain<S>, 1> load(u64 from, u64 i, u64 bytes) {
+        Run<Plain<S>, 1> unit;
+        unit.words[0] = message<S, VECTOR>(from, i, bytes);
+        return unit;
     }
+    template <class S, bool VECTOR>
+    static __device__ __forceinline__ void store(u64 to, u64 i, u64 bytes, const u64 (&words)[1]) {
+        deliver<S, VECTOR>(to, i, bytes, words[0]);
+    }
+    static __device__ __forceinline__ void send(u64 to, u64, const u64 (&words)[1], u32 flag) {
+        store_ll(to, packed(words[0], flag));
+    }
+    /// Receives unit `i` of every peer; `runs` are by rank and include this rank's own.
+    template <class T, u32 N>
+    static __device__ __forceinline__ bool receive(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[1],
+                                                   Run<T, 1> (&runs)[N]) {
+        const u64 at = epoch.zone + i * 16;
+        SpinWait wait;
+        for (;;) {
+            Wide wide[N];
+            u32 missing = N;
+#pragma unroll
+            for (u32 p = 0; p < N; p++) {
+                wide[p] = p == call.me ? packed(own[0], epoch.flag) : load_ll(call.slots[p] + at);
+            }
+#pragma unroll
+            for (u32 p = 0; p < N; p++) {
+                runs[p].words[0] = unpacked(wide[p]);
+                if (!arrived(wide[p], epoch.flag)) missing = p;
+            }
+            if (missing == N) return true;
+            if (!wait.again(call, missing, epoch.flag)) return false;
+        }
+    }
+};
+
+/// The units of a message of `count` bytes by a protocol, [`Ll`] or `Ll128`.
+template <class P>
+__device__ __forceinline__ u64 message_units(const Call& call) {
+    return P::units((call.count + 7) / 8);
 }
 
-/// Begins a collective by LL and sends `count` bytes to each peer. `from` is what goes to the ranks of `to`, and after them
-/// this rank's own; with `SAME` all are `from[0]`. `to` are this rank's slots in the first zones of the peers, beginning
-/// with the next rank; `slots` those of the peers in this rank's, by rank.
-template <class S, u32 N, bool SAME, bool VECTOR>
+/// Begins a collective by `ll` and sends `count` bytes to each peer. `from` is what goes to the ranks of `to`, and after
+/// them this rank's own; with `SAME` all are `from[0]`. `to` are this rank's slots in the first zones of the peers,
+/// beginning with the next rank; `slots` those of the peers in this rank's, by rank.
+template <class P, class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ bool ll_send(const Call& call, Epoch& epoch) {
-    const u64 lines = (call.count + 7) / 8;
+    const u64 units = message_units<P>(call);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     // Asked for beside the words: both are a way from memory.
-    u64 word = 0;
-    if (first < lines) word = message<S, VECTOR>(call.from[0], first, call.count);
+    Run<Plain<S>, P::WORDS> unit;
+    if (first < units) unit = P::template load<S, VECTOR>(call.from[0], first, call.count);
     Words words;
-    if (!begin_epoch<N>(call, words, epoch, lines, N - 1, blockDim.x)) return false;
+    if (!begin_epoch<N>(call, words, epoch, units, N - 1, blockDim.x)) return false;
     touch(call, epoch.flag, 0);
-    for (u64 i = first; i < lines; i += step) {
+    for (u64 i = first; i < units; i += step) {
 #pragma unroll
         for (u32 p = 0; p + 1 < N; p++) {
             const bool known = p == 0 ? i == first : SAME;
-            if (!known) word = message<S, VECTOR>(call.from[p], i, call.count);
-            store_ll(call.to[p] + epoch.zone + i * 16, packed(word, epoch.flag));
+            if (!known) unit = P::template load<S, VECTOR>(call.from[p], i, call.count);
+            P::send(call.to[p] + epoch.zone + i * 16, i, unit.words, epoch.flag);
         }
     }
     touch(call, epoch.flag, 1);
@@ -148,37 +182,37 @@ __device__ __forceinline__ bool ll_send(const Call& call, Epoch& epoch) {
     return true;
 }
 
-/// All-reduce and reduce-scatter by LL: what all ranks send to this one, reduced, goes to `out[0]`. Addresses as for
+/// All-reduce and reduce-scatter by `ll`: what all ranks send to this one, reduced, goes to `out[0]`. Addresses as for
 /// [`ll_send`].
-template <class T, class O, u32 N, bool SAME, bool VECTOR>
+template <class P, class T, class O, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll_reduce(const Call& call) {
     typedef typename T::Stored Stored;
     Epoch epoch;
-    if (!ll_send<Stored, N, SAME, VECTOR>(call, epoch)) return;
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (call.count + 7) / 8; i += step) {
-        const u64 own = message<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
-        Run<T, 1> runs[N];
-        if (!receive<T, N>(call, epoch, i, own, runs)) return;
-        const Run<T, 1> out = reduce_runs<T, O, N, 1>(runs);
-        deliver<Stored, VECTOR>(call.out[0], i, call.count, out.words[0]);
+    if (!ll_send<P, Stored, N, SAME, VECTOR>(call, epoch)) return;
+    const u64 units = message_units<P>(call), step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < units; i += step) {
+        const auto own = P::template load<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
+        Run<T, P::WORDS> runs[N];
+        if (!P::template receive<T, N>(call, epoch, i, own.words, runs)) return;
+        const auto out = reduce_runs<T, O, N, P::WORDS>(runs);
+        P::template store<Stored, VECTOR>(call.out[0], i, call.count, out.words);
     }
 }
 
-/// All-gather and all-to-all by LL of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what each
-/// rank sends goes, by rank.
-template <class S, u32 N, bool SAME, bool VECTOR>
+/// All-gather and all-to-all by `ll` of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what
+/// each rank sends goes, by rank.
+template <class P, class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll_move(const Call& call) {
     Epoch epoch;
-    if (!ll_send<S, N, SAME, VECTOR>(call, epoch)) return;
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (call.count + 7) / 8; i += step) {
-        const u64 own = message<S, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
-        Run<Plain<S>, 1> runs[N];
+    if (!ll_send<P, S, N, SAME, VECTOR>(call, epoch)) return;
+    const u64 units = message_units<P>(call), step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < units; i += step) {
+        const auto own = P::template load<S, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
+        Run<Plain<S>, P::WORDS> runs[N];
         // No part of the result is written before every peer has arrived.
-        if (!receive<Plain<S>, N>(call, epoch, i, own, runs)) return;
+        if (!P::template receive<Plain<S>, N>(call, epoch, i, own.words, runs)) return;
 #pragma unroll
-        for (u32 p = 0; p < N; p++) deliver<S, VECTOR>(call.out[p], i, call.count, runs[p].words[0]);
+        for (u32 p = 0; p < N; p++) P::template store<S, VECTOR>(call.out[p], i, call.count, runs[p].words);
     }
 }
 

@@ -10,11 +10,6 @@ namespace symmc_peer {
 /// Words of 8 bytes with data in a line.
 constexpr u32 LINE = 15;
 
-/// The units of a message.
-__device__ __forceinline__ u64 ll128_units(u64 bytes) {
-    return ((bytes + 7) / 8 + LINE - 1) / LINE * 8;
-}
-
 /// The first word of unit `i`.
 __device__ __forceinline__ u64 word_of(u64 i) {
     return i / 8 * LINE + i % 8 * 2;
@@ -84,49 +79,44 @@ __device__ __forceinline__ Wide ll128_reduce(const Wide* wide) {
     return wide_of(reduce_runs<T, O, N, 2>(runs));
 }
 
-/// Begins a collective by LL128 and sends `count` bytes to each peer; addresses as for [`ll_send`].
-template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ bool ll128_send(const Call& call, Epoch& epoch) {
-    const u64 units = ll128_units(call.count);
-    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    Wide data{0, 0};
-    if (first < units) data = ll128_message<S, VECTOR>(call.from[0], first, call.count);
-    Words words;
-    if (!begin_epoch<N>(call, words, epoch, units, N - 1, blockDim.x)) return false;
-    touch(call, epoch.flag, 0);
-    for (u64 i = first; i < units; i += step) {
-#pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) {
-            const bool known = p == 0 ? i == first : SAME;
-            if (!known) data = ll128_message<S, VECTOR>(call.from[p], i, call.count);
-            store_ll128(call.to[p] + epoch.zone + i * 16, flagged(data, i, epoch.flag));
-        }
+/// The protocol LL128, a row beginning with a line.
+struct Ll128 {
+    static constexpr u32 WORDS = 2;
+    /// The units of so many words.
+    template <class I>
+    static __device__ __forceinline__ I units(I words) { return (words + LINE - 1) / LINE * 8; }
+    /// Of a row of `row` words: the first word of unit `j`, and how many it has.
+    static __device__ __forceinline__ u32 first(u32 j) { return j / 8 * LINE + j % 8 * 2; }
+    static __device__ __forceinline__ u32 count(u32 j, u32 row) {
+        const u32 left = first(j) < row ? row - first(j) : 0;
+        return ends_line(j) || left == 1 ? (left == 0 ? 0 : 1) : left == 0 ? 0 : 2;
     }
-    touch(call, epoch.flag, 1);
-    __syncthreads();
-    leave(call, words);
-    return true;
-}
 
-/// All-reduce and reduce-scatter by LL128, as [`ll_reduce`].
-template <class T, class O, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ void ll128_reduce(const Call& call) {
-    typedef typename T::Stored Stored;
-    Epoch epoch;
-    if (!ll128_send<Stored, N, SAME, VECTOR>(call, epoch)) return;
-    u64 slots[N];
-    ll128_slots<N>(call, epoch, 0, slots);
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < ll128_units(call.count); i += step) {
-        Wide wide[N];
-        const Wide own = ll128_message<Stored, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
-#pragma unroll
-        for (u32 p = 0; p < N; p++) wide[p] = own;
-        if (!ll128_receive<N>(call, slots, i, epoch.flag, wide)) return;
-        ll128_deliver<Stored, VECTOR>(call.out[0], i, call.count, ll128_reduce<T, O, N>(wide));
+    template <class S, bool VECTOR>
+    static __device__ __forceinline__ Run<Plain<S>, 2> load(u64 from, u64 i, u64 bytes) {
+        return run_of<Plain<S>>(ll128_message<S, VECTOR>(from, i, bytes));
     }
-}
+    template <class S, bool VECTOR>
+    static __device__ __forceinline__ void store(u64 to, u64 i, u64 bytes, const u64 (&words)[2]) {
+        ll128_deliver<S, VECTOR>(to, i, bytes, Wide{words[0], words[1]});
+    }
+    static __device__ __forceinline__ void send(u64 to, u64 i, const u64 (&words)[2], u32 flag) {
+        store_ll128(to, flagged(Wide{words[0], words[1]}, i, flag));
+    }
+    template <class T, u32 N>
+    static __device__ __forceinline__ bool receive(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[2],
+                                                   Run<T, 2> (&runs)[N]) {
+        Wide wide[N];
+        u64 slots[N];
+        ll128_slots<N>(call, epoch, 0, slots);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) wide[p] = Wide{own[0], own[1]};
+        const bool come = ll128_receive<N>(call, slots, i, epoch.flag, wide);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
+        return come;
+    }
+};
 
 /// Of a slice of `slice` bytes that begins at `at`, those within the message.
 __device__ __forceinline__ u64 within(const Call& call, u64 at) {
@@ -187,7 +177,7 @@ struct ToSum {
 template <class T, class O, u32 N, bool VECTOR, class To>
 __device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
     typedef typename T::Stored Stored;
-    const u64 units = ll128_units(call.slice), second = units * (N - 1) * 16;
+    const u64 units = Ll128::units((call.slice + 7) / 8), second = units * (N - 1) * 16;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     Words words;
@@ -248,26 +238,6 @@ __device__ __forceinline__ void ll128_reduce_twice(const Call& call) {
 template <class T, class O, u32 N, bool VECTOR>
 __device__ __forceinline__ void ll128_add_twice(const Call& call, const Norm& norm) {
     ll128_twice<T, O, N, VECTOR>(call, ToSum<T, VECTOR>{norm});
-}
-
-/// All-gather and all-to-all by LL128, as [`ll_move`].
-template <class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ void ll128_move(const Call& call) {
-    Epoch epoch;
-    if (!ll128_send<S, N, SAME, VECTOR>(call, epoch)) return;
-    u64 slots[N];
-    ll128_slots<N>(call, epoch, 0, slots);
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < ll128_units(call.count); i += step) {
-        Wide wide[N];
-        const Wide own = ll128_message<S, VECTOR>(call.from[SAME ? 0 : N - 1], i, call.count);
-#pragma unroll
-        for (u32 p = 0; p < N; p++) wide[p] = own;
-        // No part of the result is written before every peer has arrived.
-        if (!ll128_receive<N>(call, slots, i, epoch.flag, wide)) return;
-#pragma unroll
-        for (u32 p = 0; p < N; p++) ll128_deliver<S, VECTOR>(call.out[p], i, call.count, wide[p]);
-    }
 }
 
 }  // namespace symmc_peer

@@ -2,50 +2,6 @@
 
 namespace symmc_peer {
 
-/// Rows by LL: a unit is a word of data.
-struct Ll {
-    static constexpr u32 WORDS = 1;
-    static __device__ __forceinline__ u32 units(u32 row) { return row; }
-    static __device__ __forceinline__ u32 first(u32 j) { return j; }
-    static __device__ __forceinline__ u32 count(u32, u32) { return 1; }
-
-    static __device__ __forceinline__ void send(u64 to, u64, const u64 (&words)[1], u32 flag) {
-        store_ll(to, packed(words[0], flag));
-    }
-    template <class T, u32 N>
-    static __device__ __forceinline__ void take(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[1],
-                                                Run<T, 1> (&runs)[N]) {
-        // A wait that ends early leaves what is meaningless: the threads of a block stay together.
-        receive<T, N>(call, epoch, i, own[0], runs);
-    }
-};
-
-/// Rows by LL128, a row beginning with a line.
-struct Ll128 {
-    static constexpr u32 WORDS = 2;
-    static __device__ __forceinline__ u32 units(u32 row) { return (row + LINE - 1) / LINE * 8; }
-    static __device__ __forceinline__ u32 first(u32 j) { return j / 8 * LINE + j % 8 * 2; }
-    static __device__ __forceinline__ u32 count(u32 j, u32 row) {
-        const u32 left = first(j) < row ? row - first(j) : 0;
-        return ends_line(j) || left == 1 ? (left == 0 ? 0 : 1) : left == 0 ? 0 : 2;
-    }
-    static __device__ __forceinline__ void send(u64 to, u64 j, const u64 (&words)[2], u32 flag) {
-        store_ll128(to, flagged(Wide{words[0], words[1]}, j, flag));
-    }
-    template <class T, u32 N>
-    static __device__ __forceinline__ void take(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[2],
-                                                Run<T, 2> (&runs)[N]) {
-        Wide wide[N];
-        u64 slots[N];
-        ll128_slots<N>(call, epoch, 0, slots);
-#pragma unroll
-        for (u32 p = 0; p < N; p++) wide[p] = Wide{own[0], own[1]};
-        ll128_receive<N>(call, slots, i, epoch.flag, wide);
-#pragma unroll
-        for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
-    }
-};
-
 /// Units of a row, from the first to before the last.
 struct Range {
     u32 first, last;
@@ -93,7 +49,7 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Ep
     load(first, own);
     Words words;
     if (!begin_epoch<N>(call, words, epoch, (u64)rows * units, N - 1, units)) return false;
-    if (shared) words.epoch++;
+    if (shared) words.barriers++;
     if (shared && epoch.flag == CLEARED) {
         // A block cleared the places of its own row, and no other of this rank waited for that.
         range = Range{0, part == 0 ? units : 0};
@@ -102,7 +58,7 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Ep
     if (ordered) {
         touch(call, epoch.flag, 2);
         __syncthreads();
-        if (part > 0 && thread == threads - 1) store_release_here(flag(call, call.me, call.me), words.epoch);
+        if (part > 0 && thread == threads - 1) store_release_here(flag(call, call.me, call.me), words.barriers);
     }
     touch(call, epoch.flag, 0);
     for (u32 row = first; row < rows; row += gridDim.x) {
@@ -120,7 +76,7 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Ep
     touch(call, epoch.flag, 1);
     if (ordered && part == 0) {
         for (u32 b = first + (thread + 1) * rows; b < gridDim.x; b += threads * rows) {
-            await_of(call, call.me, b, words.epoch);
+            await_of(call, call.me, b, words.barriers);
         }
     }
     __syncthreads();
@@ -181,7 +137,8 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
             const u32 j = thread + k * threads, count = Protocol::count(j, width);
             if (j >= units) continue;
             Piece runs[N];
-            Protocol::template take<T, N>(call, epoch, (u64)row * units + j, x[k].words, runs);
+            // A wait that ends early leaves what is meaningless: the threads of a block stay together.
+            Protocol::template receive<T, N>(call, epoch, (u64)row * units + j, x[k].words, runs);
             const Piece reduced = reduce_runs<T, O, N, Protocol::WORDS>(runs);
             if (norm.reduced != 0) store_unit<Protocol>(norm.reduced + at, j, count, reduced.words);
             x[k] = add_runs(reduced, residual[k]);

@@ -161,14 +161,14 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
     Words words = begin(call);
     const u64 size = (u64)gridDim.x * blockDim.x * 16 * TIMES;
     const u64 chunks = (call.slice + size - 1) / size;
-    const u64 epoch = words.epoch + 2;
+    const u64 second = words.barriers + 2;
     const auto chunk = [&](u64 number) { return Chunk::of<TIMES>(call, number); };
     Taken<N, TIMES> even, odd;
     if constexpr (IN_PLACE) {
         even.take(call, chunk(0));
         odd.take(call, chunk(1));
     }
-    const u64 first = words.epoch + 1;
+    const u64 first = words.barriers + 1;
     if (!(IN_PLACE ? meet<Depart, N>(call, first) : meet<Arrive, N>(call, first))) return;
     // Round `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
     const auto round = [&](u64 c, Taken<N, TIMES>& taken) {
@@ -176,11 +176,11 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
         taken.send(call, chunk(c));
         if constexpr (IN_PLACE) taken.take(call, chunk(c + 2));
         if (c > 0) {
-            if (!told<N>(call, epoch + c - 1)) return false;
+            if (!told<N>(call, second + c - 1)) return false;
             reduce_chunk<T, O, N, TIMES>(call, chunk(c - 1));
         }
         if (c > 1) send_reduced<N, TIMES>(call, chunk(c - 2));
-        if (c <= chunks) tell<N>(call, epoch + c);
+        if (c <= chunks) tell<N>(call, second + c);
         if (c > 2) then(chunk(c - 3));
         return true;
     };
@@ -188,8 +188,8 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
         if (!round(c, even)) return;
         if (c <= chunks && !round(c + 1, odd)) return;
     }
-    words.epoch += chunks + 3;
-    meet<Depart, N>(call, words.epoch);
+    words.barriers += chunks + 3;
+    meet<Depart, N>(call, words.barriers);
     leave(call, words);
     then(chunk(chunks - 1));
 }

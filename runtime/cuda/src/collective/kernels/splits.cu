@@ -25,13 +25,13 @@ struct Splits {
 
 /// Writes this rank's sizes into the tables of all, and meets. Gives the table, or 0 if a peer did not come.
 template <u32 N>
-__device__ __forceinline__ const u64* exchange_sizes(const Call& call, const Splits& splits, u64 epoch) {
+__device__ __forceinline__ const u64* exchange_sizes(const Call& call, const Splits& splits, u64 barrier) {
     const u64 block = (u64)blockIdx.x * MAX_RANKS * MAX_RANKS;
     for (u32 i = threadIdx.x; i < N * N; i += blockDim.x) {
         u64* table = (u64*)splits.sizes[i / N] + block;
         table[call.me * MAX_RANKS + i % N] = ((const u64*)splits.sent)[i % N];
     }
-    if (!meet<Depart, N>(call, epoch)) return nullptr;
+    if (!meet<Depart, N>(call, barrier)) return nullptr;
     return (const u64*)splits.sizes[call.me] + block;
 }
 
@@ -207,12 +207,12 @@ __device__ __forceinline__ void keep(const Call& call, const Splits& splits, con
 template <class W, u32 N>
 __device__ __forceinline__ void splits_staged(const Call& call, const Splits& splits) {
     Words words = begin(call);
-    const u64* table = exchange_sizes<N>(call, splits, ++words.epoch);
+    const u64* table = exchange_sizes<N>(call, splits, ++words.barriers);
     if (table == nullptr) return;
     if (!all_fit<N>(call, splits, table)) {
         // So that no peer writes its table while this rank reads it.
-        words.epoch++;
-        meet<Depart, N>(call, words.epoch);
+        words.barriers++;
+        meet<Depart, N>(call, words.barriers);
         leave(call, words);
         return;
     }
@@ -237,8 +237,8 @@ __device__ __forceinline__ void splits_staged(const Call& call, const Splits& sp
                 const Walk from = shares.walk(call.from[call.me] + parts.source[i], round * tiles);
                 carry<W>(staged(behind(call, i, N), call.me, round), from, units(parts.out[i], round));
             }
-            words.epoch++;
-            if (!meet<Depart, N>(call, words.epoch)) return;
+            words.barriers++;
+            if (!meet<Depart, N>(call, words.barriers)) return;
 #pragma unroll
             for (u32 i = 1; i < N; i++) {
                 const Walk to = shares.walk(call.to[0] + parts.target[i], round * tiles);
@@ -254,7 +254,7 @@ __device__ __forceinline__ void splits_staged(const Call& call, const Splits& sp
 template <class W, u32 N>
 __device__ __forceinline__ void splits_pull(const Call& call, const Splits& splits) {
     Words words = begin(call);
-    const u64* table = exchange_sizes<N>(call, splits, ++words.epoch);
+    const u64* table = exchange_sizes<N>(call, splits, ++words.barriers);
     if (table == nullptr) return;
     if (all_fit<N>(call, splits, table)) {
         const Parts<N> parts = parts_of<N>(call, splits, table);
@@ -266,8 +266,8 @@ __device__ __forceinline__ void splits_pull(const Call& call, const Splits& spli
         }
         keep<W, N>(call, splits, parts, table);
     }
-    words.epoch++;
-    meet<Depart, N>(call, words.epoch);
+    words.barriers++;
+    meet<Depart, N>(call, words.barriers);
     leave(call, words);
 }
 

@@ -11,8 +11,8 @@ constexpr u32 MAX_BLOCKS = 128;
 
 /// What this rank remembers of a group, once for each block; all copies are equal between kernels.
 struct Words {
-    /// Barriers passed.
-    u64 epoch;
+    /// Barriers passed: the number of the last one.
+    u64 barriers;
     /// The flag of the last collective by LL or LL128.
     u32 ll;
     /// The units of 16 bytes that these ever used of a landing zone.
@@ -34,7 +34,7 @@ struct Status {
     u32 code;
     u32 step;
     u32 peer;
-    u64 epoch;
+    u64 awaited;
     u32 group;
     u32 block;
     u64 sizes[MAX_RANKS];
@@ -86,9 +86,9 @@ struct Call {
 // ---------------------------------------------------------------- waits
 
 #ifdef SYMMC_CHAOS
-/// Before and after a touch of a peer: a delay from the seed, most often none.
-__device__ __forceinline__ void touch(const Call& call, u64 epoch, u32 place) {
-    u64 x = call.seed ^ epoch * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
+/// Before and after a touch of a peer: a delay from the seed, most often none. `count` is that of barriers or of LL.
+__device__ __forceinline__ void touch(const Call& call, u64 count, u32 place) {
+    u64 x = call.seed ^ count * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
             (u64)(blockIdx.x * 64 + threadIdx.x / 32);
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void touch(const Call&, u64, u32) {}
 #endif
 
 /// A look at the clock and at what ends waits early. Gives when the wait began, or 0 if it is over.
-__device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 epoch, u32 looks, u64 start) {
+__device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 awaited, u32 looks, u64 start) {
     Shared* shared = (Shared*)call.shared;
     Status* status = (Status*)call.status;
     if (look(&shared->stop) != 0) return 0;
@@ -116,7 +116,7 @@ __device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 epoch, u32 
     if (claim(&shared->reported)) {
         status->step = call.step;
         status->peer = call.ranks[peer];
-        status->epoch = epoch;
+        status->awaited = awaited;
         status->group = call.group;
         status->block = blockIdx.x;
         __threadfence_system();
@@ -132,11 +132,11 @@ struct SpinWait {
     u64 start = 0;
 
     /// Whether to look again for what `peer` is to send.
-    __device__ __forceinline__ bool again(const Call& call, u32 peer, u64 epoch) {
+    __device__ __forceinline__ bool again(const Call& call, u32 peer, u64 awaited) {
         pause();
         looks++;
         if ((looks & 255) != 0) return true;
-        start = consider(call, peer, epoch, looks, start);
+        start = consider(call, peer, awaited, looks, start);
         return start != 0;
     }
 };
