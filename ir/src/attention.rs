@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::dim::Dim;
-use crate::named::named_enum;
+use crate::named_enum;
 
 /// One side of what a row sees, at the position `p`: `add`, plus the index of the row if `row`, plus the element of an
 /// operand if `operand`.

@@ -5,8 +5,10 @@
 //! contracts are the only source of that knowledge: placement, liveness, the check and every backend
 //! read this table.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::GroupId;
-use crate::named::named_enum;
+use crate::named_enum;
 
 /// Communication between the ranks of a group.
 ///
@@ -138,7 +140,7 @@ named_enum! {
         Pull = "pull",
         /// All-gather, all-to-all: every rank writes into its peers' results.
         Push = "push",
-        /// All-gather, all-to-all: as push, by copies without a kernel between two meetings, which leaves the
+        /// All-gather, all-to-all: as push, by copies without a kernel between two rendezvous, which leaves the
         /// multiprocessors to what runs beside it.
         Copies = "copies",
         /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there. It waits
@@ -204,6 +206,16 @@ pub enum Exit {
     Always,
 }
 
+/// The fate of a droppable exit barrier.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitBarrier {
+    /// It runs.
+    Kept,
+    /// It does not: lifetimes stand in for it.
+    Dropped,
+}
+
 /// The promises of a variant (DESIGN of cross-rank liveness in ARCHITECTURE.md).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Contract {
@@ -214,7 +226,7 @@ pub struct Contract {
     /// Completes on no rank before all peers have stopped touching this rank.
     pub exit: Exit,
     /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
-    pub result_after_meeting: bool,
+    pub result_after_rendezvous: bool,
     /// What it touches on peers.
     pub touch: Touch,
     /// The operand must lie in the symmetric arena.
@@ -236,9 +248,7 @@ impl Variant {
     pub fn expected(found: &str) -> String {
         match Variant::renamed(found) {
             Some(variant) => format!("`{variant}`, as it is called now"),
-            None => {
-                format!("one of {}", Variant::ALL.iter().map(|v| v.name()).collect::<Vec<_>>().join(", "))
-            }
+            None => format!("one of {}", Variant::names()),
         }
     }
 
@@ -257,25 +267,23 @@ impl Variant {
     /// The contract under which this variant runs a collective of this kind; `None` if it cannot run it.
     pub fn contract(self, kind: &CollectiveKind) -> Option<Contract> {
         use CollectiveKind as K;
-        let pull = Contract {
-            entry: true,
-            meets: Meets::Group,
-            exit: Exit::Droppable,
-            result_after_meeting: true,
-            touch: Touch::ReadOperand,
-            symmetric_operand: true,
-            symmetric_result: false,
-            in_place: false,
-        };
+        // The others say in what they differ from this.
         let push = Contract {
             entry: true,
             meets: Meets::Group,
             exit: Exit::Always,
-            result_after_meeting: true,
+            result_after_rendezvous: true,
             touch: Touch::WriteResult,
             symmetric_operand: false,
             symmetric_result: true,
             in_place: false,
+        };
+        let pull = Contract {
+            exit: Exit::Droppable,
+            touch: Touch::ReadOperand,
+            symmetric_operand: true,
+            symmetric_result: false,
+            ..push
         };
         // NCCL promises a rank that its operand and result are its own again when the call has completed on
         // that rank, and that nobody touches them before it has arrived. No more holds of every algorithm
@@ -287,7 +295,7 @@ impl Variant {
                 _ => Meets::Group,
             },
             exit: Exit::Never,
-            result_after_meeting: false,
+            result_after_rendezvous: false,
             touch: Touch::Nothing,
             symmetric_operand: false,
             symmetric_result: false,
@@ -315,31 +323,23 @@ impl Variant {
                 K::AllReduce(_) | K::ReduceScatter(_) | K::AllGather | K::AllToAll(Splits::Even),
             ) => Contract {
                 entry: false,
-                meets: Meets::Group,
                 exit: Exit::Never,
-                result_after_meeting: true,
                 touch: Touch::WriteLanding,
-                symmetric_operand: false,
                 symmetric_result: false,
                 in_place: !matches!(kind, K::AllToAll(_)),
+                ..push
             },
-            (Variant::TwoShot, K::AllReduce(_)) => Contract {
-                entry: true,
-                meets: Meets::Group,
-                exit: Exit::Always,
-                result_after_meeting: true,
-                touch: Touch::ReadOperandWriteResult,
-                symmetric_operand: true,
-                symmetric_result: true,
-                in_place: true,
-            },
+            (Variant::TwoShot, K::AllReduce(_)) => {
+                let touch = Touch::ReadOperandWriteResult;
+                Contract { touch, symmetric_operand: true, in_place: true, ..push }
+            }
             (Variant::Push | Variant::Copies, K::AllGather) => Contract { in_place: true, ..push },
             (Variant::Push | Variant::Copies, K::AllToAll(Splits::Even)) => push,
             (Variant::Put, K::Broadcast { .. } | K::Permute { .. }) => Contract {
                 entry: false,
                 meets: Meets::Pairs,
                 exit: Exit::Never,
-                result_after_meeting: false,
+                result_after_rendezvous: false,
                 // The root reads its operand alone; a rank of a permute may read while it is written to.
                 in_place: matches!(kind, K::Broadcast { .. }),
                 ..push
@@ -462,10 +462,10 @@ mod tests {
                 let Some(c) = variant.contract(kind) else { continue };
                 let what = format!("{} {variant}", kind.name());
                 assert!(!c.entry || c.meets == Meets::Group, "{what}");
-                assert!(!c.result_after_meeting || c.meets == Meets::Group, "{what}");
+                assert!(!c.result_after_rendezvous || c.meets == Meets::Group, "{what}");
                 // What peers touch before a rank's own step, or after it, the library does not keep apart.
                 assert!(
-                    !variant.is_library() || c.touch == Touch::Nothing && !c.result_after_meeting,
+                    !variant.is_library() || c.touch == Touch::Nothing && !c.result_after_rendezvous,
                     "{what}"
                 );
                 assert_eq!(c.meets == Meets::Pairs, variant == Variant::Put, "{what}");

@@ -12,6 +12,7 @@ pub mod attention;
 mod backing;
 pub mod builder;
 pub mod collective;
+pub mod decision;
 pub mod dim;
 pub mod dispatch;
 pub mod entity;

@@ -1,6 +1,8 @@
-//! Enums whose variants have names in the text form.
+//! Enums whose variants have names, in the text form and elsewhere.
 
-/// Declares a fieldless enum with the name of each variant in the text form.
+/// Declares a fieldless enum with the name of each variant.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! named_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
         $(#[$doc])*
@@ -11,13 +13,17 @@ macro_rules! named_enum {
         impl $name {
             /// Every one, in order of declaration.
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
-            /// The name in the text form.
+            /// The name, as in the text form.
             pub fn name(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }
             /// The one of this name.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name { $($text => Some($name::$variant),)* _ => None }
+            }
+            /// The names of all, for who says another.
+            pub fn names() -> String {
+                [$($text),*].join(", ")
             }
         }
 
@@ -28,4 +34,3 @@ macro_rules! named_enum {
         }
     };
 }
-pub(crate) use named_enum;

@@ -9,7 +9,7 @@ use crate::attention::Bound;
 use crate::collective::Collective;
 use crate::dim::Dim;
 use crate::ids::CustomId;
-use crate::named::named_enum;
+use crate::named_enum;
 use crate::types::{DType, Float, Scalar};
 
 /// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.

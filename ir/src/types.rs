@@ -5,27 +5,15 @@ use std::hash::{Hash, Hasher};
 
 use crate::dim::{Bindings, Dim};
 use crate::entity::Table;
+use crate::named_enum;
 use crate::symbol::{Symbol, SymbolId};
 
-/// The type of one element.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-#[allow(missing_docs)]
-pub enum DType {
-    Bool,
-    U8,
-    I32,
-    I64,
-    F16,
-    BF16,
-    F32,
-    F64,
+named_enum! {
+    /// The type of one element.
+    DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
 }
 
 impl DType {
-    /// Every dtype.
-    pub const ALL: [DType; 8] =
-        [DType::Bool, DType::U8, DType::I32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
-
     /// The size of one element in bytes.
     pub fn size(self) -> usize {
         match self {
@@ -44,31 +32,6 @@ impl DType {
     /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
-    }
-
-    /// The name in the text form: `f32`, `bf16`, `i64`, `bool`, …
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::Bool => "bool",
-            DType::U8 => "u8",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-        }
-    }
-
-    /// The dtype of this [`name`](Self::name).
-    pub fn from_name(name: &str) -> Option<DType> {
-        DType::ALL.into_iter().find(|d| d.name() == name)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

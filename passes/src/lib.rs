@@ -14,5 +14,5 @@ pub mod rewrite;
 
 pub use canon::canonicalize;
 pub use error::PassError;
-pub use lower::{Alternative, Choice, LowerConfig, lower};
+pub use lower::{LowerConfig, lower};
 pub use rewrite::Report;

@@ -24,6 +24,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Op, SymbolId, Variant};
 
@@ -33,7 +34,7 @@ use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
 pub use solve::Limits;
-use solve::{Decision, Solution, solve};
+use solve::{Decided, Solution, solve};
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
@@ -71,48 +72,6 @@ impl LowerConfig {
     }
 }
 
-/// A way to run a collective.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Alternative {
-    /// Its name: a variant, or collectives with their variants joined with ` + `.
-    pub name: String,
-    /// Estimated microseconds that it adds to a run, copies included: its time, or, where compute can run beside
-    /// it, what of its time that does not hide and what it takes from the compute ([`symmc_ir::machine`]).
-    pub us: f64,
-    /// The part of `us` that copies cost.
-    pub copy_us: f64,
-    /// How much less `us` is because the kernel also adds the residual that follows.
-    pub saved_us: f64,
-}
-
-/// How a collective was chosen.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Choice {
-    /// The collective of the program before: the name of its first result.
-    pub collective: String,
-    /// The nodes of the lowered program that run it, by the names of their first results, each in one choice; none
-    /// if it is absorbed by others.
-    pub nodes: Vec<String>,
-    /// The name of what was chosen, as in `alternatives`.
-    pub chosen: String,
-    /// The bytes that the estimates are for (see [`symmc_ir::machine`]), at the upper end of the bucket.
-    pub bytes: u64,
-    /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
-    pub alternatives: Vec<Alternative>,
-    /// The rules that led to the chosen form, in order.
-    pub rules: Vec<AppliedRule>,
-}
-
-/// A rule on the way to the chosen form.
-#[derive(Clone, PartialEq, Debug)]
-pub struct AppliedRule {
-    /// Its name, as in [`rules::RULES`].
-    pub name: String,
-    /// Estimated microseconds of what it put in place, copies included; `None` while that is a form that does
-    /// not say how it is run.
-    pub us: Option<f64>,
-}
-
 /// What a lowering did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
@@ -130,8 +89,8 @@ pub struct Report {
 ///
 /// # Errors
 /// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
-pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>), PassError> {
-    lower_with_report(graph, config).map(|(graph, choices, _)| (graph, choices))
+pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>), PassError> {
+    lower_with_report(graph, config).map(|(graph, decisions, _)| (graph, decisions))
 }
 
 /// [`lower()`], with what it did.
@@ -141,7 +100,7 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>)
 pub fn lower_with_report(
     graph: &Graph,
     config: &LowerConfig,
-) -> Result<(Graph, Vec<Choice>, Report), PassError> {
+) -> Result<(Graph, Vec<Decision>, Report), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
@@ -175,19 +134,19 @@ pub fn lower_with_report(
     if cfg!(debug_assertions) {
         verified("after", "lower", &out)?;
     }
-    let mut choices: Vec<(symmc_ir::NodeId, Choice)> = Vec::new();
+    let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
     for (s, names) in solved.iter().zip(&names) {
-        for decision in &s.solution.decisions {
-            let node = s.region.nodes[decision.node];
-            choices.push((node, choice(graph.node_name(node), decision, names)));
+        for decided in &s.solution.decisions {
+            let node = s.region.nodes[decided.node];
+            decisions.push((node, decision(graph.node_name(node), decided, names)));
         }
     }
-    choices.sort_by_key(|(node, _)| *node);
+    decisions.sort_by_key(|(node, _)| *node);
     let mut report = Report { regions: regions.len(), distinct: solutions.len(), fired: IndexMap::new() };
     for (rule, times) in solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
     }
-    Ok((out, choices.into_iter().map(|(_, c)| c).collect(), report))
+    Ok((out, decisions.into_iter().map(|(_, d)| d).collect(), report))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
@@ -235,7 +194,7 @@ fn unsolved(graph: &Graph, region: &Region) -> PassError {
     PassError::Internal(format!("no way was found to run the region of %{name}"))
 }
 
-fn choice(collective: &str, decision: &Decision, names: &[String]) -> Choice {
+fn decision(collective: &str, decided: &Decided, names: &[String]) -> Decision {
     // Estimates are meant for people and for files; a nanosecond is finer than any of them.
     let round = |us: f64| (us * 1000.0).round() / 1000.0;
     let alternative = |(name, Cost { us, copy_us, saved_us }): &(String, Cost)| Alternative {
@@ -244,16 +203,13 @@ fn choice(collective: &str, decision: &Decision, names: &[String]) -> Choice {
         copy_us: round(*copy_us),
         saved_us: round(*saved_us),
     };
-    Choice {
+    let rule = |(name, us): &(String, Option<f64>)| AppliedRule { name: name.clone(), us: us.map(round) };
+    Decision {
         collective: collective.to_string(),
-        nodes: decision.steps.iter().map(|&s| names[s].clone()).collect(),
-        chosen: decision.chosen.clone(),
-        bytes: decision.bytes,
-        alternatives: decision.alternatives.iter().map(alternative).collect(),
-        rules: decision
-            .rules
-            .iter()
-            .map(|(name, us)| AppliedRule { name: name.clone(), us: us.map(round) })
-            .collect(),
+        nodes: decided.steps.iter().map(|&s| names[s].clone()).collect(),
+        chosen: decided.chosen.clone(),
+        bytes: decided.bytes,
+        alternatives: decided.alternatives.iter().map(alternative).collect(),
+        rules: decided.rules.iter().map(rule).collect(),
     }
 }

@@ -1,6 +1,6 @@
 //! Which exit barriers run that could be dropped, and what dropping costs.
 //!
-//! A dropped exit barrier is paid for in memory: the operand stays occupied until the next meeting. It is dropped where
+//! A dropped exit barrier is paid for in memory: the operand stays occupied until the next rendezvous. It is dropped where
 //! lifetimes can stand in for it, unless the symmetric arena has a limit that it would exceed.
 //!
 //! The cost of one barrier is what the bound of the symmetric arena changes by when this one alone is decided the
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use symmc_pack::Block;
 use symmc_plan::ArenaKind;
 
-use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::liveness::{ExitChoice, Liveness, Rendezvous};
 use crate::placed::{Placed, Sized, lifetime};
 
 /// What dropping barriers costs.
@@ -30,7 +30,7 @@ pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
     }
     let arena = Arena::new(placed, sized);
     let bound = arena.bound();
-    for choice in arena.choices() {
+    for choice in arena.droppable() {
         let changed = (0..arena.load.len()).map(|t| match (choice.dropped, choice.extends(t)) {
             (_, false) => arena.load[t],
             (true, true) => arena.load[t].saturating_sub(choice.size),
@@ -58,34 +58,35 @@ pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
 /// helps.
 pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
     let mut arena = Arena::new(placed, sized);
-    let choices: Vec<Choice> = arena.choices().into_iter().filter(|c| c.dropped && c.size > 0).collect();
-    let mut kept = vec![false; choices.len()];
+    let barriers: Vec<Droppable> =
+        arena.droppable().into_iter().filter(|c| c.dropped && c.size > 0).collect();
+    let mut kept = vec![false; barriers.len()];
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
             // The one that takes away the most of all that is too much.
-            let helps = |c: &Choice| -> u128 {
+            let helps = |c: &Droppable| -> u128 {
                 let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.size));
                 (t..arena.load.len()).filter(|&t| c.extends(t)).map(over).sum()
             };
-            let open = choices.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t));
+            let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t));
             let Some((i, _)) = open.max_by_key(|(i, c)| (helps(c), std::cmp::Reverse(*i))) else { break };
             kept[i] = true;
-            arena.add(&choices[i], u64::saturating_sub);
+            arena.add(&barriers[i], u64::saturating_sub);
         }
     }
     // What was kept first may be superfluous now.
-    for (i, c) in choices.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
+    for (i, c) in barriers.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
         let fits = |t: usize| !c.extends(t) || arena.load[t].saturating_add(c.size) <= room;
         if (0..arena.load.len()).all(fits) {
             kept[i] = false;
             arena.add(c, u64::saturating_add);
         }
     }
-    choices.iter().zip(kept).filter(|(_, kept)| *kept).map(|(c, _)| c.step).collect()
+    barriers.iter().zip(kept).filter(|(_, kept)| *kept).map(|(c, _)| c.step).collect()
 }
 
 /// A barrier that lifetimes can stand in for.
-struct Choice {
+struct Droppable {
     step: u32,
     dropped: bool,
     /// The bytes of its operand's class.
@@ -95,7 +96,7 @@ struct Choice {
     without: Block,
 }
 
-impl Choice {
+impl Droppable {
     /// Whether the operand is occupied at `t` only because the barrier does not run.
     fn extends(&self, t: usize) -> bool {
         alive(&self.without, t) && !alive(&self.with, t)
@@ -128,19 +129,19 @@ impl<'a> Arena<'a> {
         load(self.sized, self.placed.steps.list.len(), ArenaKind::Symmetric, block)
     }
 
-    fn add(&mut self, choice: &Choice, change: impl Fn(u64, u64) -> u64) {
+    fn add(&mut self, choice: &Droppable, change: impl Fn(u64, u64) -> u64) {
         for t in (0..self.load.len()).filter(|&t| choice.extends(t)) {
             self.load[t] = change(self.load[t], choice.size);
         }
     }
 
-    fn choices(&self) -> Vec<Choice> {
+    fn droppable(&self) -> Vec<Droppable> {
         let (placed, mut live) = (self.placed, self.placed.live.clone());
         let mut of_class = vec![None; placed.classes.list.len()];
         for s in self.sized.iter().filter(|s| s.arena == ArenaKind::Symmetric) {
             of_class[s.class] = Some(s);
         }
-        let mut choices = Vec::new();
+        let mut barriers = Vec::new();
         for (s, &option) in placed.live.options.iter().enumerate() {
             let operand = placed.steps.list[s].reads.first();
             let class = operand.and_then(|&v| placed.classes.of[v]);
@@ -155,9 +156,9 @@ impl<'a> Arena<'a> {
             });
             live.exits[s] = now;
             let dropped = matches!(now, ExitChoice::Dropped(_));
-            choices.push(Choice { step: s as u32, dropped, size: sized.block.size, with, without });
+            barriers.push(Droppable { step: s as u32, dropped, size: sized.block.size, with, without });
         }
-        choices
+        barriers
     }
 }
 
@@ -166,7 +167,7 @@ fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
     let class = &placed.classes.list[sized.class];
     let readers = class.members.iter().flat_map(|m| live.readers.of(m.value));
     let wraps = readers.filter_map(|&s| match live.exits[s as usize] {
-        ExitChoice::Dropped(Meeting::NextRun(y)) => {
+        ExitChoice::Dropped(Rendezvous::NextRun(y)) => {
             let operand = placed.steps.list[s as usize].reads.first();
             let own = operand.and_then(|&v| placed.classes.of[v]) == Some(sized.class as u32);
             own.then_some(y)

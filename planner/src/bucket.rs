@@ -8,7 +8,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, Op, Table, ValueId};
 use symmc_pack::{Block, Packing};
 use symmc_plan::{
-    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Memory, Place,
+    ALIGN, ArenaKind, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, ForcedCopy, Memory, Place,
     Reach, Step, Symbols, Totals,
 };
 
@@ -16,8 +16,8 @@ use crate::barriers::{self, Costs};
 use crate::error::PlanError;
 use crate::fixed::FixedMemory;
 use crate::liveness::ExitChoice;
-use crate::place::{Class, Home, Member, Shares};
-use crate::placed::{Program, Sized, sized};
+use crate::place::{Class, Member, MemorySpace, Shares};
+use crate::placed::{ScheduledProgram, Sized, sized};
 use crate::waits::{Extent, waits};
 
 /// How a collective was chosen, and what follows for its steps.
@@ -31,7 +31,7 @@ pub struct Decided {
 
 /// Packs and writes down one bucket of a program.
 pub fn bucket(
-    program: &Program,
+    program: &ScheduledProgram,
     index: usize,
     symbols: &Symbols,
     fixed: &FixedMemory,
@@ -94,8 +94,8 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
         symmetric_bound: symmetric.bound,
         copies: copies.len() as u64,
         copied: copies.iter().map(|c| c.bytes).fold(0, u64::saturating_add),
-        barriers_dropped: exits(Barrier::Dropped),
-        barriers_kept: exits(Barrier::Kept),
+        barriers_dropped: exits(ExitBarrier::Dropped),
+        barriers_kept: exits(ExitBarrier::Kept),
         barrier_bytes: 0,
         workspace: 0,
     }
@@ -119,7 +119,7 @@ fn pack_arena(
 }
 
 /// What peers do to each class.
-fn reach(program: &Program) -> Vec<Reach> {
+fn reach(program: &ScheduledProgram) -> Vec<Reach> {
     let mut reach = vec![Reach::Local; program.placed.classes.list.len()];
     for step in &program.placed.steps.list {
         let (read, written) = step.touched(&program.prepared.graph, &program.prepared.base);
@@ -136,7 +136,7 @@ fn reach(program: &Program) -> Vec<Reach> {
 }
 
 struct Writer<'a> {
-    program: &'a Program,
+    program: &'a ScheduledProgram,
     symbols: &'a Symbols,
     fixed: &'a FixedMemory,
     reach: Vec<Reach>,
@@ -174,8 +174,8 @@ impl Writer<'_> {
             blocks: step.nodes().find_map(|n| blocks.get(graph.node_name(n)).copied()),
             exit: match exit {
                 ExitChoice::None => None,
-                ExitChoice::Dropped(_) => Some(Barrier::Dropped),
-                ExitChoice::Kept | ExitChoice::Pending(_) => Some(Barrier::Kept),
+                ExitChoice::Dropped(_) => Some(ExitBarrier::Dropped),
+                ExitChoice::Kept | ExitChoice::Pending(_) => Some(ExitBarrier::Kept),
             },
             exit_bytes,
         })
@@ -217,8 +217,8 @@ impl Writer<'_> {
     /// Where an input lies that is not bound, and why.
     fn input(&self, input: usize, value: ValueId) -> (Memory, String) {
         let classes = &self.program.placed.classes;
-        match classes.of[value].map(|c| classes.list[c as usize].home) {
-            Some(Home::Output(k)) => {
+        match classes.of[value].map(|c| classes.list[c as usize].space) {
+            Some(MemorySpace::Output(k)) => {
                 (Memory::Output(k), format!("an input, in one memory with output {k}, which replaces it"))
             }
             _ => (Memory::Input(input), "an input".to_string()),
@@ -227,20 +227,20 @@ impl Writer<'_> {
 
     fn place(&self, c: usize, class: &Class, member: &Member, need: Option<&String>) -> Place {
         let graph = self.graph();
-        let memory = match class.home {
-            Home::Arena(_) => Memory::Buffer(self.buffer_of[c]),
-            Home::Output(k) => Memory::Output(k),
+        let memory = match class.space {
+            MemorySpace::Arena(_) => Memory::Buffer(self.buffer_of[c]),
+            MemorySpace::Output(k) => Memory::Output(k),
         };
-        let mut why = match (member.shares, class.home) {
+        let mut why = match (member.shares, class.space) {
             (Shares::Over(v), _) => format!("over %{}, which nothing needs any more", graph.name_of(v)),
             (Shares::Shard(v), _) => format!("this rank's piece of %{}", graph.name_of(v)),
             (Shares::Piece(v), _) => format!("a piece of %{}", graph.name_of(v)),
-            (Shares::Nothing, Home::Output(k)) => match class.top == member.value {
+            (Shares::Nothing, MemorySpace::Output(k)) => match class.top == member.value {
                 true => format!("output {k}"),
                 false => format!("in output {k}, which %{} becomes", graph.name_of(class.top)),
             },
-            (Shares::Nothing, Home::Arena(ArenaKind::Symmetric)) => String::new(),
-            (Shares::Nothing, Home::Arena(ArenaKind::Ordinary)) => "an intermediate value".to_string(),
+            (Shares::Nothing, MemorySpace::Arena(ArenaKind::Symmetric)) => String::new(),
+            (Shares::Nothing, MemorySpace::Arena(ArenaKind::Ordinary)) => "an intermediate value".to_string(),
         };
         if let Some(need) = need {
             why = if why.is_empty() { need.clone() } else { format!("{why}; {need}") };

@@ -11,11 +11,11 @@
 //! - An operand that peers read, with its exit barrier dropped, is released by the next collective in the
 //!   order of the communication lane that meets the same peers: by the time that it has met, every peer has
 //!   left the earlier one. A collective whose pairs meet is none that does. If its join is the very next
-//!   step, and its contract has it write its results after the meeting, these may already take the bytes; its
+//!   step, and its contract has it write its results after the rendezvous, these may already take the bytes; its
 //!   operands, which are written before it, may not.
 //!
-//! The next meeting may be that of the next run. Then the operand stays occupied through the end of the run
-//! and on to that meeting, which must come before the operand is written again.
+//! The next rendezvous may be that of the next run. Then the operand stays occupied through the end of the run
+//! and on to that rendezvous, which must come before the operand is written again.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ use crate::steps::{Readers, Steps, input_of};
 
 /// The next collective that meets all peers of another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Meeting {
+pub enum Rendezvous {
     /// At this later step of the run.
     Later(u32),
     /// At this step of the next run, possibly the same step.
@@ -44,8 +44,8 @@ pub enum ExitChoice {
     None,
     /// It runs.
     Kept,
-    /// Dropped; the operand is occupied until the meeting.
-    Dropped(Meeting),
+    /// Dropped; the operand is occupied until the rendezvous.
+    Dropped(Rendezvous),
     /// Dropped if the operand's memory turns out to be free until this step of the next run.
     Pending(u32),
 }
@@ -55,7 +55,7 @@ pub enum ExitChoice {
 pub struct Liveness {
     /// The first step, behind each, that may write bytes which it used ([`awaited`], [`at_once`], or between).
     pub joined: Vec<u32>,
-    /// For a collective: whether it writes its results after its meeting.
+    /// For a collective: whether it writes its results after its rendezvous.
     late: Vec<bool>,
     /// For each step, what is decided about its exit barrier.
     pub exits: Vec<ExitChoice>,
@@ -75,7 +75,7 @@ pub struct Choices {
     pub kept: BTreeSet<u32>,
 }
 
-/// Whether a dropped exit may rely on a meeting of the next run. With several buckets it may not, because
+/// Whether a dropped exit may rely on a rendezvous of the next run. With several buckets it may not, because
 /// the next run may be of another bucket, whose steps know nothing of this operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NextRun {
@@ -94,7 +94,7 @@ impl Liveness {
         next_run: NextRun,
         choices: Choices,
     ) -> Liveness {
-        let meetings = meetings(graph, steps);
+        let rendezvous = rendezvous(graph, steps);
         let mutated: BTreeSet<usize> = graph
             .outputs
             .iter()
@@ -103,7 +103,7 @@ impl Liveness {
                 OutputKind::Returned => None,
             })
             .collect();
-        let exits = steps.list.iter().zip(&meetings).map(|(step, &meeting)| {
+        let exits = steps.list.iter().zip(&rendezvous).map(|(step, &rendezvous)| {
             let droppable = step.peers.is_some_and(|p| p.contract.exit == Exit::Droppable);
             let Some(&operand) = step.reads.first().filter(|_| droppable) else { return ExitChoice::None };
             // An input that is given once is never written again, unless its size changes between runs.
@@ -112,10 +112,10 @@ impl Liveness {
                 graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
             });
             let input = input_of(graph, operand).is_some_and(|i| bound.contains(&i.index()));
-            match meeting {
-                Meeting::Later(_) => ExitChoice::Dropped(meeting),
-                _ if constant => ExitChoice::Dropped(Meeting::Never),
-                Meeting::NextRun(y)
+            match rendezvous {
+                Rendezvous::Later(_) => ExitChoice::Dropped(rendezvous),
+                _ if constant => ExitChoice::Dropped(Rendezvous::Never),
+                Rendezvous::NextRun(y)
                     if next_run == NextRun::Same && !input && steps.def[operand].is_some_and(|d| d > y) =>
                 {
                     ExitChoice::Pending(y)
@@ -134,7 +134,7 @@ impl Liveness {
         for o in &graph.outputs {
             outputs[o.value.index()] = true;
         }
-        let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_meeting));
+        let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_rendezvous));
         let (joined, late) = (choices.joined, late.collect());
         Liveness { joined, late, exits, options, readers: steps.readers(), outputs }
     }
@@ -148,16 +148,16 @@ impl Liveness {
     pub fn read_release(&self, step: u32) -> u32 {
         let own = self.joined[step as usize];
         match self.exits[step as usize] {
-            ExitChoice::Dropped(Meeting::Later(y)) => self.meeting_release(y).max(own.min(y)),
-            ExitChoice::Dropped(Meeting::NextRun(_)) | ExitChoice::Pending(_) => self.end(),
+            ExitChoice::Dropped(Rendezvous::Later(y)) => self.rendezvous_release(y).max(own.min(y)),
+            ExitChoice::Dropped(Rendezvous::NextRun(_)) | ExitChoice::Pending(_) => self.end(),
             _ => own,
         }
     }
 
-    /// The release of bytes that peers stop reading when `meeting` has met.
-    pub fn meeting_release(&self, meeting: u32) -> u32 {
-        match self.joined[meeting as usize] {
-            join if join == meeting + 1 && self.late[meeting as usize] => meeting,
+    /// The release of bytes that peers stop reading when `rendezvous` has met.
+    pub fn rendezvous_release(&self, rendezvous: u32) -> u32 {
+        match self.joined[rendezvous as usize] {
+            join if join == rendezvous + 1 && self.late[rendezvous as usize] => rendezvous,
             join => join,
         }
     }
@@ -217,28 +217,28 @@ pub fn at_once(steps: &Steps) -> Vec<u32> {
 }
 
 /// For each collective the next one that meets all its peers.
-fn meetings(graph: &Graph, steps: &Steps) -> Vec<Meeting> {
+fn rendezvous(graph: &Graph, steps: &Steps) -> Vec<Rendezvous> {
     let covers = Covers::new(graph);
-    let mut next = vec![Meeting::Never; graph.groups.len()];
-    let mut out = vec![Meeting::Never; steps.list.len()];
+    let mut next = vec![Rendezvous::Never; graph.groups.len()];
+    let mut out = vec![Rendezvous::Never; steps.list.len()];
     let collectives =
         || steps.list.iter().enumerate().rev().filter_map(|(s, step)| Some((s, step.peers.as_ref()?)));
-    let met = |next: &mut Vec<Meeting>, group: GroupId, meeting| {
+    let met = |next: &mut Vec<Rendezvous>, group: GroupId, rendezvous| {
         for (g, known) in next.iter_mut().enumerate() {
             if covers.has(group, g) {
-                *known = meeting;
+                *known = rendezvous;
             }
         }
     };
     for (s, peers) in collectives() {
         if peers.contract.meets == Meets::Group {
-            met(&mut next, peers.group, Meeting::NextRun(s as u32));
+            met(&mut next, peers.group, Rendezvous::NextRun(s as u32));
         }
     }
     for (s, peers) in collectives() {
         out[s] = next[peers.group.index()];
         if peers.contract.meets == Meets::Group {
-            met(&mut next, peers.group, Meeting::Later(s as u32));
+            met(&mut next, peers.group, Rendezvous::Later(s as u32));
         }
     }
     out
@@ -278,7 +278,7 @@ impl Covers {
         Covers(rows.collect())
     }
 
-    /// Whether a meeting of `group` is a meeting of all cells of the group with index `other`.
+    /// Whether a rendezvous of `group` is a rendezvous of all cells of the group with index `other`.
     fn has(&self, group: GroupId, other: usize) -> bool {
         self.0[group.index()][other]
     }

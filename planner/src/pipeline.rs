@@ -9,14 +9,14 @@ use std::sync::Arc;
 use symmc_ir::machine::Profile;
 use symmc_ir::verify::verify;
 use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
-use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, Source, VERSION, sha256};
+use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
 
 use crate::bucket::{Decided, bucket};
 use crate::error::PlanError;
 use crate::fixed::{FixedMemory, fixed_memory};
 use crate::liveness::NextRun;
 use crate::order::Order;
-use crate::placed::Program;
+use crate::placed::ScheduledProgram;
 use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::schedule::{Rules, schedule};
 use crate::views::Views;
@@ -116,7 +116,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     let text = texts.remove(0);
     Ok(Plan {
         version: VERSION,
-        source: Source { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
+        source: SourceProgram { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
         machine: config.machine.clone(),
         ranks,
         programs: texts,
@@ -127,7 +127,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
 }
 
 /// Programs with their buckets.
-type Made = (Vec<Program>, Vec<Bucket>);
+type Made = (Vec<ScheduledProgram>, Vec<Bucket>);
 
 /// The most that a bucket takes of the symmetric arena.
 fn symmetric(made: &Made) -> u64 {
@@ -198,7 +198,7 @@ impl Work<'_> {
         let rules = Rules { bound, next_run, order, slack, profile, room };
         let prepared = self.prepared.iter().collect();
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
-        let programs = programs.into_iter().collect::<Result<Vec<Program>, PlanError>>()?;
+        let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>, PlanError>>()?;
         let inputs = self.lowered.iter().zip(&self.program_of).collect();
         let pack = &self.config.pack;
         // Buckets share the budget of the exact search.

@@ -20,7 +20,7 @@ use crate::steps::{Operand, Steps};
 
 /// The memory of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Home {
+pub enum MemorySpace {
     /// A buffer in this arena.
     Arena(ArenaKind),
     /// The caller's memory of the output with this index.
@@ -31,7 +31,7 @@ pub enum Home {
 #[derive(Clone, Debug)]
 pub struct Class {
     /// The memory.
-    pub home: Home,
+    pub space: MemorySpace,
     /// Bytes.
     pub size: Dim,
     /// The value that fills all of it and is written last.
@@ -105,7 +105,7 @@ impl Classes {
 
     /// The larger results in an arena that have parts inside of them, each with the index of its class.
     pub fn wholes(&self) -> impl Iterator<Item = (ValueId, usize)> {
-        let arenas = self.iter().filter(|(_, c)| matches!(c.home, Home::Arena(_)));
+        let arenas = self.iter().filter(|(_, c)| matches!(c.space, MemorySpace::Arena(_)));
         let members = arenas.flat_map(|(i, c)| c.members.iter().map(move |m| (m, i)));
         members.filter_map(|(m, i)| match m.shares {
             Shares::Shard(whole) | Shares::Piece(whole) => Some((whole, i)),
@@ -136,15 +136,15 @@ fn singles(program: &Prepared, steps: &Steps) -> Classes {
     let mut of = Table::filled(None, graph.values.len());
     for (s, step) in steps.list.iter().enumerate() {
         for &value in &step.writes {
-            let home = match (output[value.index()], program.symmetric[value]) {
-                (Some(k), _) => Home::Output(k),
-                (None, true) => Home::Arena(ArenaKind::Symmetric),
-                (None, false) => Home::Arena(ArenaKind::Ordinary),
+            let space = match (output[value.index()], program.symmetric[value]) {
+                (Some(k), _) => MemorySpace::Output(k),
+                (None, true) => MemorySpace::Arena(ArenaKind::Symmetric),
+                (None, false) => MemorySpace::Arena(ArenaKind::Ordinary),
             };
             of[value] = Some(list.len() as u32);
             let member = Member { value, offset: Dim::from(0), by_rank: None, shares: Shares::Nothing };
             let (size, members, first) = (program.bytes[value].clone(), vec![member], s as u32);
-            list.push(Class { home, size, top: value, members, first, top_step: first, others: 0 });
+            list.push(Class { space, size, top: value, members, first, top_step: first, others: 0 });
         }
     }
     Classes { list, of }
@@ -252,21 +252,21 @@ impl Placing<'_> {
         let (Some(p), Some(w)) = (self.classes.of[part], self.classes.of[whole]) else { return };
         let (p, w) = (p as usize, w as usize);
         let (from, into) = (&self.classes.list[p], &self.classes.list[w]);
-        let symmetric = Home::Arena(ArenaKind::Symmetric);
-        let fits = match (from.home, into.home) {
-            (Home::Output(_), _) => false,
-            (Home::Arena(_), Home::Output(_)) => {
-                from.home != symmetric && self.within(from, &offset, by_rank.as_ref(), whole)
+        let symmetric = MemorySpace::Arena(ArenaKind::Symmetric);
+        let fits = match (from.space, into.space) {
+            (MemorySpace::Output(_), _) => false,
+            (MemorySpace::Arena(_), MemorySpace::Output(_)) => {
+                from.space != symmetric && self.within(from, &offset, by_rank.as_ref(), whole)
             }
-            (Home::Arena(_), home) => {
+            (MemorySpace::Arena(_), space) => {
                 let apart = self.steps.def[whole].is_some_and(|s| self.apart.0.contains(&s));
-                !apart && (from.home != symmetric || home == symmetric)
+                !apart && (from.space != symmetric || space == symmetric)
             }
         };
         let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());
         // Peers touch aligned bytes only.
         let step = by_rank.as_ref().map_or(&offset, |(_, stride)| stride);
-        let aligned = step.divisible_by(PEER_ALIGN) || from.home != symmetric;
+        let aligned = step.divisible_by(PEER_ALIGN) || from.space != symmetric;
         // A place begins within its memory as far as its bounds show.
         let begins =
             |m: &Member| (m.offset.clone() + offset.clone()).bounds(&self.program.graph.symbols).0 >= 0;
@@ -398,10 +398,11 @@ impl Placing<'_> {
         let (x, r) = (&self.classes.list[x as usize], &self.classes.list[r as usize]);
         let sizes = x.size == r.size;
         sizes
-            && match (x.home, r.home) {
-                (Home::Output(_), _) => false,
-                (home, Home::Output(_)) => {
-                    home == Home::Arena(ArenaKind::Ordinary) && self.within(x, &Dim::from(0), None, r.top)
+            && match (x.space, r.space) {
+                (MemorySpace::Output(_), _) => false,
+                (space, MemorySpace::Output(_)) => {
+                    space == MemorySpace::Arena(ArenaKind::Ordinary)
+                        && self.within(x, &Dim::from(0), None, r.top)
                 }
                 (a, b) => a == b,
             }
@@ -410,13 +411,13 @@ impl Placing<'_> {
     fn write_over(&mut self, base: ValueId, result: ValueId) {
         let (Some(x), Some(r)) = (self.classes.of[base], self.classes.of[result]) else { return };
         let (x, r) = (x as usize, r as usize);
-        let (home, step) = (self.classes.list[r].home, self.classes.list[r].top_step);
+        let (space, step) = (self.classes.list[r].space, self.classes.list[r].top_step);
         let mut moved = std::mem::take(&mut self.classes.list[r].members);
         if let Some(m) = moved.first_mut() {
             m.shares = Shares::Over(base);
         }
         let class = &mut self.classes.list[x];
-        class.home = home;
+        class.space = space;
         (class.top, class.top_step) = (result, step);
         // The operand has no later use, so what it occupied is released with this step.
         class.others = class.others.max(self.live.joined[step as usize]);

@@ -7,13 +7,13 @@ use symmc_pack::Block;
 use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE, Symbols};
 
 use crate::error::PlanError;
-use crate::liveness::{ExitChoice, Liveness, Meeting};
-use crate::place::{Class, Classes, Home};
+use crate::liveness::{ExitChoice, Liveness, Rendezvous};
+use crate::place::{Class, Classes, MemorySpace};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
-pub struct Program {
+pub struct ScheduledProgram {
     /// The program with its copies.
     pub prepared: Arc<Prepared>,
     /// Its order, and where its values lie.
@@ -39,7 +39,7 @@ impl Placed {
                 let operand = steps[s].reads.first();
                 let class = operand.and_then(|&v| classes.of[v]).map(|c| &classes.list[c as usize]);
                 *exit = match class {
-                    Some(c) if c.first > y => ExitChoice::Dropped(Meeting::NextRun(y)),
+                    Some(c) if c.first > y => ExitChoice::Dropped(Rendezvous::NextRun(y)),
                     _ => ExitChoice::Kept,
                 };
             }
@@ -62,8 +62,8 @@ pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError>
 pub fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
     let (first, release) = (class.first, class.release(live).max(class.first + 1));
     let end = match wraps {
-        // It is freed by the meeting's own results at the earliest, and before it is written again.
-        Some(y) => match live.meeting_release(y).min(first) {
+        // It is freed by the rendezvous's own results at the earliest, and before it is written again.
+        Some(y) => match live.rendezvous_release(y).min(first) {
             0 => release,
             end => end,
         },
@@ -80,7 +80,7 @@ pub struct Sized {
     pub arena: ArenaKind,
     /// Its lifetime and size, as they are packed.
     pub block: Block,
-    /// The meeting of the next run that frees it, if its lifetime wraps.
+    /// The rendezvous of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,
 }
 
@@ -88,16 +88,16 @@ pub struct Sized {
 pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
     let mut wraps = vec![None; placed.classes.list.len()];
     for (s, exit) in placed.live.exits.iter().enumerate() {
-        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) =
+        if let (ExitChoice::Dropped(Rendezvous::NextRun(y)), Some(&v)) =
             (exit, placed.steps.list[s].reads.first())
             && let Some(c) = placed.classes.of[v]
         {
             wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
         }
     }
-    let arenas = placed.classes.iter().filter_map(|(c, class)| match class.home {
-        Home::Arena(arena) => Some((c, class, arena)),
-        Home::Output(_) => None,
+    let arenas = placed.classes.iter().filter_map(|(c, class)| match class.space {
+        MemorySpace::Arena(arena) => Some((c, class, arena)),
+        MemorySpace::Output(_) => None,
     });
     arenas
         .map(|(c, class, arena)| {

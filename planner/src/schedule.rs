@@ -18,7 +18,7 @@ use crate::flight;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
 use crate::place::{Apart, Classes};
-use crate::placed::{Placed, Program, sized};
+use crate::placed::{Placed, ScheduledProgram, sized};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
@@ -58,7 +58,7 @@ impl Candidate {
 }
 
 /// Orders and places a program.
-pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Program, PlanError> {
+pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<ScheduledProgram, PlanError> {
     let symbols = prepared.graph.symbols.clone();
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
     let tasks = Tasks::new(prepared, &steps, &symbols, rules.profile);
@@ -86,7 +86,7 @@ pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Program, 
             placed = place(&prepared, placed.steps, rules, choices.clone(), &best.apart);
         }
     }
-    Ok(Program { prepared, placed })
+    Ok(ScheduledProgram { prepared, placed })
 }
 
 /// A program that is being ordered.
@@ -149,7 +149,7 @@ impl Work<'_> {
             }
             Ok::<(), PlanError>(())
         };
-        for name in Order::NAMED {
+        for &name in Order::NAMED {
             if let Some(order) = order::named(self.tasks, name) {
                 add(&mut found, order)?;
             }

@@ -260,7 +260,7 @@ pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>, PlanError> {
                 entry: true,
                 meets: Meets::Group,
                 exit: symmc_ir::collective::Exit::Always,
-                result_after_meeting: true,
+                result_after_rendezvous: true,
                 touch,
                 symmetric_operand: false,
                 symmetric_result: false,

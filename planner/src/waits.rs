@@ -4,7 +4,7 @@
 //! the latest step of the other lane that
 //! - defines one of its operands,
 //! - touched bytes that it writes, as a value of the same class or of a class that had the bytes before, or
-//! - is the meeting that tells that peers have left bytes that it writes.
+//! - is the rendezvous that tells that peers have left bytes that it writes.
 //!
 //! A lane runs in order, so waiting for the latest covers all earlier ones, and a wait that an earlier step
 //! of the lane already made is left out. What remains is the smallest set.
@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, HashMap};
 use symmc_ir::ValueId;
 use symmc_plan::{ArenaKind, Lane};
 
-use crate::liveness::{ExitChoice, Liveness, Meeting};
-use crate::place::{Classes, Home, Shares};
+use crate::liveness::{ExitChoice, Liveness, Rendezvous};
+use crate::place::{Classes, MemorySpace, Shares};
 use crate::steps::Steps;
 
 /// The latest step of each lane, as `step + 1`; 0 is none.
@@ -31,7 +31,7 @@ pub struct Extent {
     pub start: u64,
     /// The byte behind its last.
     pub end: u64,
-    /// The meeting of the next run that frees it, if its lifetime wraps.
+    /// The rendezvous of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,
 }
 
@@ -100,7 +100,7 @@ fn touched(steps: &Steps, live: &Liveness, s: usize) -> impl Iterator<Item = (Va
     let step = &steps.list[s];
     let own = step.reads.iter().chain(&step.writes).map(move |&v| (v, step.lane, s as u32 + 1));
     let peers = match (live.exits[s], step.reads.first()) {
-        (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) => Some((v, Lane::Comm, y + 1)),
+        (ExitChoice::Dropped(Rendezvous::Later(y)), Some(&v)) => Some((v, Lane::Comm, y + 1)),
         _ => None,
     };
     own.chain(peers)
@@ -136,7 +136,7 @@ fn predecessors(extents: &[Extent], classes: &Classes, last: &[Touches]) -> Vec<
     let mut by_birth: Vec<&Extent> = extents.iter().filter(|e| e.start < e.end).collect();
     by_birth.sort_by_key(|e| (classes.list[e.class].first, e.class));
     for e in by_birth {
-        debug_assert!(matches!(classes.list[e.class].home, Home::Arena(_)));
+        debug_assert!(matches!(classes.list[e.class].space, MemorySpace::Arena(_)));
         out[e.class] = owners[e.arena as usize].assign(e.start, e.end, last[e.class]);
     }
     out

@@ -20,7 +20,6 @@ use nix::unistd::{ForkResult, fork};
 use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance};
 use symmc_ir::types::DType;
-use symmc_plan::Barrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
 use symmc_runtime::host::{Comm, CommConfig, Segment, World};
 
@@ -50,14 +49,14 @@ fn main() -> Result<(), Failure> {
 struct Trial {
     kind: CollectiveKind,
     variant: Variant,
-    exit: Option<Barrier>,
+    exit: Option<ExitBarrier>,
     bytes: usize,
 }
 
 impl Trial {
     fn name(&self) -> String {
         match self.exit {
-            Some(Barrier::Kept) => format!("{}+exit", self.variant),
+            Some(ExitBarrier::Kept) => format!("{}+exit", self.variant),
             _ => self.variant.to_string(),
         }
     }
@@ -97,7 +96,7 @@ fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
             for &variant in Variant::ALL {
                 let Some(contract) = variant.contract(kind) else { continue };
                 let exits = match contract.exit {
-                    Exit::Droppable => vec![Some(Barrier::Dropped), Some(Barrier::Kept)],
+                    Exit::Droppable => vec![Some(ExitBarrier::Dropped), Some(ExitBarrier::Kept)],
                     _ => vec![None],
                 };
                 for exit in exits {
@@ -296,7 +295,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             variant: Variant::from_name(variant).ok_or_else(|| format!("{variant} is no variant"))?,
             exit,
             ranks,
-            source: Provenance::Measured,
+            provenance: Provenance::Measured,
             note: String::new(),
             points: points.iter().enumerate().map(|(i, p)| (p.0, p.1.max(floor(i)))).collect(),
             spread: Vec::new(),
@@ -310,7 +309,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
         multiprocessors: None,
         dispatches: Default::default(),
-        copy: Copying { source: Provenance::Measured, note: String::new(), points: copy },
+        copy: Copying { provenance: Provenance::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,
     };
     print!("{}", Profile::from_json(&profile.to_json())?.to_json());

@@ -6,7 +6,7 @@
 
 use symmc_ir::collective::{CollectiveKind, Variant};
 use symmc_ir::types::DType;
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 
 use crate::error::RunError;
 
@@ -23,7 +23,7 @@ pub struct CollectiveCall<'a> {
     pub variant: Variant,
     /// Whether a droppable exit barrier runs; `None` for variants without one, and taken as kept for those
     /// that have one.
-    pub exit: Option<Barrier>,
+    pub exit: Option<ExitBarrier>,
     /// The ranks of this rank's cell, in the order of the group.
     pub cell: &'a [u32],
     /// The index of the group; selects its flags, epochs and staging.

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use anyhow::{Result, bail};
 use symmc::unstable::ir::{ValueId, text};
-use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place};
+use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, Memory, Place};
 use symmc::{CheckedPlan, Plan};
 
 use crate::planned::{self, Planned};
@@ -115,11 +115,11 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
     }
     for step in planned.steps_of(decision) {
         let barrier = match step.exit {
-            Some(Barrier::Dropped) => match step.exit_bytes.unwrap_or(0) {
+            Some(ExitBarrier::Dropped) => match step.exit_bytes.unwrap_or(0) {
                 0 => "dropped: lifetimes stand in for it, in memory that is there".into(),
                 n => format!("dropped: lifetimes stand in for it, for {} of the symmetric arena", bytes(n)),
             },
-            Some(Barrier::Kept) => format!("kept: {}", kept_because(step.exit_bytes)),
+            Some(ExitBarrier::Kept) => format!("kept: {}", kept_because(step.exit_bytes)),
             None => continue,
         };
         let _ = writeln!(out, "  exit barrier of %{}: {barrier}", step.node);

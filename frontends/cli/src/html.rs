@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 
 use anyhow::Result;
 use symmc::CheckedPlan;
-use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Reach};
+use symmc::unstable::plan::{ArenaKind, Bucket, Buffer, ExitBarrier, Lane, Memory, Reach};
 
 use crate::planned::Planned;
 use crate::report;
@@ -195,8 +195,8 @@ fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
             Lane::Comm => "collectives",
         };
         let exit = match step.exit {
-            Some(Barrier::Kept) => "kept",
-            Some(Barrier::Dropped) => "dropped",
+            Some(ExitBarrier::Kept) => "kept",
+            Some(ExitBarrier::Dropped) => "dropped",
             None => "",
         };
         rows.push(vec![

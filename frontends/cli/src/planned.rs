@@ -2,13 +2,13 @@
 
 use anyhow::Result;
 use symmc::unstable::ir::{Node, NodeId, Op, Table, ValueId, text};
-use symmc::unstable::plan::{ArenaKind, Bucket, Decision, Memory, Place, Program, Role, Run, Step};
+use symmc::unstable::plan::{ArenaKind, Bucket, Decision, Memory, Place, ReadProgram, Role, Run, Step};
 use symmc::{CheckedPlan, Graph, Plan};
 
 /// A bucket with its planned program.
 pub struct Planned<'a> {
     pub bucket: &'a Bucket,
-    pub program: &'a Program,
+    pub program: &'a ReadProgram,
     pub graph: &'a Graph,
     /// What each step runs.
     pub runs: Vec<Run>,

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::unstable::ir::{Node, text};
-use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Role};
+use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
 use crate::gpu;
@@ -125,8 +125,8 @@ fn row(plan: &Plan, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {
     let mut chosen = decision.chosen.clone();
     for step in planned.steps_of(decision) {
         match step.exit {
-            Some(Barrier::Dropped) => chosen.push_str(", no exit barrier"),
-            Some(Barrier::Kept) => chosen.push_str(", exit barrier"),
+            Some(ExitBarrier::Dropped) => chosen.push_str(", no exit barrier"),
+            Some(ExitBarrier::Kept) => chosen.push_str(", exit barrier"),
             None => {}
         }
     }
@@ -199,7 +199,7 @@ fn barriers(bucket: &Bucket) -> String {
     let mut out =
         format!("  exit barriers: {} dropped{cost}, {} kept\n", t.barriers_dropped, t.barriers_kept);
     let mut kept: IndexMap<Option<u64>, Vec<&str>> = IndexMap::new();
-    for step in bucket.steps.iter().filter(|s| s.exit == Some(Barrier::Kept)) {
+    for step in bucket.steps.iter().filter(|s| s.exit == Some(ExitBarrier::Kept)) {
         kept.entry(step.exit_bytes).or_default().push(&step.node);
     }
     for (cost, nodes) in kept {

@@ -143,7 +143,7 @@ impl Foreign {
     }
 
     fn described(what: &str, tensor: &DlTensor, capsule: Py<PyAny>) -> PyResult<Foreign> {
-        let dtype = DType::ALL.into_iter().find(|&d| dtype_of(d) == tensor.dtype).ok_or_else(|| {
+        let dtype = DType::ALL.iter().copied().find(|&d| dtype_of(d) == tensor.dtype).ok_or_else(|| {
             let DataType { code, bits, lanes } = tensor.dtype;
             refused(format!(
                 "{what}: the elements have a type that symmc does not know (DLPack code {code}, {bits} bits, {lanes} lanes)"

@@ -93,7 +93,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             variant,
             exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
             ranks,
-            source: Provenance::Measured,
+            provenance: Provenance::Measured,
             note: String::new(),
             points: points.list,
             spread: points.spread,
@@ -104,7 +104,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         "{ranks} × {}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's.",
         first.machine
     );
-    let copy = Copying { source: Provenance::Measured, note: String::new(), points: copies.list };
+    let copy = Copying { provenance: Provenance::Measured, note: String::new(), points: copies.list };
     Ok(Profile {
         version: machine::VERSION,
         name: name.into(),

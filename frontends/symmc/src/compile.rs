@@ -10,8 +10,8 @@ use symmc_check::{CheckError, Report};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, SymbolId, Variant, parallel};
-use symmc_passes::{Choice, LowerConfig, PassError};
-use symmc_plan::{Alternative, AppliedRule, Decision, Plan};
+use symmc_passes::{LowerConfig, PassError};
+use symmc_plan::{Decision, Plan};
 use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError};
 
 use crate::error::Error;
@@ -218,10 +218,10 @@ impl Pipeline<'_> {
         let nodes = self.ranges.len() * self.canonical.nodes.len();
         let inputs: Result<Vec<BucketInput>, PassError> =
             parallel::map(self.ranges.iter().collect(), nodes, |symbols| {
-                let (graph, choices) = lower(self.canonical, self.config, symbols, self.bound, symmetric)?;
+                let (graph, decisions) = lower(self.canonical, self.config, symbols, self.bound, symmetric)?;
                 let collectives = collectives(&graph);
-                let decided = |choice| decision(choice, &graph, &collectives, &self.config.profile);
-                let decisions = choices.into_iter().map(decided).collect();
+                let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
+                let decisions = decisions.into_iter().map(decided).collect();
                 Ok(BucketInput { graph, decisions })
             })
             .into_iter()
@@ -369,7 +369,7 @@ fn lower(
     symbols: &Ranges,
     bound: &BTreeSet<InputId>,
     symmetric: Option<u64>,
-) -> Result<(Graph, Vec<Choice>), PassError> {
+) -> Result<(Graph, Vec<Decision>), PassError> {
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     let lower = LowerConfig {
@@ -388,30 +388,18 @@ fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
     graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
 }
 
-fn decision(
-    choice: Choice,
+/// A decision, with the most blocks of each of its kernels.
+fn decided(
+    decision: Decision,
     graph: &Graph,
     collectives: &HashMap<&str, &Collective>,
     profile: &Profile,
 ) -> Decided {
     let blocks = |name: &String| {
         let c = collectives.get(name.as_str())?;
-        profile.blocks(&c.kind, c.variant?, choice.bytes, graph.group_size(c.group)?)
+        profile.blocks(&c.kind, c.variant?, decision.bytes, graph.group_size(c.group)?)
     };
-    let blocks = choice.nodes.iter().map(blocks).collect();
-    let alternatives = choice
-        .alternatives
-        .into_iter()
-        .map(|a| Alternative { name: a.name, us: a.us, copy_us: a.copy_us, saved_us: a.saved_us })
-        .collect();
-    let decision = Decision {
-        collective: choice.collective,
-        nodes: choice.nodes,
-        chosen: choice.chosen,
-        bytes: choice.bytes,
-        alternatives,
-        rules: choice.rules.into_iter().map(|r| AppliedRule { name: r.name, us: r.us }).collect(),
-    };
+    let blocks = decision.nodes.iter().map(blocks).collect();
     Decided { decision, blocks }
 }
 

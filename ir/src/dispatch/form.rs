@@ -1,24 +1,24 @@
 //! The forms, and which results of each may lie on what it reads.
 
-use std::fmt;
-
 use crate::entity::Entity;
 use crate::ids::NodeId;
+use crate::named_enum;
 use crate::op::Op;
 
-/// What the kernel of a dispatch is (see the [module](super)).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Form {
-    /// Element-wise nodes over one shape.
-    Map,
-    /// Matrix products, and element-wise nodes behind them as their epilogue.
-    Product,
-    /// Matrix products side by side.
-    Batch,
-    /// An all-reduce, a residual, and a norm.
-    Reduction,
-    /// Rotary embeddings.
-    Rotary,
+named_enum! {
+    /// What the kernel of a dispatch is (see the [module](super)).
+    Form {
+        /// Element-wise nodes over one shape.
+        Map = "map",
+        /// Matrix products, and element-wise nodes behind them as their epilogue.
+        Product = "product",
+        /// Matrix products side by side.
+        Batch = "batch",
+        /// An all-reduce, a residual, and a norm.
+        Reduction = "reduction",
+        /// Rotary embeddings.
+        Rotary = "rotary",
+    }
 }
 
 /// Which results of a dispatch may lie on an operand of one of its nodes, element on element.
@@ -44,25 +44,6 @@ impl Overwriting {
 }
 
 impl Form {
-    /// Every form.
-    pub const ALL: [Form; 5] = [Form::Map, Form::Product, Form::Batch, Form::Reduction, Form::Rotary];
-
-    /// The name in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Form::Map => "map",
-            Form::Product => "product",
-            Form::Batch => "batch",
-            Form::Reduction => "reduction",
-            Form::Rotary => "rotary",
-        }
-    }
-
-    /// The form of this name.
-    pub fn from_name(name: &str) -> Option<Form> {
-        Form::ALL.into_iter().find(|f| f.name() == name)
-    }
-
     /// Which results may lie on this operand of a node, which other steps define.
     pub fn overwriting(self, op: &Op, operand: usize) -> Overwriting {
         match (self, op) {
@@ -86,12 +67,6 @@ impl Form {
             (Form::Map | Form::Product, _) => true,
             (Form::Batch | Form::Reduction | Form::Rotary, _) => false,
         }
-    }
-}
-
-impl fmt::Display for Form {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

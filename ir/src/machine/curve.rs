@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::collective::{CollectiveName, Variant};
+use crate::collective::{CollectiveName, ExitBarrier, Variant};
 
 /// The time of one way to run one collective by its size, on groups of one number of ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Curve {
     /// The number of ranks in the group, at least 2.
     pub ranks: u32,
     /// Where the numbers come from.
-    pub source: Provenance,
+    pub provenance: Provenance,
     /// How they were measured or what they were modelled from, for people.
     pub note: String,
     /// Bytes and microseconds, by ascending bytes.
@@ -37,22 +37,13 @@ pub struct Curve {
 #[serde(deny_unknown_fields)]
 pub struct Copying {
     /// Where the numbers come from.
-    pub source: Provenance,
+    #[serde(rename = "source")]
+    pub provenance: Provenance,
     /// How they were measured or what they were modelled from, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
     /// Bytes and microseconds, by ascending bytes.
     pub points: Vec<(u64, f64)>,
-}
-
-/// The fate of a droppable exit barrier.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExitBarrier {
-    /// It runs.
-    Kept,
-    /// It does not.
-    Dropped,
 }
 
 /// Where numbers come from.
@@ -113,7 +104,8 @@ mod written {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit: Option<ExitBarrier>,
         ranks: u32,
-        source: Provenance,
+        #[serde(rename = "source")]
+        provenance: Provenance,
         #[serde(default, skip_serializing_if = "String::is_empty")]
         note: String,
         points: Vec<(u64, f64)>,
@@ -125,10 +117,10 @@ mod written {
 
     impl From<super::Curve> for Curve {
         fn from(curve: super::Curve) -> Curve {
-            let super::Curve { collective, variant, exit, ranks, source, note, points, spread, blocks } =
+            let super::Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks } =
                 curve;
             let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
-            Curve { collective, variant, exit, ranks, source, note, points, spread, blocks }
+            Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks }
         }
     }
 
@@ -136,7 +128,7 @@ mod written {
         type Error = String;
 
         fn try_from(curve: Curve) -> Result<super::Curve, String> {
-            let Curve { collective, variant, exit, ranks, source, note, points, spread, blocks } = curve;
+            let Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks } = curve;
             let unknown = |what: &str, expected: String| {
                 let curve = in_words(&collective, &variant, exit, ranks);
                 format!("curve {curve}: unknown {what}, expected {expected}")
@@ -146,7 +138,7 @@ mod written {
                 .ok_or_else(|| unknown("collective", format!("one of {}", names())))?;
             let variant = Variant::from_name(&variant)
                 .ok_or_else(|| unknown("variant", Variant::expected(&variant)))?;
-            Ok(super::Curve { collective, variant, exit, ranks, source, note, points, spread, blocks })
+            Ok(super::Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks })
         }
     }
 }

@@ -37,9 +37,10 @@ pub mod model;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
 pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
-pub use curve::{Copying, Curve, ExitBarrier, Provenance};
+pub use curve::{Copying, Curve, Provenance};
 
 /// The version of the format that this crate reads and writes.
 pub const VERSION: u32 = 1;
@@ -324,9 +325,9 @@ mod tests {
         assert_eq!(p.estimate(&AR, Variant::OneShot, Some(true), 4096, 4), Some(4.864));
         assert_eq!(p.estimate(&AR, Variant::OneShot, Some(false), 4096, 4), Some(3.315));
         assert_eq!(p.estimate(&AR, Variant::Ll, None, 4096, 4), Some(2.531));
-        assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().source, Provenance::Measured);
+        assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().provenance, Provenance::Measured);
         let x8 = Profile::builtin("h200x8").unwrap();
-        assert!(x8.curves.iter().all(|c| c.source == Provenance::Modelled));
+        assert!(x8.curves.iter().all(|c| c.provenance == Provenance::Modelled));
     }
 
     #[test]

@@ -96,7 +96,7 @@ mod tests {
             variant,
             exit: None,
             ranks: 4,
-            source: Provenance::Measured,
+            provenance: Provenance::Measured,
             note: String::new(),
             points: vec![(1000, 3.0), (2000, 6.0)],
             spread: vec![],

@@ -207,8 +207,7 @@ impl<'a> Parser<'a> {
             _ => None,
         };
         let Some(dtype) = known else {
-            let names = DType::ALL.map(DType::name).join(", ");
-            return Err(self.cursor.unexpected(&format!("a dtype ({names})")));
+            return Err(self.cursor.unexpected(&format!("a dtype ({})", DType::names())));
         };
         self.cursor.take()?;
         let shape = self.cursor.list(Cursor::dim)?;
@@ -276,8 +275,8 @@ impl<'a> Parser<'a> {
         let at = self.cursor.at;
         let word = self.cursor.word("the form of the dispatch")?;
         let Some(form) = Form::from_name(word) else {
-            let names = Form::ALL.map(Form::name).join(", ");
-            return Err(Failure::new(at, format!("expected a form ({names}), found {}", quote(word))));
+            let expected = Form::names();
+            return Err(Failure::new(at, format!("expected a form ({expected}), found {}", quote(word))));
         };
         self.cursor.expect("{")?;
         self.cursor.end_line()?;

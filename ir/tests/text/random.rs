@@ -65,7 +65,7 @@ impl Choices {
         }
     }
     fn ty(&mut self) -> Type {
-        let any = self.one(&DType::ALL);
+        let any = self.one(DType::ALL);
         let dtype = self.one(&[DType::F32, DType::I64, DType::Bool, any]);
         let extent = |c: &mut Self| {
             let any = c.dim(2);
@@ -165,7 +165,7 @@ impl Choices {
                 (0..1 + self.below(3)).map(|_| self.ty()).collect()
             }
             Op::Iota { .. } => vec![Type::new(DType::I64, vec![self.dim(2)])],
-            Op::Cast => vec![Type::new(self.one(&DType::ALL), like.shape)],
+            Op::Cast => vec![Type::new(self.one(DType::ALL), like.shape)],
             Op::Reshape => vec![Type::new(like.dtype, vec![like.numel()])],
             Op::Expand => vec![Type::new(like.dtype, [vec![self.dim(2)], like.shape].concat())],
             Op::TopK { axis, .. } | Op::Slice { axis, .. } => {
@@ -232,7 +232,7 @@ fn input(c: &mut Choices, b: &mut Builder) {
     let source = c.name();
     match c.below(3) {
         0 => {
-            let (dtype, shape) = (c.one(&DType::ALL), c.naturals());
+            let (dtype, shape) = (c.one(DType::ALL), c.naturals());
             let mut data = Tensor::zeros(dtype, shape.as_slice()).unwrap();
             let seed = c.next();
             data.data_mut().iter_mut().zip(0..).for_each(|(byte, i)| *byte = (seed >> (i % 57)) as u8);

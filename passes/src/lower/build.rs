@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
 
 use super::region::Region;
-use super::solve::{Solution, Source};
+use super::solve::{Operand, Solution};
 use crate::rewrite::Names;
 
 /// A region with how it is run.
@@ -95,11 +95,11 @@ impl Builder<'_> {
         Some(())
     }
 
-    fn value(&mut self, solved: &[Solved], r: usize, near: usize, source: Source) -> Option<ValueId> {
+    fn value(&mut self, solved: &[Solved], r: usize, near: usize, source: Operand) -> Option<ValueId> {
         let Solved { region, solution } = &solved[r];
         match source {
-            Source::Leaf(i) => self.map[*region.leaves.get(i)?],
-            Source::Step(step, result) => {
+            Operand::Leaf(i) => self.map[*region.leaves.get(i)?],
+            Operand::Step(step, result) => {
                 let node = match self.done[r][step] {
                     Some(node) => node,
                     None => {

@@ -27,9 +27,9 @@ pub struct Solution {
     /// The nodes, each after those that it uses.
     pub steps: Vec<Step>,
     /// For each result of each node of the region, the value that stands for it, if it is needed.
-    pub results: Vec<Vec<Option<Source>>>,
+    pub results: Vec<Vec<Option<Operand>>>,
     /// For each collective of the region, how it was chosen.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<Decided>,
     /// The rules that changed the e-graph, and how often.
     pub fired: Vec<(String, usize)>,
 }
@@ -39,7 +39,7 @@ pub struct Step {
     /// What it computes.
     pub op: Op,
     /// Its operands.
-    pub operands: Vec<Source>,
+    pub operands: Vec<Operand>,
     /// Its result types.
     pub types: Vec<Type>,
     /// The node of the region whose value it gives, if it gives one.
@@ -48,15 +48,15 @@ pub struct Step {
 
 /// A value of a solution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum Operand {
     /// A leaf of the region.
     Leaf(usize),
     /// A result of an earlier step.
     Step(usize, usize),
 }
 
-/// How one collective was chosen.
-pub struct Decision {
+/// How one collective of a region was chosen.
+pub struct Decided {
     /// The node of the region.
     pub node: usize,
     /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
@@ -149,7 +149,7 @@ fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
 #[derive(Default)]
 struct Plan {
     steps: Vec<Step>,
-    at: BTreeMap<Id, Source>,
+    at: BTreeMap<Id, Operand>,
 }
 
 /// What decides about one region.
@@ -175,16 +175,16 @@ impl Chooser<'_> {
     }
 
     /// The value of a class, computed by steps that are added if they are missing.
-    fn place(&self, class: Id, plan: &mut Plan) -> Option<Source> {
+    fn place(&self, class: Id, plan: &mut Plan) -> Option<Operand> {
         if let Some(&at) = plan.at.get(&class) {
             return Some(at);
         }
         let node = self.taken.get(&class)?;
         let source = match node {
-            Lang::Leaf(i) => Source::Leaf(*i),
+            Lang::Leaf(i) => Operand::Leaf(*i),
             Lang::Attr(_) => return None,
             Lang::Result(i, [x]) => match self.place(self.graph.find(*x), plan)? {
-                Source::Step(step, 0) => Source::Step(step, *i),
+                Operand::Step(step, 0) => Operand::Step(step, *i),
                 _ => return None,
             },
             _ => {
@@ -202,19 +202,19 @@ impl Chooser<'_> {
                 let types = language::value(self.graph, class)?.types.clone();
                 let stands_for = self.imported.find(self.graph, class);
                 plan.steps.push(Step { op, operands, types, stands_for });
-                Source::Step(plan.steps.len() - 1, 0)
+                Operand::Step(plan.steps.len() - 1, 0)
             }
         };
         plan.at.insert(class, source);
         Some(source)
     }
 
-    fn results(&self, plan: &Plan) -> Vec<Vec<Option<Source>>> {
+    fn results(&self, plan: &Plan) -> Vec<Vec<Option<Operand>>> {
         let of = |&id: &Id| plan.at.get(&self.graph.find(id)).copied();
         self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
     }
 
-    fn decisions(&self, key: &Key, plan: &Plan) -> Option<Vec<Decision>> {
+    fn decisions(&self, key: &Key, plan: &Plan) -> Option<Vec<Decided>> {
         let mut out = Vec::new();
         let mut claimed: BTreeSet<usize> = BTreeSet::new();
         for (i, node) in key.nodes.iter().enumerate() {
@@ -236,7 +236,7 @@ impl Chooser<'_> {
                 _ => (ABSORBED.to_string(), Vec::new()),
             };
             let alternatives = self.alternatives(i, class, &name)?;
-            out.push(Decision { node: i, steps, chosen: name, bytes, alternatives, rules: Vec::new() });
+            out.push(Decided { node: i, steps, chosen: name, bytes, alternatives, rules: Vec::new() });
         }
         self.claim(plan, &claimed, &mut out)?;
         Some(out)
@@ -244,12 +244,12 @@ impl Chooser<'_> {
 
     /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these. One that
     /// is absorbed by an equal one is not among them if there are others.
-    fn claim(&self, plan: &Plan, claimed: &BTreeSet<usize>, decisions: &mut [Decision]) -> Option<()> {
+    fn claim(&self, plan: &Plan, claimed: &BTreeSet<usize>, decisions: &mut [Decided]) -> Option<()> {
         let mut names = Vec::new();
         let mut sum = Cost::default();
         let mut steps = Vec::new();
         for (&class, &source) in &plan.at {
-            let (Source::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
+            let (Operand::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
             let Lang::Collective(name, Some(variant), _) = node else { continue };
             if !claimed.contains(&step) {
                 let own = extract::cost(self.graph, class, node, self.uses)?;
@@ -258,7 +258,7 @@ impl Chooser<'_> {
                 steps.push(step);
             }
         }
-        let equal = |d: &Decision| plan.at.contains_key(&self.graph.find(self.imported.nodes[d.node].class));
+        let equal = |d: &Decided| plan.at.contains_key(&self.graph.find(self.imported.nodes[d.node].class));
         let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
         let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
         if !steps.is_empty() {
@@ -286,7 +286,7 @@ impl Chooser<'_> {
                 self.steps_of(child, plan, out);
             }
         }
-        if let (Lang::Collective(..), Some(Source::Step(step, 0))) = (node, plan.at.get(&class))
+        if let (Lang::Collective(..), Some(Operand::Step(step, 0))) = (node, plan.at.get(&class))
             && !out.contains(step)
         {
             out.push(*step);

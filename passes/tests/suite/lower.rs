@@ -7,11 +7,12 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use symmc_ir::decision::Decision;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Op, Variant, text};
 use symmc_passes::lower::lower_with_report;
 use symmc_passes::lower::rules::{RULES, variant_rules};
-use symmc_passes::{Choice, LowerConfig, lower};
+use symmc_passes::{LowerConfig, lower};
 
 use crate::common::{Case, bindings, check, difference};
 
@@ -43,7 +44,7 @@ fn input(graph: &Graph, name: &str) -> InputId {
     graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == name).unwrap().0
 }
 
-fn print(graph: &Graph, choices: &[Choice]) -> String {
+fn print(graph: &Graph, choices: &[Decision]) -> String {
     let mut out = text::print(graph);
     for c in choices {
         write!(
@@ -71,7 +72,7 @@ fn print(graph: &Graph, choices: &[Choice]) -> String {
 }
 
 /// What must hold of every lowering.
-fn sound(case: &Case, out: &Graph, choices: &[Choice]) {
+fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
     for node in out.nodes.values() {
         let Op::Collective(c) = &node.op else { continue };
         assert!(c.variant.is_some_and(|v| v.contract(&c.kind).is_some()), "{}: {c:?}", case.at);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use symmc_ir::{Op, ValueId};
-use symmc_plan::{ALIGN, ArenaKind, Barrier, Bucket, Buffer, Memory, Plan, Reach, Totals};
+use symmc_plan::{ALIGN, ArenaKind, Bucket, Buffer, ExitBarrier, Memory, Plan, Reach, Totals};
 
 use super::error::CheckError;
 use super::step::Schedule;
@@ -104,7 +104,7 @@ fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut 
 pub fn used(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
     let bucket = schedule.bucket;
     let mut reach = vec![Reach::Local; bucket.buffers.len()];
-    let buffer_of = |v: ValueId| match schedule.homes[v].as_ref().map(|h| h.range.memory) {
+    let buffer_of = |v: ValueId| match schedule.locations[v].as_ref().map(|h| h.range.memory) {
         Some(Memory::Buffer(b)) => Some(b),
         _ => None,
     };
@@ -146,7 +146,7 @@ pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>
     let (symmetric_peak, symmetric_bound) = sums(bucket, ArenaKind::Symmetric);
     let fixed_end = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
     let fixed_sum = plan.fixed.iter().fold(0u64, |n, f| n.saturating_add(f.size));
-    let exits = |which: Barrier| bucket.steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
+    let exits = |which: ExitBarrier| bucket.steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
     let expected = Totals {
         ordinary_peak,
         ordinary_bound,
@@ -154,8 +154,8 @@ pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>
         symmetric_bound: symmetric_bound.saturating_add(fixed_sum),
         copies: bucket.copies.len() as u64,
         copied: bucket.copies.iter().fold(0, |n: u64, c| n.saturating_add(c.bytes)),
-        barriers_dropped: exits(Barrier::Dropped),
-        barriers_kept: exits(Barrier::Kept),
+        barriers_dropped: exits(ExitBarrier::Dropped),
+        barriers_kept: exits(ExitBarrier::Kept),
         barrier_bytes: bucket.totals.barrier_bytes,
         workspace: bucket.totals.workspace,
     };

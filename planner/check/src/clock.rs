@@ -85,7 +85,7 @@ impl Start<'_> {
 
 /// What those know who have met.
 #[derive(Clone)]
-enum Meeting {
+enum Rendezvous {
     None,
     /// The clock of each cell of the group.
     Cells(Vec<Arc<[u32]>>),
@@ -105,7 +105,7 @@ pub struct Clocks {
     /// What all ranks know at the completion of steps that are waited for.
     kept: BTreeMap<usize, Vec<Row>>,
     groups: Vec<GroupPast>,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     /// The number of clocks joined across ranks.
     pub joins: u64,
 }
@@ -121,7 +121,7 @@ impl Clocks {
             next: 1,
             kept: BTreeMap::new(),
             groups: vec![GroupPast::default(); ranks.cells.len()],
-            meeting: Meeting::None,
+            rendezvous: Rendezvous::None,
             joins: 0,
         }
     }
@@ -167,7 +167,7 @@ impl Clocks {
         }
     }
 
-    /// Brings every rank to the arrival of a step, and every cell of its group to its meeting.
+    /// Brings every rank to the arrival of a step, and every cell of its group to its rendezvous.
     pub fn arrive(
         &mut self,
         step: &Step,
@@ -183,14 +183,14 @@ impl Clocks {
             }
         }
         let Some(sync) = step.sync else { return };
-        self.meeting = match Exchange::of(step) {
+        self.rendezvous = match Exchange::of(step) {
             Some(exchange) => self.meet_in_pairs(exchange, step.lane, ranks),
             None => self.meet_in_cells(&ranks.cells[sync.group], step.lane),
         };
         self.remember(step, sync, (bucket, index), ranks, faults);
     }
 
-    fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> Meeting {
+    fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> Rendezvous {
         // Cells whose ranks share the same clocks differ only in what these know of themselves.
         let mut known: HashMap<Vec<*const u32>, Arc<[u32]>> = HashMap::new();
         let mut met = Vec::with_capacity(cells.len());
@@ -210,10 +210,10 @@ impl Clocks {
             met.push(clock.into());
             self.joins += cell.len() as u64;
         }
-        Meeting::Cells(met)
+        Rendezvous::Cells(met)
     }
 
-    fn meet_in_pairs(&mut self, exchange: Exchange<'_>, lane: usize, ranks: &Ranks) -> Meeting {
+    fn meet_in_pairs(&mut self, exchange: Exchange<'_>, lane: usize, ranks: &Ranks) -> Rendezvous {
         let mut met: Vec<Row> = (0..ranks.count).map(|r| self.row(r, lane).clone()).collect();
         for (from, to) in exchange.ranks(&ranks.cells) {
             for (rank, other) in [(from, to), (to, from)] {
@@ -225,7 +225,7 @@ impl Clocks {
                 self.joins += 1;
             }
         }
-        Meeting::Pairs(met)
+        Rendezvous::Pairs(met)
     }
 
     /// Compares a step with the earlier ones of its group.
@@ -262,7 +262,7 @@ impl Clocks {
 
     /// What is known where a rank begins to write the results of a step.
     pub fn of_results(&self, rank: usize, step: &Step, ranks: &Ranks) -> Start<'_> {
-        let met = step.sync.filter(|s| s.result_after_meeting);
+        let met = step.sync.filter(|s| s.result_after_rendezvous);
         met.and_then(|sync| self.met(rank, sync, ranks)).unwrap_or_else(|| self.now(rank, step.lane))
     }
 
@@ -275,9 +275,9 @@ impl Clocks {
         })
     }
 
-    /// What the cell of a rank knows after its meeting.
+    /// What the cell of a rank knows after its rendezvous.
     fn met(&self, rank: usize, sync: Sync, ranks: &Ranks) -> Option<Start<'_>> {
-        let Meeting::Cells(cells) = &self.meeting else { return None };
+        let Rendezvous::Cells(cells) = &self.rendezvous else { return None };
         let shared = cells.get(ranks.cell_of(sync.group, rank)?)?;
         Some(Start(smallvec![Known { shared, own: None }]))
     }
@@ -285,11 +285,11 @@ impl Clocks {
     /// Brings every rank to the completion of a step.
     pub fn complete(&mut self, step: &Step, index: usize, ranks: &Ranks, waited_for: bool) {
         let (last_touch, completion) = (self.last_touch(index), self.completion(index));
-        match (std::mem::replace(&mut self.meeting, Meeting::None), step.sync) {
-            (Meeting::Pairs(met), _) => {
+        match (std::mem::replace(&mut self.rendezvous, Rendezvous::None), step.sync) {
+            (Rendezvous::Pairs(met), _) => {
                 met.into_iter().enumerate().for_each(|(r, row)| self.now[r * LANES + step.lane] = row);
             }
-            (Meeting::Cells(met), Some(sync)) if sync.meets == Meets::Group || sync.exit => {
+            (Rendezvous::Cells(met), Some(sync)) if sync.meets == Meets::Group || sync.exit => {
                 for (cell, mut clock) in ranks.cells[sync.group].iter().zip(met) {
                     if sync.exit {
                         let mut touched = clock.to_vec();
@@ -451,13 +451,13 @@ pub(super) mod tests {
         group: 0,
         entry: false,
         meets: Meets::Group,
-        result_after_meeting: true,
+        result_after_rendezvous: true,
         exit: false,
         landing: true,
     };
 
     #[test]
-    fn zones_in_turn_need_a_meeting_between_uses_of_one() {
+    fn zones_in_turn_need_a_rendezvous_between_uses_of_one() {
         let ranks = ranks(3, &[group(Members::World, 3)], &[]);
         let lines = [step(1, &[], Some(LL))];
         assert_eq!(faults(&lines, 5, &ranks).len(), 0);
@@ -466,9 +466,9 @@ pub(super) mod tests {
         assert_eq!(faults(&silent, 2, &ranks).len(), 0);
         let found = faults(&silent, 3, &ranks);
         assert!(matches!(found[..], [Fault::Landing(Past { step: 0, .. })]));
-        // In one run, with a meeting in between.
-        let meeting = step(1, &[], Some(Sync { landing: false, ..LL }));
-        let mixed = [silent[0].clone(), silent[0].clone(), meeting];
+        // In one run, with a rendezvous in between.
+        let rendezvous = step(1, &[], Some(Sync { landing: false, ..LL }));
+        let mixed = [silent[0].clone(), silent[0].clone(), rendezvous];
         assert_eq!(faults(&mixed, 4, &ranks).len(), 0);
     }
 

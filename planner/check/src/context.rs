@@ -5,8 +5,8 @@ use symmc_plan::{Bucket, Plan, Symbols};
 
 use super::error::At;
 use super::overlap::Overlaps;
-use super::place::Home;
-use super::program::{Program, Programs};
+use super::place::Location;
+use super::program::{PlannedProgram, Programs};
 
 /// What the rules for one step need.
 pub struct Context<'a> {
@@ -19,11 +19,11 @@ pub struct Context<'a> {
     /// The bucket.
     pub bucket: &'a Bucket,
     /// Its program.
-    pub program: &'a Program,
+    pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: &'a Symbols,
     /// Where each base value lies.
-    pub homes: &'a Table<ValueId, Option<Home>>,
+    pub locations: &'a Table<ValueId, Option<Location>>,
     /// Which of them share bytes in one run.
     pub overlaps: &'a Overlaps,
 }
@@ -31,7 +31,7 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// Whether two values share bytes.
     pub fn share(&self, a: ValueId, b: ValueId) -> bool {
-        share(self.overlaps, self.homes, a, b)
+        share(self.overlaps, self.locations, a, b)
     }
 
     pub fn at(&self, step: usize) -> At {
@@ -41,12 +41,17 @@ impl Context<'_> {
 }
 
 /// Whether two values share bytes in one run, as far as is known of where they lie.
-pub fn share(overlaps: &Overlaps, homes: &Table<ValueId, Option<Home>>, a: ValueId, b: ValueId) -> bool {
-    homes[a].as_ref().zip(homes[b].as_ref()).is_some_and(|(x, y)| overlaps.share((a, x), (b, y)))
+pub fn share(
+    overlaps: &Overlaps,
+    locations: &Table<ValueId, Option<Location>>,
+    a: ValueId,
+    b: ValueId,
+) -> bool {
+    locations[a].as_ref().zip(locations[b].as_ref()).is_some_and(|(x, y)| overlaps.share((a, x), (b, y)))
 }
 
 /// Whether a value has as many elements as its base.
-pub fn is_whole(program: &Program, x: ValueId) -> bool {
+pub fn is_whole(program: &PlannedProgram, x: ValueId) -> bool {
     let (graph, base) = (&program.graph, program.base(x));
     base == x || graph.ty(base).numel() == graph.ty(x).numel()
 }

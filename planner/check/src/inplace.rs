@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Type, ValueId};
 
 use super::context::{Context, is_whole};
-use super::place::{Home, Numbered, Range, apart};
+use super::place::{Location, Numbered, Range, apart};
 
 /// What a result does to an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,29 +56,29 @@ pub fn overlay(
     let node = &graph.nodes[node];
     let x = node.inputs[operand];
     let layout = &ctx.program.layouts[x];
-    let (Some(base), Some(home)) = (&ctx.homes[layout.base], &ctx.homes[result]) else {
+    let (Some(base), Some(location)) = (&ctx.locations[layout.base], &ctx.locations[result]) else {
         return Overlay::Illegal;
     };
     let (tx, tr) = (graph.ty(x), graph.ty(result));
     let element = Dim::from(tx.dtype.size() as i64);
     let start = base.range.start.clone() + layout.offset.clone() * element.clone();
-    let same_memory = base.range.memory == home.range.memory;
+    let same_memory = base.range.memory == location.range.memory;
     let rule = match &node.op {
         _ if !same_memory => Overlay::Illegal,
         _ if form.is_some_and(|form| !allowed(form, reading, graph, result)) => Overlay::Illegal,
-        Op::Concat { .. } if in_place.keeps(x, layout.base) && base.range.rank == home.range.rank => {
+        Op::Concat { .. } if in_place.keeps(x, layout.base) && base.range.rank == location.range.rank => {
             Overlay::Keeps
         }
         Op::Concat { .. } => Overlay::Illegal,
-        _ if start != home.range.start || !layout.is_contiguous(tx) => Overlay::Illegal,
-        _ if form.is_some() => match same_elements((base, tx), (home, tr)) {
+        _ if start != location.range.start || !layout.is_contiguous(tx) => Overlay::Illegal,
+        _ if form.is_some() => match same_elements((base, tx), (location, tr)) {
             true => Overlay::Replaces,
             false => Overlay::Illegal,
         },
         Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
-            collective(&c.kind, ctx.program.group(c.group), (base, tx), (home, tr))
+            collective(&c.kind, ctx.program.group(c.group), (base, tx), (location, tr))
         }
-        op => element_on_element(op, operand, (base, tx), (home, tr)),
+        op => element_on_element(op, operand, (base, tx), (location, tr)),
     };
     if rule != Overlay::Illegal {
         return rule;
@@ -89,11 +89,11 @@ pub fn overlay(
         .zip(&layout.strides)
         .fold(Dim::from(1), |sum, (n, stride)| sum + (n.clone() - Dim::from(1)) * stride.clone());
     let read = Range { start: start.clone(), end: start + extent * element, ..base.range.clone() };
-    if apart(&read, &home.range, ctx.symbols) { Overlay::Replaces } else { Overlay::Illegal }
+    if apart(&read, &location.range, ctx.symbols) { Overlay::Replaces } else { Overlay::Illegal }
 }
 
 /// Whether two contiguous values that start at one place have their elements at the same places.
-fn same_elements(x: (&Home, &Type), r: (&Home, &Type)) -> bool {
+fn same_elements(x: (&Location, &Type), r: (&Location, &Type)) -> bool {
     x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size() && x.0.range.rank == r.0.range.rank
 }
 
@@ -104,7 +104,7 @@ fn allowed(form: Form, reading: Reading, graph: &Graph, result: ValueId) -> bool
 }
 
 /// The rule for a contiguous operand that starts where its result does and has this number.
-fn element_on_element(op: &Op, operand: usize, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
+fn element_on_element(op: &Op, operand: usize, x: (&Location, &Type), r: (&Location, &Type)) -> Overlay {
     match op {
         _ if !same_elements(x, r) => Overlay::Illegal,
         Op::Copy => Overlay::Keeps,
@@ -138,14 +138,14 @@ impl InPlace {
     /// its pieces are no runs.
     pub fn of(ctx: &Context<'_>, node: &Node, result: ValueId) -> InPlace {
         let (graph, mut out) = (&ctx.program.graph, InPlace::default());
-        let (Op::Concat { axis }, Some(home)) = (&node.op, &ctx.homes[result]) else { return out };
+        let (Op::Concat { axis }, Some(location)) = (&node.op, &ctx.locations[result]) else { return out };
         if graph.ty(result).shape[..*axis].iter().any(|d| d.as_const() != Some(1)) {
             return out;
         }
-        let mut piece = home.range.start.clone();
+        let mut piece = location.range.start.clone();
         for &x in &node.inputs {
             let (ty, layout) = (graph.ty(x), &ctx.program.layouts[x]);
-            let start = ctx.homes[layout.base].as_ref().map(|base| {
+            let start = ctx.locations[layout.base].as_ref().map(|base| {
                 base.range.start.clone() + layout.offset.clone() * Dim::from(ty.dtype.size() as i64)
             });
             if start.is_some_and(|start| start == piece) && layout.is_contiguous(ty) {
@@ -166,8 +166,8 @@ impl InPlace {
 }
 
 /// The rule for a collective whose operand starts where its result does on rank 0 of the group.
-fn collective(kind: &CollectiveKind, group: usize, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
-    let piece = |whole: &Home, part: &Home, ty: &Type| {
+fn collective(kind: &CollectiveKind, group: usize, x: (&Location, &Type), r: (&Location, &Type)) -> Overlay {
+    let piece = |whole: &Location, part: &Location, ty: &Type| {
         let by_rank = |n: &Numbered| n.group == group && n.stride == ty.bytes();
         whole.range.rank.is_none() && part.range.rank.as_ref().is_some_and(by_rank)
     };

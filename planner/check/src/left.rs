@@ -43,10 +43,12 @@ impl Left {
             let writes = schedule.steps.iter().flat_map(|s| &s.writes).chain(by_caller);
             let reads = schedule.steps.iter().flat_map(|s| &s.reads);
             for (v, write) in writes.map(|&v| (v, true)).chain(reads.map(|&v| (v, false))) {
-                let Some((space, home)) = schedule.homes[v].as_ref().and_then(|h| Some((h.space?, h))) else {
+                let Some((space, location)) =
+                    schedule.locations[v].as_ref().and_then(|h| Some((h.space?, h)))
+                else {
                     continue;
                 };
-                let bytes = (home.low, home.high);
+                let bytes = (location.low, location.high);
                 touched.entry(space).or_insert_with(Intervals::default).0.push(bytes);
                 if write {
                     written.entry(space).or_insert_with(Intervals::default).0.push(bytes);

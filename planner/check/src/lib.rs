@@ -15,17 +15,17 @@
 //! - the start of a run → each of its steps; the completion of each step of a run → the start of the next run
 //!   of the same rank;
 //! - completion of a step → arrival of every later step in its lane, and of every step that waits for it;
-//! - within a step on one rank: arrival → pre → meeting → post → last touch → exit → completion;
-//! - between ranks `p`, `q` of one cell of the group of a collective: arrival on `p` → meeting on `q`, if the
+//! - within a step on one rank: arrival → pre → rendezvous → post → last touch → exit → completion;
+//! - between ranks `p`, `q` of one cell of the group of a collective: arrival on `p` → rendezvous on `q`, if the
 //!   contract says that the group meets; last touch on `p` → completion on `q`, if the exit barrier runs;
 //! - if it says that pairs meet, for each pair `(p, q)` of the collective with a *touch* of its own: arrival on
-//!   `p` and on `q` → touch → completion on `p` and on `q`. Such a step has no meeting.
+//!   `p` and on `q` → touch → completion on `p` and on `q`. Such a step has no rendezvous.
 //!
 //! # Transfer
 //! A step touches whole base values: a view is read through its base.
 //! - The rank itself reads the operands from arrival to completion, and writes the results from arrival, or
-//!   from the meeting if the contract says so, to completion.
-//! - Peers read the operand and write the result, as the contract says, from their meeting (with `entry`) or
+//!   from the rendezvous if the contract says so, to completion.
+//! - Peers read the operand and write the result, as the contract says, from their rendezvous (with `entry`) or
 //!   their arrival to their last touch. Where pairs meet, only the sender of a pair does, at the touch. As that
 //!   comes after the receiver's arrival and before its completion, the rank's own write stands in for it.
 //! - Lines of LL write the landing zone whose turn it is from the sender's arrival; the receiver has read it at

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use symmc_ir::{Bindings, Dim, Table, ValueId};
 use symmc_plan::{Memory, Symbols};
 
-use super::place::{Home, Range, apart};
+use super::place::{Location, Range, apart};
 
 /// See the [module](self).
 pub struct Overlaps {
@@ -29,28 +29,28 @@ struct Places {
 }
 
 impl Overlaps {
-    /// The values of a bucket with these homes.
-    pub fn new(homes: &Table<ValueId, Option<Home>>, symbols: &Symbols) -> Self {
+    /// The values of a bucket with these locations.
+    pub fn new(locations: &Table<ValueId, Option<Location>>, symbols: &Symbols) -> Self {
         let mut of_memory: Vec<Vec<ValueId>> = Vec::new();
         let mut known: HashMap<Memory, usize> = HashMap::new();
-        for (v, home) in homes.iter().filter_map(|(v, h)| Some((v, h.as_ref()?))) {
-            let at = *known.entry(home.range.memory).or_insert(of_memory.len());
+        for (v, location) in locations.iter().filter_map(|(v, h)| Some((v, h.as_ref()?))) {
+            let at = *known.entry(location.range.memory).or_insert(of_memory.len());
             match of_memory.get_mut(at) {
                 Some(values) => values.push(v),
                 None => of_memory.push(vec![v]),
             }
         }
-        let mut place = Table::filled(None, homes.len());
+        let mut place = Table::filled(None, locations.len());
         let mut memories = Vec::new();
         for values in of_memory {
-            let homes: Vec<(ValueId, &Home)> =
-                values.iter().filter_map(|&v| Some((v, homes[v].as_ref()?))).collect();
-            if homes.iter().all(|(_, h)| h.rigid) {
+            let locations: Vec<(ValueId, &Location)> =
+                values.iter().filter_map(|&v| Some((v, locations[v].as_ref()?))).collect();
+            if locations.iter().all(|(_, h)| h.rigid) {
                 continue;
             }
-            let mut distinct: Vec<&Home> = Vec::new();
+            let mut distinct: Vec<&Location> = Vec::new();
             let mut number: HashMap<(&Dim, &Dim, Option<(usize, &Dim)>), usize> = HashMap::new();
-            for (v, h) in homes {
+            for (v, h) in locations {
                 let rank = h.range.rank.as_ref().map(|n| (n.group, &n.stride));
                 let at = *number.entry((&h.range.start, &h.range.end, rank)).or_insert(distinct.len());
                 if at == distinct.len() {
@@ -63,8 +63,8 @@ impl Overlaps {
         Overlaps { place, memories }
     }
 
-    /// Whether two values with these homes share bytes, as far as is known.
-    pub fn share(&self, (a, x): (ValueId, &Home), (b, y): (ValueId, &Home)) -> bool {
+    /// Whether two values with these locations share bytes, as far as is known.
+    pub fn share(&self, (a, x): (ValueId, &Location), (b, y): (ValueId, &Location)) -> bool {
         x.meets(y)
             && match (self.place[a], self.place[b]) {
                 (Some((m, i)), Some((n, j))) if m == n => !self.memories[m].apart(i, j),
@@ -79,13 +79,13 @@ impl Overlaps {
 }
 
 impl Places {
-    fn new(homes: &[&Home], symbols: &Symbols) -> Self {
-        let count = homes.len();
-        let chain = Chain::new(homes, symbols);
+    fn new(locations: &[&Location], symbols: &Symbols) -> Self {
+        let count = locations.len();
+        let chain = Chain::new(locations, symbols);
         let mut places = Places { count, apart: vec![false; count * count], simple: vec![true; count] };
         for i in 0..count {
             for j in 0..i {
-                let (x, y) = (homes[i], homes[j]);
+                let (x, y) = (locations[i], locations[j]);
                 if x.meets(y) && !(x.rigid && y.rigid) && chain.apart((i, x), (j, y), symbols) {
                     (places.apart[i * count + j], places.apart[j * count + i]) = (true, true);
                     (places.simple[i], places.simple[j]) = (false, false);
@@ -111,10 +111,10 @@ struct Chain {
 }
 
 impl Chain {
-    fn new(homes: &[&Home], symbols: &Symbols) -> Self {
+    fn new(locations: &[&Location], symbols: &Symbols) -> Self {
         let bindings = [Bindings::upper(symbols), Bindings::lower(symbols)];
-        let fixed = |h: &&Home| h.range.rank.is_none();
-        let dims = homes.iter().filter(|h| fixed(h)).flat_map(|h| [&h.range.start, &h.range.end]);
+        let fixed = |h: &&Location| h.range.rank.is_none();
+        let dims = locations.iter().filter(|h| fixed(h)).flat_map(|h| [&h.range.start, &h.range.end]);
         let mut number: HashMap<&Dim, usize> = dims.map(|d| (d, 0)).collect();
         let mut order: Vec<([Option<i64>; 2], &Dim)> =
             number.keys().map(|&d| ([0, 1].map(|i| d.eval(&bindings[i])), d)).collect();
@@ -125,16 +125,16 @@ impl Chain {
             breaks.push(breaks.last().copied().unwrap_or(0) + usize::from(broken));
             number.insert(*dim, i);
         }
-        let ends = |h: &&Home| fixed(h).then(|| (number[&h.range.start], number[&h.range.end]));
+        let ends = |h: &&Location| fixed(h).then(|| (number[&h.range.start], number[&h.range.end]));
         Chain {
-            ends: homes.iter().map(ends).collect(),
+            ends: locations.iter().map(ends).collect(),
             breaks,
             samples: order.iter().map(|(sample, _)| *sample).collect(),
         }
     }
 
     /// Whether two places are known to be apart.
-    fn apart(&self, (i, x): (usize, &Home), (j, y): (usize, &Home), symbols: &Symbols) -> bool {
+    fn apart(&self, (i, x): (usize, &Location), (j, y): (usize, &Location), symbols: &Symbols) -> bool {
         let by_dims = |x: &Range, y: &Range| apart(x, y, symbols);
         let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else { return by_dims(&x.range, &y.range) };
         let ascends = |from: usize, to: usize| from <= to && self.breaks[from] == self.breaks[to];

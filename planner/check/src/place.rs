@@ -1,6 +1,6 @@
 //! Where base values lie: places resolved to bytes, and which of them can share bytes.
 //!
-//! A [`Home`] is resolved for every rank and every binding at once. Its *span* holds all bytes that the
+//! A [`Location`] is resolved for every rank and every binding at once. Its *span* holds all bytes that the
 //! value can occupy on any rank under any binding of the bucket; two values whose spans meet are taken to
 //! share bytes, unless [`apart`] proves them disjoint for every rank and binding. Within a run both have one
 //! binding; values of two runs of a bucket have two that differ, and values of two buckets are told apart by
@@ -11,7 +11,7 @@ use symmc_ir::{Def, Dim, Graph, GroupId, InputKind, OutputKind, SymbolId, Table,
 use symmc_plan::{ArenaKind, Bucket, Memory, Placed, Plan, Role, Symbols};
 
 use super::error::CheckError;
-use super::program::{Program, Programs};
+use super::program::{PlannedProgram, Programs};
 
 /// Memory that steps write, numbered: the two arenas, then one for each output.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -52,7 +52,7 @@ pub struct Range {
 
 /// Where a base value lies.
 #[derive(Clone, Debug)]
-pub struct Home {
+pub struct Location {
     /// Its bytes.
     pub range: Range,
     /// The memory that steps write, if it is not the caller's memory of an input.
@@ -67,14 +67,14 @@ pub struct Home {
     pub symmetric: bool,
 }
 
-impl Home {
+impl Location {
     /// Whether the spans of two values meet.
-    pub fn meets(&self, other: &Home) -> bool {
+    pub fn meets(&self, other: &Location) -> bool {
         self.space.is_some() && self.space == other.space && self.low < other.high && other.low < self.high
     }
     /// Whether two values whose spans meet may share bytes when each is of a run of its own of one bucket, under bindings
     /// that have nothing to do with each other.
-    pub fn overlaps_in_other_run(&self, other: &Home, symbols: &Symbols) -> bool {
+    pub fn overlaps_in_other_run(&self, other: &Location, symbols: &Symbols) -> bool {
         (self.rigid && other.rigid) || !apart(&self.range, &other.range.renamed(symbols), &twice(symbols))
     }
 }
@@ -130,22 +130,22 @@ pub fn apart(a: &Range, b: &Range, symbols: &Symbols) -> bool {
 }
 
 /// Resolves the places of a bucket. Values whose place is wrong have none.
-pub fn homes(
+pub fn locations(
     (plan, programs): (&Plan, &Programs),
     (index, bucket): (usize, &Bucket),
-    program: &Program,
+    program: &PlannedProgram,
     symbols: &Symbols,
     errors: &mut Vec<CheckError>,
-) -> Table<ValueId, Option<Home>> {
-    let mut homes: Table<ValueId, Option<Home>> = Table::filled(None, program.graph.values.len());
+) -> Table<ValueId, Option<Location>> {
+    let mut locations: Table<ValueId, Option<Location>> = Table::filled(None, program.graph.values.len());
     let resolver = Resolver { plan, programs, index, bucket, program, symbols };
     let (places, unresolved) = program.places(bucket, symbols);
     for (value, placed) in places.iter() {
-        homes[value] = placed.as_ref().and_then(|placed| resolver.home(value, placed, errors));
+        locations[value] = placed.as_ref().and_then(|placed| resolver.location(value, placed, errors));
     }
     errors.extend(unresolved.into_iter().map(|error| CheckError::Unresolved { bucket: index, error }));
-    resolver.ends(&homes, errors);
-    homes
+    resolver.ends(&locations, errors);
+    locations
 }
 
 /// An upper bound of the bytes of a value of this type. Both ways to bound are sound; the first is cheap.
@@ -160,12 +160,12 @@ struct Resolver<'a> {
     programs: &'a Programs,
     index: usize,
     bucket: &'a Bucket,
-    program: &'a Program,
+    program: &'a PlannedProgram,
     symbols: &'a Symbols,
 }
 
 impl Resolver<'_> {
-    fn home(&self, value: ValueId, place: &Placed, errors: &mut Vec<CheckError>) -> Option<Home> {
+    fn location(&self, value: ValueId, place: &Placed, errors: &mut Vec<CheckError>) -> Option<Location> {
         let graph = &self.program.graph;
         let (name, ty) = (graph.name_of(value).to_string(), graph.ty(value));
         let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
@@ -207,7 +207,7 @@ impl Resolver<'_> {
         }
         let rigid = start.as_const().is_some() && rank.is_none();
         let end = start.clone() + ty.bytes();
-        Some(Home {
+        Some(Location {
             range: Range { memory, start, end, rank },
             space,
             low: origin.saturating_add(low as u64),
@@ -274,22 +274,24 @@ impl Resolver<'_> {
     }
 
     /// Inputs and outputs must lie where the caller puts and finds them.
-    fn ends(&self, homes: &Table<ValueId, Option<Home>>, errors: &mut Vec<CheckError>) {
+    fn ends(&self, locations: &Table<ValueId, Option<Location>>, errors: &mut Vec<CheckError>) {
         let (graph, bucket) = (&self.program.graph, self.index);
-        let at_zero = |home: &Home| home.range.start.as_const() == Some(0) && home.range.rank.is_none();
+        let at_zero =
+            |location: &Location| location.range.start.as_const() == Some(0) && location.range.rank.is_none();
         for (id, input) in graph.inputs.iter() {
-            let Some(home) = &homes[input.value] else { continue };
+            let Some(location) = &locations[input.value] else { continue };
             let bound = bound(self.plan, id.index());
             let expected = bound.map_or(Memory::Input(id.index()), Memory::Fixed);
             let replaces = |k: usize| graph.outputs.get(k).is_some_and(|o| o.kind == OutputKind::Mutates(id));
-            let replaced = matches!(home.range.memory, Memory::Output(k) if replaces(k)) && bound.is_none();
-            if (home.range.memory != expected && !replaced) || !at_zero(home) {
+            let replaced =
+                matches!(location.range.memory, Memory::Output(k) if replaces(k)) && bound.is_none();
+            if (location.range.memory != expected && !replaced) || !at_zero(location) {
                 errors.push(CheckError::PlaceOfInput {
                     bucket,
                     value: graph.name_of(input.value).to_string(),
                     input: id.index(),
                     expected,
-                    found: home.range.memory,
+                    found: location.range.memory,
                 });
             }
         }
@@ -304,10 +306,10 @@ impl Resolver<'_> {
                 errors.push(CheckError::OutputTwice { bucket, value, first, second: k });
                 continue;
             }
-            let Some(home) = &homes[output.value] else { continue };
+            let Some(location) = &locations[output.value] else { continue };
             let expected = Memory::Output(k);
-            if home.range.memory != expected || !at_zero(home) {
-                let found = home.range.memory;
+            if location.range.memory != expected || !at_zero(location) {
+                let found = location.range.memory;
                 errors.push(CheckError::PlaceOfOutput { bucket, value, output: k, expected, found });
             }
         }

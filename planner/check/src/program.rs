@@ -15,28 +15,28 @@ use super::error::{CheckError, ProgramId};
 const BYTES_OF_LINE: usize = 64;
 
 /// A planned program.
-pub struct Program {
-    read: symmc_plan::Program,
+pub struct PlannedProgram {
+    read: symmc_plan::ReadProgram,
     /// The index of each of its groups in [`Programs::groups`].
     groups: Vec<usize>,
 }
 
-impl Program {
+impl PlannedProgram {
     /// The index of a group in [`Programs::groups`].
     pub fn group(&self, group: GroupId) -> usize {
         self.groups.get(group.index()).copied().unwrap_or(0)
     }
 
     /// The program alone.
-    pub fn into_read(self) -> symmc_plan::Program {
+    pub fn into_read(self) -> symmc_plan::ReadProgram {
         self.read
     }
 }
 
-impl Deref for Program {
-    type Target = symmc_plan::Program;
+impl Deref for PlannedProgram {
+    type Target = symmc_plan::ReadProgram;
 
-    fn deref(&self) -> &symmc_plan::Program {
+    fn deref(&self) -> &symmc_plan::ReadProgram {
         &self.read
     }
 }
@@ -56,7 +56,7 @@ pub struct Programs {
     /// The imported program.
     pub source: Graph,
     /// The planned ones.
-    pub planned: Vec<Program>,
+    pub planned: Vec<PlannedProgram>,
     /// All groups of the planned programs, each name once.
     pub groups: Vec<Group>,
 }
@@ -82,7 +82,7 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
     let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
     let mut read = Vec::with_capacity(texts.len());
-    let one = |(program, text): (ProgramId, &String)| (program, symmc_plan::Program::read(text));
+    let one = |(program, text): (ProgramId, &String)| (program, symmc_plan::ReadProgram::read(text));
     for (program, result) in parallel::map(texts, lines, one) {
         match result {
             Ok(program) => read.push(program),
@@ -104,7 +104,7 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
         let (program, found) = (ProgramId::Source, source.ranks);
         errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
     }
-    for (p, symmc_plan::Program { graph, .. }) in planned.iter().enumerate() {
+    for (p, symmc_plan::ReadProgram { graph, .. }) in planned.iter().enumerate() {
         let program = ProgramId::Planned(p);
         if graph.ranks != Some(plan.ranks) {
             errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found: graph.ranks });
@@ -115,20 +115,20 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    let planned = planned.into_iter().zip(of_program).map(|(read, groups)| Program { read, groups });
+    let planned = planned.into_iter().zip(of_program).map(|(read, groups)| PlannedProgram { read, groups });
     Ok(Programs { source, planned: planned.collect(), groups })
 }
 
 /// The groups of all programs by name, and for each program the index of each of its groups.
 fn groups(
-    planned: &[symmc_plan::Program],
+    planned: &[symmc_plan::ReadProgram],
     ranks: u32,
     errors: &mut Vec<CheckError>,
 ) -> (Vec<Group>, Vec<Vec<usize>>) {
     let mut all: Vec<Group> = Vec::new();
     let mut first: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
-    for (p, symmc_plan::Program { graph, .. }) in planned.iter().enumerate() {
+    for (p, symmc_plan::ReadProgram { graph, .. }) in planned.iter().enumerate() {
         let mut of_group = Vec::with_capacity(graph.groups.len());
         for (id, group) in graph.groups.iter() {
             let size = graph.group_size(id).unwrap_or(ranks);

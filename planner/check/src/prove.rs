@@ -8,7 +8,7 @@ use symmc_plan::{Bucket, Plan, Symbols};
 use super::context::Context;
 use super::error::CheckError;
 use super::overlap::Overlaps;
-use super::program::{self, Program, Programs};
+use super::program::{self, PlannedProgram, Programs};
 use super::report::Report;
 use super::step::{self, Schedule};
 use super::{buffer, place, time};
@@ -42,7 +42,7 @@ pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
     errors.extend(uses);
     for schedule in &schedules {
         report.steps += schedule.steps.len();
-        report.values += schedule.homes.values().flatten().count();
+        report.values += schedule.locations.values().flatten().count();
     }
     if errors.is_empty() {
         errors = time::check(&programs, &schedules, plan.ranks, &mut report);
@@ -52,7 +52,7 @@ pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
         return Err(errors);
     }
     let Programs { source, planned, .. } = programs;
-    Ok(Proof { report, source, programs: planned.into_iter().map(Program::into_read).collect() })
+    Ok(Proof { report, source, programs: planned.into_iter().map(PlannedProgram::into_read).collect() })
 }
 
 /// What a proof leaves behind.
@@ -63,7 +63,7 @@ pub struct Proof {
     /// The imported program as it read it.
     pub source: Graph,
     /// The planned programs as it read them.
-    pub programs: Vec<symmc_plan::Program>,
+    pub programs: Vec<symmc_plan::ReadProgram>,
 }
 
 /// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
@@ -103,8 +103,8 @@ fn schedule<'a>(
     };
     let symbols = symbols(programs, program, index, bucket, errors)?;
     buffer::declared(plan, index, bucket, errors);
-    let homes = place::homes((plan, programs), (index, bucket), program, &symbols, errors);
-    let overlaps = Overlaps::new(&homes, &symbols);
+    let locations = place::locations((plan, programs), (index, bucket), program, &symbols, errors);
+    let overlaps = Overlaps::new(&locations, &symbols);
     let (of_bucket, overlap) = (&symbols, &overlaps);
     let ctx = Context {
         plan,
@@ -113,18 +113,18 @@ fn schedule<'a>(
         bucket,
         program,
         symbols: of_bucket,
-        homes: &homes,
+        locations: &locations,
         overlaps: overlap,
     };
     let steps = step::steps(&ctx, errors);
-    let bound = step::bound_inputs(&programs.source, program, &homes);
-    Some(Schedule { index, bucket, program, symbols, homes, overlaps, steps, bound })
+    let bound = step::bound_inputs(&programs.source, program, &locations);
+    Some(Schedule { index, bucket, program, symbols, locations, overlaps, steps, bound })
 }
 
 /// The symbols of a program with the ranges of a bucket, which must be those of the program or narrower.
 fn symbols(
     programs: &Programs,
-    program: &Program,
+    program: &PlannedProgram,
     index: usize,
     bucket: &Bucket,
     errors: &mut Vec<CheckError>,

@@ -17,7 +17,7 @@ pub struct Report {
     pub accesses: u64,
     /// The number of pairs of accesses to shared bytes that were compared.
     pub compared: u64,
-    /// The number of clocks that meetings joined.
+    /// The number of clocks that rendezvous joined.
     pub joins: u64,
     /// The number of runs followed after another.
     pub sequences: usize,

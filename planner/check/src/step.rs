@@ -5,14 +5,14 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
 use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
-use symmc_plan::{Barrier, Bucket, Lane, Role, Run, Symbols};
+use symmc_plan::{Bucket, ExitBarrier, Lane, Role, Run, Symbols};
 
 use super::context::{Context, is_whole, share};
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, Reading, overlay};
 use super::overlap::Overlaps;
-use super::place::{Home, written_each_run};
-use super::program::Program;
+use super::place::{Location, written_each_run};
+use super::program::PlannedProgram;
 
 /// The alignment of what peers reach.
 const PEER_ALIGNMENT: i64 = 16;
@@ -24,11 +24,11 @@ pub struct Schedule<'a> {
     /// The bucket.
     pub bucket: &'a Bucket,
     /// Its program.
-    pub program: &'a Program,
+    pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: Symbols,
     /// Where each base value lies.
-    pub homes: Table<ValueId, Option<Home>>,
+    pub locations: Table<ValueId, Option<Location>>,
     /// Which of them share bytes in one run.
     pub overlaps: Overlaps,
     /// The steps, in order.
@@ -79,7 +79,7 @@ pub struct Sync {
     /// Whose arrival its completion tells of.
     pub meets: Meets,
     /// Whether a rank writes its own result only after the group has met.
-    pub result_after_meeting: bool,
+    pub result_after_rendezvous: bool,
     /// Whether it completes on no rank before all peers have stopped touching this rank.
     pub exit: bool,
     /// Whether it writes the peers' landing zones.
@@ -89,7 +89,7 @@ pub struct Sync {
 impl Schedule<'_> {
     /// Whether two values share bytes in one run, as far as is known.
     pub fn share(&self, a: ValueId, b: ValueId) -> bool {
-        share(&self.overlaps, &self.homes, a, b)
+        share(&self.overlaps, &self.locations, a, b)
     }
 }
 
@@ -126,10 +126,10 @@ pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
 /// The inputs of a program that lie in memory which steps may write, and whether the caller writes them before each run.
 pub fn bound_inputs(
     source: &Graph,
-    program: &Program,
-    homes: &Table<ValueId, Option<Home>>,
+    program: &PlannedProgram,
+    locations: &Table<ValueId, Option<Location>>,
 ) -> Vec<(ValueId, bool)> {
-    let within = |v: ValueId| homes[v].as_ref().is_some_and(|h| h.space.is_some());
+    let within = |v: ValueId| locations[v].as_ref().is_some_and(|h| h.space.is_some());
     let inputs = program.graph.inputs.iter().filter(|(_, i)| within(i.value));
     inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
 }
@@ -215,7 +215,7 @@ fn level(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Vec<CheckError>) {
         if !layout.is_contiguous(graph.ty(v)) {
             errors.push(CheckError::NotContiguous { at: ctx.at(s), value: name() });
         }
-        let numbered = ctx.homes[layout.base].as_ref().and_then(|h| h.range.rank.as_ref());
+        let numbered = ctx.locations[layout.base].as_ref().and_then(|h| h.range.rank.as_ref());
         if let Some(numbered) = numbered {
             let group = ctx.programs.groups[numbered.group].name.clone();
             errors.push(CheckError::ReductionUneven { at: ctx.at(s), side, value: name(), group });
@@ -286,7 +286,7 @@ fn collective(
             errors.push(CheckError::ExitUnexpected { at: at() });
             return None;
         }
-        (Exit::Droppable, Some(barrier)) => barrier == Barrier::Kept,
+        (Exit::Droppable, Some(barrier)) => barrier == ExitBarrier::Kept,
         (kind, None) => kind == Exit::Always,
     };
     for &x in &node.inputs {
@@ -315,8 +315,8 @@ fn collective(
     if contract.meets == Meets::Pairs {
         out.pairs = c.kind.pairs(ctx.programs.groups[group].size).unwrap_or_default();
     }
-    let Contract { entry, meets, result_after_meeting, .. } = contract;
-    out.sync = Some(Sync { group, entry, meets, result_after_meeting, exit, landing });
+    let Contract { entry, meets, result_after_rendezvous, .. } = contract;
+    out.sync = Some(Sync { group, entry, meets, result_after_rendezvous, exit, landing });
     Some(contract)
 }
 
@@ -328,8 +328,8 @@ fn windows(ctx: &Context<'_>, s: usize, node: &Node, errors: &mut Vec<CheckError
     let gathers = c.kind == CollectiveKind::AllGather;
     let operands = node.inputs.iter().map(|&x| (x, Side::Operand, gathers));
     for (value, side, gathered) in operands.chain(node.outputs.iter().map(|&r| (r, Side::Result, false))) {
-        let home = ctx.homes[ctx.program.base(value)].as_ref();
-        let Some(numbered) = home.and_then(|h| h.range.rank.as_ref()) else { continue };
+        let location = ctx.locations[ctx.program.base(value)].as_ref();
+        let Some(numbered) = location.and_then(|h| h.range.rank.as_ref()) else { continue };
         let by = &ctx.programs.groups[numbered.group].name;
         let own = gathered && numbered.group == ctx.program.group(c.group);
         let group = graph.groups.iter().find(|(_, g)| g.name == *by).map(|(id, _)| id);
@@ -391,7 +391,7 @@ fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut
         group,
         entry: true,
         meets: Meets::Group,
-        result_after_meeting: true,
+        result_after_rendezvous: true,
         exit: true,
         landing: false,
     });
@@ -400,16 +400,16 @@ fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut
 /// Checks that peers can reach a value: it lies in the symmetric arena, aligned.
 fn symmetric(ctx: &Context<'_>, s: usize, value: ValueId, side: Side, errors: &mut Vec<CheckError>) {
     let (graph, layout) = (&ctx.program.graph, &ctx.program.layouts[value]);
-    let Some(home) = &ctx.homes[layout.base] else { return };
+    let Some(location) = &ctx.locations[layout.base] else { return };
     let name = graph.name_of(value).to_string();
-    if !home.symmetric {
-        let found = home.range.memory;
+    if !location.symmetric {
+        let found = location.range.memory;
         errors.push(CheckError::NotSymmetric { at: ctx.at(s), side, value: name, found });
         return;
     }
     let element = Dim::from(graph.ty(value).dtype.size() as i64);
-    let start = home.range.start.clone() + layout.offset.clone() * element;
-    let stride = home.range.rank.as_ref().map(|n| &n.stride);
+    let start = location.range.start.clone() + layout.offset.clone() * element;
+    let stride = location.range.rank.as_ref().map(|n| &n.stride);
     for found in [Some(&start), stride].into_iter().flatten() {
         if !found.divisible_by(PEER_ALIGNMENT) {
             let expected = PEER_ALIGNMENT as u64;

@@ -21,7 +21,7 @@ use super::clock::{Clocks, Fault, Past, Start};
 use super::error::{Access, CheckError, Moment, Who};
 use super::left::Left;
 use super::memory::{MemoryOfRank, Order, Record, START, Span};
-use super::place::Home;
+use super::place::Location;
 use super::program::Programs;
 use super::ranks::{Exchange, Ranks};
 use super::report::Report;
@@ -84,12 +84,12 @@ struct Facts {
 
 impl Facts {
     fn new(schedule: &Schedule<'_>) -> Self {
-        let span = |(v, home): (ValueId, &Option<Home>)| {
-            let home = home.as_ref()?;
+        let span = |(v, location): (ValueId, &Option<Location>)| {
+            let location = location.as_ref()?;
             let simple = schedule.overlaps.is_simple(v);
-            Some(Span { space: home.space?, low: home.low, high: home.high, simple })
+            Some(Span { space: location.space?, low: location.low, high: location.high, simple })
         };
-        let spans = schedule.homes.iter().map(span).collect();
+        let spans = schedule.locations.iter().map(span).collect();
         let mut last_waiter = vec![None; schedule.steps.len()];
         for (s, step) in schedule.steps.iter().enumerate() {
             for &w in &step.waits {
@@ -153,11 +153,11 @@ impl Proof<'_> {
         let schedule = &self.schedules[bucket];
         let mut clocks = Clocks::new(self.ranks);
         let mut memories = vec![MemoryOfRank::default(); self.ranks.examined.len()];
-        let content = |h: &Option<Home>| match h {
-            Some(Home { space: None, .. }) => Content::Intact,
+        let content = |h: &Option<Location>| match h {
+            Some(Location { space: None, .. }) => Content::Intact,
             _ => Content::Unwritten,
         };
-        let mut contents: Vec<Content> = schedule.homes.values().map(content).collect();
+        let mut contents: Vec<Content> = schedule.locations.values().map(content).collect();
         self.run(bucket, &mut clocks, Against::Own(&mut memories, &mut contents), |_| false);
         self.at_end(bucket, &contents);
         self.report.joins += clocks.joins;
@@ -401,8 +401,8 @@ impl Proof<'_> {
         if touch.bucket != touch.earlier || earlier == later || schedule.share(earlier, later) {
             return true;
         }
-        let homes = schedule.homes[earlier].as_ref().zip(schedule.homes[later].as_ref());
-        !touch.same_run && homes.is_some_and(|(x, y)| x.overlaps_in_other_run(y, &schedule.symbols))
+        let locations = schedule.locations[earlier].as_ref().zip(schedule.locations[later].as_ref());
+        !touch.same_run && locations.is_some_and(|(x, y)| x.overlaps_in_other_run(y, &schedule.symbols))
     }
 
     fn access(&self, bucket: usize, record: &Record) -> Access {

@@ -14,9 +14,9 @@ mod wire;
 
 pub use json::{PlanReadError, sha256};
 pub use read::{ReadPlan, UnreadPlan};
-pub use resolve::{Placed, Program, Run, Symbols, Unread, Unresolved};
+pub use resolve::{Placed, ReadProgram, Run, Symbols, Unread, Unresolved};
 pub use wire::{
-    ALIGN, Alternative, AppliedRule, ArenaKind, Arenas, Barrier, Bucket, Buffer, ByRank, CopyReason,
-    Decision, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, Reach, Role, Source,
-    Step, Totals, Unserved, VERSION,
+    ALIGN, Alternative, AppliedRule, ArenaKind, Arenas, Bucket, Buffer, ByRank, CopyReason, Decision,
+    ExitBarrier, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, Reach, Role,
+    SourceProgram, Step, Totals, Unserved, VERSION,
 };

@@ -7,7 +7,7 @@ use symmc_ir::Graph;
 use symmc_ir::text::{self, ParseError};
 use thiserror::Error;
 
-use crate::{Plan, Program, Unread};
+use crate::{Plan, ReadProgram, Unread};
 
 /// A plan as it is written, with its programs as graphs: each is read once, by whoever asks for it first. A clone shares
 /// all of it.
@@ -15,7 +15,7 @@ use crate::{Plan, Program, Unread};
 pub struct ReadPlan {
     plan: Arc<Plan>,
     source: Arc<Graph>,
-    programs: Arc<[OnceLock<Result<Program, Unread>>]>,
+    programs: Arc<[OnceLock<Result<ReadProgram, Unread>>]>,
 }
 
 /// A text of a plan that is no program.
@@ -44,7 +44,7 @@ impl ReadPlan {
     }
 
     /// A plan with what whoever read it found: the imported program, and the planned ones in their order.
-    pub fn of(plan: Arc<Plan>, source: Graph, programs: Vec<Program>) -> ReadPlan {
+    pub fn of(plan: Arc<Plan>, source: Graph, programs: Vec<ReadProgram>) -> ReadPlan {
         let programs = programs.into_iter().map(|program| OnceLock::from(Ok(program))).collect();
         ReadPlan { plan, source: Arc::new(source), programs }
     }
@@ -58,15 +58,17 @@ impl ReadPlan {
     ///
     /// # Errors
     /// There is none of this index, or its text is no valid program.
-    pub fn program(&self, index: usize) -> Result<&Program, UnreadPlan> {
+    pub fn program(&self, index: usize) -> Result<&ReadProgram, UnreadPlan> {
         let missing = || UnreadPlan::Missing(index);
         let cell = self.programs.get(index).ok_or_else(missing)?;
         let text = self.plan.programs.get(index).ok_or_else(missing)?;
-        cell.get_or_init(|| Program::read(text)).as_ref().map_err(|e| UnreadPlan::Program(index, e.clone()))
+        cell.get_or_init(|| ReadProgram::read(text))
+            .as_ref()
+            .map_err(|e| UnreadPlan::Program(index, e.clone()))
     }
 
     /// The planned programs, each with whether its text is one.
-    pub fn programs(&self) -> impl Iterator<Item = Result<&Program, UnreadPlan>> {
+    pub fn programs(&self) -> impl Iterator<Item = Result<&ReadProgram, UnreadPlan>> {
         (0..self.programs.len()).map(|index| self.program(index))
     }
 

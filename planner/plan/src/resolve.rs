@@ -1,7 +1,7 @@
 //! A plan as code works with it: programs are graphs, names are ids, offsets are dims.
 //!
 //! A written plan names programs, values, nodes and groups by text. Whoever works with one reads each program once
-//! ([`Program::read`]) and resolves against it what a bucket says of symbols, places and steps. Asked here is only that
+//! ([`ReadProgram::read`]) and resolves against it what a bucket says of symbols, places and steps. Asked here is only that
 //! names and texts mean something; whether the plan is safe is the business of the check.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ pub type Symbols = Table<SymbolId, Symbol>;
 
 /// A program of a plan, read from its text.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct ReadProgram {
     /// The program.
     pub graph: Graph,
     /// Where each value lies within its base.
@@ -79,18 +79,18 @@ pub struct Run {
     pub dispatch: Option<Dispatch>,
 }
 
-impl Program {
+impl ReadProgram {
     /// Reads a program, which must be valid.
     ///
     /// # Errors
     /// The text does not parse, or what it says is not valid.
-    pub fn read(text: &str) -> Result<Program, Unread> {
+    pub fn read(text: &str) -> Result<ReadProgram, Unread> {
         let graph = text::parse(text).map_err(Unread::Text)?;
         verify(&graph).map_err(Unread::Invalid)?;
         let layouts = layouts(&graph);
         let (dispatch_of, inner) = (graph.dispatch_of(), graph.inner(|v| layouts[v].base));
         let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
-        Ok(Program { graph, layouts, dispatch_of, inner, names })
+        Ok(ReadProgram { graph, layouts, dispatch_of, inner, names })
     }
 
     /// The value of a name.
@@ -228,7 +228,7 @@ impl Run {
     }
 
     /// The operands that other steps define, each with the node that reads it and its number there.
-    pub fn operands(self, program: &Program) -> impl Iterator<Item = (NodeId, usize, ValueId)> + '_ {
+    pub fn operands(self, program: &ReadProgram) -> impl Iterator<Item = (NodeId, usize, ValueId)> + '_ {
         let graph = &program.graph;
         let all =
             self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
@@ -240,7 +240,7 @@ impl Run {
     }
 
     /// The values that it defines and that have memory.
-    pub fn results(self, program: &Program) -> Vec<ValueId> {
+    pub fn results(self, program: &ReadProgram) -> Vec<ValueId> {
         let all = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
         all.filter(|&v| !program.inner[v]).collect()
     }

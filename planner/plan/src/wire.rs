@@ -50,9 +50,10 @@ use thiserror::Error;
 mod entries;
 
 pub use entries::{
-    Alternative, AppliedRule, ArenaKind, Barrier, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Lane,
-    Memory, Place, Reach, Step, Totals,
+    ArenaKind, Buffer, ByRank, CopyReason, ForcedCopy, Lane, Memory, Place, Reach, Step, Totals,
 };
+pub use symmc_ir::collective::ExitBarrier;
+pub use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 2;
@@ -76,7 +77,7 @@ pub struct Plan {
     /// The version of the format: [`VERSION`].
     pub version: u32,
     /// The program as it was imported.
-    pub source: Source,
+    pub source: SourceProgram,
     /// The name of the machine profile that the choices were made with.
     pub machine: String,
     /// The number of ranks.
@@ -124,7 +125,7 @@ fn list(items: &[String]) -> String {
 /// The program as it was imported.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
+pub struct SourceProgram {
     /// The name of the program.
     pub name: String,
     /// SHA-256 of `text`, in hexadecimal.

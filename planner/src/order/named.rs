@@ -18,65 +18,40 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
+use symmc_ir::named_enum;
+
 use super::memory::Memory;
 use super::model::Tasks;
 
-/// An order of the steps, by how it comes about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Order {
-    /// The fastest by estimate of those with little more memory than the leanest.
-    #[default]
-    Chosen,
-    /// The least memory that was found.
-    Lean,
-    /// The order of the nodes.
-    Program,
-    /// Next comes the step that frees the most bytes over what it adds, as in XLA's list scheduler.
-    List,
-    /// Depth first from the steps that touch the fewest bytes, as in Inductor.
-    Dfs,
-    /// Depth first from the ends, to what has the more further users first, as in XLA's DFS scheduler.
-    DfsUsers,
-    /// Each step directly before the first that uses it.
-    PostOrder,
-    /// Next comes the step that raises the peak least: Inductor's least peak memory first.
-    Lpmf,
-    /// Next comes the step whose operands were made the longest ago, as in Inductor.
-    Bfs,
+named_enum! {
+    /// An order of the steps, by how it comes about.
+    #[derive(Default)]
+    Order {
+        /// The fastest by estimate of those with little more memory than the leanest.
+        #[default]
+        Chosen = "chosen",
+        /// The least memory that was found.
+        Lean = "lean",
+        /// The order of the nodes.
+        Program = "program",
+        /// Next comes the step that frees the most bytes over what it adds, as in XLA's list scheduler.
+        List = "list",
+        /// Depth first from the steps that touch the fewest bytes, as in Inductor.
+        Dfs = "dfs",
+        /// Depth first from the ends, to what has the more further users first, as in XLA's DFS scheduler.
+        DfsUsers = "dfs-users",
+        /// Each step directly before the first that uses it.
+        PostOrder = "post-order",
+        /// Next comes the step that raises the peak least: Inductor's least peak memory first.
+        Lpmf = "lpmf",
+        /// Next comes the step whose operands were made the longest ago, as in Inductor.
+        Bfs = "bfs",
+    }
 }
 
 impl Order {
     /// The orders that a simple rule makes.
-    pub const NAMED: [Order; 7] =
-        [Order::Program, Order::List, Order::Dfs, Order::DfsUsers, Order::PostOrder, Order::Lpmf, Order::Bfs];
-
-    /// All of them.
-    pub const ALL: [Order; 9] = [
-        Order::Chosen,
-        Order::Lean,
-        Order::Program,
-        Order::List,
-        Order::Dfs,
-        Order::DfsUsers,
-        Order::PostOrder,
-        Order::Lpmf,
-        Order::Bfs,
-    ];
-
-    /// The name, in lower case.
-    pub fn name(self) -> &'static str {
-        match self {
-            Order::Chosen => "chosen",
-            Order::Lean => "lean",
-            Order::Program => "program",
-            Order::List => "list",
-            Order::Dfs => "dfs",
-            Order::DfsUsers => "dfs-users",
-            Order::PostOrder => "post-order",
-            Order::Lpmf => "lpmf",
-            Order::Bfs => "bfs",
-        }
-    }
+    pub const NAMED: &'static [Order] = Order::ALL.split_at(2).1;
 }
 
 /// The order of this name; none where it takes a search.

@@ -2,7 +2,7 @@
 
 use symmc_check::check;
 use symmc_ir::text;
-use symmc_plan::{Barrier, Plan};
+use symmc_plan::{ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Order, PlanConfig, plan};
 
 /// Plans a program of one rank in program order.
@@ -76,7 +76,7 @@ fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
         %z: f32[18, 4] = add %g, %u\nreturn %z\n";
     let plan = planned_on(3, body);
     assert_eq!([why(&plan, "c"), why(&plan, "b")].map(|w| w.split(';').next()), [Some("a piece of %all"); 2]);
-    assert_eq!(plan.buckets[0].steps[3].exit, Some(Barrier::Dropped));
+    assert_eq!(plan.buckets[0].steps[3].exit, Some(ExitBarrier::Dropped));
 }
 
 #[test]

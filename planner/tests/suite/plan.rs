@@ -10,7 +10,7 @@ use std::fmt::Write;
 use symmc_check::{CheckError, check};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, text};
-use symmc_plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
+use symmc_plan::{ArenaKind, Bucket, CopyReason, ExitBarrier, Lane, Memory, Place, Plan, Reach, Role};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError, plan};
 
 use crate::programs::narrowed;
@@ -79,8 +79,8 @@ fn steps(plan: &Plan) -> String {
             let _ = write!(out, " after {w}");
         }
         match step.exit {
-            Some(Barrier::Dropped) => out.push_str(" dropped"),
-            Some(Barrier::Kept) => out.push_str(" kept"),
+            Some(ExitBarrier::Dropped) => out.push_str(" dropped"),
+            Some(ExitBarrier::Kept) => out.push_str(" kept"),
             None => {}
         }
         let node = program.def_node(names[step.node.as_str()]).expect("a node");
@@ -142,8 +142,8 @@ fn an_odd_number_of_turns_keeps_one_barrier() {
 }
 
 #[test]
-fn results_of_the_meeting_may_take_the_bytes() {
-    // r1 is written after its meeting, when all peers have left r0, so it lies where a0 was read.
+fn results_of_the_rendezvous_may_take_the_bytes() {
+    // r1 is written after its rendezvous, when all peers have left r0, so it lies where a0 was read.
     let p = planned(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
          %a0: f32[16, 16] = matmul %x, %w\n\
@@ -163,7 +163,7 @@ fn results_of_the_meeting_may_take_the_bytes() {
 }
 
 /// Two collectives of which the second, run this way, writes an operand of a third.
-fn meeting_through(variant: &str) -> String {
+fn rendezvous_through(variant: &str) -> String {
     format!(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
          %a0: f32[16, 16] = matmul %x, %w\n\
@@ -176,16 +176,16 @@ fn meeting_through(variant: &str) -> String {
 }
 
 #[test]
-fn what_the_library_writes_waits_for_the_whole_meeting() {
+fn what_the_library_writes_waits_for_the_whole_rendezvous() {
     // The library may write a piece of r1 as soon as one peer has come, while another still reads a0: the bytes
     // that a push may take are not free for it.
-    let pushed = planned(&meeting_through("push"));
-    let plain = planned(&meeting_through("plain"));
+    let pushed = planned(&rendezvous_through("push"));
+    let plain = planned(&rendezvous_through("plain"));
     let place = |p: &Plan, value: &str| match place_of(p, value).memory {
         Memory::Buffer(i) => (p.buckets[0].buffers[i].arena, p.buckets[0].buffers[i].offset),
         ref memory => panic!("%{value} lies in {memory:?}"),
     };
-    assert_eq!(place(&pushed, "a0"), place(&pushed, "r1"), "after the meeting");
+    assert_eq!(place(&pushed, "a0"), place(&pushed, "r1"), "after the rendezvous");
     assert_ne!(place(&plain, "a0"), place(&plain, "r1"), "from the arrival on");
     // The check tells the two apart by the variant alone.
     let mut wrong = pushed.clone();
@@ -223,7 +223,7 @@ fn rows(rows: &[usize]) -> String {
 fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     let body = rows(&[64, 64, 16, 16, 16]);
     let with = |symm_limit| try_plan(vec![graph(&body)], &PlanConfig { symm_limit, ..PlanConfig::default() });
-    let exits = |p: &Plan| -> Vec<(Barrier, Option<u64>)> {
+    let exits = |p: &Plan| -> Vec<(ExitBarrier, Option<u64>)> {
         p.buckets[0].steps.iter().filter_map(|s| Some((s.exit?, s.exit_bytes))).collect()
     };
     let sizes = |p: &Plan| (p.arenas.symmetric, p.buckets[0].totals.barrier_bytes);
@@ -231,16 +231,16 @@ fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     // Each operand stays until the next has been reduced: two of the large ones lie side by side.
     let free = with(None).expect("plans");
     assert_eq!(sizes(&free), (2 * large, large), "{}", steps(&free));
-    assert!(exits(&free).iter().all(|e| e.0 == Barrier::Dropped), "{}", steps(&free));
+    assert!(exits(&free).iter().all(|e| e.0 == ExitBarrier::Dropped), "{}", steps(&free));
     // One barrier between the large ones is enough for what lies between.
     let tight = with(Some(large + small)).expect("plans");
     assert_eq!(sizes(&tight).0, large + small, "{}", steps(&tight));
-    let kept: Vec<_> = exits(&tight).into_iter().filter(|e| e.0 == Barrier::Kept).collect();
-    assert_eq!(kept, [(Barrier::Kept, Some(large - small))], "{}", steps(&tight));
+    let kept: Vec<_> = exits(&tight).into_iter().filter(|e| e.0 == ExitBarrier::Kept).collect();
+    assert_eq!(kept, [(ExitBarrier::Kept, Some(large - small))], "{}", steps(&tight));
     // Without any dropped barrier next to them the large ones are alone.
     let least = with(Some(large)).expect("plans");
     assert_eq!(sizes(&least), (large, 0), "{}", steps(&least));
-    let dropped = exits(&least).iter().filter(|e| e.0 == Barrier::Dropped).count();
+    let dropped = exits(&least).iter().filter(|e| e.0 == ExitBarrier::Dropped).count();
     assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(&least));
     assert_eq!(with(Some(large - 1)), Err(PlanError::SymmLimit { limit: large - 1, least: large, fixed: 0 }));
     for plan in [free, tight, least] {
@@ -249,15 +249,15 @@ fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
 }
 
 #[test]
-fn only_a_meeting_of_all_peers_counts() {
+fn only_a_rendezvous_of_all_peers_counts() {
     // A group of pairs does not meet the whole world; the world meets the pairs.
     let small_then_large = planned(&chain(&["@pairs via=one_shot", "@all via=plain", "@pairs via=plain"]));
     let exit = |p: &Plan, s: usize| p.buckets[0].steps[s].exit;
-    assert_eq!(exit(&small_then_large, 1), Some(Barrier::Dropped));
+    assert_eq!(exit(&small_then_large, 1), Some(ExitBarrier::Dropped));
     let large_then_small = planned(&chain(&["@all via=one_shot", "@pairs via=plain"]));
-    assert_eq!(exit(&large_then_small, 1), Some(Barrier::Kept));
+    assert_eq!(exit(&large_then_small, 1), Some(ExitBarrier::Kept));
     let crossed = planned(&chain(&["@pairs via=one_shot", "@cross via=plain"]));
-    assert_eq!(exit(&crossed, 1), Some(Barrier::Kept));
+    assert_eq!(exit(&crossed, 1), Some(ExitBarrier::Kept));
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_broadcast_does_not_meet() {
          %b: f32[16, 16] = broadcast %r root=0 group=@all via=plain\n\
          return %b\n",
     );
-    assert_eq!(p.buckets[0].steps[1].exit, Some(Barrier::Kept));
+    assert_eq!(p.buckets[0].steps[1].exit, Some(ExitBarrier::Kept));
 }
 
 #[test]
@@ -313,8 +313,8 @@ fn with_several_buckets_the_last_barrier_stays() {
     let p = planned_with(narrowed(&graph(&body), &[(1, 16), (17, 64)]), &PlanConfig::default());
     assert_eq!(p.programs.len(), 1, "equal programs are kept once");
     for bucket in &p.buckets {
-        let exits: Vec<Option<Barrier>> = bucket.steps.iter().map(|s| s.exit).collect();
-        assert_eq!(exits, [None, Some(Barrier::Dropped), None, Some(Barrier::Kept)]);
+        let exits: Vec<Option<ExitBarrier>> = bucket.steps.iter().map(|s| s.exit).collect();
+        assert_eq!(exits, [None, Some(ExitBarrier::Dropped), None, Some(ExitBarrier::Kept)]);
     }
     // Sizes are those of each bucket's upper bound, the arenas those of the larger one.
     let sizes: Vec<u64> = p.buckets.iter().map(|b| b.buffers[0].size).collect();
@@ -384,10 +384,10 @@ fn a_bound_argument_needs_no_copy_but_its_last_barrier() {
     let p = planned_with(vec![graph(PULLED_INPUTS)], &PlanConfig { bind, ..PlanConfig::default() });
     assert!(p.buckets[0].copies.is_empty());
     assert_eq!(place_of(&p, "x").memory, Memory::Fixed(1));
-    let exits: Vec<Option<Barrier>> = p.buckets[0].steps.iter().map(|s| s.exit).collect();
+    let exits: Vec<Option<ExitBarrier>> = p.buckets[0].steps.iter().map(|s| s.exit).collect();
     // The parameter is never written again and the argument's first reader is met by its second; peers must
     // have left the second before the caller writes the argument anew.
-    assert_eq!(exits, [Some(Barrier::Dropped), Some(Barrier::Dropped), Some(Barrier::Kept)]);
+    assert_eq!(exits, [Some(ExitBarrier::Dropped), Some(ExitBarrier::Dropped), Some(ExitBarrier::Kept)]);
 }
 
 #[test]
@@ -607,7 +607,7 @@ fn an_operand_that_peers_still_read_is_not_overwritten() {
          %c: f32[16, 16] = add %s, %a\nreturn %c\n",
     );
     assert_ne!(place_of(&p, "h").memory, place_of(&p, "a").memory);
-    assert_eq!(p.buckets[0].steps[1].exit, Some(Barrier::Dropped));
+    assert_eq!(p.buckets[0].steps[1].exit, Some(ExitBarrier::Dropped));
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn no_order_of_a_name_is_leaner_than_the_lean_one() {
             t.ordinary_bound + t.symmetric_bound - fixed.next_multiple_of(64)
         };
         let lean = bound(Order::Lean);
-        let named = Order::NAMED.map(bound);
+        let named: Vec<u64> = Order::NAMED.iter().map(|&order| bound(order)).collect();
         assert!(named.iter().all(|&b| lean <= b), "seed {seed}: {lean} against {named:?}");
         gained += usize::from(named.iter().all(|&b| lean < b));
         let chosen = bound(Order::Chosen);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc_ir::{CollectiveKind, DType, Form, InputKind, Op, Variant};
-use symmc_plan::{Barrier, Lane};
+use symmc_plan::{ExitBarrier, Lane};
 
 use super::bucket::{CustomKernel, MemorySpace, Words};
 use crate::call::{PeerMemory, offset_on};
@@ -193,7 +193,7 @@ pub struct BoundCollective {
     /// How.
     pub variant: Variant,
     /// Whether a droppable exit barrier runs.
-    pub exit: Option<Barrier>,
+    pub exit: Option<ExitBarrier>,
     /// The ranks of this rank's cell, in the order of the group.
     pub cell: Vec<u32>,
     /// The index of the group.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use symmc_ir::layout::Layout;
 use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId};
-use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Placed, Plan, ReadPlan, Role, Run};
+use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run};
 
 use crate::custom::{Entry, Registry};
 use crate::error::RunError;
@@ -61,7 +61,7 @@ pub(super) struct PreparedStep {
     pub dispatch: Option<Dispatch>,
     pub lane: Lane,
     pub waits: Vec<usize>,
-    pub exit: Option<Barrier>,
+    pub exit: Option<ExitBarrier>,
     pub blocks: Option<u32>,
     pub custom: Option<CustomKernel>,
 }
@@ -190,7 +190,7 @@ fn invalid(message: String) -> RunError {
 struct Context<'a> {
     plan: &'a Plan,
     bucket: &'a Bucket,
-    program: &'a symmc_plan::Program,
+    program: &'a symmc_plan::ReadProgram,
     rank: u32,
 }
 

@@ -1,6 +1,6 @@
 //! The communicator of one rank: the shared memory of a run, the state of each group, and how far the rank is.
 //!
-//! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, meeting, post, exit,
+//! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, rendezvous, post, exit,
 //! completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in [`super::running`].
 //! The variants are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (`ll`) and
 //! [`super::staged`] (plain); [`super::collective`] says which of them runs.

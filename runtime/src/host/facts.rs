@@ -111,10 +111,10 @@ pub fn try_shared_memory() -> Result<(), RunError> {
 pub fn try_passing() -> Result<(), RunError> {
     let failed = |what: &str, e: nix::Error| RunError::system(what, e);
     let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
-    let meeting =
+    let point =
         socket(AddressFamily::Unix, kind, flags, None).map_err(|e| failed("opening a Unix socket", e))?;
     // The system draws a name in the abstract namespace for a socket that is bound to none.
-    bind(meeting.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| failed("naming a Unix socket", e))?;
+    bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| failed("naming a Unix socket", e))?;
     let (here, there) =
         socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| failed("opening Unix sockets", e))?;
     let (here, there) = (Channel::new(here, 0), Channel::new(there, 0));

@@ -302,7 +302,7 @@ fn await_welcome(
 
 /// The socket at which ranks meet; `None` if there is one already.
 fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>, RunError> {
-    let failed = |e: Errno| RunError::exhausted("opening the meeting point", &e.into());
+    let failed = |e: Errno| RunError::exhausted("opening the rendezvous point", &e.into());
     let fd = seqpacket().map_err(failed)?;
     match bind(fd.as_raw_fd(), &place.address()?) {
         Err(Errno::EADDRINUSE) => return Ok(None),
@@ -327,7 +327,7 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
             Ok(()) if same_user(&fd) => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
-                    "the meeting point of {} belongs to another user",
+                    "the rendezvous point of {} belongs to another user",
                     place.run
                 )));
             }

@@ -20,7 +20,8 @@ impl Membership {
     /// The address where the ranks meet.
     pub(super) fn address(&self) -> Result<UnixAddr, RunError> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
-        UnixAddr::new_abstract(name.as_bytes()).map_err(|e| RunError::system("naming the meeting point", e))
+        UnixAddr::new_abstract(name.as_bytes())
+            .map_err(|e| RunError::system("naming the rendezvous point", e))
     }
 }
 

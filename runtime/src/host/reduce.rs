@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn wide_and_portable_loops_agree_and_are_right() {
         let n = 2 * BLOCK + 37;
-        for dtype in DType::ALL {
+        for &dtype in DType::ALL {
             for &op in ReduceOp::ALL {
                 for ranks in 2..5 {
                     let operands: Vec<Vec<u8>> = (0..ranks).map(|r| operand(dtype, r, n)).collect();

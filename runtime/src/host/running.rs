@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp};
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 
 use super::comm::Comm;
 use super::copy::{Stores, copy};
@@ -75,7 +75,7 @@ impl<'a> Running<'a> {
     /// The exit barrier, unless the variant or the plan does without.
     pub fn exit(&self) -> Result<(), RunError> {
         let exit = self.call.variant.contract(self.call.kind).map(|c| c.exit);
-        let dropped = self.call.exit == Some(Barrier::Dropped);
+        let dropped = self.call.exit == Some(ExitBarrier::Dropped);
         match exit {
             Some(Exit::Always) => self.meet(),
             Some(Exit::Droppable) if !dropped => self.meet(),

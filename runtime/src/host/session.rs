@@ -244,7 +244,7 @@ impl HostSession {
 
 impl Drop for HostSession {
     fn drop(&mut self) {
-        // A session that goes away within a run will not come to the peers' meetings.
+        // A session that goes away within a run will not come to the peers' rendezvous.
         if !self.queue.idle().unwrap_or(true)
             && let Some(seat) = &self.seat
         {

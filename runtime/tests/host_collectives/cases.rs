@@ -5,7 +5,7 @@ use std::time::Duration;
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
 use symmc_ir::types::DType;
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
 use symmc_runtime::host::{Comm, CommConfig, World};
 
@@ -14,7 +14,7 @@ use symmc_runtime::host::{Comm, CommConfig, World};
 pub struct Case {
     pub kind: CollectiveKind,
     pub variant: Variant,
-    pub exit: Option<Barrier>,
+    pub exit: Option<ExitBarrier>,
     pub dtype: DType,
     pub elements: usize,
     /// Elements of a row, for sizes on the device.
@@ -25,7 +25,7 @@ pub struct Case {
 impl Case {
     pub fn new(kind: CollectiveKind, variant: Variant, dtype: DType, elements: usize) -> Case {
         let droppable = variant.contract(&kind).is_some_and(|c| c.exit == Exit::Droppable);
-        let exit = droppable.then_some(Barrier::Kept);
+        let exit = droppable.then_some(ExitBarrier::Kept);
         Case { kind, variant, exit, dtype, elements, row: 1, in_place: false }
     }
 }
@@ -73,7 +73,7 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
                 let case = Case::new(kind.clone(), variant, dtype, elements);
                 out.push(case.clone());
                 if contract.exit == Exit::Droppable {
-                    out.push(Case { exit: Some(Barrier::Dropped), ..case.clone() });
+                    out.push(Case { exit: Some(ExitBarrier::Dropped), ..case.clone() });
                 }
                 if contract.in_place {
                     out.push(Case { in_place: true, ..case });

@@ -6,7 +6,7 @@ mod cases;
 use cases::{Case, Setup, every_way, run_cases};
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 use symmc_ir::types::DType;
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 
 fn world(n: usize) -> Vec<Vec<u32>> {
     vec![(0..n as u32).collect()]
@@ -27,7 +27,7 @@ fn every_kind_variant_and_operation() {
 fn every_dtype() {
     let mut cases = Vec::new();
     for elements in [3, 1031] {
-        cases.extend(every_way(3, elements, &DType::ALL));
+        cases.extend(every_way(3, elements, DType::ALL));
     }
     run_cases(&Setup::new(3, world(3)), &cases);
 }
@@ -93,7 +93,7 @@ fn dropped_exits_with_buffers_in_turn() {
             (CollectiveKind::AllToAll(Splits::Even), Variant::Pull),
         ] {
             let case = Case::new(kind, variant, DType::F32, 60);
-            cases.push(Case { exit: case.exit.map(|_| Barrier::Dropped), ..case });
+            cases.push(Case { exit: case.exit.map(|_| ExitBarrier::Dropped), ..case });
         }
     }
     run_cases(&Setup { chaos: Some(3), ..Setup::new(3, world(3)) }, &cases);

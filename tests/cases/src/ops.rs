@@ -167,19 +167,19 @@ fn elementwise(r: &mut SplitMix) -> Draft {
             case(Op::Binary(op), vec![tensor(r, dtype, &a), tensor(r, dtype, &b)])
         }
         3 => {
-            let dtype = r.pick(&DType::ALL);
+            let dtype = r.pick(DType::ALL);
             let (c, x) = (narrower(r, &s), narrower(r, &s));
             case(Op::Select, vec![tensor(r, DType::Bool, &c), tensor(r, dtype, &x), tensor(r, dtype, &s)])
         }
         _ => {
-            let (from, to) = (r.pick(&DType::ALL), r.pick(&DType::ALL));
+            let (from, to) = (r.pick(DType::ALL), r.pick(DType::ALL));
             case(Op::Cast, vec![tensor(r, from, &s)]).giving(to, &s)
         }
     }
 }
 
 fn any(r: &mut SplitMix, takes: impl Fn(DType) -> bool) -> DType {
-    let fit: Vec<DType> = DType::ALL.into_iter().filter(|dtype| takes(*dtype)).collect();
+    let fit: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| takes(*dtype)).collect();
     r.pick(&fit)
 }
 
@@ -220,17 +220,17 @@ fn reduction(r: &mut SplitMix) -> Draft {
     match r.below(4) {
         0 | 1 => {
             let op = r.pick(Reduction::ALL);
-            let dtype = if op == Reduction::Mean { r.pick(&FLOATS) } else { r.pick(&DType::ALL) };
+            let dtype = if op == Reduction::Mean { r.pick(&FLOATS) } else { r.pick(DType::ALL) };
             let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
             case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
         2 => {
             let op = r.pick(ArgOp::ALL);
-            let dtype = r.pick(&DType::ALL);
+            let dtype = r.pick(DType::ALL);
             case(Op::ArgReduce { op, axis, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)])
         }
         _ => {
-            let dtype = r.pick(&DType::ALL);
+            let dtype = r.pick(DType::ALL);
             case(Op::CumSum { axis }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
     }
@@ -356,7 +356,7 @@ fn rotary(r: &mut SplitMix) -> Draft {
 
 fn indexing(r: &mut SplitMix) -> Draft {
     let s = shape(r, 1, 4);
-    let dtype = r.pick(&DType::ALL);
+    let dtype = r.pick(DType::ALL);
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);
     let n = s[axis];
@@ -417,7 +417,7 @@ fn smaller(r: &mut SplitMix, s: &[usize], axis: usize) -> Vec<usize> {
 }
 
 fn movement(r: &mut SplitMix) -> Draft {
-    let (s, dtype) = (shape(r, 1, 4), r.pick(&DType::ALL));
+    let (s, dtype) = (shape(r, 1, 4), r.pick(DType::ALL));
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);
     match r.below(8) {

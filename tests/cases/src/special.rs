@@ -13,7 +13,7 @@ use crate::random::of;
 /// The cases of every op.
 pub fn special() -> Vec<Case> {
     let mut drafts = Vec::new();
-    for dtype in DType::ALL {
+    for &dtype in DType::ALL {
         elementwise(dtype, &mut drafts);
         reductions(dtype, &mut drafts);
         indexing(dtype, &mut drafts);
@@ -182,7 +182,7 @@ fn elementwise(dtype: DType, out: &mut Vec<Draft>) {
     }
     let condition = of(Tensor::from_i64(DType::Bool, [2, 1], &[0, 1]));
     out.push(Draft::new(Op::Select, vec![condition, x.clone(), x.clone()]));
-    for to in DType::ALL {
+    for &to in DType::ALL {
         out.push(Draft::new(Op::Cast, vec![x.clone()]).giving(to, &[n]));
     }
     for scalar in scalars(dtype) {

@@ -53,7 +53,7 @@ pub fn parse_seconds(text: &str) -> Result<f64, String> {
 
 pub fn parse_dtype(text: &str) -> Result<String, String> {
     // What is summed is compared with the sum of numbers, which bool has not.
-    let numbers = || DType::ALL.into_iter().filter(|&d| d != DType::Bool);
+    let numbers = || DType::ALL.iter().copied().filter(|&d| d != DType::Bool);
     let names = || numbers().map(DType::name).collect::<Vec<_>>().join(", ");
     match numbers().find(|d| d.name() == text) {
         Some(dtype) => Ok(dtype.name().into()),

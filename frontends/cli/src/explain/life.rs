@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use symmc::unstable::ir::collective::{Contract, Meets};
 use symmc::unstable::ir::{Node, Op, ValueId};
-use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
+use symmc::unstable::plan::{ArenaKind, Bucket, Buffer, ExitBarrier, Lane, Memory, Place, Reach};
 
 use crate::planned::Planned;
 
@@ -118,12 +118,12 @@ fn occupied(planned: &Planned<'_>, b: &Buffer, touches: &[Touch<'_>]) -> String 
     let within = |s: usize| b.last < b.first || s <= b.last;
     let dropped = touches.iter().rev().find(|t| {
         t.reads
-            && bucket.steps[t.step].exit == Some(Barrier::Dropped)
+            && bucket.steps[t.step].exit == Some(ExitBarrier::Dropped)
             && contract(planned, t.node).is_some_and(|(c, ..)| c.touch.reads_operand())
     });
     let last = touches.last().map(|t| t.step);
-    let by_meeting = dropped.and_then(|t| Some((t.step, meeting(planned, t.step)?)));
-    if let Some((s, y)) = by_meeting.filter(|(s, y)| b.last < b.first || (y >= s && *y + 1 >= b.last)) {
+    let by_rendezvous = dropped.and_then(|t| Some((t.step, rendezvous(planned, t.step)?)));
+    if let Some((s, y)) = by_rendezvous.filter(|(s, y)| b.last < b.first || (y >= s && *y + 1 >= b.last)) {
         let next = if y <= s { " of the next run" } else { "" };
         let _ = write!(
             out,
@@ -142,7 +142,7 @@ fn occupied(planned: &Planned<'_>, b: &Buffer, touches: &[Touch<'_>]) -> String 
 }
 
 /// The next collective after `s` of the same group, or of all ranks, that meets; it may be one of the next run.
-fn meeting(planned: &Planned<'_>, s: usize) -> Option<usize> {
+fn rendezvous(planned: &Planned<'_>, s: usize) -> Option<usize> {
     let group = |node: &Node| match &node.op {
         Op::Collective(c) => Some(c.group),
         _ => None,

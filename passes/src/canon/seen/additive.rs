@@ -81,7 +81,7 @@ fn parts(cx: &Rewriter, value: ValueId, left: &mut usize) -> Additive {
         return if x.0 == 0.0 { Additive::default() } else { open() };
     }
     let dtype = cx.ty(value).dtype;
-    if let Fact::Choice(c, of) = &*fact(cx, value) {
+    if let Fact::Select(c, of) = &*fact(cx, value) {
         let [yes, no] = of.map(Scalar::as_f64);
         return match (yes == 0.0, no == 0.0) {
             (true, _) if hides(dtype, no) => Additive { seen: vec![(c.clone(), no)], rest: Vec::new() },

@@ -27,12 +27,12 @@ pub struct Limit {
     /// The bound.
     pub bound: Bound,
     /// What its operand is, if it has one.
-    pub operand: Source,
+    pub operand: BoundOperand,
 }
 
 /// What the operand of a bound is.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Source {
+pub enum BoundOperand {
     /// A sum of these; nothing if there is no operand.
     Sum(Vec<(i64, Leaf)>),
     /// The row sees nothing where this is false.
@@ -82,7 +82,7 @@ pub fn split(cx: &Rewriter, condition: &Condition, scores: &[Dim]) -> Option<Spl
 fn is_implied(limit: &Limit, by: &Limit) -> bool {
     let (a, b) = (&limit.bound, &by.bound);
     // Elements that never fall do not exceed that of the row up to it.
-    if let (Source::Segment { leaf, axis }, Side::Below) = (&limit.operand, a.side) {
+    if let (BoundOperand::Segment { leaf, axis }, Side::Below) = (&limit.operand, a.side) {
         let from_start = matches!(&leaf.at[*axis], Place::Along { start, .. } if start.as_const() == Some(0));
         let near = b.row && !b.operand && b.chunk.is_none() && b.add.as_const().is_some_and(|c| c <= 1);
         return from_start && near && b.side == Side::Below;
@@ -143,7 +143,7 @@ fn limit(cx: &Rewriter, kind: &Kind, scores: &[Dim]) -> Option<Limit> {
             };
             let whole = x.steps.iter().all(|s| *s == 0) && x.terms.is_empty() && x.constant.divisible_by(*by);
             if !whole {
-                let operand = Source::Chunk { of: other.clone(), less: x, by: *by };
+                let operand = BoundOperand::Chunk { of: other.clone(), less: x, by: *by };
                 return of_operand(cx, side, operand, scores);
             }
             at(cx, side, other.plus(-1, &x)?, Some(u64::try_from(*by).ok()?), scores)
@@ -153,7 +153,7 @@ fn limit(cx: &Rewriter, kind: &Kind, scores: &[Dim]) -> Option<Limit> {
 }
 
 /// The bound at an operand that is computed from positions of rows.
-fn of_operand(cx: &Rewriter, side: Side, operand: Source, scores: &[Dim]) -> Option<Limit> {
+fn of_operand(cx: &Rewriter, side: Side, operand: BoundOperand, scores: &[Dim]) -> Option<Limit> {
     let row = scores.len().checked_sub(2).filter(|row| *row > 0)?;
     let integer = |leaf: &Leaf| matches!(cx.ty(leaf.value).dtype, DType::I32 | DType::I64);
     let fits = |x: &Linear| {
@@ -161,7 +161,7 @@ fn of_operand(cx: &Rewriter, side: Side, operand: Source, scores: &[Dim]) -> Opt
         others.into_iter().all(|(_, s)| *s == 0) && x.terms.iter().all(|t| integer(&t.1))
     };
     let fits = match &operand {
-        Source::Chunk { of, less, .. } => fits(of) && fits(less),
+        BoundOperand::Chunk { of, less, .. } => fits(of) && fits(less),
         _ => true,
     };
     let bound = Bound { side, row: false, add: Dim::from(0), chunk: None, operand: true };
@@ -190,7 +190,7 @@ fn segment(cx: &Rewriter, x: &Linear, scores: &[Dim]) -> Option<Limit> {
         && *along == axis
         && cx.ty(counted).dtype == DType::Bool
         && cx.shape(own.value)[axis] == scores[column];
-    fits.then(|| of_operand(cx, side, Source::Segment { leaf: own.clone(), axis }, scores)).flatten()
+    fits.then(|| of_operand(cx, side, BoundOperand::Segment { leaf: own.clone(), axis }, scores)).flatten()
 }
 
 /// The bound at a position.
@@ -207,7 +207,7 @@ fn at(cx: &Rewriter, side: Side, p: Linear, chunk: Option<u64>, scores: &[Dim]) 
     let small = low > -(1 << 40) && high < 1 << 40 && chunk.is_none_or(|c| c <= 1 << 40);
     (fits && small && scores.len() >= 3).then(|| Limit {
         bound: Bound { side, row: moves, add: p.constant.clone(), chunk, operand: !p.terms.is_empty() },
-        operand: Source::Sum(p.terms),
+        operand: BoundOperand::Sum(p.terms),
     })
 }
 
@@ -218,7 +218,7 @@ fn of_rows(atom: &Atom, scores: &[Dim]) -> Option<Limit> {
     let fits = leaf.moves_along(row) && !leaf.moves_along(column);
     fits.then(|| Limit {
         bound: Bound { side: Side::Below, row: false, add: Dim::from(0), chunk: None, operand: true },
-        operand: Source::Rows(atom.witness.clone()),
+        operand: BoundOperand::Rows(atom.witness.clone()),
     })
 }
 

@@ -16,7 +16,7 @@ pub enum Fact {
     /// A bool.
     Condition(Condition),
     /// A number that is the first where a condition holds, else the second.
-    Choice(Condition, [Scalar; 2]),
+    Select(Condition, [Scalar; 2]),
     /// Nothing.
     Open,
 }
@@ -35,6 +35,6 @@ pub(super) fn chosen(c: Condition, of: [Scalar; 2], dtype: DType) -> Fact {
         (DType::Bool, [true, false]) => Fact::Condition(c),
         (DType::Bool, [false, true]) => Fact::Condition(c.contrary()),
         (DType::Bool, [same, _]) => Fact::Condition(Condition::constant(same)),
-        _ => Fact::Choice(c, of),
+        _ => Fact::Select(c, of),
     }
 }

@@ -120,7 +120,7 @@ fn from_known(cx: &Rewriter, known: &Known, ty: &Type) -> Option<Fact> {
     match known {
         Known::Full(Scalar::Bool(b)) => Some(Fact::Condition(Condition::constant(*b))),
         Known::Full(Scalar::Int(i)) => held(cx, Number::Linear(Linear::constant(*i, rank)), ty),
-        Known::Full(s) => Some(Fact::Choice(Condition::constant(true), [*s, *s])),
+        Known::Full(s) => Some(Fact::Select(Condition::constant(true), [*s, *s])),
         Known::Affine(a) => {
             let linear = Linear { steps: a.step.clone(), ..Linear::constant(a.start, rank) };
             held(cx, Number::Linear(linear), ty)
@@ -133,7 +133,7 @@ fn viewed(fact: &Fact, view: &View) -> Option<Fact> {
     Some(match fact {
         Fact::Number(n) => Fact::Number(n.viewed(view)?),
         Fact::Condition(c) => Fact::Condition(c.viewed(view)?),
-        Fact::Choice(c, of) => Fact::Choice(c.viewed(view)?, *of),
+        Fact::Select(c, of) => Fact::Select(c.viewed(view)?, *of),
         Fact::Open => return None,
     })
 }
@@ -145,9 +145,9 @@ fn cast(cx: &Rewriter, x: ValueId, ty: &Type) -> Option<Fact> {
         (_, DType::Bool) if from == DType::Bool => Some(Fact::Condition(condition(cx, x))),
         (_, to) if from == DType::Bool => {
             let ends = [true, false].map(|b| scalar::cast(Scalar::Bool(b), to));
-            Some(Fact::Choice(condition(cx, x), [ends[0]?, ends[1]?]))
+            Some(Fact::Select(condition(cx, x), [ends[0]?, ends[1]?]))
         }
-        (Fact::Choice(c, of), to) => {
+        (Fact::Select(c, of), to) => {
             let of = [scalar::cast(of[0], to)?, scalar::cast(of[1], to)?];
             Some(chosen(c.clone(), of, to))
         }
@@ -168,10 +168,10 @@ fn unary(cx: &Rewriter, op: UnaryOp, x: ValueId, ty: &Type) -> Option<Fact> {
     match (op, ty.dtype) {
         (UnaryOp::Not, DType::Bool) => Some(Fact::Condition(condition(cx, x).contrary())),
         (UnaryOp::Neg, d) if d.is_float() => match &*fact(cx, x) {
-            Fact::Choice(c, of) => {
+            Fact::Select(c, of) => {
                 let zero = Scalar::Float(symmc_ir::Float(0.0));
                 let of = of.map(|s| scalar::binary(BinaryOp::Sub, zero, s, d));
-                Some(Fact::Choice(c.clone(), [of[0]?, of[1]?]))
+                Some(Fact::Select(c.clone(), [of[0]?, of[1]?]))
             }
             _ => None,
         },
@@ -207,7 +207,7 @@ impl Operand {
                 viewed(&of, &view)
             }
             Operand::Scalar(Scalar::Bool(b)) => Some(Fact::Condition(Condition::constant(b))),
-            Operand::Scalar(s) => Some(Fact::Choice(Condition::constant(true), [s, s])),
+            Operand::Scalar(s) => Some(Fact::Select(Condition::constant(true), [s, s])),
         }
     }
 
@@ -284,7 +284,7 @@ fn by_choice(cx: &Rewriter, op: BinaryOp, xy: [Operand; 2], ty: &Type) -> Option
         (Some(s), None) => (xy[1], s, true),
         _ => return None,
     };
-    let Fact::Choice(c, of) = x.fact(cx, &ty.shape)? else { return None };
+    let Fact::Select(c, of) = x.fact(cx, &ty.shape)? else { return None };
     let Operand::Value(v) = x else { return None };
     let dtype = cx.ty(v).dtype;
     let each =
@@ -339,7 +339,7 @@ fn select(cx: &Rewriter, inputs: &[ValueId], ty: &Type) -> Option<Fact> {
     }
     let full = |v| cx.known(v)?.full();
     match (full(x), full(y)) {
-        (Some(x), Some(y)) => Some(Fact::Choice(c, [x, y])),
+        (Some(x), Some(y)) => Some(Fact::Select(c, [x, y])),
         // One of two numbers, where the other branch is one of them as well.
         (Some(x), None) => nested(c, x, all(y)?),
         (None, Some(y)) => nested(c.contrary(), y, all(x)?),
@@ -349,11 +349,11 @@ fn select(cx: &Rewriter, inputs: &[ValueId], ty: &Type) -> Option<Fact> {
 
 /// `x` where `c` holds, else one of two numbers of which `x` is one.
 fn nested(c: Condition, x: Scalar, other: Fact) -> Option<Fact> {
-    let Fact::Choice(d, [p, q]) = other else { return None };
+    let Fact::Select(d, [p, q]) = other else { return None };
     if x == p {
-        Some(Fact::Choice(c.or(d)?, [p, q]))
+        Some(Fact::Select(c.or(d)?, [p, q]))
     } else {
-        (x == q).then_some(Fact::Choice(c.contrary().and(d)?, [p, q]))
+        (x == q).then_some(Fact::Select(c.contrary().and(d)?, [p, q]))
     }
 }
 

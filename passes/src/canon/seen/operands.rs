@@ -2,7 +2,7 @@
 
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Side, Type, UnaryOp, ValueId, infer};
 
-use super::bounds::{Limit, Source};
+use super::bounds::{BoundOperand, Limit};
 use super::condition::Witness;
 use super::linear::{Leaf, Linear, Place};
 use crate::rewrite::Rewriter;
@@ -13,15 +13,15 @@ const FAR: i64 = 1 << 41;
 /// The operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
 pub fn operand(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId> {
     match &limit.operand {
-        Source::Sum(terms) => sum(cx, terms, scores),
-        Source::Rows(rows) => {
+        BoundOperand::Sum(terms) => sum(cx, terms, scores),
+        BoundOperand::Rows(rows) => {
             let seen = witness(cx, rows, scores)?;
             let ty = Type::new(DType::I64, cx.shape(seen).to_vec());
             let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
             let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(FAR), scalar_left: false };
             Some(cx.emit("limit", op, &[number], ty))
         }
-        Source::Chunk { of, less, by } => {
+        BoundOperand::Chunk { of, less, by } => {
             let of = number(cx, of, scores)?;
             let mut at = with(cx, BinaryOp::FloorDiv, of, *by);
             at = with(cx, BinaryOp::Mul, at, *by);
@@ -31,7 +31,7 @@ pub fn operand(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<Value
             let less = number(cx, less, scores)?;
             both(cx, "chunk", BinaryOp::Sub, at, less)
         }
-        Source::Segment { leaf, axis } => {
+        BoundOperand::Segment { leaf, axis } => {
             let value = segment(cx, limit.bound.side, leaf.value, *axis)?;
             placed(cx, &Leaf { value, at: leaf.at.clone() }, scores)
         }

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use indexmap::IndexMap;
 use symmc_check::{CheckError, check};
 use symmc_plan::{
-    Alternative, ArenaKind, Arenas, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, Fixed, ForcedCopy,
-    Lane, Memory, Place, Plan, Reach, Role, Source, Step, Totals, VERSION,
+    Alternative, ArenaKind, Arenas, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, Fixed,
+    ForcedCopy, Lane, Memory, Place, Plan, Reach, Role, SourceProgram, Step, Totals, VERSION,
 };
 
 use crate::sums::sums;
@@ -46,7 +46,7 @@ fn place(memory: Memory, offset: &str) -> Place {
     Place { memory, offset: offset.into(), by_rank: None, why: String::new() }
 }
 
-pub fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<Barrier>) -> Step {
+pub fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<ExitBarrier>) -> Step {
     Step { node: node.into(), lane, waits: waits.to_vec(), exit, exit_bytes: None, blocks: None }
 }
 
@@ -77,7 +77,7 @@ fn places() -> IndexMap<String, Place> {
 fn bucket(range: [i64; 2]) -> Bucket {
     use ArenaKind::{Ordinary, Symmetric};
     use Lane::{Comm, Compute};
-    let dropped = Some(Barrier::Dropped);
+    let dropped = Some(ExitBarrier::Dropped);
     Bucket {
         symbols: [("tokens".to_string(), range)].into(),
         program: 0,
@@ -116,7 +116,7 @@ fn good() -> Plan {
     let landing = |zone| Role::Landing { group: "world".into(), zone };
     let mut plan = Plan {
         version: VERSION,
-        source: Source { name: "good".into(), hash: hash(SOURCE), text: SOURCE.into() },
+        source: SourceProgram { name: "good".into(), hash: hash(SOURCE), text: SOURCE.into() },
         machine: "host".into(),
         ranks: 2,
         programs: vec![SOURCE.into()],
@@ -323,8 +323,8 @@ fn steps() {
 fn collectives() {
     breaks("VariantMissing", |p| edit(p, " via=ll", ""));
     breaks("ExitMissing", |p| p.buckets[0].steps[2].exit = None);
-    breaks("ExitUnexpected", |p| p.buckets[0].steps[3].exit = Some(Barrier::Kept));
-    breaks("ExitUnexpected", |p| p.buckets[0].steps[4].exit = Some(Barrier::Dropped));
+    breaks("ExitUnexpected", |p| p.buckets[0].steps[3].exit = Some(ExitBarrier::Kept));
+    breaks("ExitUnexpected", |p| p.buckets[0].steps[4].exit = Some(ExitBarrier::Dropped));
     breaks("NotSymmetric", |p| {
         let b = &mut p.buckets[0];
         (b.buffers[5].first, b.places["h"].memory) = (0, Memory::Buffer(5));
@@ -445,7 +445,7 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
     };
     let mut plan = Plan {
         version: VERSION,
-        source: Source { name: graph.name.clone(), hash: hash(text), text: text.into() },
+        source: SourceProgram { name: graph.name.clone(), hash: hash(text), text: text.into() },
         machine: "host".into(),
         ranks: graph.ranks.expect("ranks are closed"),
         programs: vec![text.into()],
@@ -457,11 +457,11 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
     plan
 }
 
-pub const KEPT: Option<Barrier> = Some(Barrier::Kept);
-pub const DROPPED: Option<Barrier> = Some(Barrier::Dropped);
+pub const KEPT: Option<ExitBarrier> = Some(ExitBarrier::Kept);
+pub const DROPPED: Option<ExitBarrier> = Some(ExitBarrier::Dropped);
 
 /// An operand is pulled, and its bytes are written again after a wait for that collective or for the next.
-fn pulled(exit: Option<Barrier>, wait: usize) -> Plan {
+fn pulled(exit: Option<ExitBarrier>, wait: usize) -> Plan {
     let text = "program \"pulled\" ranks 3\ngroup @world world\n\narg %x: f32[4, 4]\n\
         %a: f32[4, 4] = neg %x\n\
         %b: f32[4, 4] = all_reduce %a op=sum group=@world via=one_shot\n\
@@ -523,7 +523,7 @@ fn what_peers_touch_in_a_custom_op_is_ordered() {
 }
 
 /// One pull per run, whose operand is written at the start of each.
-fn repeated(exit: Option<Barrier>, x: &str) -> Plan {
+fn repeated(exit: Option<ExitBarrier>, x: &str) -> Plan {
     let text = "program \"repeated\" ranks 2\nsymbol n in 1..=2\ngroup @world world\n\narg %x: f32[4, 4]\n\
         %a: f32[4, 4] = neg %x\n\
         %b: f32[4, 4] = all_reduce %a op=sum group=@world via=one_shot\n\

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use symmc_plan::{Barrier, Lane, Plan};
+use symmc_plan::{ExitBarrier, Lane, Plan};
 
 use crate::rules::{DROPPED, KEPT, breaks_as_it_is, kinds, small, step};
 use crate::sums::sums;
 
 /// Peers may still read `%b` when the next run writes `%a`, but not when it writes `%b`: it has met by then.
-fn behind_each_other(a: &str, b: &str, exit: Option<Barrier>) -> Plan {
+fn behind_each_other(a: &str, b: &str, exit: Option<ExitBarrier>) -> Plan {
     let text = "program \"sizes\" ranks 2\nsymbol t in 1..=8\ngroup @world world\n\narg %x: f32[t, 4]\n\
         arg %y: f32[t, 4]\n\
         %a: f32[t, 4] = neg %x\n\

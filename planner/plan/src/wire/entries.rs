@@ -1,6 +1,7 @@
 //! The entries of a bucket's tables: buffers, places, steps, decisions, copies, sums.
 
 use serde::{Deserialize, Serialize};
+use symmc_ir::collective::ExitBarrier;
 
 /// Memory in an arena.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -95,7 +96,7 @@ pub struct Step {
     pub waits: Vec<usize>,
     /// For a collective whose variant has a droppable exit barrier: whether it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exit: Option<Barrier>,
+    pub exit: Option<ExitBarrier>,
     /// For an exit barrier that lifetimes can stand in for: by how much the largest sum of live bytes in the symmetric
     /// arena is higher when this one is dropped than when it is kept, with all others as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -115,66 +116,6 @@ pub enum Lane {
     Compute,
     /// Collectives.
     Comm,
-}
-
-/// The fate of a droppable exit barrier.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Barrier {
-    /// It runs.
-    Kept,
-    /// It does not: lifetimes stand in for it.
-    Dropped,
-}
-
-/// How a collective was chosen.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Decision {
-    /// The collective of the imported program: the name of its result.
-    pub collective: String,
-    /// The nodes of the planned program that run it.
-    pub nodes: Vec<String>,
-    /// The name of what was chosen, as in `alternatives`.
-    pub chosen: String,
-    /// Bytes that the estimates are for: the tensor of an all-reduce or all-to-all, the result of an
-    /// all-gather, the operand of a reduce-scatter.
-    pub bytes: u64,
-    /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
-    pub alternatives: Vec<Alternative>,
-    /// The rules that led from the imported collective to the chosen form, in order.
-    pub rules: Vec<AppliedRule>,
-}
-
-/// A rule on the way from an imported collective to the form that was chosen.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AppliedRule {
-    /// Its name.
-    pub name: String,
-    /// Estimated microseconds of what it put in place, copies included; none while that is a form that does
-    /// not say how it is run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub us: Option<f64>,
-}
-
-/// A way to run a collective.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Alternative {
-    /// Its name: a variant, or two joined with ` + `.
-    pub name: String,
-    /// Estimated microseconds that it adds to a run, copies included: less than its time where compute hides it.
-    pub us: f64,
-    /// The part of `us` that copies cost.
-    pub copy_us: f64,
-    /// How much less `us` is because the kernel also adds the residual that follows, on a machine that fuses the two.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub saved_us: f64,
-}
-
-fn is_zero(us: &f64) -> bool {
-    *us == 0.0
 }
 
 /// A copy that placement forced.

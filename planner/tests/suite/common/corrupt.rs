@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use symmc_check::CheckError;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Graph, Op, Variant, text};
-use symmc_plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
+use symmc_plan::{ArenaKind, Buffer, ExitBarrier, Lane, Memory, Plan, Reach, Role};
 
 use super::sums::{mend_sum, repeat};
 
@@ -46,7 +46,7 @@ pub fn mend(plan: &mut Plan) {
     repeat(plan, |plan, error| {
         match error {
             CheckError::ExitMissing { at, .. } => {
-                plan.buckets[at.bucket].steps[at.step].exit = Some(Barrier::Dropped);
+                plan.buckets[at.bucket].steps[at.step].exit = Some(ExitBarrier::Dropped);
             }
             CheckError::ExitUnexpected { at } => plan.buckets[at.bucket].steps[at.step].exit = None,
             _ => return mend_sum(plan, error),
@@ -118,8 +118,8 @@ pub fn damage(plan: &mut Plan, rng: &mut SplitMix) -> Option<String> {
             let s = rng.below(steps);
             let step = &mut plan.buckets[b].steps[s];
             step.exit = match step.exit? {
-                Barrier::Kept => Some(Barrier::Dropped),
-                Barrier::Dropped => Some(Barrier::Kept),
+                ExitBarrier::Kept => Some(ExitBarrier::Dropped),
+                ExitBarrier::Dropped => Some(ExitBarrier::Kept),
             };
             Some(format!("step {s} of bucket {b} has exit {:?}", step.exit))
         }
@@ -212,7 +212,7 @@ fn stack(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     }
     if !rng.one_in(3) {
         let exits = bucket.steps.iter_mut().filter_map(|s| s.exit.as_mut());
-        exits.for_each(|exit| *exit = Barrier::Dropped);
+        exits.for_each(|exit| *exit = ExitBarrier::Dropped);
     }
     (order.len() > 1).then(|| format!("bucket {b} has {order:?} of arena {arena} in a stack"))
 }

@@ -20,14 +20,14 @@ use symmc_ir::{
     Bindings, CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, InputKind, NodeId, Op,
     OutputKind, Table, ValueId, text,
 };
-use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
+use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Place, Plan, Role};
 
 /// What a custom op with a group promises.
 const CUSTOM: Contract = Contract {
     entry: true,
     meets: Meets::Group,
     exit: Exit::Always,
-    result_after_meeting: true,
+    result_after_rendezvous: true,
     touch: Touch::ReadOperandWriteResult,
     symmetric_operand: false,
     symmetric_result: false,
@@ -289,7 +289,7 @@ impl World {
         let exits = match contract.exit {
             Exit::Never => false,
             Exit::Always => true,
-            Exit::Droppable => stage.bucket.steps[s].exit == Some(Barrier::Kept),
+            Exit::Droppable => stage.bucket.steps[s].exit == Some(ExitBarrier::Kept),
         };
         let with = |all: &[Event], r: usize, join: bool| -> Vec<Event> {
             let others = stage.cell(group, r).into_iter().filter(|_| join).map(|q| all[q]);
@@ -358,7 +358,7 @@ impl World {
                 self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
             }
         }
-        let own_begin = if contract.result_after_meeting { at.met[r] } else { at.arrive[r] };
+        let own_begin = if contract.result_after_rendezvous { at.met[r] } else { at.arrive[r] };
         let pairs = contract.meets == Meets::Pairs;
         for y in stage.results(s) {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");

@@ -294,7 +294,7 @@ pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
         1 => graph.inputs.keys().collect(),
         _ => graph.inputs.keys().take(1).collect(),
     };
-    let (order, slack) = (rng.pick(&Order::ALL), rng.pick(&[0.0, 0.05, 1.0]));
+    let (order, slack) = (rng.pick(Order::ALL), rng.pick(&[0.0, 0.05, 1.0]));
     let capable = |profile| Profile { dispatches: Capabilities::GPU, ..profile };
     let profile = rng.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
     let config = PlanConfig { bind, order, slack, profile, ..PlanConfig::default() };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
-use symmc_plan::{Barrier, Lane};
+use symmc_plan::{ExitBarrier, Lane};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Located, MemorySpace, Work};
 
@@ -160,7 +160,7 @@ impl<'a> Bench<'a> {
                 work: Work::Collective(BoundCollective {
                     kind: kind.clone(),
                     variant: *variant,
-                    exit: exit.map(|kept| if kept { Barrier::Kept } else { Barrier::Dropped }),
+                    exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
                     cell: (0..self.exchange.ranks()).collect(),
                     group: 0,
                     dtype: self.dtype,

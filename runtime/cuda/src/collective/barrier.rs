@@ -1,7 +1,7 @@
 //! Collectives whose ranks meet at barriers, and touch each other's operands and results between them.
 
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 
 use super::blocks::MAX_THREADS;
 use super::call::{Call, Running};
@@ -13,7 +13,7 @@ use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Address;
 
-pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
+pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared, CudaError> {
     let mut call = running.call();
     for p in 0..running.n {
         call.from[p] = running.operand_of(p, running.bytes)?;
@@ -23,7 +23,11 @@ pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: Barrier) -> Result
     Ok(reduce(running, call, how, running.grid(|b| &b.one_shot, running.units(running.bytes)), "one_shot"))
 }
 
-pub(super) fn reduce_scatter(running: &Running, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
+pub(super) fn reduce_scatter(
+    running: &Running,
+    op: ReduceOp,
+    exit: ExitBarrier,
+) -> Result<Prepared, CudaError> {
     let piece = running.piece()?;
     let mut call = running.call();
     for p in 0..running.n {
@@ -40,7 +44,7 @@ pub(super) fn reduce_scatter(running: &Running, op: ReduceOp, exit: Barrier) -> 
     ))
 }
 
-pub(super) fn pull(running: &Running, exit: Barrier) -> Result<Prepared, CudaError> {
+pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared, CudaError> {
     let (piece, source) = pieces(running)?;
     let mut call = running.call();
     for (i, p) in running.rotated().enumerate() {
@@ -58,15 +62,15 @@ pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
         call.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
     }
     let sends = Sends::of(&running.bound.kind);
-    Ok(movement(running, call, Moves { sends, exit: Barrier::Kept, bytes: piece }))
+    Ok(movement(running, call, Moves { sends, exit: ExitBarrier::Kept, bytes: piece }))
 }
 
-/// A meeting of the group and nothing else.
-pub(super) fn meeting(running: &Running) -> Prepared {
-    movement(running, running.call(), Moves { sends: Sends::Each, exit: Barrier::Dropped, bytes: 0 })
+/// A rendezvous of the group and nothing else.
+pub(super) fn rendezvous(running: &Running) -> Prepared {
+    movement(running, running.call(), Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })
 }
 
-/// Copies between two meetings. The first is the entry. Copies before a kernel on a stream have completed when it
+/// Copies between two rendezvous. The first is the entry. Copies before a kernel on a stream have completed when it
 /// starts, so that the second is the exit.
 pub(super) fn copies(
     running: &Running,
@@ -74,7 +78,7 @@ pub(super) fn copies(
     source: &mut Source,
 ) -> Result<Vec<Command>, CudaError> {
     let (piece, from) = pieces(running)?;
-    let mut work = vec![Command::Kernel(meeting(running).launch(peers, source))];
+    let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
     // This rank is the last, so that peers need not wait for its own piece.
     for p in running.rotated() {
         let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
@@ -83,7 +87,7 @@ pub(super) fn copies(
             work.push(Command::Copy { to, from, bytes: piece });
         }
     }
-    work.push(Command::Kernel(meeting(running).launch(peers, source)));
+    work.push(Command::Kernel(rendezvous(running).launch(peers, source)));
     Ok(work)
 }
 
@@ -130,7 +134,7 @@ pub(super) struct Reduction {
     pub op: ReduceOp,
     pub outs: usize,
     pub elements: usize,
-    pub exit: Barrier,
+    pub exit: ExitBarrier,
 }
 
 pub(super) fn reduce(
@@ -141,7 +145,7 @@ pub(super) fn reduce(
     what: &str,
 ) -> Prepared {
     let (element, operation) = reduction(running.bound.dtype, how.op);
-    let (outs, exit) = (how.outs, how.exit == Barrier::Kept);
+    let (outs, exit) = (how.outs, how.exit == ExitBarrier::Kept);
     let addresses = call.from[..running.n].iter().chain(&call.to[..outs]);
     let vector = addresses.fold(0, |all, a| all | a).is_multiple_of(16);
     call.count = how.elements as u64;
@@ -159,13 +163,13 @@ pub(super) fn reduce(
 /// How bytes move behind a barrier.
 struct Moves {
     sends: Sends,
-    exit: Barrier,
+    exit: ExitBarrier,
     bytes: usize,
 }
 
 fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
     let bytes = how.bytes;
-    let (same, exit) = (how.sends == Sends::One, how.exit == Barrier::Kept);
+    let (same, exit) = (how.sends == Sends::One, how.exit == ExitBarrier::Kept);
     let n = running.n;
     let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), bytes);
     call.count = bytes as u64;

@@ -29,7 +29,7 @@
 //!   part of the result. The flag is the *epoch*, which counts the group's collectives by `ll`. Nothing but a word's own data has to be visible to who reads it, so there is no
 //!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
 //!   flag wraps around, ranks meet, clear their zones and meet again.
-//! - *copies*: a meeting of one block, copies that need no kernel, and a second meeting, whose arrival comes after
+//! - *copies*: a rendezvous of one block, copies that need no kernel, and a second rendezvous, whose arrival comes after
 //!   the copies have completed: it is the exit.
 //! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
 //!
@@ -81,7 +81,7 @@ mod tests;
 mod two_shot;
 
 use symmc_ir::collective::{CollectiveKind as Kind, Splits, Variant};
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::BoundCollective;
 
 pub use self::blocks::{BlockCounts, Blocks};
@@ -120,13 +120,13 @@ pub fn lower(
     if running.n == 1 {
         return Ok(Some(alone(&running)));
     }
-    let exit = call.exit.unwrap_or(Barrier::Kept);
+    let exit = call.exit.unwrap_or(ExitBarrier::Kept);
     let kernel = match (call.variant, &call.kind) {
         (Variant::Copies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
             return barrier::copies(&running, peers, source).map(Some);
         }
         (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => barrier::put(&running)?,
-        _ if running.bytes == 0 => barrier::meeting(&running),
+        _ if running.bytes == 0 => barrier::rendezvous(&running),
         (Variant::OneShot, Kind::AllReduce(op)) => barrier::one_shot(&running, *op, exit)?,
         (Variant::TwoShot, Kind::AllReduce(op)) => two_shot::reduce(&running, *op)?,
         (Variant::Pull, Kind::ReduceScatter(op)) => barrier::reduce_scatter(&running, *op, exit)?,

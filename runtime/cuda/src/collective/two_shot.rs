@@ -4,7 +4,7 @@
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{BoundCollective, MemorySpace};
 
 use super::barrier::{self, Reduction};
@@ -37,7 +37,7 @@ pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaEr
     for (slot, p) in call.to.iter_mut().zip(running.rotated()) {
         *slot = running.result_of(p, running.bytes)? + offset;
     }
-    let how = Reduction { op, outs: running.n, elements: to - from, exit: Barrier::Kept };
+    let how = Reduction { op, outs: running.n, elements: to - from, exit: ExitBarrier::Kept };
     // Slices differ by a unit at most; grids are equal.
     let blocks = running.grid(|b| &b.two_shot, units.div_ceil(running.n));
     Ok(barrier::reduce(running, call, how, blocks, "two_shot"))

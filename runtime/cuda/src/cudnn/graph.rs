@@ -75,7 +75,7 @@ struct Edge {
 
 /// Where the data of a tensor of the graph is.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Source {
+enum Data {
     Queries,
     Keys,
     Values,
@@ -95,7 +95,7 @@ struct Builder {
     /// Descriptions of ops, which the ops name.
     kinds: Vec<Descriptor>,
     ops: Vec<Descriptor>,
-    sources: Vec<(i64, Source)>,
+    data: Vec<(i64, Data)>,
 }
 
 /// Row-major strides.
@@ -110,12 +110,12 @@ impl Builder {
         extents: [i64; 4],
         strides: [i64; 4],
         kind: i32,
-        source: Option<Source>,
+        data: Option<Data>,
     ) -> Result<Edge, CudaError> {
         let index = self.tensors.len();
         let id = index as i64 + 1;
-        let alignment = match source {
-            Some(Source::Bias { aligned: false }) => 2,
+        let alignment = match data {
+            Some(Data::Bias { aligned: false }) => 2,
             _ => 16,
         };
         let mut made = Descriptor::new(self.cudnn, Kind::Tensor)?
@@ -124,13 +124,13 @@ impl Builder {
             .with(Attribute::TensorExtents, Value::Ints(&extents))?
             .with(Attribute::TensorStrides, Value::Ints(&strides))?
             .with(Attribute::TensorAlignment, Value::Ints(&[alignment]))?;
-        match source {
+        match data {
             None => made = made.with(Attribute::TensorVirtual, Value::Bool(true))?,
-            Some(Source::Constant(_)) => made = made.with(Attribute::TensorByValue, Value::Bool(true))?,
+            Some(Data::Constant(_)) => made = made.with(Attribute::TensorByValue, Value::Bool(true))?,
             Some(_) => {}
         }
         self.tensors.push(made.finish()?);
-        self.sources.extend(source.map(|source| (id, source)));
+        self.data.extend(data.map(|data| (id, data)));
         Ok(Edge { index, extents })
     }
 
@@ -140,7 +140,7 @@ impl Builder {
     }
 
     fn constant(&mut self, bytes: [u8; 4], kind: i32) -> Result<Edge, CudaError> {
-        self.tensor([1; 4], [1; 4], kind, Some(Source::Constant(bytes)))
+        self.tensor([1; 4], [1; 4], kind, Some(Data::Constant(bytes)))
     }
 
     fn float(&mut self, number: f32) -> Result<Edge, CudaError> {
@@ -247,10 +247,10 @@ impl Builder {
         let kind = data_type(x.dtype)?;
         let [b, h, l] = x.q.strides;
         let q = [n(x.batch), n(x.heads), n(x.queries), n(x.e)];
-        let q = self.tensor(q, [b, h, l, 1], kind, Some(Source::Queries))?;
+        let q = self.tensor(q, [b, h, l, 1], kind, Some(Data::Queries))?;
         let [b, h, s] = x.k.strides;
         let k = [n(x.batch), n(x.key_heads), n(x.e), n(x.keys)];
-        let k = self.tensor(k, [b, h, 1, s], kind, Some(Source::Keys))?;
+        let k = self.tensor(k, [b, h, 1, s], kind, Some(Data::Keys))?;
         let mut scores = self.between([n(x.batch), n(x.heads), n(x.queries), n(x.keys)], F32)?;
         self.product([q, k, scores])?;
         let scale = self.float(x.scale)?;
@@ -263,7 +263,7 @@ impl Builder {
         }
         if let Some(Bias { at, dtype, extents, strides }) = x.bias {
             let aligned = at.is_multiple_of(16) && strides[..3].iter().all(|s| s % 8 == 0);
-            let bias = self.tensor(extents, strides, data_type(dtype)?, Some(Source::Bias { aligned }))?;
+            let bias = self.tensor(extents, strides, data_type(dtype)?, Some(Data::Bias { aligned }))?;
             scores = self.map(Mode::Add, &[scores, bias])?;
         }
         self.band(scores, x)
@@ -311,10 +311,10 @@ impl Builder {
         self.put(Mode::Div, &[weights, sum], F32, None, parts)?;
         let [b, h, s] = x.v.strides;
         let v = [n(x.batch), n(x.key_heads), n(x.keys), n(x.f)];
-        let v = self.tensor(v, [b, h, s, 1], kind, Some(Source::Values))?;
+        let v = self.tensor(v, [b, h, s, 1], kind, Some(Data::Values))?;
         let [b, h, l] = x.r.strides;
         let r = [n(x.batch), n(x.heads), n(x.queries), n(x.f)];
-        let r = self.tensor(r, [b, h, l, 1], kind, Some(Source::Result))?;
+        let r = self.tensor(r, [b, h, l, 1], kind, Some(Data::Result))?;
         self.product([parts, v, r])
     }
 }
@@ -355,7 +355,7 @@ struct Plan {
     context: Arc<Context>,
     plan: Descriptor,
     workspace: usize,
-    sources: Vec<(i64, Source)>,
+    data: Vec<(i64, Data)>,
     /// What the plan was made of, last in first out.
     _parts: (Vec<Descriptor>, Builder),
 }
@@ -411,7 +411,7 @@ impl Planner {
             let text = "windows that are not causal are wrong in cuDNN 9.14.0";
             return Err(CudaError::Unsupported(text.into()));
         }
-        let mut parts = Builder { cudnn, tensors: vec![], kinds: vec![], ops: vec![], sources: vec![] };
+        let mut parts = Builder { cudnn, tensors: vec![], kinds: vec![], ops: vec![], data: vec![] };
         parts.attention(x)?;
         let graph = Descriptor::new(cudnn, Kind::Graph)?
             .with(Attribute::GraphHandle, Value::Handle(handle))?
@@ -433,9 +433,9 @@ impl Planner {
                 Ok(plan) => {
                     let workspace =
                         usize::try_from(plan.int(Attribute::PlanWorkspace)?).unwrap_or(usize::MAX);
-                    let (context, sources) = (self.context.clone(), parts.sources.clone());
+                    let (context, data) = (self.context.clone(), parts.data.clone());
                     let _parts = (vec![config, heuristics, graph], parts);
-                    return Ok(Plan { context, plan, workspace, sources, _parts });
+                    return Ok(Plan { context, plan, workspace, data, _parts });
                 }
             }
         }
@@ -456,23 +456,23 @@ pub struct Prepared {
 impl Prepared {
     fn new(plan: &Arc<Plan>, x: &Attention, workspace: Address) -> Result<Prepared, CudaError> {
         let constants: Box<[[u8; 4]]> = plan
-            .sources
+            .data
             .iter()
-            .map(|(_, source)| if let Source::Constant(bytes) = source { *bytes } else { [0; 4] })
+            .map(|(_, data)| if let Data::Constant(bytes) = data { *bytes } else { [0; 4] })
             .collect();
-        let place = |((_, source), constant): (&(i64, Source), &[u8; 4])| -> *mut c_void {
-            let at = match source {
-                Source::Queries => x.q.at,
-                Source::Keys => x.k.at,
-                Source::Values => x.v.at,
-                Source::Result => x.r.at,
-                Source::Bias { .. } => x.bias.map_or(0, |b| b.at),
-                Source::Constant(_) => return constant.as_ptr().cast_mut().cast(),
+        let place = |((_, data), constant): (&(i64, Data), &[u8; 4])| -> *mut c_void {
+            let at = match data {
+                Data::Queries => x.q.at,
+                Data::Keys => x.k.at,
+                Data::Values => x.v.at,
+                Data::Result => x.r.at,
+                Data::Bias { .. } => x.bias.map_or(0, |b| b.at),
+                Data::Constant(_) => return constant.as_ptr().cast_mut().cast(),
             };
             at as *mut c_void
         };
-        let ids: Vec<i64> = plan.sources.iter().map(|s| s.0).collect();
-        let pointers: Vec<*mut c_void> = plan.sources.iter().zip(&constants).map(place).collect();
+        let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
+        let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(place).collect();
         let pack = Descriptor::new(plan.context.cudnn, Kind::Pack)?
             .with(Attribute::PackIds, Value::Ints(&ids))?
             .with(Attribute::PackPointers, Value::Pointers(&pointers))?

@@ -163,7 +163,7 @@ impl Drop for CudaSession<'_> {
     fn drop(&mut self) {
         let _context = self.entered();
         if self.context.is_some() && self.failure.is_none() && !self.look().unwrap_or(true) {
-            // A session that goes away within a run will not come to the peers' meetings.
+            // A session that goes away within a run will not come to the peers' rendezvous.
             let rank = self.comm().map_or(0, Comm::rank);
             self.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });
         }

@@ -13,7 +13,7 @@
 // element is done chunk after chunk then, while others are on their way.
 //
 // In place, what is to be sent must be taken before peers store there: a chunk is loaded two rounds ahead and waits in
-// registers. Telling `c` then also says that chunk `c + 2` was taken, and the first meeting that two were. That a load
+// registers. Telling `c` then also says that chunk `c + 2` was taken, and the first rendezvous that two were. That a load
 // has its value when others are told, though nothing used it yet, is what the model of memory of PTX promises: it comes
 // before the barrier of the block, and that before the release.
 

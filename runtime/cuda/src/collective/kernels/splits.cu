@@ -203,7 +203,7 @@ __device__ __forceinline__ void keep(const Call& call, const Splits& splits, con
 
 /// Through staging, so that peers touch neither operand nor result: block by block and round by round, rows go into the
 /// peers' staging areas, the blocks meet, and each takes what came for it. A round's part is written again two rounds
-/// later, which is behind the meeting that every peer comes to when it has taken that part.
+/// later, which is behind the rendezvous that every peer comes to when it has taken that part.
 template <class W, u32 N>
 __device__ __forceinline__ void splits_staged(const Call& call, const Splits& splits) {
     Words words = begin(call);

@@ -162,7 +162,7 @@ fn cases(n: u32) -> Vec<Case> {
     let (mut out, mut end): (Vec<Case>, usize) = (Vec::new(), 2 * ZONE);
     let sum = Kind::AllReduce(ReduceOp::Sum);
     let mut add =
-        |kind: Kind, variant: Variant, dtype: DType, elements: usize, shift: usize, exit: Barrier| {
+        |kind: Kind, variant: Variant, dtype: DType, elements: usize, shift: usize, exit: ExitBarrier| {
             let (n, results) = (n as usize, results_of(&kind, elements, n as usize));
             let mut place = |elements: usize| {
                 let at = end + shift * dtype.size();
@@ -174,7 +174,7 @@ fn cases(n: u32) -> Vec<Case> {
             (call.exit, call.landing) = (Some(exit), Some([0, ZONE]));
             out.push(Case { call, results });
         };
-    let (kept, dropped, n) = (Barrier::Kept, Barrier::Dropped, n as usize);
+    let (kept, dropped, n) = (ExitBarrier::Kept, ExitBarrier::Dropped, n as usize);
     [1, 403].into_iter().for_each(|few| add(sum.clone(), Variant::Ll, DType::BF16, few, 0, kept));
     add(sum.clone(), Variant::OneShot, DType::F16, 203, 0, dropped);
     add(Kind::AllGather, Variant::Ll, DType::I32, 37, 0, kept);

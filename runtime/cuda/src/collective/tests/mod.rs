@@ -11,7 +11,7 @@ use symmc_ir::DType;
 use symmc_ir::collective::{
     CollectiveKind as Kind, LL_BYTES, LL128_LINE, ReduceOp, Splits, Thresholds, Variant, landing_zone,
 };
-use symmc_plan::Barrier;
+use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
 
 use super::blocks::Protocol;
@@ -30,7 +30,7 @@ fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usiz
     BoundCollective {
         kind,
         variant,
-        exit: Some(Barrier::Kept),
+        exit: Some(ExitBarrier::Kept),
         cell: (0..n).collect(),
         group: 1,
         dtype,
@@ -122,7 +122,7 @@ fn a_plan_that_says_how_many_blocks_is_followed() {
 }
 
 #[test]
-fn copies_lie_between_two_meetings() {
+fn copies_lie_between_two_rendezvous() {
     let lowered = |call: &BoundCollective, operand: Address| {
         let result = peers(1, 3).arenas[1] + call.result.offset as Address;
         let works = lower(7, call, &Ends::new(operand, result), &peers(1, 3), &mut Source::new());
@@ -134,7 +134,7 @@ fn copies_lie_between_two_meetings() {
             assert_eq!((first.grid, &first.entry), ([1, 1, 1], &last.entry));
             copies.to_vec()
         }
-        other => panic!("expected two meetings, found {other:?}"),
+        other => panic!("expected two rendezvous, found {other:?}"),
     };
     let copy = |to, from, bytes| Command::Copy { to, from, bytes };
     // Rank 1 begins with rank 2, and ends with itself.
@@ -319,7 +319,7 @@ fn equal_collectives_share_a_function() {
 fn every_kernel_compiles() {
     let mut source = Source::new();
     for n in [2, 3, 4, 8] {
-        for dtype in DType::ALL.into_iter().filter(|&d| n == 4 || d == DType::BF16) {
+        for dtype in DType::ALL.iter().copied().filter(|&d| n == 4 || d == DType::BF16) {
             let whole = n == 4 && dtype == DType::BF16;
             let slow = [ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min];
             let wanted = |kind: &Kind| match kind {
@@ -327,7 +327,7 @@ fn every_kernel_compiles() {
                 _ => whole || dtype == DType::BF16,
             };
             for (kind, variant) in all(n).into_iter().filter(|(kind, _)| wanted(kind)) {
-                for (shift, exit) in [(0, Barrier::Kept), (dtype.size(), Barrier::Dropped)] {
+                for (shift, exit) in [(0, ExitBarrier::Kept), (dtype.size(), ExitBarrier::Dropped)] {
                     let mut call = collective(kind.clone(), variant, n, dtype, 24 * 64);
                     call.exit = Some(exit);
                     call.operand.offset += shift * usize::from(whole);
