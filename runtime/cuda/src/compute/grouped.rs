@@ -17,7 +17,7 @@ use crate::launch::{Kernel, Param};
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
-/// By tensor cores: rows of a tile where groups have few rows or many, its columns, terms of a stage, threads.
+/// By tensor cores: rows of a tile where groups have few rows or many, its columns, the K of a stage, threads.
 const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 64;
 const COLUMNS: usize = 128;

@@ -25,14 +25,14 @@ const LIMITS: Products = match Capabilities::GPU.product {
 };
 /// The most rows there.
 const MOST_ROWS: usize = LIMITS.rows as usize;
-/// Threads of a block there, and terms of a stage.
+/// Threads of a block there, and the K of a stage.
 const TILE_THREADS: u32 = 448;
 const TILE_K: usize = 128;
 /// Stages of a ring, at least and at most, and bytes of the barriers of each.
 const STAGES: [usize; 2] = [4, 16];
 const STAGE_BARRIERS: usize = 16;
 
-/// By warp-group MMA: terms of a stage, threads of a block, of which so many multiply.
+/// By warp-group MMA: the K of a stage, threads of a block, of which so many multiply.
 const WGMMA_TILE_K: usize = 64;
 const WGMMA_THREADS: u32 = 384;
 const WGMMA_WORKERS: usize = 128;

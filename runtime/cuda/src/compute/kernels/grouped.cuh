@@ -1,7 +1,7 @@
 // Grouped GEMM: products of groups of rows with a matrix for each group. How many rows a group has is data: each block
-// looks up which tile of which group is its own. Rows behind the last group are one more group, whose sums have no terms.
+// looks up which tile of which group is its own. Rows behind the last group are one more group, whose K is 0.
 //
-// `L` gives R rows, N columns, K terms and G groups; the types T of elements, A of sums and I of ends; `a_at`, `c_at` and,
+// `L` gives R rows, N columns, K and G groups; the types T of elements, A of sums and I of ends; `a_at`, `c_at` and,
 // within a group, `b_at`; the distances `e_step` of ends and `b_group` of matrices.
 
 namespace sc {
@@ -68,7 +68,7 @@ SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void 
 }
 
 // Of halves by matrix instructions: a block of four warps computes ROWS by 128. Rows are contiguous; of the matrices the
-// terms of a column are (K_MAJOR), or the columns of a term.
+// elements of a column are (K_MAJOR), or those of one k.
 template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
     typedef typename L::T T;
     static const int COLUMNS = 128, TILE_K = 64, THREADS = 128;
@@ -85,7 +85,7 @@ template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
     // meet different banks.
     template <int LENGTH> SC_FN int at(int line, int element) { return line * LENGTH + ((element / 8) ^ (line % 8)) * 8; }
 
-    // Starts to copy the terms of a step, with zeros beyond rows, columns and terms.
+    // Starts to copy the part of K of a step, with zeros beyond rows, columns and K.
     __device__ __forceinline__ void produce(u16 *stage, i64 step) const {
         const i64 k0 = step * TILE_K;
         if (k0 >= terms) return;

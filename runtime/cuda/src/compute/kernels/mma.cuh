@@ -1,10 +1,10 @@
 // Skinny GEMM of up to 64 rows by tensor cores, bound by reading the right matrix once.
 //
 // `L` is as for `gemv`, and TILE_N and STAGES. A block has TILE_N columns of b, its lines, an equal part of each
-// product's, and all rows of a. Warps are specialized: of the producers four load some terms of the lines to a stage
+// product's, and all rows of a. Warps are specialized: of the producers four load a part of K of the lines to a stage
 // and two those of the rows, so that lines can be prefetched before the kernel enters and rows are known. The eight
-// consumers divide rows, lines and the terms of a stage (sliced-K) among themselves, such that their sums stay in
-// registers. Sums of shares of terms are added up in order: the bits of a sum depend on the numbers of rows and terms
+// consumers divide rows, lines and the part of K of a stage (sliced-K) among themselves, such that their sums stay in
+// registers. Sums of slices of K are added up in order: the bits of a sum depend on the number of rows and on K
 // alone.
 //
 // Pieces of 16 bytes are swizzled: they change places by the number of their line, so that the eight rows of a matrix
@@ -19,7 +19,7 @@ template <class L> struct Mma {
     typedef typename L::T T;
     static const int M = L::M, P = L::P, TILE_N = L::TILE_N, STAGES = L::STAGES;
     static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = TILE_N / P, EIGHTS = TILE_N / 8;
-    // What the consumers divide: rows, lines, and then terms.
+    // What the consumers divide: rows, lines, and then K.
     static const int WARPS = 8, ROW_PARTS = ROWS / 32 > 1 ? 2 : 1, LINE_PARTS = ROWS > 16 ? 2 : 1;
     static const int SHARES = WARPS / ROW_PARTS / LINE_PARTS;
     // A warp's sums are of WIDTH times eight lines and HEIGHT times 16 rows.
@@ -42,7 +42,7 @@ template <class L> struct Mma {
     MmaBarriers<STAGES> *barriers;
     i64 column0;
 
-    // Where eight terms of a line of a stage lie.
+    // Where eight elements of a line of a stage lie.
     SC_FN int at(int line, int term) { return line * TILE_K + ((term / 8) ^ (line % 8)) * 8; }
     __device__ __forceinline__ u16 *stage(int step) const { return stages + step % STAGES * STAGE; }
 };

@@ -127,7 +127,7 @@ SC_FN u8 *aligned_shared() {
 
 // A matrix in memory, as the TMA (tensor memory accelerator) knows it.
 struct alignas(64) TensorMap { u64 words[16]; };
-// Starts to load by TMA the box of the map's size at this term of this row, zeros beyond the matrix. Its rows have 128
+// Starts to load by TMA the box of the map's size at this column of this row, zeros beyond the matrix. Its rows have 128
 // bytes, of which pieces of 16 are swizzled, they change places by the number of the row; it lies at a multiple of
 // 1024. `barrier` counts its bytes.
 SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
@@ -175,14 +175,14 @@ SC_FN void st_async(u32 to, float4 x, u32 barrier) {
 }
 
 // The matrix descriptor by which WGMMA names a box: its address in units of 16 bytes, lines of 128 bytes whose pieces have
-// changed places, eight lines in 1024 bytes. 16 terms further is two units.
+// changed places, eight lines in 1024 bytes. 16 elements further is two units.
 SC_FN u64 wgmma_descriptor(const void *at) { return (u64)(shared_address(at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 // Around WGMMA: registers are ready, all since are one batch, all but COUNT batches have ended.
 SC_FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 SC_FN void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int COUNT> SC_FN void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory"); }
 SC_FN void fence_operand(float (&x)[4]) { asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory"); }
-// Declares the instruction for so many lines: c += rows lines for 64 rows and 16 terms, or c = if there is no more in c.
+// Declares the instruction for so many lines: c += rows lines for 64 rows and a K of 16, or c = if there is no more in c.
 #define SC_WGMMA(T, TILE_N, TEXT, ...)                                                                                \
     SC_FN void wgmma(float (&c)[TILE_N / 8][4], u64 rows, u64 lines, int more) {                                       \
         asm volatile(TEXT : __VA_ARGS__ : "l"(rows), "l"(lines), "r"(more));                                                 \

@@ -2,7 +2,7 @@
 //
 // `L` gives the type T, the extents M, N, K, the steps between rows of a and between lines of b, the width V of an
 // access to b, the number P of products of one a, and whether b is STEADY: then it is prefetched before the kernel enters.
-// Sums are f32: each thread its own terms, then the threads in a fixed order. `epilogue(row, column, sums)` takes them.
+// Sums are f32: each thread its own part of K, then the threads in a fixed order. `epilogue(row, column, sums)` takes them.
 
 namespace sc {
 

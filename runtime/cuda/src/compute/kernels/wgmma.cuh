@@ -2,13 +2,13 @@
 // once.
 //
 // `L` is as for `gemv`, and COLUMNS, STAGES and `wgmma`. Blocks run in clusters of two, with split-K: both have the same
-// COLUMNS columns of each b, its lines, and all rows of a, and each half of the terms, so that each reads half of the rows.
-// One thread, the producer, loads boxes of terms of lines and rows by TMA, whose barriers count the bytes; it
+// COLUMNS columns of each b, its lines, and all rows of a, and each half of K, so that each reads half of the rows.
+// One thread, the producer, loads boxes of lines and rows by TMA, whose barriers count the bytes; it
 // prefetches the first lines before the kernel enters and rows are known. One group of four warps, the consumers,
 // multiplies. In the end each block sends the other, through distributed shared memory, its sums of every second eight
 // rows, and finishes the rest with all of its threads.
 //
-// The bits of a sum depend on the number of terms alone.
+// The bits of a sum depend on K alone.
 
 namespace sc {
 
@@ -61,7 +61,7 @@ template <class L> SC_FN void tma_producer(const Wgmma<L> &x, const TensorMap &a
     }
 }
 
-// Adds up the products of this block's terms. With g = lane / 4 and t = lane % 4, a thread has the sums of columns 2t and
+// Adds up the products of this block's part of K. With g = lane / 4 and t = lane % 4, a thread has the sums of columns 2t and
 // 2t + 1 of each eight lines, for rows g and g + 8 of the 16 of its warp.
 template <class L> SC_FN void wgmma_tile(const Wgmma<L> &x, float (&acc)[Wgmma<L>::TILE_N / 8][4]) {
     typedef Wgmma<L> X;
