@@ -1,7 +1,7 @@
 //! Tensors from nothing or from the shape of another: fills, ranges, triangles.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -172,24 +172,23 @@ fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
 /// its start by that of its step.
 fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered {
     let declared = c.declared(0)?;
-    let (Operand::Scalar(start), Operand::Scalar(step), [len]) = (start, step, declared.shape.as_slice())
-    else {
-        return Err(Stop::Opaque("its bounds are symbolic floats".into()));
+    let (Operand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
+        return Err(Stop::Opaque("its step is a symbolic float".into()));
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let y = if dtype.is_float() {
-        affine(c, len.clone(), start.as_f64(), step.as_f64(), dtype)?
-    } else {
-        c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?
+    let y = match start {
+        _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype)?,
+        Operand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?,
+        _ => return Err(Stop::Opaque("its start is a symbolic float".into())),
     };
     c.done(y)
 }
 
 /// `start + i * step` of a float dtype, computed in f64.
-fn affine(c: &mut Call<'_, '_>, len: Dim, start: f64, step: f64, dtype: DType) -> Lowered<ValueId> {
+fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DType) -> Lowered<ValueId> {
     let y = c.iota(len, 0, 1, DType::F64)?;
     let y = c.with_float(BinaryOp::Mul, y, step)?;
-    let y = c.with_float(BinaryOp::Add, y, start)?;
+    let y = c.apply(BinaryOp::Add, &Operand::Tensor(y), start, DType::F64)?;
     c.cast(y, dtype)
 }
 
@@ -197,15 +196,15 @@ fn affine(c: &mut Call<'_, '_>, len: Dim, start: f64, step: f64, dtype: DType) -
 fn linspace(c: &mut Call<'_, '_>) -> Lowered {
     let steps = c.int("steps")?;
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let (start, end) =
-        (c.scalar("start")?.converted(dtype).as_f64(), c.scalar("end")?.converted(dtype).as_f64());
+    let (first, end) = (c.scalar("start")?.converted(dtype), c.scalar("end")?.converted(dtype).as_f64());
+    let start = Operand::Scalar(Scalar::Float(Float(first.as_f64())));
     if steps < 2 {
-        let y = affine(c, steps.into(), start, 0.0, dtype)?;
+        let y = affine(c, steps.into(), &start, 0.0, dtype)?;
         return c.done(y);
     }
-    let step = (end - start) / (steps - 1) as f64;
+    let step = (end - first.as_f64()) / (steps - 1) as f64;
     let half = steps / 2;
-    let first = affine(c, half.into(), start, step, dtype)?;
+    let first = affine(c, half.into(), &start, step, dtype)?;
     let back = c.iota((steps - half).into(), half - steps + 1, 1, DType::F64)?;
     let back = c.with_float(BinaryOp::Mul, back, step)?;
     let second = c.with_float(BinaryOp::Add, back, end)?;

@@ -279,21 +279,38 @@ fn cumulative_product(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
+/// The bounds of a histogram that is given none: those of the data, and one beyond where these are one number.
+fn extremes(c: &mut Call<'_, '_>, column: ValueId) -> Lowered<(ValueId, ValueId)> {
+    let low = c.reduce(Reduction::Min, column, vec![0, 1], false)?;
+    let high = c.reduce(Reduction::Max, column, vec![0, 1], false)?;
+    let one = c.binary(BinaryOp::Eq, low, high)?;
+    let (before, behind) = (c.with_float(BinaryOp::Sub, low, 1.0)?, c.with_float(BinaryOp::Add, high, 1.0)?);
+    Ok((c.select(one, before, low)?, c.select(one, behind, high)?))
+}
+
 /// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.
 fn histogram(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let bins = c.int_or("bins", 100)?;
     let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);
-    // Without bounds they are the extremes of the data.
-    if low >= high || bins < 1 {
-        return Err(Stop::Opaque("its bounds depend on data".into()));
+    let is_empty = c.ty(x).numel().as_const() == Some(0);
+    if low > high || bins < 1 || (low == high && is_empty) {
+        return Err(Stop::Opaque("its bounds are none".into()));
     }
     let wide = c.cast(x, DType::F64)?;
     let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;
-    let bin = c.with_float(BinaryOp::Sub, column, low)?;
-    let bin = c.with_float(BinaryOp::Mul, bin, bins as f64 / (high - low))?;
+    let (low, high) = if low < high {
+        let bound = |x: f64| Scalar::Float(symmc_ir::Float(x));
+        (c.full(bound(low), DType::F64, vec![])?, c.full(bound(high), DType::F64, vec![])?)
+    } else {
+        extremes(c, column)?
+    };
+    let width = c.binary(BinaryOp::Sub, high, low)?;
+    let factor = c.scalar_with(BinaryOp::Div, Scalar::Int(bins), width)?;
+    let bin = c.binary(BinaryOp::Sub, column, low)?;
+    let bin = c.binary(BinaryOp::Mul, bin, factor)?;
     let bin = c.unary(UnaryOp::Floor, bin)?;
-    let at_end = c.with_float(BinaryOp::Eq, column, high)?;
+    let at_end = c.binary(BinaryOp::Eq, column, high)?;
     let last = c.full(Scalar::Int(bins - 1), DType::F64, vec![])?;
     let bin = c.select(at_end, last, bin)?;
     let all = c.iota(bins.into(), 0, 1, DType::F64)?;

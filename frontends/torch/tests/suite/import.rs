@@ -193,6 +193,7 @@ fn symbolic_floats_stand_where_numbers_stand() {
         (format!("Mul(ToFloat({n}), FloatTrueDiv(Integer(1), Integer(4)))"), 0.75),
         (format!("OpaqueUnaryFn_sqrt(Add(ToFloat({n}), Integer(1)))"), 2.0),
         (format!("FloatPow(ToFloat({n}), Integer(2))"), 9.0),
+        (format!("Mul(Float('0.5', precision=53), ToFloat({n}))"), 1.5),
     ] {
         let fake = |result: &str, input: &str| {
             Fake::new()
@@ -202,8 +203,10 @@ fn symbolic_floats_stand_where_numbers_stand() {
                 .input("x", input)
                 .node("aten.mul.Tensor", "self=%x other=~f", &[("y", result)])
                 .node("aten.full_like.default", "self=%y fill_value=~f", &[("z", result)])
+                .node("aten.arange.start_step", "start=~f end=-9.0 step=-0.5", &[("down", "f32[s0]")])
                 .output("y")
                 .output("z")
+                .output("down")
         };
         // Numbers do not make a result wider, and those of integers are of the default float type.
         for (result, input, dtype) in [
@@ -219,6 +222,7 @@ fn symbolic_floats_stand_where_numbers_stand() {
             let out = symmc_ir::interp::run(&graph, &bindings, &[vec![x]]).unwrap();
             assert_eq!(out[0][0].to_f64(), [expected, 2.0 * expected, 4.0 * expected], "{expression}");
             assert_eq!(out[0][1].to_f64(), [expected; 3], "{expression}");
+            assert_eq!(out[0][2].to_f64(), [expected, expected - 0.5, expected - 1.0], "{expression}");
         }
     }
     let unknown = Fake::new()
