@@ -179,6 +179,10 @@ fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered
     let y = match start {
         _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype)?,
         Operand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?,
+        Operand::Dim(_) => {
+            let y = c.iota(len.clone(), 0, step.as_i64(), dtype)?;
+            c.apply(BinaryOp::Add, &Operand::Tensor(y), start, dtype)?
+        }
         _ => return Err(Stop::Opaque("its start is a symbolic float".into())),
     };
     c.done(y)

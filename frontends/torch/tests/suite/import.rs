@@ -204,9 +204,15 @@ fn symbolic_floats_stand_where_numbers_stand() {
                 .node("aten.mul.Tensor", "self=%x other=~f", &[("y", result)])
                 .node("aten.full_like.default", "self=%y fill_value=~f", &[("z", result)])
                 .node("aten.arange.start_step", "start=~f end=-9.0 step=-0.5", &[("down", "f32[s0]")])
+                .node(
+                    "aten.arange.start_step",
+                    "start=$n end=-9.0 step=-2.0 dtype=:i64",
+                    &[("whole", "i64[s0]")],
+                )
                 .output("y")
                 .output("z")
                 .output("down")
+                .output("whole")
         };
         // Numbers do not make a result wider, and those of integers are of the default float type.
         for (result, input, dtype) in [
@@ -222,6 +228,7 @@ fn symbolic_floats_stand_where_numbers_stand() {
             let out = symmc_ir::interp::run(&graph, &bindings, &[vec![x]]).unwrap();
             assert_eq!(out[0][0].to_f64(), [expected, 2.0 * expected, 4.0 * expected], "{expression}");
             assert_eq!(out[0][1].to_f64(), [expected; 3], "{expression}");
+            assert_eq!(out[0][3].to_f64(), [3.0, 1.0, -1.0]);
             assert_eq!(out[0][2].to_f64(), [expected, expected - 0.5, expected - 1.0], "{expression}");
         }
     }
