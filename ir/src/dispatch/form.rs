@@ -16,6 +16,8 @@ named_enum! {
         Batch = "batch",
         /// An all-reduce, a residual, and a norm.
         Reduction = "reduction",
+        /// Element-wise nodes over one shape, and the norm of the rows of what one of them gives.
+        Norm = "norm",
         /// Rotary embeddings.
         Rotary = "rotary",
     }
@@ -52,7 +54,9 @@ impl Form {
                 if contract.is_some_and(|c| c.in_place) { Overwriting::Later } else { Overwriting::Never }
             }
             (Form::Rotary, Op::RotaryEmbedding { .. }) if operand == 0 => Overwriting::Own,
-            (Form::Map | Form::Product | Form::Reduction, op) if op.is_element_wise() => Overwriting::Later,
+            (Form::Map | Form::Product | Form::Reduction | Form::Norm, op) if op.is_element_wise() => {
+                Overwriting::Later
+            }
             _ => Overwriting::Never,
         }
     }
@@ -64,7 +68,7 @@ impl Form {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
-            (Form::Map | Form::Product, _) => true,
+            (Form::Map | Form::Product | Form::Norm, _) => true,
             (Form::Batch | Form::Reduction | Form::Rotary, _) => false,
         }
     }

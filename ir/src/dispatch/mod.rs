@@ -18,14 +18,17 @@
 //! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `map` over them or over columns
 //! of them. The products read all of their operands at any time; for the others it is a map.
 //!
-//! **`batch`**: matrix products of one left operand and of the same extents that do not need each other. No result lies on an
-//! operand.
+//! **`batch`**: matrix products of one left operand that do not need each other. No result lies on an operand.
 //!
 //! **`reduction`**: an all-reduce, the addition of a residual to what it gives, and perhaps the RMS norm of each row of the sum.
 //! Towards peers it is the all-reduce, under the contract of its variant. All operands are read and all results written
 //! between arrival and completion, each position like that of a map, but for the weight of the norm, which all rows read. All
 //! of them lie at one place on all ranks, and none has gaps. The reduction itself has memory where peers write it, and where
 //! something else reads it.
+//!
+//! **`norm`**: a `map`, and behind it the RMS or layer norm over the last axis of a value that it gives. The nodes of the map are
+//! as in one; the result of the norm may lie on their operands, element on element, as it is there only when all of its row has
+//! been read. Weights and bias of the norm, which all rows read, are never overwritten.
 //!
 //! **`rotary`**: rotary embeddings that do not need each other. Each result may lie on the operand of its own node that is
 //! turned, element on element.

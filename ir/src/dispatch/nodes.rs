@@ -7,7 +7,6 @@ use crate::graph::{Def, Graph, Node};
 use crate::ids::{NodeId, ValueId};
 use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
-use crate::types::Type;
 
 impl Graph {
     /// The index of the dispatch of each node, for those that have one.
@@ -46,12 +45,12 @@ impl Graph {
     }
 }
 
-/// What the products of one [`Form::Batch`] have alike: the left operand, and the types of the right one and of the result.
-/// None of what is no product.
-pub fn batched(graph: &Graph, node: NodeId) -> Option<(ValueId, &Type, &Type)> {
+/// What the products of one [`Form::Batch`] have alike: the left operand and the rank of the right one. None of what is no
+/// product.
+pub fn batched(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
     let node = &graph.nodes[node];
-    match (&node.op, &node.inputs[..], &node.outputs[..]) {
-        (Op::MatMul, &[left, right], &[result]) => Some((left, graph.ty(right), graph.ty(result))),
+    match (&node.op, &node.inputs[..]) {
+        (Op::MatMul, &[left, right]) => Some((left, graph.ty(right).rank())),
         _ => None,
     }
 }
@@ -74,6 +73,7 @@ pub(crate) fn check(
         Form::Product => nodes.product(),
         Form::Batch => nodes.batch(),
         Form::Reduction => nodes.reduction(),
+        Form::Norm => nodes.norm(),
         Form::Rotary => nodes.rotary(),
     }
 }
@@ -161,7 +161,7 @@ impl<'a> Nodes<'a> {
             let of = batched(self.graph, id).ok_or_else(|| self.unfit(id, "a product"))?;
             let inside = node.inputs.iter().any(|&v| self.inside(v).is_some());
             if *alike.get_or_insert(of) != of || inside {
-                return Err(self.unfit(id, "products of one left operand, of the same extents"));
+                return Err(self.unfit(id, "products of one left operand"));
             }
         }
         Ok(())
@@ -220,6 +220,28 @@ impl<'a> Nodes<'a> {
         }
     }
 
+    fn norm(&self) -> Checked {
+        let last = self.dispatch.last;
+        let node = &self.graph.nodes[last];
+        let shape = |v: &ValueId| &self.graph.ty(*v).shape;
+        let mut inside = node.inputs.iter().map(|&v| self.inside(v));
+        let fits = matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. })
+            && inside.next().flatten().is_some()
+            && inside.all(|n| n.is_none());
+        if !fits {
+            return Err(self.unfit(last, "the norm over the last axis of what a node gives, at the end"));
+        }
+        match self.all().find(|(id, n)| *id != last && !n.op.fits_map()) {
+            Some((id, _)) => return Err(self.unfit(id, "an element-wise node")),
+            None => self.one_shape()?,
+        }
+        let given = self.all().next().map(|(_, n)| shape(&n.outputs[0]));
+        match given == Some(shape(&node.outputs[0])) {
+            true => Ok(()),
+            false => Err(self.unfit(last, "a norm of the shape of the other nodes")),
+        }
+    }
+
     fn rotary(&self) -> Checked {
         let fits = |node: &Node| {
             let apart = node.inputs.iter().all(|&v| self.inside(v).is_none());
@@ -267,7 +289,7 @@ mod tests {
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, rotary), found `heap`",
+                "expected a form (map, product, batch, reduction, norm, rotary), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

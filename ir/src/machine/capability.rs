@@ -15,12 +15,15 @@ pub struct Capabilities {
     /// Matrix products of bf16 and f16, and what is done element by element with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<Products>,
-    /// Matrix products of one left operand and of the same extents.
+    /// Matrix products of one left operand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<Batches>,
     /// All-reduces by `ll`, and in two shots of large tensors, with a residual and a norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Reductions>,
+    /// Element-wise nodes and the norm of the rows that they give.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm: Option<Norms>,
     /// Rotary embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rotaries>,
@@ -98,6 +101,14 @@ pub struct Reductions {
     pub row: u32,
 }
 
+/// Limits of dispatches of the form `norm`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Norms {
+    /// The most elements of a row.
+    pub row: u32,
+}
+
 /// Limits of dispatches of the form `rotary`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,8 +130,9 @@ impl Capabilities {
             few_k: 2048,
             split_k: Some(SplitK { rows: 17, columns: 224, k: 128 }),
         }),
-        batch: Some(Batches { products: 2 }),
+        batch: Some(Batches { products: 4 }),
         reduction: Some(Reductions { row: 20 << 10 }),
+        norm: Some(Norms { row: 16 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
     };
 

@@ -1,4 +1,4 @@
-//! Matrix products of one left operand and of the same extents, as keys and values are, as one step.
+//! Matrix products of one left operand, as queries, keys and values are, as one step.
 
 use symmc_ir::dispatch::batched;
 use symmc_ir::{Form, NodeId, Op};

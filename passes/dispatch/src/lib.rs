@@ -18,6 +18,7 @@ mod batch;
 mod facts;
 mod limits;
 mod map;
+mod norm;
 mod product;
 mod reduction;
 mod rotary;
@@ -51,6 +52,7 @@ fn walked(facts: &facts::Facts<'_>) -> Vec<Unit> {
     let mut walk = Walk::new(facts);
     for id in facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)) {
         let place = reduction::place(&walk, id)
+            .or_else(|| norm::place(&walk, id))
             .or_else(|| rotary::place(&walk, id))
             .or_else(|| batch::place(&walk, id))
             .or_else(|| map::place(&walk, id));
@@ -78,7 +80,9 @@ pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant
     let base = facts::bases(graph);
     let mut facts = facts::Facts::new(graph, &base, profile);
     let is_add = |id: &&NodeId| graph.nodes[**id].op == Op::Binary(BinaryOp::Add);
-    let single = divided(&facts).into_iter().filter(|unit| unit.form.is_none()).flat_map(|unit| unit.nodes);
+    // Where a norm is done with the addition alone, it stands by itself behind a reduction.
+    let alone = |unit: &Unit| unit.form.is_none() || (unit.form == Some(Form::Norm) && unit.nodes.len() == 2);
+    let single = divided(&facts).into_iter().filter(alone).flat_map(|unit| unit.nodes);
     let single: HashSet<NodeId> = single.collect();
     let mut out = BTreeSet::new();
     for variant in VARIANTS {

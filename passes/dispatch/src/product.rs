@@ -14,7 +14,7 @@ use crate::walk::Unit;
 const LEAST: [u64; 2] = [32, 64];
 
 /// Lets products join the units that read them.
-pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
+pub fn join(facts: &Facts<'_>, units: &mut Vec<Unit>) {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
         return;
@@ -31,8 +31,9 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
         let Some(&reader) = product.readers.first() else { continue };
         let unit = at(reader);
         let able = |&n: &NodeId| facts.node(n).op.fits_map() && !reports(facts, n);
-        let map = units[unit].nodes.iter().all(able);
-        if map && product.readers.iter().all(|&n| at(n) == unit) && product.fits(facts, &units[unit]) {
+        let map = map_of(&units[unit]);
+        let of_unit = |n: &NodeId| map.contains(n);
+        if map.iter().all(able) && product.readers.iter().all(of_unit) && product.fits(facts, map) {
             wanted[unit].push(product);
         }
     }
@@ -40,10 +41,23 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
         for product in side_by_side(wanted, &limits, multiprocessors) {
             let from = at(product.node);
             units[from].nodes.retain(|&n| n != product.node);
+            // A norm behind them is a step of its own.
+            if units[unit].form == Some(Form::Norm) {
+                let norm = units[unit].nodes.pop();
+                units.push(Unit { form: None, nodes: norm.into_iter().collect() });
+            }
             units[unit].form = Some(Form::Product);
             units[unit].nodes.extend(product.views.into_iter().chain([product.node]));
             units[unit].nodes.sort_unstable();
         }
+    }
+}
+
+/// The nodes of a unit that may be the epilogue of products.
+fn map_of(unit: &Unit) -> &[NodeId] {
+    match (unit.form, &unit.nodes[..]) {
+        (Some(Form::Norm), [map @ .., _]) => map,
+        (_, nodes) => nodes,
     }
 }
 
@@ -67,7 +81,7 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
 }
 
 /// Whether a node can meet data that it does not take, which kernels of products do not tell.
-fn reports(facts: &Facts<'_>, node: NodeId) -> bool {
+pub fn reports(facts: &Facts<'_>, node: NodeId) -> bool {
     let node = facts.node(node);
     let divides = |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem);
     let integers = || node.outputs.iter().any(|&v| !facts.graph.ty(v).dtype.is_float());
@@ -193,10 +207,10 @@ impl Product {
         Some(())
     }
 
-    /// Whether a unit is over the positions of what is read.
-    fn fits(&self, facts: &Facts<'_>, unit: &Unit) -> bool {
+    /// Whether nodes are over the positions of what is read.
+    fn fits(&self, facts: &Facts<'_>, map: &[NodeId]) -> bool {
         let shape = |&n: &NodeId| &facts.graph.ty(facts.node(n).outputs[0]).shape;
-        unit.nodes.iter().map(shape).all(|s| *s == self.shape)
+        map.iter().map(shape).all(|s| *s == self.shape)
     }
 
     /// Whether both can be done side by side.

@@ -32,6 +32,8 @@ pub enum Place {
     Joins(usize, Vec<NodeId>),
     /// It begins a unit that may grow to this form.
     Begins(Form),
+    /// It ends this unit, which is of this form with it.
+    Ends(usize, Form),
 }
 
 impl<'a> Walk<'a> {
@@ -48,7 +50,10 @@ impl<'a> Walk<'a> {
 
     /// Puts the next node where it belongs: into a unit, or into one of its own.
     pub fn put(&mut self, id: NodeId, place: Option<Place>) {
-        let joined = if let Some(Place::Joins(unit, _)) = place { Some(unit) } else { None };
+        let joined = match place {
+            Some(Place::Joins(unit, _) | Place::Ends(unit, _)) => Some(unit),
+            _ => None,
+        };
         // Whoever reads what a unit gives comes behind it.
         for unit in self.read(id).into_iter().filter(|u| Some(*u) != joined) {
             self.close(unit);
@@ -57,6 +62,12 @@ impl<'a> Walk<'a> {
             Some(Place::Joins(unit, views)) => {
                 self.units[unit].nodes.extend(views.into_iter().chain([id]));
                 self.units[unit].nodes.sort_unstable();
+                unit
+            }
+            Some(Place::Ends(unit, form)) => {
+                self.units[unit].form = Some(form);
+                self.units[unit].nodes.push(id);
+                self.close(unit);
                 unit
             }
             other => {

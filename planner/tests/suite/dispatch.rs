@@ -77,7 +77,65 @@ fn many_tokens_keep_what_pays() {
     let plan = planned(&layer("1..=8192", "two_shot"));
     assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
     let plan = planned(&layer("1..=2048", "two_shot"));
-    assert_eq!(dispatches(&plan), ["map: s m"]);
+    assert_eq!(dispatches(&plan), ["norm: y ny", "map: s m", "norm: z nz"]);
+    assert!(plan.buckets[0].places.contains_key("y") && !plan.buckets[0].places.contains_key("z"));
+}
+
+/// A residual and the norm of its rows, whose weight is computed.
+fn residual(norm: &str, row: u32) -> String {
+    format!(
+        "program \"residual\" ranks 1\nsymbol t in 1..=8192\narg %x: bf16[t, R]\narg %h: bf16[t, R]\nparam %n: bf16[R]\n\
+         %w: bf16[R] = neg %n\n%s: bf16[t, R] = silu %h\n%y: bf16[t, R] = add %x, %s\n\
+         %ny: bf16[t, R] = {norm}\n%e: bf16[t, R] = neg %ny\nreturn %e\nreturn %y\n"
+    )
+    .replace("R]", &format!("{row}]"))
+}
+
+#[test]
+fn a_norm_is_done_with_the_rows_that_it_reads() {
+    let rms = "rms_norm %y, %w axes=1 eps=1.0e-5 round_first=false";
+    let both = "layer_norm %y, %w, %n axes=1 eps=1.0e-5";
+    for norm in [rms, both] {
+        assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["norm: s y ny"], "{norm}");
+    }
+    // Rows that are not kept in registers; a norm of what the nodes read, or by what they give.
+    let maps = |program: String| assert_eq!(dispatches(&planned(&program)), ["map: s y"]);
+    maps(residual(rms, 32768));
+    maps(residual(&rms.replace("%y", "%x"), 4096));
+    maps(
+        residual(rms, 4096)
+            .replace(
+                "%y: bf16[t, 4096] = add %x, %s",
+                "%y: bf16[t, 4096] = add %x, %s\n%v: bf16[1, t, 4096] = reshape %y",
+            )
+            .replace("%ny: bf16[t, 4096] = rms_norm %y", "%nv: bf16[1, t, 4096] = rms_norm %v")
+            .replace("neg %ny", "reshape %nv"),
+    );
+}
+
+#[test]
+fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
+    let of = || planned(&residual("rms_norm %y, %w axes=1 eps=1.0e-5 round_first=false", 4096));
+    let mut over = of();
+    let weight = over.buckets[0].places["w"].clone();
+    over.buckets[0].places["ny"] = weight;
+    assert!(!broken(&over).is_empty());
+    let norm = "%ny: bf16[t, 4096] = rms_norm %y, %w axes=1 eps=1e-5 round_first=false\n";
+    let edit = |from: &str, to: &str| {
+        let mut plan = of();
+        assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
+        plan.programs[0] = plan.programs[0].replacen(from, to, 1);
+        broken(&plan)
+    };
+    // Narrower, wider, of another form, by a weight of its own, of what others give.
+    let found = edit(&format!("{norm}}}\n"), &format!("}}\n{norm}"));
+    assert!(found.contains("StepMissing"), "{found:?}");
+    let after = "%e: bf16[t, 4096] = neg %ny\n";
+    let invalid = BTreeSet::from(["Invalid".to_string()]);
+    assert_eq!(edit(&format!("{norm}}}\n{after}"), &format!("{norm}{after}}}\n")), invalid);
+    assert_eq!(edit("dispatch norm {", "dispatch map {"), invalid);
+    assert_eq!(edit("rms_norm %y, %w", "rms_norm %x, %w"), invalid);
+    assert_eq!(edit("axes=1", "axes=2"), invalid);
 }
 
 #[test]

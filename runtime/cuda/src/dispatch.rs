@@ -9,7 +9,7 @@ use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
 use crate::collective::follow;
 use crate::command::Command;
-use crate::compute::{Lowering, Operation, batch, fuse, products, rotary};
+use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
@@ -33,6 +33,7 @@ pub fn lower(
         Form::Map => fuse::lower(&steps, l)?,
         Form::Product => products::lower(&steps, l)?,
         Form::Batch => Some(batch::lower(&steps, &|value| memory(value, setting), l)?),
+        Form::Norm => normed::lower(&steps, l)?,
         Form::Rotary => Some(rotary::lower_together(&steps, l)?),
         Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
     };
@@ -109,21 +110,36 @@ mod tests {
             _ => format!("{one}%d: i64[t, F] = floor_div %i, %j\n%up: D[t, F] = cast %d\n{gated}"),
         };
         let gate = gate.replace("F]", &format!("{f}]"));
+        // A norm of what is added to another.
+        let then = match r.below(3) {
+            0 => "",
+            1 => {
+                "%z: D[1, t, H] = add %x, %ny1\n%nz: D[1, t, H] = rms_norm %z, %n axes=1 eps=1.0e-5 round_first=true\n"
+            }
+            _ => {
+                "%z: D[1, t, H] = add %x, %ny1\n%zc: f32[1, t, H] = cast %z\n%nz: f32[1, t, H] = layer_norm %zc axes=1 eps=1.0e-5\n"
+            }
+        };
+        let (then, more) =
+            (then.replace("H]", &format!("{h}]")), if then.is_empty() { "" } else { ", %z, %nz" });
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
              arg %p: D[t, {h}]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
-             param %wide: D[{f}, {h2}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
+             %wk: D[{h}, 128] = permute %k.w perm=[1, 0]\n%wv: D[{h}, {v}] = permute %v.w perm=[1, 0]\n\
              %part: D[{f}, {h}] = slice %wide axis=1 start=0 step=1\n%g3: D[{h}, {f}] = permute %part perm=[1, 0]\n\
              %r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
              %r1: D[1, t, {h}] = reshape %r\n%y: D[1, t, {h}] = add %r1, %x\n\
              %ny1: D[1, t, {h}] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n%ny: D[t, {h}] = reshape %ny1\n\
-             {gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
+             %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n%pv: D[t, {v}] = matmul %ny, %wv\n\
+             {then}{gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
-             return %m, %y, %qr, %kr\n",
+             return %m, %y, %qr, %kr, %pq, %pk, %pv{more}\n",
             f2 = 2 * f,
             h2 = 2 * h,
+            v = r.pick(&[40, 128, 136]),
         );
         (program.replace("D[", &format!("{dtype}[")), [low, high])
     }

@@ -87,7 +87,9 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
     let more = [(40, 1032, 340), (9, 2504, 4096), (17, 1800, 6500), (64, 1160, 9600)];
     // The last of these have odd numbers of eights, few lines, and stages that are filled again and again.
     let halves = [(33, 328, 700), (34, 328, 4600), (17, 136, 41), (25, 264, 80), (49, 4104, 890)];
-    let bf16 = few.into_iter().chain(more).map(|extents| (DType::BF16, extents));
+    // Long K beside few columns.
+    let narrow = [(1, 8200, 1000), (3, 8192, 130), (32, 4096, 256), (20, 16384, 72)];
+    let bf16 = few.into_iter().chain(more).chain(narrow).map(|extents| (DType::BF16, extents));
     for (dtype, (m, k, n)) in bf16.chain(halves.map(|extents| (DType::F16, extents))) {
         let operands =
             vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];

@@ -1,6 +1,7 @@
-//! Two products of one left matrix as a batch of the library.
+//! Products of one left matrix: few rows by one kernel ([`super::skinny`]), two of the same extents as a batch of the
+//! library.
 //!
-//! The library computes both at once by the distances between their matrices. The weights must lie in the order of the
+//! The library computes two at once by the distances between their matrices. The weights must lie in the order of the
 //! results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, because they would
 //! sum in different orders otherwise: only distances within one memory count that every rank lays out alike.
 
@@ -9,6 +10,7 @@ use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix};
 use super::lowering::{Lowering, Operation};
+use super::{matmul, skinny};
 use crate::command::Command;
 use crate::error::CudaError;
 
@@ -22,24 +24,45 @@ pub fn lower(
     memory: &dyn Fn(&Located) -> Option<usize>,
     l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
-    let mut works = Vec::with_capacity(steps.len());
-    for step in steps {
-        works.extend(super::lower(step, l)?);
+    if let Some(work) = by_one_kernel(steps, l)? {
+        return Ok(vec![work]);
     }
     // The left matrix is one: it may lie anywhere.
-    let memories = |step: &Operation<'_>| {
+    let known = |step: &Operation<'_>| {
         let all = step.operands.iter().skip(1).chain(step.results).map(memory);
         all.collect::<Option<SmallVec<[usize; 2]>>>()
     };
-    let batch = match (steps, &works[..]) {
-        ([one, other], [Command::Gemm(first), Command::Gemm(second)]) => {
-            let memories = [one, other].map(memories);
-            let known = memories[0].is_some() && memories[0] == memories[1];
-            batch(first, second).filter(|_| known)
+    let mut works: Vec<(Command, Option<SmallVec<[usize; 2]>>)> = Vec::with_capacity(steps.len());
+    for step in steps {
+        let memories = known(step);
+        for work in super::lower(step, l)? {
+            let pair = works.iter_mut().find_map(|(before, of)| match (&*before, &work) {
+                (Command::Gemm(one), Command::Gemm(other)) if memories.is_some() && *of == memories => {
+                    batch(one, other).map(|both| (before, both))
+                }
+                _ => None,
+            });
+            match pair {
+                Some((before, both)) => *before = Command::Gemm(both),
+                None => works.push((work, memories.clone())),
+            }
         }
-        _ => None,
-    };
-    Ok(batch.map_or(works, |both| vec![Command::Gemm(both)]))
+    }
+    Ok(works.into_iter().map(|(work, _)| work).collect())
+}
+
+/// All products as one kernel of ours, if it is faster.
+fn by_one_kernel(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Command>, CudaError> {
+    let mut gemms = SmallVec::<[Gemm; 4]>::new();
+    let mut steady = true;
+    for step in steps {
+        super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
+        let [left, right] = step.operands else { return Ok(None) };
+        let Some(gemm) = matmul::one(left, right, &step.results[0], l)? else { return Ok(None) };
+        gemms.push(gemm);
+        steady &= l.is_steady(right);
+    }
+    Ok(if gemms.len() > 1 { skinny::apart(&gemms, steady, l) } else { None })
 }
 
 /// Two products of one left matrix as one batch, in the order of their results.

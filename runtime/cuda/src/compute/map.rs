@@ -206,6 +206,30 @@ impl Map {
         width
     }
 
+    /// The most neighbours along the last axis that one thread can compute, and that divide it.
+    pub fn width_of_rows(&self) -> usize {
+        let n = self.shape.last().copied().unwrap_or(1);
+        let mut width = self.width();
+        while !n.is_multiple_of(width) {
+            width /= 2;
+        }
+        width
+    }
+
+    /// A function of a row `at` and a column `k` that computes so many neighbours and gives their values to be computed with.
+    pub fn elements(&self, width: usize, value: Val, computed: &str) -> String {
+        let mut out = format!("[&](i64 k, {computed} *c) {{\n        typedef i64 O;\n        i64 t = at;\n");
+        let last = self.shape.len() - 1;
+        for axis in (0..last).rev() {
+            let n = self.shape[axis];
+            let _ = writeln!(out, "        const i64 c{axis} = t % {n}; t /= {n};");
+        }
+        let _ = writeln!(out, "        const i64 c{last} = k;");
+        self.vector(&mut out, width, &format!("c[j] = get(v{});", value.0));
+        out.push_str("    }");
+        out
+    }
+
     /// What a kernel of products does at one position, if this map is over its `[m, n]`, with leading axes joined.
     /// Values may be expressions of `sum`.
     pub fn epilogue(self, [m, n]: [usize; 2]) -> Option<Epilogue> {
@@ -234,12 +258,12 @@ impl Map {
     }
 
     /// The parameters that hold addresses, as a kernel declares them, and their values.
-    fn declared(&self) -> impl Iterator<Item = String> {
+    pub fn declared(&self) -> impl Iterator<Item = String> {
         let loads = self.loads().map(|(i, _)| format!("const void *p{i}"));
         loads.chain((0..self.stores.len()).map(|k| format!("void *q{k}")))
     }
 
-    fn addresses(&self) -> impl Iterator<Item = Param> {
+    pub fn addresses(&self) -> impl Iterator<Item = Param> {
         self.loads().map(|(_, l)| l.at.into()).chain(self.stores.iter().map(|s| s.at.into()))
     }
 
@@ -268,7 +292,7 @@ impl Map {
         self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.assertion)).chain(self.divisor)
     }
 
-    fn reports(&self) -> bool {
+    pub fn reports(&self) -> bool {
         self.assertions().next().is_some()
     }
 
@@ -322,6 +346,12 @@ impl Map {
                 let _ = writeln!(out, "        t /= (I){n}u;");
             }
         }
+        self.vector(out, width, "");
+    }
+
+    /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` is done with the values of each.
+    fn vector(&self, out: &mut String, width: usize, each: &str) {
+        let last = self.shape.len() - 1;
         let mut assertion = 0;
         for (i, load) in self.loads() {
             self.load_text(out, i, load, width, &mut assertion);
@@ -347,7 +377,7 @@ impl Map {
         for (k, store) in self.stores.iter().enumerate() {
             let _ = writeln!(out, "            r{k}.e[j] = v{};", store.value.0);
         }
-        out.push_str("        }\n");
+        let _ = writeln!(out, "            {each}\n        }}");
         if self.divisor.is_some() {
             let _ = writeln!(out, "        if (bad) report(status, assertion{assertion}, 0);");
         }

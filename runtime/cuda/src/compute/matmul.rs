@@ -10,7 +10,7 @@ use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix, Order};
 use super::lowering::{Lowering, misfit};
-use super::skinny::{self, Epilogue, Worth};
+use super::skinny;
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
 use crate::command::Command;
@@ -60,7 +60,7 @@ pub(super) fn lower(
         && let Some(products) = products(&p)
     {
         if let [one] = products[..]
-            && let Some(work) = skinny::lower(&[one], Worth::Asked, l.is_steady(y), Epilogue::store(&one), l)
+            && let Some(work) = skinny::apart(&[one], l.is_steady(y), l)
         {
             return Ok(vec![work]);
         }

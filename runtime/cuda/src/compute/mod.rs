@@ -29,6 +29,7 @@ mod machine;
 mod map;
 mod matmul;
 mod movement;
+pub mod normed;
 pub mod numbers;
 pub mod products;
 pub mod rotary;
@@ -61,6 +62,9 @@ pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Result<Vec<Command>,
 
 fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     arity(op, x.len(), r.len())?;
+    if let Some(norm) = rows::Norm::of(op) {
+        return rows::norm(norm, x, &r[0], l);
+    }
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
             element::lower(op, x, &r[0], l)
@@ -78,11 +82,6 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
         Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
         Op::Softmax { axis, log } => rows::softmax(*axis, *log, &x[0], &r[0], l),
-        Op::RmsNorm { axes, eps, round_first } => {
-            let round = if *round_first { rows::Rounding::BeforeWeight } else { rows::Rounding::AtTheEnd };
-            rows::rms_norm(*axes, eps.0, round, x, &r[0], l)
-        }
-        Op::LayerNorm { axes, eps } => rows::layer_norm(*axes, eps.0, x, &r[0], l),
         Op::Attention { scale, cap, bounds, sink } => {
             let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
             attention::lower(&scores, x, &r[0], l)
@@ -103,6 +102,7 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         }
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } => Err(no_kernel(op)),
         Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
     }
 }

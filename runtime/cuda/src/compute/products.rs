@@ -11,7 +11,7 @@ use symmc_runtime::exec::Located;
 
 use super::lowering::{Lowering, Operation};
 use super::map::{Map, Val};
-use super::skinny::{self, MOST_PRODUCTS, Worth};
+use super::skinny::{self, MOST_PRODUCTS};
 use super::space::is_run;
 use super::text::stored;
 use super::{fuse, matmul};
@@ -124,7 +124,7 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
     fuse::store(&mut map, &known, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
     match map.epilogue([first.m, first.n]) {
-        Some(epilogue) => Ok(skinny::lower(&gemms, Worth::Given, steady, epilogue, l).map(|work| vec![work])),
+        Some(epilogue) => Ok(skinny::joined(&gemms, steady, epilogue, l).map(|work| vec![work])),
         None => Ok(None),
     }
 }

@@ -5,10 +5,11 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::{ArgOp, DType, Reduction};
+use symmc_ir::{ArgOp, DType, Op, Reduction};
 use symmc_runtime::exec::Located;
 
 use super::lowering::{Lowering, misfit};
+use super::map::{Map, Val};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
 use crate::command::Command;
@@ -73,14 +74,15 @@ impl Group {
     /// For rows of `n` elements of the operands `all`, of which the first is read most.
     fn of(rows: usize, n: usize, all: &[&Split]) -> Group {
         let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
-        let mut width = (16 / size).max(1);
-        while !all.iter().all(|s| s.allows(width)) {
-            width /= 2;
-        }
         let beside = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
         if n == 1 || (beside && rows >= 512) {
             return Group { threads: 1, block: 128, width: 1, items: 0 };
         }
+        Group::along(rows, n, widest((16 / size).max(1), all))
+    }
+
+    /// For rows of `n` neighbours, read `width` at a time.
+    fn along(rows: usize, n: usize, width: usize) -> Group {
         let accesses = n.div_ceil(width);
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
             (32, 128)
@@ -101,6 +103,14 @@ impl Group {
     fn args(&self) -> String {
         format!("{}, {}", self.threads, self.block)
     }
+}
+
+/// The most neighbours, up to so many, that accesses to all operands can be to.
+fn widest(mut width: usize, all: &[&Split]) -> usize {
+    while !all.iter().all(|s| s.allows(width)) {
+        width /= 2;
+    }
+    width
 }
 
 /// The layout struct of a kernel, under the name `@_L`.
@@ -127,18 +137,31 @@ fn launch(
     block: usize,
     l: &mut Lowering<'_>,
 ) -> Vec<Command> {
+    let list: Vec<&str> = params.iter().map(|p| p.0).collect();
+    let declared = list.iter().map(|name| format!("void *{name}")).collect();
+    let params = params.iter().map(|p| Param::from(p.1)).collect();
+    let body = format!("{call}({});\n", list.join(", "));
+    vec![kernel(what, layout, declared, params, &body, [blocks, block], l)]
+}
+
+/// A function in its layout, launched with so many blocks of so many threads.
+fn kernel(
+    what: &str,
+    layout: &str,
+    declared: Vec<String>,
+    params: Vec<Param>,
+    body: &str,
+    [blocks, block]: [usize; 2],
+    l: &mut Lowering<'_>,
+) -> Command {
     l.preludes();
     l.source.prelude(text::ROWS);
-    let names: Vec<String> = params.iter().map(|(n, _)| format!("void *{n}")).collect();
-    let list: Vec<&str> = params.iter().map(|p| p.0).collect();
     let function = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call}({});\n}}\n",
-        names.join(", "),
-        list.join(", ")
+        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {body}}}\n",
+        declared.join(", "),
     );
     let entry = l.source.function(what, function);
-    let params = params.iter().map(|p| Param::from(p.1)).collect();
-    vec![Command::Kernel(Kernel::flat(entry, blocks, block, params))]
+    Command::Kernel(Kernel::flat(entry, blocks, block, params))
 }
 
 fn fold(op: Reduction) -> &'static str {
@@ -285,85 +308,134 @@ pub(super) enum Rounding {
     AtTheEnd,
 }
 
-/// A norm over the last axes: its rows, how threads share them, and its layout with its parameters.
-struct Norm {
-    rows: usize,
-    group: Group,
-    layout: String,
-    params: Vec<(&'static str, Address)>,
-}
-
-fn norm(
+/// A norm over the last axes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Norm {
     axes: usize,
     eps: f64,
+    /// Of an RMS norm, when it rounds; none for a layer norm.
+    rms: Option<Rounding>,
+}
+
+impl Norm {
+    /// The norm that an op is.
+    pub fn of(op: &Op) -> Option<Norm> {
+        match op {
+            Op::RmsNorm { axes, eps, round_first } => {
+                let rounding = if *round_first { Rounding::BeforeWeight } else { Rounding::AtTheEnd };
+                Some(Norm { axes: *axes, eps: eps.0, rms: Some(rounding) })
+            }
+            Op::LayerNorm { axes, eps } => Some(Norm { axes: *axes, eps: eps.0, rms: None }),
+            _ => None,
+        }
+    }
+
+    /// Its axes of an operand, and the number and the length of rows; none without elements.
+    fn rows(&self, x: &Located, result: &Located) -> Result<Option<(Vec<usize>, usize, usize)>, CudaError> {
+        let first = x.shape.len().checked_sub(self.axes);
+        let first = first.ok_or_else(|| misfit("a norm", self.axes, &x.shape))?;
+        let inner: Vec<usize> = (first..x.shape.len()).collect();
+        Ok(row_extents(&inner, x, result)?.map(|(rows, n)| (inner, rows, n)))
+    }
+
+    /// What its layout has beside the operand and the result, its parameters, and the statement that normalises `row`.
+    fn parts(
+        &self,
+        operands: &[Located],
+        result: &Located,
+        l: &Lowering<'_>,
+    ) -> Result<(String, Vec<(&'static str, Address)>, String), CudaError> {
+        let x = &operands[0];
+        let shape = &x.shape[x.shape.len() - self.axes..];
+        let mut layout =
+            format!("SC_FN {} eps() {{ return {}; }}\n", computed(x.dtype), real(x.dtype, self.eps));
+        let mut params = Vec::new();
+        let names = if self.rms.is_some() { &["w"][..] } else { &["w", "b"] };
+        for (i, name) in names.iter().enumerate() {
+            let place = format!("{name}_in");
+            let Some(p) = operands.get(1 + i) else {
+                // Templates name them, too, where they are not there.
+                layout.push_str(&offset(&place, &[]));
+                params.push((*name, 0));
+                continue;
+            };
+            if p.shape[..] != *shape || p.dtype != x.dtype {
+                return Err(misfit("the weight or bias of a norm", shape, &p.shape));
+            }
+            layout.push_str(&offset(&place, &axes(&p.shape, &p.strides)));
+            params.push((*name, l.at(p)));
+        }
+        params.push(("r", l.at(result)));
+        let [weight, bias] = [1, 2].map(|i| operands.len() > i);
+        let call = match self.rms {
+            Some(rounding) => {
+                let round = weight && rounding == Rounding::BeforeWeight;
+                format!("rms_row<@_L, {weight}, {round}>(row, w, r, at);\n")
+            }
+            None => format!("layer_row<@_L, {weight}, {bias}>(row, w, b, r, at);\n"),
+        };
+        Ok((layout, params, call))
+    }
+
+    /// The name of its function.
+    fn what(&self) -> &'static str {
+        if self.rms.is_some() { "rms_norm" } else { "layer_norm" }
+    }
+}
+
+/// The statements before a row is normalised, which `elements` give.
+fn of_row(group: Group, elements: &str) -> String {
+    let Group { threads, items, .. } = group;
+    format!(
+        "const u32 at = group_row<{}>();\n    if (at >= @_L::ROWS) return;\n    Row<@_L, {threads}, {items}> row({elements}, threadIdx.x % {threads});\n    ",
+        group.args()
+    )
+}
+
+pub(super) fn norm(
+    norm: Norm,
     operands: &[Located],
     result: &Located,
-    l: &Lowering<'_>,
-) -> Result<Option<Norm>, CudaError> {
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
     let x = &operands[0];
-    let first = x.shape.len().checked_sub(axes).ok_or_else(|| misfit("a norm", axes, &x.shape))?;
-    let inner: Vec<usize> = (first..x.shape.len()).collect();
-    let Some((rows, n)) = row_extents(&inner, x, result)? else { return Ok(None) };
+    let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &inner, l), Split::new(result, &inner, l));
     let group = Group::of(rows, n, &[&xs, &rs]);
-    let mut more = format!("SC_FN {} eps() {{ return {}; }}\n", computed(x.dtype), real(x.dtype, eps));
-    let mut params = vec![("x", xs.at)];
-    for (p, (name, place)) in operands[1..].iter().zip([("w", "w_in"), ("b", "b_in")]) {
-        if p.shape[..] != x.shape[first..] || p.dtype != x.dtype {
-            return Err(misfit("the weight or bias of a norm", &x.shape[first..], &p.shape));
-        }
-        more.push_str(&offset(place, &super::space::axes(&p.shape, &p.strides)));
-        params.push((name, l.at(p)));
-    }
-    params.push(("r", rs.at));
+    let (more, mut params, call) = norm.parts(operands, result, l)?;
+    params.insert(0, ("x", xs.at));
     let layout = layout(rows, n, group.width, &xs, &rs, &more);
-    Ok(Some(Norm { rows, group, layout, params }))
+    let declared = params.iter().map(|(name, _)| format!("void *{name}")).collect();
+    let params = params.iter().map(|p| Param::from(p.1)).collect();
+    let body = of_row(group, "x, at") + &call;
+    Ok(vec![kernel(norm.what(), &layout, declared, params, &body, [group.blocks(rows), group.block], l)])
 }
 
-pub(super) fn rms_norm(
-    axes: usize,
-    eps: f64,
-    rounding: Rounding,
+/// A norm of the rows of a value of a map over the same shape, which is done as rows are read; `None` where rows are too long to
+/// be kept in registers, or the map can meet data that it does not take.
+pub(super) fn norm_of_map(
+    norm: Norm,
+    map: &Map,
+    value: Val,
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
-    let Some(mut norm) = norm(axes, eps, operands, result, l)? else { return Ok(Vec::new()) };
-    let weight = operands.len() > 1;
-    let round = weight && rounding == Rounding::BeforeWeight;
-    if !weight {
-        norm.layout = with_offset(&norm.layout, "w_in");
-        norm.params.insert(1, ("w", 0));
+) -> Result<Option<Vec<Command>>, CudaError> {
+    let x = &operands[0];
+    let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Some(Vec::new())) };
+    let rs = Split::new(result, &inner, l);
+    let group = Group::along(rows, n, widest(map.width_of_rows(), &[&rs]));
+    if norm.axes != 1 || group.items == 0 || map.reports() {
+        return Ok(None);
     }
-    let group = norm.group;
-    let call = format!("rms_rows<@_L, {weight}, {round}, {}, {}>", group.args(), group.items);
-    let blocks = group.blocks(norm.rows);
-    Ok(launch("rms_norm", &norm.layout, &norm.params, &call, blocks, group.block, l))
-}
-
-pub(super) fn layer_norm(
-    axes: usize,
-    eps: f64,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
-    let Some(mut norm) = norm(axes, eps, operands, result, l)? else { return Ok(Vec::new()) };
-    let (weight, bias) = (operands.len() > 1, operands.len() > 2);
-    for (has, at, name, place) in [(weight, 1, "w", "w_in"), (bias, 2, "b", "b_in")] {
-        if !has {
-            norm.layout = with_offset(&norm.layout, place);
-            norm.params.insert(at, (name, 0));
-        }
-    }
-    let group = norm.group;
-    let call = format!("layer_rows<@_L, {weight}, {bias}, {}, {}>", group.args(), group.items);
-    let blocks = group.blocks(norm.rows);
-    Ok(launch("layer_norm", &norm.layout, &norm.params, &call, blocks, group.block, l))
-}
-
-/// A layout with the offset of a parameter that is not there: templates name it.
-fn with_offset(layout: &str, name: &str) -> String {
-    let end = layout.rfind("}; }").unwrap_or(layout.len());
-    format!("{}{}{}", &layout[..end], offset(name, &[]), &layout[end..])
+    // The operand has no place of its own: its offsets are not used.
+    let xs = Split { dtype: x.dtype, ..Split::new(result, &inner, l) };
+    let (more, own, call) = norm.parts(operands, result, l)?;
+    let layout = layout(rows, n, group.width, &xs, &rs, &more);
+    let declared = map.declared().chain(own.iter().map(|(name, _)| format!("void *{name}"))).collect();
+    let params = map.addresses().chain(own.iter().map(|p| Param::from(p.1))).collect();
+    let fill = map.elements(group.width, value, computed(x.dtype));
+    let body = of_row(group, &fill) + &call;
+    let what = format!("map_{}", norm.what());
+    Ok(Some(vec![kernel(&what, &layout, declared, params, &body, [group.blocks(rows), group.block], l)]))
 }

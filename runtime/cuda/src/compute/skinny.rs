@@ -1,7 +1,9 @@
 //! Skinny GEMM: products of few rows (one: GEMV), bound by reading the right matrix once.
 //!
-//! What becomes of the sums is the caller's [`Epilogue`]. So several products of one left matrix, and what is done
-//! element by element with their results, are one kernel.
+//! What becomes of the sums is the caller's [`Epilogue`]. So several products of one left matrix are one kernel: side by
+//! side in each block, with what is done element by element with their results, or one behind the other in the grid.
+
+use std::fmt::Write as _;
 
 use symmc_ir::DType;
 use symmc_ir::machine::{Capabilities, Extents, Products};
@@ -39,7 +41,15 @@ const WGMMA_WORKERS: usize = 128;
 /// Stages of a ring there.
 const WGMMA_STAGES: [usize; 2] = [3, 16];
 
-/// The most products of one kernel.
+/// Split-K of [`mma`]: the blocks of a cluster, the least K of each, and the most rows of one product by itself: of 64 rows by
+/// a 8192 × 1024 matrix the library is as fast.
+const SPLITS: [usize; 3] = [2, 4, 8];
+const LEAST_SPLIT_K: usize = 512;
+const MOST_SPLIT_ROWS: usize = 32;
+
+/// The most products of one kernel, one behind the other.
+const MOST_APART: usize = 8;
+/// The most products of one kernel, side by side.
 pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
 
 /// Whether somebody decided already that the kernel is worth it.
@@ -51,6 +61,15 @@ pub(super) enum Worth {
     Given,
 }
 
+/// How several products of one left matrix are one kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Arrangement {
+    /// Of the same extents, side by side: the epilogue has the sums of all.
+    Joined,
+    /// Of any number of columns, one behind the other in the grid: the epilogue has the sum of one.
+    Apart,
+}
+
 /// What a kernel does with the sums of all its products at one position: its epilogue.
 #[derive(Clone, Debug)]
 pub(super) struct Epilogue {
@@ -58,32 +77,39 @@ pub(super) struct Epilogue {
     pub declared: Vec<String>,
     /// Their values.
     pub params: Vec<Param>,
-    /// Statements that use `row`, `column` and `sum`, an array of floats with one for each product.
+    /// Statements that use `product`, `row`, `column` and `sum`, an array of floats with one for each product that stands
+    /// side by side.
     pub body: String,
 }
 
 impl Epilogue {
-    /// Stores the sums of one product.
-    pub fn store(gemm: &Gemm) -> Epilogue {
-        let (ty, step) = (stored(gemm.dtype), gemm.c.step);
+    /// Stores the sums of products that stand behind each other.
+    fn store(gemms: &[Gemm]) -> Epilogue {
+        let store = |(p, gemm): (usize, &Gemm)| {
+            let (ty, step) = (stored(gemm.dtype), gemm.c.step);
+            format!("if (product == {p}) (({ty} *)c{p})[row * {step}ll + column] = Put<{ty}>::of(sum[0]);")
+        };
         Epilogue {
-            declared: vec!["void *c".into()],
-            params: vec![gemm.c.at.into()],
-            body: format!("(({ty} *)c)[row * {step}ll + column] = Put<{ty}>::of(sum[0]);"),
+            declared: (0..gemms.len()).map(|p| format!("void *c{p}")).collect(),
+            params: gemms.iter().map(|gemm| gemm.c.at.into()).collect(),
+            body: gemms.iter().enumerate().map(store).collect::<Vec<_>>().join("\n"),
         }
     }
 }
 
-/// The kernel for a product, and its launch.
+/// The kernel for products, and its launch.
 #[derive(Default)]
 struct Config {
     call: &'static str,
     /// Constants beside those of the product, and the like.
     constants: String,
-    grid: usize,
+    /// The columns of a tile.
+    columns: usize,
+    /// The blocks of a cluster, which have a tile together.
+    split: u32,
     threads: u32,
     shared: usize,
-    /// Where it loads by TMA, in clusters of two blocks: the rows of the boxes of the left matrix and of the right ones.
+    /// Where it loads by TMA: the rows of the boxes of the left matrix and of the right ones.
     boxes: Option<[usize; 2]>,
 }
 
@@ -106,8 +132,8 @@ impl Config {
     /// The matrices: the left one, and the right ones.
     fn matrices(&self, gemms: &[Gemm]) -> Vec<Param> {
         let gemm = &gemms[0];
-        let lines = gemms.iter().map(|g| g.b.at);
         let Some([rows, columns]) = self.boxes else {
+            let lines = gemms.iter().map(|g| g.b.at);
             return [gemm.a.at].into_iter().chain(lines).map(Param::from).collect();
         };
         let map = |at, rows, step: usize, box_rows| {
@@ -115,37 +141,58 @@ impl Config {
             Param::Map(Box::new(map))
         };
         let left = map(gemm.a.at, gemm.m, gemm.a.step, rows);
-        [left].into_iter().chain(lines.map(|at| map(at, gemm.n, gemm.b.step, columns))).collect()
+        let lines = gemms.iter().map(|g| map(g.b.at, g.n, g.b.step, columns));
+        [left].into_iter().chain(lines).collect()
     }
 }
 
-/// One kernel for products of the same left matrix and the same extents, if it has few rows and a layout that is
-/// read in accesses of 16 bytes. `steady` says that nothing writes the right matrices while the program runs.
-pub(super) fn lower(
+/// One kernel for products of the same left matrix and the same extents with an epilogue, if it has few rows and a layout that
+/// is read in accesses of 16 bytes. `steady` says that nothing writes the right matrices while the program runs.
+pub(super) fn joined(
     gemms: &[Gemm],
+    steady: bool,
+    epilogue: Epilogue,
+    l: &mut Lowering<'_>,
+) -> Option<Command> {
+    kernel(gemms, Arrangement::Joined, Worth::Given, steady, epilogue, l)
+}
+
+/// The same for products that are stored, of any number of columns, if the library is not faster.
+pub(super) fn apart(gemms: &[Gemm], steady: bool, l: &mut Lowering<'_>) -> Option<Command> {
+    kernel(gemms, Arrangement::Apart, Worth::Asked, steady, Epilogue::store(gemms), l)
+}
+
+fn kernel(
+    gemms: &[Gemm],
+    arrangement: Arrangement,
     worth: Worth,
     steady: bool,
     epilogue: Epilogue,
     l: &mut Lowering<'_>,
 ) -> Option<Command> {
-    let first = gemms.first().filter(|_| gemms.len() <= MOST_PRODUCTS)?;
-    let same = |g: &Gemm| {
-        let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.a, g.b.step, g.b.order);
-        g.batch == 1 && extents(g) == extents(first)
+    let first = gemms.first()?;
+    let (most, beside) = match arrangement {
+        Arrangement::Joined => (MOST_PRODUCTS, gemms.len()),
+        Arrangement::Apart => (MOST_APART, 1),
     };
-    let config = gemms.iter().all(same).then(|| config(gemms, worth, l)).flatten()?;
+    let same = |g: &Gemm| {
+        let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
+        g.batch == 1 && extents(g) == extents(first) && (beside == 1 || g.n == first.n)
+    };
+    let fits = gemms.len() <= most && gemms.iter().all(same);
+    let config = fits.then(|| config(gemms, beside, worth, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
     let mut declared = vec![config.declare("a")];
     declared.extend((0..count).map(|p| config.declare(&format!("b{p}"))));
     declared.extend(epilogue.declared);
+    let (part, tiles) = parts(&gemms[..count / beside], config.columns);
     let text = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {count};\nstatic const i64 N = {}, K = {}, a_step = {}, b_step = {};\nstatic const bool STEADY = {steady};\n{}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {beside};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const bool STEADY = {steady};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
-         const auto epilogue = [&](i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
+         const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         stored(first.dtype),
         first.m,
-        first.n,
         first.k,
         first.a.step,
         first.b.step,
@@ -162,12 +209,24 @@ pub(super) fn lower(
     }
     let entry = l.source.function("skinny", text);
     let params = config.matrices(gemms).into_iter().chain(epilogue.params).collect();
-    let kernel = Kernel::flat(entry, config.grid, config.threads as usize, params);
-    let cluster = if config.boxes.is_some() { 2 } else { 1 };
-    Some(Command::Kernel(Kernel { cluster, shared: config.shared as u32, ..kernel }))
+    let kernel = Kernel::flat(entry, tiles * config.split as usize, config.threads as usize, params);
+    Some(Command::Kernel(Kernel { cluster: config.split, shared: config.shared as u32, ..kernel }))
 }
 
-fn config(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
+/// The function that says which columns a tile has of which product, and the number of tiles.
+fn parts(gemms: &[Gemm], columns: usize) -> (String, usize) {
+    let (mut out, mut first) = (String::from("SC_FN Part part(u32 tile) {\n"), 0);
+    for (p, gemm) in gemms.iter().enumerate() {
+        let end = first + gemm.n.div_ceil(columns);
+        let case = if p + 1 < gemms.len() { format!("if (tile < {end}u) ") } else { String::new() };
+        let _ = writeln!(out, "{case}return Part{{{p}, (i64)(tile - {first}u) * {columns}, {}}};", gemm.n);
+        first = end;
+    }
+    out.push_str("}\n");
+    (out, first)
+}
+
+fn config(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<Config> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
     let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
@@ -175,24 +234,24 @@ fn config(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
         && gemm.dtype.size() < 8
         && gemm.a.order == Order::Rows
         && gemm.k >= 64
-        && gemm.n >= 32
-        && gemms.iter().all(|g| aligned(g.b.at, g.b.step));
+        && gemms.iter().all(|g| g.n >= 32 && aligned(g.b.at, g.b.step));
     if !fits {
         return None;
     }
     match gemm.b.order {
-        Order::Rows => by_columns(gemms),
+        Order::Rows if beside == 1 => by_columns(gemms),
+        Order::Rows => None,
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns => by_tensor_cores(gemms, worth, l).or_else(|| gemv(gemm)),
+        Order::Columns => by_tensor_cores(gemms, beside, worth, l).or_else(|| gemv(gemm)),
     }
 }
 
 fn by_columns(gemms: &[Gemm]) -> Option<Config> {
-    let [gemm] = gemms else { return None };
-    let fits = gemm.m <= MOST_ROWS_BY_COLUMNS && gemm.n.is_multiple_of(16 / gemm.dtype.size());
-    fits.then(|| Config {
+    let (few, width) = (gemms[0].m <= MOST_ROWS_BY_COLUMNS, 16 / gemms[0].dtype.size());
+    (few && gemms.iter().all(|g| g.n.is_multiple_of(width))).then(|| Config {
         call: "skinny_columns<@_L>(a, b, epilogue);",
-        grid: gemm.n.div_ceil(COLUMNS),
+        columns: COLUMNS,
+        split: 1,
         threads: 512,
         ..Config::default()
     })
@@ -201,67 +260,149 @@ fn by_columns(gemms: &[Gemm]) -> Option<Config> {
 fn gemv(gemm: &Gemm) -> Option<Config> {
     (gemm.m == 1).then(|| Config {
         call: "gemv<@_L>(a, b, epilogue);",
-        grid: gemm.n,
+        columns: 1,
+        split: 1,
         threads: 128,
         ..Config::default()
     })
 }
 
 /// Tensor cores.
-fn by_tensor_cores(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
+fn by_tensor_cores(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    fits.then(|| wgmma(gemms, l).or_else(|| mma(gemms, worth, l))).flatten()
+    let ways = || wgmma(gemms, beside, l).or_else(|| mma(gemms, beside, worth, l));
+    fits.then(ways).flatten()
 }
 
-fn extents(gemms: &[Gemm]) -> Extents {
-    let [count, rows, columns, k] = [gemms.len(), gemms[0].m, gemms[0].n, gemms[0].k].map(|n| n as u64);
+/// As limits count products: those that a block does side by side, or the columns of all that stand behind each other, which
+/// the library would do one after another as well.
+fn extents(gemms: &[Gemm], beside: usize) -> Extents {
+    let count = gemms.len().min(MOST_PRODUCTS);
+    let columns = gemms.iter().map(|g| g.n).sum::<usize>() / if beside > 1 { beside } else { count };
+    let [count, rows, columns, k] = [count, gemms[0].m, columns, gemms[0].k].map(|n| n as u64);
     Extents { count, rows, columns, k }
 }
 
-/// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows.
-fn mma(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Config> {
-    let gemm = &gemms[0];
-    let (_, lines) = LIMITS.waves_and_columns(&extents(gemms), l.machine.multiprocessors);
-    let mut lines = usize::try_from(lines).ok()?;
-    let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
-    let fits = worth == Worth::Given || LIMITS.by_whole_k(&extents(gemms), l.machine.multiprocessors);
-    let stage = |lines: usize| (lines + rows) * TILE_K * gemm.dtype.size();
-    let [least, most] = STAGES;
-    let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
-    // A machine with less shared memory has fewer lines at once.
-    while worth == Worth::Given && lines > 16 && shared < least * stage(lines) {
-        lines = (lines / 2).next_multiple_of(8);
-    }
-    let stage = stage(lines);
-    if !fits || shared < least * stage {
-        return None;
-    }
-    let stages = (shared / stage).min(most).min((gemm.k.div_ceil(TILE_K) + 2).max(least));
+/// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows; or clusters have it,
+/// where split-K is faster.
+fn mma(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<Config> {
+    let (extents, multiprocessors) = (extents(gemms, beside), l.machine.multiprocessors);
+    let whole = || {
+        let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
+        let mut lines = usize::try_from(lines).ok()?;
+        if beside == 1 {
+            lines = narrowest(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
+        }
+        // A machine with less shared memory has fewer lines at once.
+        while worth == Worth::Given && lines > 16 && ring(&gemms[0], lines, 1, l).is_none() {
+            lines = (lines / 2).next_multiple_of(8);
+        }
+        Some(Tiling { lines, split: 1 })
+    };
+    let able = worth == Worth::Given || LIMITS.by_whole_k(&extents, multiprocessors);
+    let whole = able.then(whole).flatten();
+    let split = if beside == 1 { split(gemms, l) } else { None };
+    let tiling = match (whole, split) {
+        (Some(whole), Some(split)) if split.cost(&gemms[0]) >= whole.cost(&gemms[0]) => whole,
+        (whole, split) => split.or(whole)?,
+    };
+    let Tiling { lines, split } = tiling;
+    let (stages, shared) = ring(&gemms[0], lines, split, l)?;
     Some(Config {
         call: "skinny_mma<@_L>(a, b, epilogue);",
-        constants: format!("static const int TILE_N = {lines}, STAGES = {stages};\n"),
-        grid: gemm.n.div_ceil(lines / gemms.len()),
+        constants: format!("static const int TILE_N = {lines}, STAGES = {stages}, SPLIT = {split};\n"),
+        columns: lines / beside,
+        split: split as u32,
         threads: TILE_THREADS,
-        shared: stages * (stage + STAGE_BARRIERS),
-        ..Config::default()
+        shared,
+        boxes: None,
     })
+}
+
+/// The fewest columns of a tile, from so many on, with which there are not more tiles than this.
+fn narrowest(gemms: &[Gemm], mut columns: usize, tiles: usize) -> usize {
+    while gemms.iter().map(|g| g.n.div_ceil(columns)).sum::<usize>() > tiles.max(gemms.len()) {
+        columns += 8;
+    }
+    columns
+}
+
+/// What the blocks of [`mma`] have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Tiling {
+    /// Lines of the right matrices.
+    lines: usize,
+    /// The blocks of a cluster, of which each has a share of K.
+    split: usize,
+}
+
+impl Tiling {
+    /// How long a block takes, in units of 2.5 ns of an H200: 8192 × 1280 with 1 to 64 rows in tiles of 16 to 96 columns, by
+    /// clusters of 1 to 8 blocks, are within a fifth of it.
+    fn cost(self, gemm: &Gemm) -> usize {
+        let steps = gemm.k.div_ceil(TILE_K).div_ceil(self.split);
+        // Clusters have to be faster by a tenth.
+        steps * (3 * rows_of_tile(gemm) + 2 * self.lines) * if self.split > 1 { 10 } else { 9 }
+    }
+}
+
+/// By split-K between the blocks of clusters: where K is long and columns are few, blocks with more of them and less of K
+/// have fewer stages, which all cost the same beside their bytes.
+fn split(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Tiling> {
+    let gemm = &gemms[0];
+    if !l.machine.wgmma || (gemms.len() == 1 && gemm.m > MOST_SPLIT_ROWS) {
+        return None;
+    }
+    let all = SPLITS.into_iter().filter_map(|split| {
+        let lines = narrowest(gemms, 8, clusters(l.machine.multiprocessors as usize, split));
+        let fits = (LIMITS.few_columns as usize..=LIMITS.columns as usize).contains(&lines)
+            && gemm.k >= split * LEAST_SPLIT_K
+            && ring(gemm, lines, split, l).is_some();
+        fits.then_some(Tiling { lines, split })
+    });
+    all.min_by_key(|tiling| tiling.cost(gemm))
+}
+
+/// How many clusters run at once. The clusters (GPCs) of the machine have not all a multiple of four multiprocessors: of 132
+/// an H200 has 30 clusters of four, and 15 of eight.
+fn clusters(multiprocessors: usize, blocks: usize) -> usize {
+    let whole = if blocks > 2 { multiprocessors * 10 / 11 } else { multiprocessors };
+    (whole / blocks).max(1)
+}
+
+/// The rows that a block computes: with those that there are not.
+fn rows_of_tile(gemm: &Gemm) -> usize {
+    gemm.m.next_power_of_two().clamp(16, MOST_ROWS)
+}
+
+/// The stages of a ring and the bytes of shared memory that they take, if as many as are needed have room.
+fn ring(gemm: &Gemm, lines: usize, split: usize, l: &Lowering<'_>) -> Option<(usize, usize)> {
+    let stage = (lines + rows_of_tile(gemm)) * TILE_K * gemm.dtype.size();
+    let [least, most] = STAGES;
+    let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
+    let steps = gemm.k.div_ceil(TILE_K).div_ceil(split);
+    let stages = (shared / stage).min(most).min((steps + 2).max(least));
+    (shared >= least * stage).then_some((stages, stages * (stage + STAGE_BARRIERS)))
 }
 
 /// By warp-group MMA, with split-K between the two blocks of a cluster, which is faster above 16 rows (64 rows by a
 /// 3584 × 4096 matrix: 10.2 µs, 17.5 by [`mma`], the library 18.6).
-fn wgmma(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Config> {
-    let (gemm, count) = (&gemms[0], gemms.len());
-    let clusters = l.machine.multiprocessors as usize / 2;
-    if !l.machine.wgmma || !LIMITS.by_split_k(&extents(gemms), l.machine.multiprocessors) {
+fn wgmma(gemms: &[Gemm], beside: usize, l: &Lowering<'_>) -> Option<Config> {
+    let (gemm, clusters) = (&gemms[0], l.machine.multiprocessors as usize / 2);
+    if !l.machine.wgmma || !LIMITS.by_split_k(&extents(gemms, beside), l.machine.multiprocessors) {
         return None;
     }
-    let columns = gemm.n.div_ceil(clusters).next_multiple_of(8);
-    let (lines, rows) = (columns * count, gemm.m.next_multiple_of(8));
+    let of = &gemms[..gemms.len() / beside];
+    let columns = narrowest(of, 8, clusters);
+    if columns * beside > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
+        return None;
+    }
+    let (lines, rows) = (columns * beside, gemm.m.next_multiple_of(8));
     let stage = (lines + rows).max(MOST_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
     // Sums of another block, and what lies in front of a multiple of 1024.
-    let beside = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
+    let others = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
     let [least, most] = WGMMA_STAGES;
-    let room = l.machine.shared.saturating_sub(beside + (most + 1) * STAGE_BARRIERS);
+    let room = l.machine.shared.saturating_sub(others + (most + 1) * STAGE_BARRIERS);
     let stages = (room / stage).min(most);
     if stages < least {
         return None;
@@ -272,9 +413,10 @@ fn wgmma(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Config> {
             "static const int COLUMNS = {columns}, STAGES = {stages};\n{}",
             wgmma_instruction(gemm.dtype, lines)
         ),
-        grid: gemm.n.div_ceil(columns) * 2,
+        columns,
+        split: 2,
         threads: WGMMA_THREADS,
-        shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + beside,
+        shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + others,
         boxes: Some([rows, columns]),
     })
 }

@@ -1,13 +1,14 @@
-//! Two products of one left matrix as a batch of the library.
+//! Products of one left matrix: few rows as one kernel, two of the same extents as a batch of the library.
 
 use symmc_cuda::command::Command;
 use symmc_cuda::compute::gemm::Gemm;
-use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, batch};
+use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, Machine, batch};
 use symmc_ir::Op;
 use symmc_runtime::exec::{Located, MemorySpace};
 
+use crate::emulate::Library;
 use crate::machine;
-use crate::products::{Part, SPACING, part, steps, value};
+use crate::products::{Part, SPACING, World, compiles, kernels, near, part, steps, value};
 
 /// Rows that no kernel of ours takes.
 const M: usize = 300;
@@ -62,4 +63,48 @@ fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
     let input = |i, place| square(MemorySpace::Input(i), place);
     assert_eq!(count(ordinary(0), [input(0, 1), input(1, 2)], apart.clone()), 2);
     assert_eq!(count(ordinary(0), [input(1, 1), input(1, 2)], apart), 1);
+}
+
+/// Products of one left matrix with `m` rows and these numbers of columns.
+fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
+    let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+    let product = |(p, &n): (usize, &usize)| {
+        // The weights are behind each other, and so are the results.
+        let mut right = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
+        right.offset += widths[..p].iter().sum::<usize>() * k * 2;
+        let result = row(MemorySpace::Ordinary, 3 + p, n);
+        part(Op::MatMul, vec![row(MemorySpace::Ordinary, 0, k), right], result)
+    };
+    widths.iter().enumerate().map(product).collect()
+}
+
+#[test]
+fn products_of_other_widths_are_one_kernel_of_few_rows() {
+    let mut world = World::new();
+    let (base, whole) = (world.base(), world.machine);
+    let at = |v: &Located| base + v.offset as u64;
+    let clusters = |multiprocessors| Machine { multiprocessors, wgmma: true, ..whole };
+    let cases = [
+        // All of K, by blocks, warp-group MMA in pairs, and clusters of each size.
+        (1, 600, &[72, 40, 32][..], whole, 1),
+        (5, 600, &[104, 40], whole, 1),
+        (17, 600, &[200, 40, 72], clusters(8), 2),
+        (2, 1104, &[200, 32, 40], clusters(24), 2),
+        (12, 2104, &[200, 32, 40], clusters(44), 4),
+        (17, 4104, &[64, 40], clusters(33), 8),
+    ];
+    for (number, (m, k, widths, machine, split)) in cases.into_iter().enumerate() {
+        let list = of_widths(m, k, widths);
+        let mut l = Lowering::new(&at, &machine);
+        let works = batch::lower(&steps(&list), &|_| None, &mut l);
+        let together = kernels(works.expect("products"));
+        assert_eq!((together.len(), together[0].cluster), (1, split), "{m} rows, {widths:?}");
+        compiles(&l.source);
+        let name = format!("batch-{number}");
+        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+        for part in &list {
+            let found = world.run(&library, &together, &part.results[0]);
+            near(&found, &world.product(part), &format!("{m} rows, {widths:?}"));
+        }
+    }
 }

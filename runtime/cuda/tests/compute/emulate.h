@@ -113,9 +113,9 @@ template <class... P> void launch(void (*kernel)(P...), const unsigned long long
     launch(kernel, params, grid, threads, blocks, std::make_index_sequence<sizeof...(P)>());
 }
 
-// What each thread of a block shows to its warp.
+// What each thread of a cluster shows to its warp.
 struct Shown { unsigned long long words[4]; };
-static Shown shown[1024];
+static Shown shown[8 * 1024];
 template <class A> A at_lane(A value, unsigned thread) {
     memcpy(&shown[own], &value, sizeof(A));
     wait(WARP);
@@ -263,13 +263,19 @@ SC_FN void ldmatrix(u32 (&out)[4], const u16 *row) {
     for (u32 m = 0; m < 4; m++) memcpy(&out[m], rows[m * 8 + lane / 4] + lane % 4 * 2, 4);
 }
 // Of each block of a cluster.
-alignas(1024) static u8 dynamic[2][232 << 10];
+alignas(1024) static u8 dynamic[8][232 << 10];
 SC_FN u32 cluster_rank() { return blockIdx.x - emulate::cluster0; }
 SC_FN double *dynamic_shared() { return (double *)dynamic[cluster_rank()]; }
 SC_FN u8 *aligned_shared() { return dynamic[cluster_rank()]; }
 SC_FN void cluster_arrive() {}
 SC_FN void cluster_wait() { emulate::wait(emulate::CLUSTER); }
 SC_FN u32 mapa(const void *at, u32 block) { return dynamic[block] + ((const u8 *)at - dynamic[cluster_rank()]) - dynamic[0]; }
+SC_FN void cluster_sync() { emulate::wait(emulate::CLUSTER); }
+SC_FN float ld_shared(u32 at) {
+    float x;
+    memcpy(&x, dynamic[0] + at, sizeof x);
+    return x;
+}
 SC_FN void st_async(u32 to, float4 x, u32 barrier) {
     memcpy(dynamic[0] + to, &x, sizeof x);
     barrier_count((u64 *)(dynamic[0] + barrier), 0, -(int)sizeof x);

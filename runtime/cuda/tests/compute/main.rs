@@ -7,6 +7,7 @@ mod batch;
 mod check;
 mod emulate;
 mod library;
+mod norms;
 mod products;
 mod rotary;
 

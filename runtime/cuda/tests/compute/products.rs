@@ -28,7 +28,7 @@ pub(crate) fn value(space: MemorySpace, place: usize, shape: [usize; 2], strides
 
 /// A step of a dispatch.
 pub(crate) struct Part {
-    op: Op,
+    pub op: Op,
     pub operands: Vec<Located>,
     pub results: [Located; 1],
 }
@@ -45,7 +45,7 @@ pub(crate) fn steps(parts: &[Part]) -> Vec<Operation<'_>> {
 }
 
 /// The same with all but the last result known to nobody else.
-fn inside(mut parts: Vec<Part>) -> Vec<Part> {
+pub(crate) fn inside(mut parts: Vec<Part>) -> Vec<Part> {
     let last = parts.len() - 1;
     let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
     let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / SPACING).collect();
@@ -93,7 +93,7 @@ fn halved(m: usize) -> Vec<Part> {
 }
 
 /// Where NVRTC is, it takes the code.
-fn compiles(source: &Source) {
+pub(crate) fn compiles(source: &Source) {
     match compile(source, [9, 0]) {
         Ok(code) => assert!(!code.is_empty()),
         Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
@@ -102,13 +102,13 @@ fn compiles(source: &Source) {
 }
 
 /// Memory with random values for the steps, and what kernels are lowered for.
-struct World {
+pub(crate) struct World {
     memory: Vec<u128>,
-    machine: Machine,
+    pub machine: Machine,
 }
 
 impl World {
-    fn new() -> World {
+    pub fn new() -> World {
         let own = 7 * SPACING;
         let mut memory = vec![0u128; (own + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
         let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
@@ -126,12 +126,12 @@ impl World {
         World { memory, machine }
     }
 
-    fn base(&self) -> u64 {
+    pub fn base(&self) -> u64 {
         self.machine.status - 7 * SPACING as u64
     }
 
     /// What lies at a place after these kernels, from the same start.
-    fn run(&mut self, library: &Library, kernels: &[Kernel], result: &Located) -> Vec<u8> {
+    pub fn run(&mut self, library: &Library, kernels: &[Kernel], result: &Located) -> Vec<u8> {
         let mut random = SplitMix(3);
         for half in self.memory.iter_mut() {
             // Halves of a sign, an exponent near one and a mantissa.
@@ -148,6 +148,22 @@ impl World {
             kernels.iter().for_each(|k| library.run(k));
             std::slice::from_raw_parts(at, result.shape.iter().product::<usize>() * 2).to_vec()
         }
+    }
+}
+
+impl World {
+    /// What a matrix product gives, of what lies in the memory.
+    pub fn product(&self, part: &Part) -> Vec<u8> {
+        let [x, y] = &part.operands[..] else { panic!("a product has two operands") };
+        let element = |v: &Located, row: usize, column: usize| {
+            let at = v.offset as isize + (row as isize * v.strides[0] + column as isize * v.strides[1]) * 2;
+            let at = std::ptr::with_exposed_provenance::<u16>((self.base() as usize).wrapping_add_signed(at));
+            // SAFETY: the address lies in the memory, of which nothing is written meanwhile.
+            f64::from(f32::from_bits(u32::from(unsafe { at.read() }) << 16))
+        };
+        let ([m, k], n) = ([x.shape[0], x.shape[1]], y.shape[1]);
+        let sum = |at: usize| (0..k).map(|i| element(x, at / n, i) * element(y, i, at % n)).sum::<f64>();
+        (0..m * n).flat_map(|at| ((sum(at) as f32).to_bits() >> 16).to_le_bytes()[..2].to_vec()).collect()
     }
 }
 
@@ -206,10 +222,15 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
         let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
         let result = &list[list.len() - 1].results[0];
         let [expected, found] = [one, two].map(|k| world.run(&library, &k, result));
-        let value = |bytes: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
-        for (i, (a, b)) in expected.chunks(2).zip(found.chunks(2)).enumerate() {
-            let (a, b) = (value(a), value(b));
-            assert!((a - b).abs() <= a.abs() / 64.0 + 1e-6, "{m} rows: element {i}: {b}, not {a}");
-        }
+        near(&found, &expected, &format!("{m} rows"));
+    }
+}
+
+/// Elements of bf16 that differ by their rounding alone.
+pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
+    let value = |bytes: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
+    for (i, (a, b)) in expected.chunks(2).zip(found.chunks(2)).enumerate() {
+        let (a, b) = (value(a), value(b));
+        assert!((a - b).abs() <= a.abs() / 64.0 + 1e-6, "{what}: element {i}: {b}, not {a}");
     }
 }

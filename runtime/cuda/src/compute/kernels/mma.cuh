@@ -1,11 +1,12 @@
 // Skinny GEMM of up to 64 rows by tensor cores, bound by reading the right matrix once.
 //
-// `L` is as for `gemv`, and TILE_N and STAGES. A block has TILE_N columns of b, its lines, an equal part of each
-// product's, and all rows of a. Warps are specialized: of the producers four load a part of K of the lines to a stage
-// and two those of the rows, so that lines can be prefetched before the kernel enters and rows are known. The eight
-// consumers divide rows, lines and the part of K of a stage (sliced-K) among themselves, such that their sums stay in
-// registers. Sums of slices of K are added up in order: the bits of a sum depend on the number of rows and on K
-// alone.
+// `L` is as for `gemv`, and TILE_N, STAGES and SPLIT. A block has TILE_N columns of b, its lines, an equal part of each
+// product's, and all rows of a. Clusters of SPLIT blocks have the same lines, with split-K: each block a share of the
+// stages, whose sums the others read through distributed shared memory. Warps are specialized: of the producers four
+// load a part of K of the lines to a stage and two those of the rows, so that lines can be prefetched before the kernel
+// enters and rows are known. The eight consumers divide rows, lines and the part of K of a stage (sliced-K) among
+// themselves, such that their sums stay in registers. Sums of slices of K are added up in order: the bits of a sum
+// depend on the number of rows, on K and on the blocks of a cluster alone.
 //
 // Pieces of 16 bytes are swizzled: they change places by the number of their line, so that the eight rows of a matrix
 // meet different banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
@@ -17,7 +18,7 @@ template <int STAGES> struct MmaBarriers { u64 full[STAGES], empty[STAGES]; };
 
 template <class L> struct Mma {
     typedef typename L::T T;
-    static const int M = L::M, P = L::P, TILE_N = L::TILE_N, STAGES = L::STAGES;
+    static const int M = L::M, P = L::P, TILE_N = L::TILE_N, STAGES = L::STAGES, SPLIT = L::SPLIT;
     static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = TILE_N / P, EIGHTS = TILE_N / 8;
     // What the consumers divide: rows, lines, and then K.
     static const int WARPS = 8, ROW_PARTS = ROWS / 32 > 1 ? 2 : 1, LINE_PARTS = ROWS > 16 ? 2 : 1;
@@ -25,7 +26,7 @@ template <class L> struct Mma {
     // A warp's sums are of WIDTH times eight lines and HEIGHT times 16 rows.
     static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = (EIGHTS + LINE_PARTS - 1) / LINE_PARTS;
     // Terms of a stage, in pieces of eight.
-    static const int TILE_K = 128, PIECES = TILE_K / 8, STEPS = (int)((L::K + TILE_K - 1) / TILE_K);
+    static const int TILE_K = 128, PIECES = TILE_K / 8, ALL_STEPS = (int)((L::K + TILE_K - 1) / TILE_K);
     static const int STAGE = (TILE_N + ROWS) * TILE_K;
     // Stages that are asked for again only later, so that whoever reads them has time.
     static const int LATE = 2, AHEAD = STAGES - LATE;
@@ -36,11 +37,12 @@ template <class L> struct Mma {
     static const int SUMS = TILE_N + (TILE_N % 16 ? 0 : 8);
     typedef float Sums[HEIGHT][WIDTH][4];
 
-    const T *a;
-    const void *const *b;
+    const T *a, *b[P];
     u16 *stages;
     MmaBarriers<STAGES> *barriers;
-    i64 column0;
+    Part part;
+    // The steps of this block.
+    int first, steps;
 
     // Where eight elements of a line of a stage lie.
     SC_FN int at(int line, int term) { return line * TILE_K + ((term / 8) ^ (line % 8)) * 8; }
@@ -52,13 +54,13 @@ template <class L> SC_FN void load_lines(const Mma<L> &tile, int step, int threa
     typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step);
-    const i64 k = (i64)step * X::TILE_K + term;
+    const i64 k = (i64)(tile.first + step) * X::TILE_K + term;
 #pragma unroll
     for (int i = 0; i < X::TILE_N * X::PIECES / X::LINE_THREADS; i++) {
         const int line = i * (X::LINE_THREADS / X::PIECES) + thread / X::PIECES;
-        const i64 column = tile.column0 + line % X::COLUMNS;
-        const bool in = column < L::N && k < L::K;
-        const typename L::T *b = (const typename L::T *)(line < X::COLUMNS ? tile.b[0] : tile.b[X::P - 1]);
+        const i64 column = tile.part.column0 + line % X::COLUMNS;
+        const bool in = column < tile.part.columns && k < L::K;
+        const typename L::T *b = line < X::COLUMNS ? tile.b[0] : tile.b[X::P - 1];
         cp_async(to + X::at(line, term), b + (in ? column * L::b_step + k : 0), in);
     }
 }
@@ -68,7 +70,7 @@ template <class L> SC_FN void load_rows(const Mma<L> &tile, int step, int thread
     typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step) + X::TILE_N * X::TILE_K;
-    const i64 k = (i64)step * X::TILE_K + term;
+    const i64 k = (i64)(tile.first + step) * X::TILE_K + term;
 #pragma unroll
     for (int i = 0; i < X::ROWS * X::PIECES / X::ROW_THREADS; i++) {
         const int row = i * (X::ROW_THREADS / X::PIECES) + thread / X::PIECES;
@@ -81,7 +83,7 @@ template <class L> SC_FN void load_rows(const Mma<L> &tile, int step, int thread
 template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int thread) {
     typedef Mma<L> X;
     const auto fill = [&](int step) {
-        if (step < X::STEPS) {
+        if (step < tile.steps) {
             if (TILE_N) load_lines(tile, step, thread);
             else load_rows(tile, step, thread);
         }
@@ -91,9 +93,9 @@ template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int threa
     if (!prefetched) L::enter();
     for (int step = 0; step < X::AHEAD; step++) fill(step);
     if (prefetched) L::enter();
-    for (int step = 0; step < X::STEPS; step++) {
+    for (int step = 0; step < tile.steps; step++) {
         const int next = step + X::AHEAD;
-        if (next >= X::STAGES && next < X::STEPS)
+        if (next >= X::STAGES && next < tile.steps)
             mbarrier_wait(&tile.barriers->empty[next % X::STAGES], next / X::STAGES + 1 & 1);
         fill(next);
         cp_async_wait<X::AHEAD>();
@@ -110,7 +112,7 @@ template <class L> SC_FN void mma_tile(const Mma<L> &tile, typename Mma<L>::Sums
     const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8;
     // The row of a matrix that this lane names, of lines and of rows.
     const int line = line0 + lane % 8 + lane / 16 * 8, row = row0 + lane % 16;
-    for (int step = 0; step < X::STEPS; step++) {
+    for (int step = 0; step < tile.steps; step++) {
         const int slot = step % X::STAGES;
         mbarrier_wait(&tile.barriers->full[slot], step / X::STAGES & 1);
         const u16 *lines = tile.stage(step), *rows = lines + X::TILE_N * X::TILE_K;
@@ -165,12 +167,26 @@ template <class L> SC_FN float sum_of(const float *at) {
     return sum;
 }
 
+// The sum at a place, of all blocks of the cluster.
+template <class L> SC_FN float sum_of_blocks(const float *at) {
+    typedef Mma<L> X;
+    float sum = 0;
+#pragma unroll
+    for (int block = 0; block < X::SPLIT; block++) sum += ld_shared(mapa(at, block));
+    return sum;
+}
+
 template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *const *pb, F epilogue) {
     typedef Mma<L> X;
     X tile;
-    tile.a = (const typename L::T *)pa, tile.b = pb, tile.stages = (u16 *)dynamic_shared();
+    const int block = X::SPLIT > 1 ? (int)cluster_rank() : 0;
+    tile.part = L::part(blockIdx.x / X::SPLIT);
+    tile.first = X::ALL_STEPS * block / X::SPLIT, tile.steps = X::ALL_STEPS * (block + 1) / X::SPLIT - tile.first;
+    tile.a = (const typename L::T *)pa;
+#pragma unroll
+    for (int p = 0; p < X::P; p++) tile.b[p] = (const typename L::T *)pb[tile.part.product + p];
+    tile.stages = (u16 *)dynamic_shared();
     tile.barriers = (MmaBarriers<X::STAGES> *)(tile.stages + X::STAGES * X::STAGE);
-    tile.column0 = (i64)blockIdx.x * X::COLUMNS;
     if (threadIdx.x < X::STAGES) {
         mbarrier_init(&tile.barriers->full[threadIdx.x], (X::LINE_THREADS + X::ROW_THREADS) / 32);
         mbarrier_init(&tile.barriers->empty[threadIdx.x], X::WARPS);
@@ -197,14 +213,24 @@ template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *co
         store_sums<L>(sums, acc);
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < X::M * X::COLUMNS; e += X::THREADS) {
-        const int row = e / X::COLUMNS, column = e % X::COLUMNS;
-        if (tile.column0 + column >= L::N) continue;
+    const int places = X::M * X::COLUMNS;
+    const auto at = [&](int e, int p) { return e / X::COLUMNS * X::SUMS + p * X::COLUMNS + e % X::COLUMNS; };
+    if (X::SPLIT > 1) {
+        for (int e = threadIdx.x; e < places; e += X::THREADS)
+#pragma unroll
+            for (int p = 0; p < X::P; p++) sums[at(e, p)] = sum_of<L>(sums + at(e, p));
+        cluster_sync();
+    }
+    for (int e = block * X::THREADS + threadIdx.x; e < places; e += X::SPLIT * X::THREADS) {
+        const i64 column = tile.part.column0 + e % X::COLUMNS;
+        if (column >= tile.part.columns) continue;
         float sum[X::P];
 #pragma unroll
-        for (int p = 0; p < X::P; p++) sum[p] = sum_of<L>(sums + row * X::SUMS + p * X::COLUMNS + column);
-        epilogue(row, tile.column0 + column, sum);
+        for (int p = 0; p < X::P; p++) sum[p] = X::SPLIT > 1 ? sum_of_blocks<L>(sums + at(e, p)) : sum_of<L>(sums + at(e, p));
+        epilogue(tile.part.product, e / X::COLUMNS, column, sum);
     }
+    // The others may still read what is here.
+    if (X::SPLIT > 1) cluster_sync();
 }
 
 } // namespace sc

@@ -161,10 +161,20 @@ SC_FN u32 cluster_rank() {
 // what `fence_mbarrier_init` was called for is known then.
 SC_FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 SC_FN void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// The same, after which all of the cluster know all that they wrote before.
+SC_FN void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Where the same place in the shared memory of a block of the cluster is.
 SC_FN u32 mapa(const void *at, u32 block) {
     u32 r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(at)), "r"(block));
+    return r;
+}
+// What lies at a place of any block of the cluster.
+SC_FN float ld_shared(u32 at) {
+    float r;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(at) : "memory");
     return r;
 }
 // Sends 16 bytes to a place of another block, whose barrier counts them.

@@ -80,6 +80,14 @@ template <class L, int G, int ITEMS> struct Row {
             }
         }
     }
+    // A row whose elements fill(k, values) gives, V at a time.
+    template <class F> __device__ __forceinline__ Row(F fill, u32 lane) : from(nullptr), lane(lane) {
+#pragma unroll
+        for (int i = 0; i < ITEMS / V; i++) {
+            i64 k = ((i64)i * G + lane) * V;
+            if (k < L::N) fill(k, &v[i * V]);
+        }
+    }
     // Calls f(k, values) for each run of V elements.
     template <class F> __device__ __forceinline__ void each(F f) {
         if (ITEMS > 0) {
@@ -300,13 +308,9 @@ SC_FN float eps_for(float eps, float unit) {
 SC_FN double eps_for(double eps, double) { return eps; }
 
 // `ROUND` rounds to the type of the result before the weight multiplies.
-template <class L, bool WEIGHT, bool ROUND, int G, int THREADS, int ITEMS>
-SC_FN void rms_rows(const void *x, const void *w, void *r) {
+template <class L, bool WEIGHT, bool ROUND, class Row> SC_FN void rms_row(Row &row, const void *w, void *r, u32 at) {
     typedef typename L::X X;
     typedef typename Computed<X>::C C;
-    u32 at = group_row<G, THREADS>();
-    if (at >= L::ROWS) return;
-    Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
     C mean = row.template join<Sum>([](C c) { return c * c; }) / (C)L::N + (C)L::eps();
     C unit = unit_for(mean);
     if (unit != 1) {
@@ -321,13 +325,10 @@ SC_FN void rms_rows(const void *x, const void *w, void *r) {
     });
 }
 
-template <class L, bool WEIGHT, bool BIAS, int G, int THREADS, int ITEMS>
-SC_FN void layer_rows(const void *x, const void *w, const void *b, void *r) {
+template <class L, bool WEIGHT, bool BIAS, class Row>
+SC_FN void layer_row(Row &row, const void *w, const void *b, void *r, u32 at) {
     typedef typename L::X X;
     typedef typename Computed<X>::C C;
-    u32 at = group_row<G, THREADS>();
-    if (at >= L::ROWS) return;
-    Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
     C mean = row.template join<Sum>([](C c) { return c; }) / (C)L::N;
     C variance = row.template join<Sum>([=](C c) { return (c - mean) * (c - mean); }) / (C)L::N + (C)L::eps();
     C unit = unit_for(variance);

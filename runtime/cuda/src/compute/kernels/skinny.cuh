@@ -1,10 +1,14 @@
 // GEMV, and skinny GEMM of a few rows: all of the right matrix is read once, so its bytes are the time.
 //
-// `L` gives the type T, the extents M, N, K, the steps between rows of a and between lines of b, the width V of an
-// access to b, the number P of products of one a, and whether b is STEADY: then it is prefetched before the kernel enters.
-// Sums are f32: each thread its own part of K, then the threads in a fixed order. `epilogue(row, column, sums)` takes them.
+// `L` gives the type T, the extents M and K, the steps between rows of a and between lines of b, the width V of an
+// access to b, the number P of products of one a that a block does side by side, which `part` of which product a tile
+// is, and whether b is STEADY: then it is prefetched before the kernel enters. Sums are f32: each thread its own part of K,
+// then the threads in a fixed order. `epilogue(product, row, column, sums)` takes them.
 
 namespace sc {
+
+// Columns of a tile: from column0 on, of the first of its products, which has so many.
+struct Part { int product; i64 column0, columns; };
 
 SC_FN float warp_sum(float x, int from, int to) {
     for (int m = from; m < to; m <<= 1) x += __shfl_xor_sync(0xffffffffu, x, m);
@@ -19,7 +23,8 @@ template <class L, class F> SC_FN void gemv(const void *pa, const void *const *p
     const int HELD = LAPS * P < 2 ? LAPS : 2 / P;
     __shared__ float parts[WARPS][P];
     const T *a = (const T *)pa;
-    const i64 column = blockIdx.x;
+    const Part part = L::part(blockIdx.x);
+    const i64 column = part.column0;
     Few<T, V> w[P][HELD];
     const auto fetch = [&](int lap) {
 #pragma unroll
@@ -27,7 +32,7 @@ template <class L, class F> SC_FN void gemv(const void *pa, const void *const *p
 #pragma unroll
             for (int h = 0; h < HELD; h++) {
                 const i64 k = (i64)(lap + h) * LAP + threadIdx.x * V;
-                if (k < L::K) read<T, V>(w[p][h], (const T *)pb[p] + column * L::b_step + k);
+                if (k < L::K) read<T, V>(w[p][h], (const T *)pb[part.product + p] + column * L::b_step + k);
             }
     };
     if (L::STEADY) fetch(0);
@@ -63,7 +68,7 @@ template <class L, class F> SC_FN void gemv(const void *pa, const void *const *p
         sums[p] = 0;
         for (int w = 0; w < WARPS; w++) sums[p] += parts[w][p];
     }
-    epilogue(0, column, sums);
+    epilogue(part.product, 0, column, sums);
 }
 
 // Lines of b along n. A block computes 32 columns; its warps, and the groups of lanes within a warp that span
@@ -73,15 +78,16 @@ template <class L, class F> SC_FN void skinny_columns(const void *pa, const void
     const int V = L::V, M = L::M, WARPS = 16, LANES = 32 / V, GROUPS = 32 / LANES;
     __shared__ float parts[WARPS][M * 32];
     L::enter();
-    const T *a = (const T *)pa, *b = (const T *)pb[0];
+    const Part part = L::part(blockIdx.x);
+    const T *a = (const T *)pa, *b = (const T *)pb[part.product];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const i64 column0 = (i64)blockIdx.x * 32, column = column0 + lane % LANES * V;
+    const i64 column = part.column0 + lane % LANES * V;
     float acc[M][V];
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int v = 0; v < V; v++) acc[m][v] = 0;
-    if (column < L::N) {
+    if (column < part.columns) {
 #pragma unroll 4
         for (i64 k = warp * GROUPS + lane / LANES; k < L::K; k += WARPS * GROUPS) {
             Few<T, V> w;
@@ -105,7 +111,8 @@ template <class L, class F> SC_FN void skinny_columns(const void *pa, const void
     for (int e = threadIdx.x; e < M * 32; e += WARPS * 32) {
         float sum = 0;
         for (int w = 0; w < WARPS; w++) sum += parts[w][e];
-        if (column0 + e % 32 < L::N) epilogue(e / 32, column0 + e % 32, &sum);
+        const i64 at = part.column0 + e % 32;
+        if (at < part.columns) epilogue(part.product, e / 32, at, &sum);
     }
 }
 

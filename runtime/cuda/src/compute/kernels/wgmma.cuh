@@ -31,7 +31,8 @@ template <class L> struct Wgmma {
     u8 *stages;
     float *own, *other;
     WgmmaBarriers<STAGES> *barriers;
-    int block, column0, first, steps;
+    Part part;
+    int block, first, steps;
 };
 
 // Loads all boxes; one thread does this.
@@ -42,7 +43,7 @@ template <class L> SC_FN void tma_producer(const Wgmma<L> &x, const TensorMap &a
 #pragma unroll
         for (int p = 0; p < X::P; p++) {
             u8 *to = x.stages + slot * X::STAGE + (X::ROWS + p * X::COLUMNS) * 128;
-            tma_load(to, *b[p], (x.first + step) * X::TILE_K, x.column0, &x.barriers->full[slot]);
+            tma_load(to, *b[x.part.product + p], (x.first + step) * X::TILE_K, (int)x.part.column0, &x.barriers->full[slot]);
         }
     };
     const auto rows = [&](int step, int slot) {
@@ -100,7 +101,7 @@ template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const Te
     x.stages = aligned_shared();
     x.own = (float *)x.stages, x.other = (float *)(x.stages + X::STAGES * X::STAGE);
     x.barriers = (WgmmaBarriers<X::STAGES> *)((u8 *)x.other + X::SUMS);
-    x.column0 = (int)(blockIdx.x / 2) * X::COLUMNS;
+    x.part = L::part(blockIdx.x / 2);
     x.first = X::STEPS * x.block / 2, x.steps = X::STEPS * (x.block + 1) / 2 - x.first;
     if (threadIdx.x == 0) {
         for (int s = 0; s < X::STAGES; s++) {
@@ -144,7 +145,7 @@ template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const Te
     for (int i = threadIdx.x; i < X::HELD * X::COLUMNS; i += X::THREADS) {
         const int held = i / X::COLUMNS, column = i % X::COLUMNS;
         const int row = held / 8 * 16 + x.block * 8 + held % 8;
-        if (row < X::M && x.column0 + column < L::N) {
+        if (row < X::M && x.part.column0 + column < x.part.columns) {
             float sum[X::P];
 #pragma unroll
             for (int p = 0; p < X::P; p++) {
@@ -152,7 +153,7 @@ template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const Te
                 const int at = (line / 16 * X::WORKERS + worker) * 4 + line / 8 % 2 * 2 + line % 2;
                 sum[p] = x.own[at] + x.other[at];
             }
-            epilogue(row, x.column0 + column, sum);
+            epilogue(x.part.product, row, x.part.column0 + column, sum);
         }
     }
 }

@@ -1,0 +1,74 @@
+//! Element-wise steps and the norm of their rows as one kernel give what they give alone.
+
+use symmc_cuda::compute::{self, Lowering, Operation, normed};
+use symmc_ir::{BinaryOp, Float, Op, UnaryOp};
+use symmc_runtime::exec::{Located, MemorySpace};
+
+use crate::emulate::Library;
+use crate::products::{Part, World, compiles, inside, kernels, part, steps, value};
+
+/// A residual, scaled by a number of each row, and its norm: `norm((x + silu(h)) * c)`.
+fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
+    let row = |space, place| value(space, place, [m, n], [pitch as isize, 1]);
+    let of_row = |i: usize| {
+        let first = value(MemorySpace::Input(1), 5, [1, n], [0, 1]);
+        Located { shape: [n].into(), strides: [1].into(), offset: first.offset + (i << 16), ..first }
+    };
+    let [x, h] = [0, 1].map(|place| row(MemorySpace::Ordinary, place));
+    let [turned, sum, scaled] = [2, 3, 4].map(|place| row(MemorySpace::Ordinary, place));
+    let scale = value(MemorySpace::Input(1), 5, [m, n], [1, 0]);
+    let more = if let Op::LayerNorm { .. } = norm { 2 } else { 1 };
+    let operands = [scaled.clone()].into_iter().chain((0..more).map(of_row)).collect();
+    vec![
+        part(Op::Unary(UnaryOp::Silu), vec![h], turned.clone()),
+        part(Op::Binary(BinaryOp::Add), vec![x, turned], sum.clone()),
+        part(Op::Binary(BinaryOp::Mul), vec![sum, scale], scaled),
+        part(norm, operands, row(MemorySpace::Output(0), 6)),
+    ]
+}
+
+#[test]
+fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
+    let mut world = World::new();
+    let (base, machine) = (world.base(), world.machine);
+    let at = |v: &Located| base + v.offset as u64;
+    let rms = |round_first| Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first };
+    let layer = || Op::LayerNorm { axes: 1, eps: Float(1e-5) };
+    // Rows of a warp and of a block, those with gaps, and those that are no multiple of an access.
+    let cases = [
+        (rms(false), 9, 256, 256),
+        (rms(true), 3, 2048, 2048),
+        (layer(), 10, 130, 136),
+        (layer(), 2, 4097, 4097),
+    ];
+    for (number, (norm, m, n, pitch)) in cases.into_iter().enumerate() {
+        for known in [false, true] {
+            let mut l = Lowering::new(&at, &machine);
+            let list = residual(norm.clone(), m, n, pitch);
+            let mut whole = inside(residual(norm.clone(), m, n, pitch));
+            if known {
+                // Others read the sum as well.
+                let sum = list[1].results[0].clone();
+                whole[1].results = [sum.clone()];
+                whole[2].operands[0] = sum;
+            }
+            let one = normed::lower(&steps(&whole), &mut l);
+            let one = kernels(one.expect("it fits").expect("one kernel"));
+            assert_eq!(one.len(), 1);
+            let single = |step: &Operation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
+            let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
+            compiles(&l.source);
+            let name = format!("norms-{number}-{known}");
+            let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+            let results = if known {
+                vec![&list[1].results[0], &list[3].results[0]]
+            } else {
+                vec![&list[3].results[0]]
+            };
+            for result in results {
+                let expected = world.run(&library, &single, result);
+                assert_eq!(world.run(&library, &one, result), expected, "{norm:?} of [{m}, {n}]");
+            }
+        }
+    }
+}
