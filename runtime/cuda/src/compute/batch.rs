@@ -1,4 +1,4 @@
-//! Products of one left matrix: few rows by one kernel ([`super::skinny`]), two of the same extents as a batch of the
+//! Products of one left matrix: few rows by one kernel (`skinny.rs`), two of the same extents as a batch of the
 //! library.
 //!
 //! The library computes two at once by the distances between their matrices. The weights must lie in the order of the
