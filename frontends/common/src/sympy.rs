@@ -2,7 +2,7 @@
 //! infix form of older minor versions (`4*s0`, `(s0//2)`).
 //!
 //! Only integer expressions over symbols become dims, with floats that are rounded to integers among them as far as no
-//! rounding of floats shows ([`rounded`]). Anything else (rationals, functions without an integer counterpart) is refused by
+//! rounding of floats shows (`rounded`). Anything else (rationals, functions without an integer counterpart) is refused by
 //! name.
 
 use indexmap::IndexSet;
