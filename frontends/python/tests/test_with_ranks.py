@@ -1,11 +1,10 @@
 """The backend of ``torch.compile`` on several ranks, which are processes of a gloo group."""
 
-import os
 import time
 import unittest
 import warnings
 
-from with_torch import HAS_TORCH, close, compiled, on_ranks, same_gradients
+from with_torch import HAS_TORCH, close, compiled, groups_anew, on_ranks, same_gradients
 
 if HAS_TORCH:
     import torch
@@ -140,10 +139,7 @@ def groups_of_several_graphs(rank):
             close(compiled(lambda x: funcol.all_reduce(x, "sum", pair))(torch.ones(4)), torch.full((4,), 2.0))
         everyone = compiled(lambda x: funcol.all_reduce(x * 2, "sum", dist.group.WORLD))
         close(everyone(torch.ones(4)), torch.full((4,), 6.0))
-        dist.barrier()
-        dist.destroy_process_group()
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-        dist.init_process_group("gloo")
+        groups_anew()
 
 
 def different_graphs(rank):

@@ -45,6 +45,14 @@ def _of_rank(rank, ranks, port, functions, failures):
         dist.destroy_process_group()
 
 
+def groups_anew():
+    """Ends the process groups of a rank and makes new ones, which all ranks call together."""
+    dist.barrier()
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    dist.init_process_group("gloo")
+
+
 def on_ranks(function, ranks=2):
     """Runs a function of a module, or several behind each other, on ranks that are processes."""
     functions = function if isinstance(function, list) else [function]

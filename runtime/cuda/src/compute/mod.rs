@@ -62,9 +62,6 @@ pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Result<Vec<Command>,
 
 fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     arity(op, x.len(), r.len())?;
-    if let Some(norm) = rows::Norm::of(op) {
-        return rows::norm(norm, x, &r[0], l);
-    }
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
             element::lower(op, x, &r[0], l)
@@ -102,7 +99,7 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         }
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
-        Op::RmsNorm { .. } | Op::LayerNorm { .. } => Err(no_kernel(op)),
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::Norm::of(op)?, x, &r[0], l),
         Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
     }
 }

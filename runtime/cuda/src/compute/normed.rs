@@ -7,7 +7,7 @@
 use symmc_runtime::exec::Located;
 
 use super::fuse;
-use super::lowering::{Lowering, Operation, no_kernel};
+use super::lowering::{Lowering, Operation};
 use super::map::{Map, Val};
 use super::rows::{self, Norm};
 use crate::command::Command;
@@ -20,7 +20,7 @@ use crate::error::CudaError;
 /// As [`super::lower`].
 pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let Some((last, maps)) = steps.split_last() else { return Ok(Some(Vec::new())) };
-    let norm = Norm::of(last.op).ok_or_else(|| no_kernel(last.op))?;
+    let norm = Norm::of(last.op)?;
     super::lowering::arity(last.op, last.operands.len(), last.results.len())?;
     let shape = &last.results[0].shape;
     if !fuse::fit(maps, shape) {

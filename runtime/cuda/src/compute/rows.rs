@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use symmc_ir::{ArgOp, DType, Op, Reduction};
 use symmc_runtime::exec::Located;
 
-use super::lowering::{Lowering, misfit};
+use super::lowering::{Lowering, misfit, no_kernel};
 use super::map::{Map, Val};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
@@ -319,14 +319,14 @@ pub(super) struct Norm {
 
 impl Norm {
     /// The norm that an op is.
-    pub fn of(op: &Op) -> Option<Norm> {
+    pub fn of(op: &Op) -> Result<Norm, CudaError> {
         match op {
             Op::RmsNorm { axes, eps, round_first } => {
                 let rounding = if *round_first { Rounding::BeforeWeight } else { Rounding::AtTheEnd };
-                Some(Norm { axes: *axes, eps: eps.0, rms: Some(rounding) })
+                Ok(Norm { axes: *axes, eps: eps.0, rms: Some(rounding) })
             }
-            Op::LayerNorm { axes, eps } => Some(Norm { axes: *axes, eps: eps.0, rms: None }),
-            _ => None,
+            Op::LayerNorm { axes, eps } => Ok(Norm { axes: *axes, eps: eps.0, rms: None }),
+            _ => Err(no_kernel(op)),
         }
     }
 

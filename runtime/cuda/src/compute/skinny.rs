@@ -52,22 +52,24 @@ const MOST_APART: usize = 8;
 /// The most products of one kernel, side by side.
 pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
 
-/// Whether somebody decided already that the kernel is worth it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Worth {
-    /// Nobody did: there is none where the library is faster.
-    Asked,
-    /// The plan says so.
-    Given,
-}
-
-/// How several products of one left matrix are one kernel.
+/// How products of one left matrix are one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Arrangement {
-    /// Of the same extents, side by side: the epilogue has the sums of all.
+    /// Of the same extents, side by side: the epilogue has the sums of all. The plan says that it is worth it.
     Joined,
-    /// Of any number of columns, one behind the other in the grid: the epilogue has the sum of one.
+    /// Of any number of columns, one behind the other in the grid: the epilogue has the sum of one. There is no kernel where
+    /// the library is faster.
     Apart,
+}
+
+impl Arrangement {
+    /// How many of the products a block does side by side.
+    fn beside(self, gemms: &[Gemm]) -> usize {
+        match self {
+            Arrangement::Joined => gemms.len(),
+            Arrangement::Apart => 1,
+        }
+    }
 }
 
 /// What a kernel does with the sums of all its products at one position: its epilogue.
@@ -154,33 +156,30 @@ pub(super) fn joined(
     epilogue: Epilogue,
     l: &mut Lowering<'_>,
 ) -> Option<Command> {
-    kernel(gemms, Arrangement::Joined, Worth::Given, steady, epilogue, l)
+    kernel(gemms, Arrangement::Joined, steady, epilogue, l)
 }
 
 /// The same for products that are stored, of any number of columns, if the library is not faster.
 pub(super) fn apart(gemms: &[Gemm], steady: bool, l: &mut Lowering<'_>) -> Option<Command> {
-    kernel(gemms, Arrangement::Apart, Worth::Asked, steady, Epilogue::store(gemms), l)
+    kernel(gemms, Arrangement::Apart, steady, Epilogue::store(gemms), l)
 }
 
 fn kernel(
     gemms: &[Gemm],
     arrangement: Arrangement,
-    worth: Worth,
     steady: bool,
     epilogue: Epilogue,
     l: &mut Lowering<'_>,
 ) -> Option<Command> {
     let first = gemms.first()?;
-    let (most, beside) = match arrangement {
-        Arrangement::Joined => (MOST_PRODUCTS, gemms.len()),
-        Arrangement::Apart => (MOST_APART, 1),
-    };
+    let beside = arrangement.beside(gemms);
+    let most = if arrangement == Arrangement::Joined { MOST_PRODUCTS } else { MOST_APART };
     let same = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
         g.batch == 1 && extents(g) == extents(first) && (beside == 1 || g.n == first.n)
     };
     let fits = gemms.len() <= most && gemms.iter().all(same);
-    let config = fits.then(|| config(gemms, beside, worth, l)).flatten()?;
+    let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
     let mut declared = vec![config.declare("a")];
@@ -226,7 +225,7 @@ fn parts(gemms: &[Gemm], columns: usize) -> (String, usize) {
     (out, first)
 }
 
-fn config(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<Config> {
+fn config(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Config> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
     let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
@@ -239,10 +238,10 @@ fn config(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Opti
         return None;
     }
     match gemm.b.order {
-        Order::Rows if beside == 1 => by_columns(gemms),
+        Order::Rows if arrangement.beside(gemms) == 1 => by_columns(gemms),
         Order::Rows => None,
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns => by_tensor_cores(gemms, beside, worth, l).or_else(|| gemv(gemm)),
+        Order::Columns => by_tensor_cores(gemms, arrangement, l).or_else(|| gemv(gemm)),
     }
 }
 
@@ -268,9 +267,9 @@ fn gemv(gemm: &Gemm) -> Option<Config> {
 }
 
 /// Tensor cores.
-fn by_tensor_cores(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<Config> {
+fn by_tensor_cores(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    let ways = || wgmma(gemms, beside, l).or_else(|| mma(gemms, beside, worth, l));
+    let ways = || wgmma(gemms, arrangement.beside(gemms), l).or_else(|| mma(gemms, arrangement, l));
     fits.then(ways).flatten()
 }
 
@@ -285,7 +284,8 @@ fn extents(gemms: &[Gemm], beside: usize) -> Extents {
 
 /// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows; or clusters have it,
 /// where split-K is faster.
-fn mma(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<Config> {
+fn mma(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Config> {
+    let (beside, given) = (arrangement.beside(gemms), arrangement == Arrangement::Joined);
     let (extents, multiprocessors) = (extents(gemms, beside), l.machine.multiprocessors);
     let whole = || {
         let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
@@ -294,12 +294,12 @@ fn mma(gemms: &[Gemm], beside: usize, worth: Worth, l: &Lowering<'_>) -> Option<
             lines = narrowest(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
         }
         // A machine with less shared memory has fewer lines at once.
-        while worth == Worth::Given && lines > 16 && ring(&gemms[0], lines, 1, l).is_none() {
+        while given && lines > 16 && ring(&gemms[0], lines, 1, l).is_none() {
             lines = (lines / 2).next_multiple_of(8);
         }
         Some(Tiling { lines, split: 1 })
     };
-    let able = worth == Worth::Given || LIMITS.by_whole_k(&extents, multiprocessors);
+    let able = given || LIMITS.by_whole_k(&extents, multiprocessors);
     let whole = able.then(whole).flatten();
     let split = if beside == 1 { split(gemms, l) } else { None };
     let tiling = match (whole, split) {
