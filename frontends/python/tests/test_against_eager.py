@@ -14,6 +14,7 @@ if HAS_TORCH:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     import symmc
+    from symmc.torch._versions import VERSION
 
     R, B = torch.randn, torch.special.bessel_j0
     CONSTANT = torch.arange(3.0)
@@ -172,6 +173,8 @@ if HAS_TORCH:
         "first and last": (lambda x: B(B(x) @ x), lambda: (R(4, 4),)),
         "two stages apart": (lambda x: B(B(x + 1) @ x) * 2, lambda: (R(4, 4),)),
         "sizes that change": (lambda x: B(B(x + 1) @ x.t()).t() * x.shape[0], lambda: (R(4, 3),), lambda: (R(7, 3),)),
+        "sizes that are products of inputs'": (lambda x: B((x @ x.t()).flatten() + 1) * 2, lambda: (R(4, 3),), lambda: (R(7, 3),)),
+        "sizes of numbers": (lambda x, n: B(x.repeat(2 * n + 1)) * 2, lambda: (R(3), 2), lambda: (R(5), 4)),
         "of views": (lambda x: B(x[1:]) + B((x @ x.t())[1:, :4]), lambda: (R(4, 4),)),
         "a changed input": (lambda c, x: c.add_(B(x + 1)).mul_(B(c * 2)), lambda: (R(4), R(4))),
         "a changed overlap": (changed_before, overlapping),
@@ -220,6 +223,9 @@ class AgainstEager(unittest.TestCase):
 
     def test_functions_without_a_cut(self):
         for (name, (function, *makers)), dynamic in itertools.product(WHOLE.items(), (None, True)):
+            if VERSION < (2, 10) and name == "Fourier transforms":
+                # PyTorch 2.8 and 2.9 trace them with other strides than they have.
+                continue
             with self.subTest(name, dynamic=dynamic):
                 self.expect_eager(function, makers, dynamic, "error")
 
@@ -228,7 +234,7 @@ class AgainstEager(unittest.TestCase):
 
     def test_functions_with_parts_of_others(self):
         # Inductor compiles each part for seconds.
-        by_inductor = ("two stages apart", "sizes that change", "a changed input", "transposed results")
+        by_inductor = ("two stages apart", "sizes that change", "sizes that are products of inputs'", "a changed input", "transposed results")
         for name, (function, *makers) in CUT.items():
             for fallback in ("eager", "inductor") if name in by_inductor else ("eager",):
                 with self.subTest(name, fallback=fallback), warnings.catch_warnings():

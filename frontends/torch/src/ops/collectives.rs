@@ -174,7 +174,10 @@ fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
         if let (Some(total), Some(rows)) = (total, rows) {
             let (low, high) = c.bounds(&(total.clone() - rows.clone()));
             if low > 0 || high < 0 {
-                return Err(Stop::Broken(format!("expected {name} of {rows:?} together, found {total:?}")));
+                return Err(Stop::Broken(format!(
+                    "expected {name} of {rows:?} rows together, found {total:?}: all ranks run one program, in which each \
+                     has as many rows before and behind it"
+                )));
             }
         }
     }

@@ -46,11 +46,42 @@ def _rounding():
         known -= new
 
 
+class _Complex(str):
+    """A complex number where a format has text alone."""
+
+
+@contextlib.contextmanager
+def _odd_numbers():
+    """Has PyTorch 2.8 store complex numbers and NaN as later versions do."""
+    from torch._export.serde import serialize
+
+    serializer, as_json = serialize.GraphModuleSerializer, serialize._dataclass_to_dict
+    known = serializer.serialize_input
+
+    def of_input(self, given, *more):
+        if isinstance(given, complex):
+            return serialize.Argument.create(as_string=_Complex(given))
+        return known(self, given, *more)
+
+    def of_value(value):
+        if isinstance(value, serialize.Argument) and isinstance(value.value, _Complex):
+            number = complex(value.value)
+            return {"as_complex": {"real": of_value(number.real), "imag": of_value(number.imag)}}
+        return "NaN" if isinstance(value, float) and math.isnan(value) else as_json(value)
+
+    serializer.serialize_input, serialize._dataclass_to_dict = of_input, of_value
+    try:
+        yield
+    finally:
+        serializer.serialize_input, serialize._dataclass_to_dict = known, as_json
+
+
 def _written(exported: ExportedProgram) -> bytes:
     """The file as later versions of PyTorch write it: the program in the words of this one, and the tensors as they are."""
     from torch._export.serde.serialize import serialize
 
-    text = serialize(exported).exported_program
+    with _odd_numbers():
+        text = serialize(exported).exported_program
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for entry, content in [("archive_format", "pt2"), ("byteorder", "little"), ("models/model.json", text)]:

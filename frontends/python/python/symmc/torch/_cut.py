@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import os
 import warnings
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.split_module import split_module
 
 import symmc
@@ -164,6 +166,7 @@ class _Cut:
         end = next(node for node in module.graph.nodes if node.op == "output")
         for node in sorted(stages, key=stages.__getitem__):
             end.prepend(node)
+        _tell_symbols(module.graph)
         self.whole = split_module(module, None, lambda node: stages[node], keep_original_order=True)
         for call in [node for node in self.whole.graph.nodes if node.op == "call_module"]:
             part = getattr(self.whole, call.target)
@@ -256,6 +259,18 @@ def _is_random(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+def _tell_symbols(graph: torch.fx.Graph) -> None:
+    """Has stages be given the symbols in the extents of what they are given, which may be expressions of these."""
+    known = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+            known.add(value.node.expr)
+        if isinstance(value, (torch.Tensor, torch.SymInt)) and free_symbols(value) <= known:
+            # Where `split_module` looks for them.
+            node.meta["example_value"] = value
+
+
 def _annotate(part: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     """Inputs of a stage have the values of what it is called with."""
     for placeholder, given in zip([n for n in part.graph.nodes if n.op == "placeholder"], call.args):
@@ -294,7 +309,11 @@ def _warn(calls: list[torch.fx.Node], refused: dict[int, str], options: Options)
         warnings.warn(f"symmc leaves {len(new)} operator(s) to {options.fallback}:\n  {text}", stacklevel=2)
 
 
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
+
+
 def _line(node: torch.fx.Node) -> str:
-    """Where in the model a node comes from."""
+    """Where in the model a node comes from: the innermost line that is not PyTorch's own, if there is one."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    lines = [line for line in lines if _PYTORCH not in line] or lines
     return f" ({lines[-1]})" if lines else ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._export.verifier import SpecViolationError
+from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export import graph_signature as signature
@@ -254,15 +255,17 @@ class _Lifting:
         self.graph.output(tuple(node for _, node in mutations) + tuple(results))
         self.graph.lint()
         try:
-            return ExportedProgram(
-                root=torch.fx.GraphModule(self.module, self.graph),
-                graph=self.graph,
-                graph_signature=signature.ExportGraphSignature(specs, out_specs),
-                state_dict={},
-                range_constraints=_ranges(self.graph),
-                module_call_graph=[_call(len(specs) - len(constants), len(results))],
-                constants=constants,
-            )
+            # PyTorch 2.9 expects the fake tensors of what is being compiled meanwhile, if something is.
+            with tracing(None):
+                return ExportedProgram(
+                    root=torch.fx.GraphModule(self.module, self.graph),
+                    graph=self.graph,
+                    graph_signature=signature.ExportGraphSignature(specs, out_specs),
+                    state_dict={},
+                    range_constraints=_ranges(self.graph),
+                    module_call_graph=[_call(len(specs) - len(constants), len(results))],
+                    constants=constants,
+                )
         except SpecViolationError as error:
             raise symmc.InputError(f"expected a functional graph of ATen operators: {error}") from error
 
