@@ -223,8 +223,8 @@ class AgainstEager(unittest.TestCase):
 
     def test_functions_without_a_cut(self):
         for (name, (function, *makers)), dynamic in itertools.product(WHOLE.items(), (None, True)):
-            if VERSION < (2, 10) and name == "Fourier transforms":
-                # PyTorch 2.8 and 2.9 trace them with other strides than they have.
+            if VERSION < (2, 13) and name in ("Fourier transforms", "a layer of an encoder as one operator"):
+                # PyTorch 2.8 to 2.10 trace them with other strides than they have.
                 continue
             with self.subTest(name, dynamic=dynamic):
                 self.expect_eager(function, makers, dynamic, "error")
