@@ -7,11 +7,13 @@ tokens, or on batches of images, `sizes` takes the extents of images for unknown
 tokens of a static cache. Every case is a process of its own, forked once all is imported, with a limit of time. Cases count as `ok`, `unknown` (operators), `refused`, `wrong`, `crashed`, `slow`, or as
 `unbuilt` where eager does not run, or `apart` where PyTorch's own
 `aot_eager` differs from eager as well; what stands in the way is counted by how many cases it hits. Exit code 1 if any is wrong or
-crashed.
+crashed. `--device cuda` runs them on a GPU, and `--dtype bfloat16` in that type, where results of `infer` may be twice as far from
+eager's in f32 as its own in that type are.
 """
 
 import argparse
 import collections
+import copy
 import fnmatch
 import importlib
 import inspect
@@ -292,16 +294,39 @@ def compiled(function, options, dynamic=None):
 def infer(model, given, sizes, options, dynamic):
     """The largest difference over sizes, of one compiled function."""
     run, worst = compiled(model, options, dynamic), 0.0
+    narrow = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
+    wide = copy.deepcopy(model).float() if narrow else None
     with torch.no_grad():
         for tokens in sizes:
             torch.manual_seed(tokens)
             kwargs = given(model, tokens)
             try:
                 expected = floats(model(**kwargs))
+                exact = floats(wide(**moved(kwargs, dtype=torch.float32))) if wide else None
             except Exception as error:
                 raise Unbuilt(f"at {tokens}: {type(error).__name__}: {error}") from error
-            worst = max(worst, distance(floats(run(**kwargs)), expected))
+            found = floats(run(**kwargs))
+            worst = max(worst, beyond(found, expected, exact) if exact else distance(found, expected))
     return worst
+
+
+def beyond(found, expected, exact):
+    """How far results of a narrow type are off beyond twice what eager's in that type are."""
+    if [one.dtype for one in found] != [one.dtype for one in expected]:
+        return float("inf")
+    found, expected = ([one.float() for one in results] for results in (found, expected))
+    exact = [one.float() for one in exact]
+    return max(0.0, distance(found, exact) - 2 * distance(expected, exact) - 1e-2)
+
+
+def moved(given, device=None, dtype=None):
+    """Arguments on a device, those with fractions in a type."""
+    def one(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+    return pytree.tree_map(one, given)
 
 
 def loss_of(result):
@@ -332,7 +357,7 @@ def generate(model, options):
     configuration = model.generation_config
     configuration.eos_token_id, configuration.pad_token_id = None, 0
     torch.manual_seed(1)
-    prompt = torch.randint(3, VOCABULARY, (2, 5))
+    prompt = torch.randint(3, VOCABULARY, (2, 5)).to(model.device)
     how = dict(max_new_tokens=6, do_sample=False, cache_implementation="static", disable_compile=True)
     try:
         expected = model.generate(prompt, **how)
@@ -342,13 +367,14 @@ def generate(model, options):
     return 0.0 if torch.equal(model.generate(prompt, **how), expected) else float("inf")
 
 
-def tried(task, name, what, options):
+def tried(task, name, what, options, device, dtype):
     """What becomes of a case: a class, and words."""
     import logging
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     torch._dynamo.config.recompile_limit = 32
+    torch.backends.cudnn.allow_tf32 = False
     try:
         try:
             if task == "module":
@@ -357,6 +383,8 @@ def tried(task, name, what, options):
                 model, given, sizes = modules.built(name)
             else:
                 model, given, sizes = built(task, name), inputs, TOKENS
+            model, made = model.to(device=device, dtype=dtype), given
+            given = lambda *of: moved(made(*of), device, dtype)  # noqa: E731
         except Exception as error:
             raise Unbuilt(f"{type(error).__name__}: {error}") from error
         ways = {
@@ -390,14 +418,14 @@ def tried(task, name, what, options):
     return ("wrong" if is_ours else "apart"), words
 
 
-def forked(case, options, limit):
+def forked(case, options, limit, device, dtype):
     """A case in a process of its own."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         signal.alarm(limit)
-        status, words = tried(*case, options)
+        status, words = tried(*case, options, device, dtype)
         os.write(writer, f"{status}\n{words}".encode()[:8000])
         sys.stdout.flush()
         os._exit(0)
@@ -429,13 +457,15 @@ def main():
     parser.add_argument("patterns", nargs="*", help="which cases: TASK.NAME.WHAT")
     parser.add_argument("--fallback", default="error", help="what runs unknown operators: error, eager or inductor")
     parser.add_argument("--limit", type=int, default=120, help="seconds for a case")
+    parser.add_argument("--device", default="cpu", help="where tensors are: cpu or cuda")
+    parser.add_argument("--dtype", default="float32", help="of weights and what has fractions")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th case from the I-th")
     args = parser.parse_args()
     counts, reasons = collections.Counter(), collections.defaultdict(set)
     part, parts = map(int, args.part.split("/"))
     for case in cases(args.patterns)[part::parts]:
         began = time.monotonic()
-        status, words = forked(case, dict(fallback=args.fallback), args.limit)
+        status, words = forked(case, dict(fallback=args.fallback), args.limit, args.device, getattr(torch, args.dtype))
         counts[status] += 1
         print(f"{status}: {'.'.join(case)}: {words[:600]} ({time.monotonic() - began:.0f} s)", flush=True)
         if status == "unknown":

@@ -14,7 +14,8 @@ class Of(nn.Module):
         self.weights = nn.ParameterList([nn.Parameter(torch.randn(shape) * 0.3) for shape in shapes])
 
     def forward(self, **given):
-        return self.function(*given.values(), *self.weights)
+        weights = [self.weights[i] for i in range(len(self.weights))]
+        return self.function(*given.values(), *weights)
 
 
 class Called(nn.Module):

@@ -12,7 +12,7 @@ named_enum! {
         Map = "map",
         /// Matrix products, and element-wise nodes behind them as their epilogue.
         Product = "product",
-        /// Matrix products side by side.
+        /// Matrix products side by side, and rotary embeddings of what they give.
         Batch = "batch",
         /// An all-reduce, a residual, and a norm.
         Reduction = "reduction",
@@ -68,7 +68,7 @@ impl Form {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
-            (Form::Map | Form::Product | Form::Norm, _) => true,
+            (Form::Map | Form::Product | Form::Norm, _) | (Form::Batch, Op::MatMul) => true,
             (Form::Batch | Form::Reduction | Form::Rotary, _) => false,
         }
     }

@@ -18,7 +18,8 @@
 //! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `map` over them or over columns
 //! of them. The products read all of their operands at any time; for the others it is a map.
 //!
-//! **`batch`**: matrix products of one left operand that do not need each other. No result lies on an operand.
+//! **`batch`**: matrix products of one left operand that do not need each other, and rotary embeddings of what some of them give,
+//! head by head, where nothing else reads that. No result lies on an operand.
 //!
 //! **`reduction`**: an all-reduce, the addition of a residual to what it gives, and perhaps the RMS norm of each row of the sum.
 //! Towards peers it is the all-reduce, under the contract of its variant. All operands are read and all results written
@@ -34,8 +35,10 @@
 //! turned, element on element.
 
 mod form;
+mod heads;
 mod nodes;
 
 pub use form::{Dispatch, Form, Overwriting};
+pub use heads::{Turned, turned};
 pub use nodes::batched;
 pub(crate) use nodes::check;

@@ -1,6 +1,7 @@
 //! The nodes of a dispatch in their program: which values only they know, and whether they are one of its form.
 
 use super::form::{Dispatch, Form};
+use super::heads::turned;
 use crate::collective::CollectiveKind;
 use crate::entity::{Entity, Table};
 use crate::graph::{Def, Graph, Node};
@@ -156,15 +157,31 @@ impl<'a> Nodes<'a> {
     }
 
     fn batch(&self) -> Checked {
-        let mut alike = None;
+        let (mut alike, mut views) = (None, Vec::new());
         for (id, node) in self.all() {
-            let of = batched(self.graph, id).ok_or_else(|| self.unfit(id, "a product"))?;
-            let inside = node.inputs.iter().any(|&v| self.inside(v).is_some());
-            if *alike.get_or_insert(of) != of || inside {
-                return Err(self.unfit(id, "products of one left operand"));
+            let inside = |k: usize| node.inputs.iter().skip(k).any(|&v| self.inside(v).is_some());
+            match &node.op {
+                Op::Reshape | Op::Permute { .. } => views.push(id),
+                Op::RotaryEmbedding { .. } => {
+                    let of = turned(self.graph, self.users, id).filter(|of| self.dispatch.has(of.product));
+                    let of = of.filter(|_| !inside(1));
+                    let of = of.ok_or_else(|| {
+                        self.unfit(id, "rotary embeddings of whole products that nothing else reads")
+                    })?;
+                    views.retain(|view| !of.views.contains(view));
+                }
+                _ => {
+                    let of = batched(self.graph, id).ok_or_else(|| self.unfit(id, "a product"))?;
+                    if *alike.get_or_insert(of) != of || inside(0) {
+                        return Err(self.unfit(id, "products of one left operand"));
+                    }
+                }
             }
         }
-        Ok(())
+        match views.first() {
+            Some(&view) => Err(self.unfit(view, "views that rotary embeddings turn")),
+            None => Ok(()),
+        }
     }
 
     /// Only nodes of the dispatch read what a node gives.

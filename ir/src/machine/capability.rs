@@ -15,7 +15,7 @@ pub struct Capabilities {
     /// Matrix products of bf16 and f16, and what is done element by element with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<Products>,
-    /// Matrix products of one left operand.
+    /// Matrix products of one left operand, and rotary embeddings of what they give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<Batches>,
     /// All-reduces by `ll`, and in two shots of large tensors, with a residual and a norm.
@@ -66,6 +66,9 @@ pub struct Products {
 pub struct Batches {
     /// The most products.
     pub products: u32,
+    /// The most rows with which rotary embeddings of what products of bf16 and f16 give are part of them; none where it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rotary_rows: u32,
 }
 
 /// Products by split-K between the two blocks of a cluster.
@@ -130,7 +133,7 @@ impl Capabilities {
             few_k: 2048,
             split_k: Some(SplitK { rows: 17, columns: 224, k: 128 }),
         }),
-        batch: Some(Batches { products: 4 }),
+        batch: Some(Batches { products: 4, rotary_rows: 64 }),
         reduction: Some(Reductions { row: 20 << 10 }),
         norm: Some(Norms { row: 16 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
@@ -140,6 +143,10 @@ impl Capabilities {
     pub fn is_none(&self) -> bool {
         *self == Capabilities::default()
     }
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 impl Products {

@@ -53,8 +53,8 @@ fn walked(facts: &facts::Facts<'_>) -> Vec<Unit> {
     for id in facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)) {
         let place = reduction::place(&walk, id)
             .or_else(|| norm::place(&walk, id))
-            .or_else(|| rotary::place(&walk, id))
             .or_else(|| batch::place(&walk, id))
+            .or_else(|| rotary::place(&walk, id))
             .or_else(|| map::place(&walk, id));
         walk.put(id, place);
     }

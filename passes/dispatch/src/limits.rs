@@ -9,16 +9,17 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{Bindings, Dim, Graph, SymbolId};
 
 use crate::facts::{Facts, bases};
-use crate::product;
+use crate::{batch, product};
 
 /// Of each symbol the largest sizes up to which there may be units that there are not beyond.
 pub fn limits(graph: &Graph, profile: &Profile) -> BTreeMap<SymbolId, BTreeSet<i64>> {
     let mut out: BTreeMap<SymbolId, BTreeSet<i64>> = BTreeMap::new();
-    if profile.dispatches.product.is_none() {
+    if profile.dispatches.is_none() {
         return out;
     }
     let base = bases(graph);
-    for (amount, most) in product::limits(&Facts::new(graph, &base, profile)) {
+    let facts = Facts::new(graph, &base, profile);
+    for (amount, most) in product::limits(&facts).into_iter().chain(batch::limits(&facts)) {
         if let Some((symbol, size)) = last(graph, &amount, most) {
             out.entry(symbol).or_default().insert(size);
         }

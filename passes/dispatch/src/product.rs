@@ -72,8 +72,7 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
         let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
         let Product { columns, k, .. } = product;
         let worth = |count| limits.are_worth(&Extents { count, rows: 1, columns, k }, multiprocessors);
-        let left = facts.graph.ty(product.left);
-        let rows = left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone());
+        let rows = product.rows_of(facts);
         let able = read && (product.parts..=u64::from(limits.products)).any(worth);
         able.then_some((rows, u64::from(limits.rows)))
     };
@@ -116,14 +115,14 @@ fn are_worth(products: &[Product], limits: &Products, multiprocessors: u32) -> b
 }
 
 /// A product that kernels of few rows can do.
-struct Product {
+pub struct Product {
     node: NodeId,
     left: ValueId,
     dtype: DType,
     /// How far apart the lines of the right matrix are.
     across: i64,
     /// The most rows, the columns that are read side by side, and K.
-    rows: u64,
+    pub rows: u64,
     columns: u64,
     k: u64,
     /// How many products it counts as.
@@ -137,7 +136,23 @@ struct Product {
 }
 
 impl Product {
+    /// A product that a kernel alone may read, all of it or columns side by side.
     fn new(facts: &Facts<'_>, node: NodeId) -> Option<Product> {
+        let mut out = Product::whole(facts, node)?;
+        let &result = facts.node(node).outputs.first()?;
+        if facts.returned[result] {
+            return None;
+        }
+        let users = &facts.users[result];
+        match users.iter().any(|&n| facts.is_view(n)) {
+            true => out.cut(facts, users)?,
+            false => out.readers.clone_from(users),
+        }
+        (out.columns >= LEAST[0]).then_some(out)
+    }
+
+    /// All columns of a product, whoever reads them.
+    pub fn whole(facts: &Facts<'_>, node: NodeId) -> Option<Product> {
         let graph = facts.graph;
         let &[left, right] = &facts.node(node).inputs[..] else { return None };
         let result = *facts.node(node).outputs.first()?;
@@ -156,10 +171,7 @@ impl Product {
             && facts.aligned(&Dim::from(across), right)
             && facts.aligned(&layout.offset, right)
             && facts.aligned(&Dim::from(k), left);
-        if !fits || facts.returned[result] {
-            return None;
-        }
-        let mut out = Product {
+        let out = Product {
             node,
             left,
             dtype: ty.dtype,
@@ -172,12 +184,13 @@ impl Product {
             views: Vec::new(),
             readers: Vec::new(),
         };
-        let users = &facts.users[result];
-        match users.iter().any(|&n| facts.is_view(n)) {
-            true => out.cut(facts, users)?,
-            false => out.readers.clone_from(users),
-        }
-        (out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
+        (fits && out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
+    }
+
+    /// Its rows at all sizes.
+    pub fn rows_of(&self, facts: &Facts<'_>) -> Dim {
+        let left = facts.graph.ty(self.left);
+        left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())
     }
 
     /// What is read of it are columns side by side, as many in each part.
@@ -215,7 +228,12 @@ impl Product {
 
     /// Whether both can be done side by side.
     fn alike(&self, other: &Product) -> bool {
-        let of = |p: &Product| (p.left, p.dtype, p.across, p.columns, p.k);
+        self.is_beside(other) && self.columns == other.columns
+    }
+
+    /// Whether one kernel can do both, with columns of their own.
+    pub fn is_beside(&self, other: &Product) -> bool {
+        let of = |p: &Product| (p.left, p.dtype, p.across, p.k);
         of(self) == of(other)
     }
 }

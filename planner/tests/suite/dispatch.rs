@@ -136,6 +136,83 @@ fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
     assert_eq!(edit("rms_norm %y, %w", "rms_norm %x, %w"), invalid);
 }
 
+/// Queries, keys and values of so many tokens, with `views` between the queries and their rotary embedding.
+fn heads(tokens: &str, views: &str) -> String {
+    format!(
+        "program \"heads\" ranks 1\nsymbol t in {tokens}\narg %x: bf16[1, t, 4096]\nparam %q: bf16[1024, 4096]\n\
+         param %k: bf16[128, 4096]\nparam %v: bf16[128, 4096]\narg %c: bf16[t, 128]\narg %s: bf16[t, 128]\n\
+         %wq: bf16[4096, 1024] = permute %q perm=[1, 0]\n%wk: bf16[4096, 128] = permute %k perm=[1, 0]\n\
+         %wv: bf16[4096, 128] = permute %v perm=[1, 0]\n%pq: bf16[1, t, 1024] = matmul %x, %wq\n\
+         %pk: bf16[1, t, 128] = matmul %x, %wk\n%pv: bf16[1, t, 128] = matmul %x, %wv\n{views}\
+         %rq: bf16[1, 8, t, 128] = rotary_embedding %hq, %c, %s width=128 interleaved=false\n\
+         %hk: bf16[1, 1, t, 128] = reshape %pk\n\
+         %rk: bf16[1, 1, t, 128] = rotary_embedding %hk, %c, %s width=128 interleaved=false\n\
+         %hv: bf16[1, 1, t, 128] = reshape %pv\n\
+         %a: bf16[1, 8, t, 128] = attention %rq, %rk, %hv causal=true scale=0.08838834764831845\nreturn %a\n"
+    )
+}
+
+const BY_HEADS: &str =
+    "%gq: bf16[1, t, 8, 128] = reshape %pq\n%hq: bf16[1, 8, t, 128] = permute %gq perm=[0, 2, 1, 3]\n";
+
+#[test]
+fn heads_of_few_rows_are_turned_by_the_products_that_give_them() {
+    let plan = planned(&heads("1..=64", BY_HEADS));
+    assert_eq!(dispatches(&plan), ["batch: pq pk pv gq hq rq hk rk"]);
+    for inner in ["pq", "pk"] {
+        assert!(!plan.buckets[0].places.contains_key(inner), "%{inner} has memory");
+    }
+    assert!(plan.buckets[0].places.contains_key("pv"), "attention reads it");
+    let apart = ["batch: pq pk pv", "rotary: rq rk"];
+    assert_eq!(dispatches(&planned(&heads("1..=65", BY_HEADS))), apart);
+    // Queries that others read as well, and rows of columns.
+    let program = heads("1..=64", BY_HEADS);
+    assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %pq"))), apart);
+    assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %hq"))), apart);
+    let crossed =
+        "%tq: bf16[1, 1024, t] = permute %pq perm=[0, 2, 1]\n%hq: bf16[1, 8, t, 128] = reshape %tq\n";
+    assert_eq!(dispatches(&planned(&heads("1..=64", crossed))), apart);
+    // Weights whose lines lie along the columns.
+    let rows = program.replace("param %k: bf16[128, 4096]", "param %k: bf16[4096, 128]");
+    let rows = rows.replace("permute %k perm=[1, 0]", "neg %k");
+    assert_eq!(dispatches(&planned(&rows)), apart);
+}
+
+#[test]
+fn a_batch_that_turns_heads_is_no_wider_and_no_narrower_than_planned() {
+    let edit = |changes: &[(&str, &str)]| {
+        let mut plan = planned(&heads("1..=64", BY_HEADS));
+        for (from, to) in changes {
+            assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
+            plan.programs[0] = plan.programs[0].replacen(from, to, 1);
+        }
+        broken(&plan)
+    };
+    let invalid = BTreeSet::from(["Invalid".to_string()]);
+    let keys = "%rk: bf16[1, 1, t, 128] = rotary_embedding %hk, %c, %s width=128 interleaved=false\n";
+    // Without the embedding of the keys, their product has no memory; the view in front of it turns nothing.
+    assert_eq!(edit(&[(&format!("{keys}}}\n"), &format!("}}\n{keys}"))]), invalid);
+    let view = "%hk: bf16[1, 1, t, 128] = reshape %pk\n";
+    let narrow = edit(&[(&format!("{view}{keys}}}\n"), &format!("}}\n{view}{keys}"))]);
+    assert!(narrow.contains("StepMissing") && narrow.contains("PlaceMissing"), "{narrow:?}");
+    // Another form, and turned by what the dispatch gives itself.
+    assert_eq!(edit(&[("dispatch batch {", "dispatch rotary {")]), invalid);
+    assert_eq!(edit(&[("rotary_embedding %hk, %c, %s", "rotary_embedding %hk, %hk, %hk")]), invalid);
+    // Turned keys over what the products read, and over the cosines.
+    for over in ["x", "c"] {
+        let mut plan = planned(
+            &heads("1..=64", BY_HEADS).replace("arg %x", "arg %y").replace("arg %c", "arg %d").replacen(
+                "%wq:",
+                "%x: bf16[1, t, 4096] = neg %y\n%c: bf16[t, 128] = neg %d\n%wq:",
+                1,
+            ),
+        );
+        let place = plan.buckets[0].places[over].clone();
+        plan.buckets[0].places["rk"] = place;
+        assert!(broken(&plan).contains("InPlace"), "{over}: {:?}", broken(&plan));
+    }
+}
+
 #[test]
 fn two_products_are_worth_a_kernel_where_one_is_not() {
     let program = |second: &str| {

@@ -32,7 +32,7 @@ pub fn lower(
     let work = match dispatch.form {
         Form::Map => fuse::lower(&steps, l)?,
         Form::Product => products::lower(&steps, l)?,
-        Form::Batch => Some(batch::lower(&steps, &|value| memory(value, setting), l)?),
+        Form::Batch => batch::lower(&steps, &|value| memory(value, setting), l)?,
         Form::Norm => normed::lower(&steps, l)?,
         Form::Rotary => Some(rotary::lower_together(&steps, l)?),
         Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
@@ -122,10 +122,19 @@ mod tests {
         };
         let (then, more) =
             (then.replace("H]", &format!("{h}]")), if then.is_empty() { "" } else { ", %z, %nz" });
+        // Heads of what a product gives are turned by it, or others read them.
+        let heads = "%ph: D[t, 2, 128] = reshape %ps\n%pt: D[2, t, 128] = permute %ph perm=[1, 0, 2]\n";
+        let width = r.pick(&[128, 128, 64]);
+        let turned = format!(
+            "{heads}%ts: D[2, t, 128] = rotary_embedding %pt, %cos, %sin width={width} interleaved={}\n",
+            r.below(2) == 0
+        );
+        let (turned, ts) = if r.below(4) == 0 { ("", "ps") } else { (&turned[..], "ts") };
+        let turned = turned.replace("%cos, %sin", if width == 64 { "%cos32, %sin32" } else { "%cos, %sin" });
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
              arg %p: D[t, {h}]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
-             param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\nparam %s.w: D[256, {h}]\n%ws: D[{h}, 256] = permute %s.w perm=[1, 0]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
              %wk: D[{h}, 128] = permute %k.w perm=[1, 0]\n%wv: D[{h}, {v}] = permute %v.w perm=[1, 0]\n\
@@ -133,10 +142,10 @@ mod tests {
              %r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
              %r1: D[1, t, {h}] = reshape %r\n%y: D[1, t, {h}] = add %r1, %x\n\
              %ny1: D[1, t, {h}] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n%ny: D[t, {h}] = reshape %ny1\n\
-             %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n%pv: D[t, {v}] = matmul %ny, %wv\n\
+             %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n%pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n{turned}\
              {then}{gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
-             return %m, %y, %qr, %kr, %pq, %pk, %pv{more}\n",
+             return %m, %y, %qr, %kr, %pq, %pk, %pv, %{ts}{more}\n",
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),

@@ -1,25 +1,81 @@
-//! Products of one left matrix: few rows by one kernel (`skinny.rs`), two of the same extents as a batch of the
-//! library.
+//! Products of one left matrix: few rows by one kernel (`skinny.rs`), which may turn what they give as well, two of the same
+//! extents as a batch of the library.
 //!
 //! The library computes two at once by the distances between their matrices. The weights must lie in the order of the
 //! results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, because they would
 //! sum in different orders otherwise: only distances within one memory count that every rank lays out alike.
 
+use std::fmt::Write as _;
+
 use smallvec::SmallVec;
+use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix};
 use super::lowering::{Lowering, Operation};
-use super::{matmul, skinny};
+use super::rotary::{self, OfProduct};
+use super::skinny::{self, Epilogue};
+use super::{matmul, text};
 use crate::command::Command;
 use crate::error::CudaError;
+use crate::launch::Param;
 
-/// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose
+/// What products do on the device: as one, or one after another; as one with the rotary embeddings of what they give, or `None`
+/// where there is no such kernel. `memory` says in which memory a value lies whose
 /// places are as far apart on all ranks, if it lies in one.
 ///
 /// # Errors
 /// As [`super::lower`].
 pub fn lower(
+    steps: &[Operation<'_>],
+    memory: &dyn Fn(&Located) -> Option<usize>,
+    l: &mut Lowering<'_>,
+) -> Result<Option<Vec<Command>>, CudaError> {
+    match steps.iter().any(|step| *step.op != Op::MatMul) {
+        true => turned(steps, l),
+        false => products(steps, memory, l).map(Some),
+    }
+}
+
+/// Products and rotary embeddings of what they give, by one kernel.
+fn turned(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+    let (products, others): (SmallVec<[_; 4]>, SmallVec<[&Operation<'_>; 4]>) =
+        steps.iter().partition(|step| *step.op == Op::MatMul);
+    if products.iter().any(|step| step.results.iter().any(|r| r.shape.contains(&0))) {
+        return Ok(Some(Vec::new()));
+    }
+    let Some((gemms, steady)) = gemms(&products, l)? else { return Ok(None) };
+    let (mut halves, mut found) = (SmallVec::<[Option<usize>; 4]>::new(), 0);
+    let mut epilogue = Epilogue::default();
+    for (p, (product, gemm)) in products.iter().zip(&gemms).enumerate() {
+        let mut of = None;
+        for step in &others {
+            of = of.or(rotary::of_product(step, &product.results[0], p, l)?);
+        }
+        halves.push(of.as_ref().map(|of| of.half));
+        match of {
+            Some(OfProduct { layout, params, .. }) => {
+                found += 1;
+                epilogue.layouts.push_str(&layout);
+                epilogue.declared.push(format!("const void *c{p}, const void *s{p}, void *r{p}"));
+                epilogue.params.extend(params.map(Param::from));
+                let _ = writeln!(
+                    epilogue.body,
+                    "if (product == {p}) turn_pair<@_R{p}>(c{p}, s{p}, r{p}, row, column, sum);"
+                );
+            }
+            None => epilogue.store_pairs(p, gemm),
+        }
+    }
+    if found != others.len() {
+        return Ok(None);
+    }
+    l.preludes();
+    l.source.prelude(text::ROTARY);
+    Ok(skinny::paired(&gemms, &halves, steady, epilogue, l).map(|work| vec![work]))
+}
+
+fn products(
     steps: &[Operation<'_>],
     memory: &dyn Fn(&Located) -> Option<usize>,
     l: &mut Lowering<'_>,
@@ -53,7 +109,17 @@ pub fn lower(
 
 /// All products as one kernel of ours, if it is faster.
 fn by_one_kernel(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Command>, CudaError> {
-    let mut gemms = SmallVec::<[Gemm; 4]>::new();
+    let steps: SmallVec<[&Operation<'_>; 4]> = steps.iter().collect();
+    let several = gemms(&steps, l)?.filter(|(gemms, _)| gemms.len() > 1);
+    Ok(several.and_then(|(gemms, steady)| skinny::apart(&gemms, steady, l)))
+}
+
+/// Products as the library would have them, and whether nothing writes their right matrices while the program runs.
+fn gemms(
+    steps: &[&Operation<'_>],
+    l: &Lowering<'_>,
+) -> Result<Option<(SmallVec<[Gemm; 4]>, bool)>, CudaError> {
+    let mut gemms = SmallVec::new();
     let mut steady = true;
     for step in steps {
         super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
@@ -62,7 +128,7 @@ fn by_one_kernel(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option
         gemms.push(gemm);
         steady &= l.is_steady(right);
     }
-    Ok(if gemms.len() > 1 { skinny::apart(&gemms, steady, l) } else { None })
+    Ok(Some((gemms, steady)))
 }
 
 /// Two products of one left matrix as one batch, in the order of their results.

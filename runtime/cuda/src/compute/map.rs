@@ -254,7 +254,7 @@ impl Map {
             let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
         }
         let (declared, params) = (self.declared().collect(), self.addresses().collect());
-        Some(Epilogue { declared, params, body })
+        Some(Epilogue { layouts: String::new(), declared, params, body })
     }
 
     /// The parameters that hold addresses, as a kernel declares them, and their values.

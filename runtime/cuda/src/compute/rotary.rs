@@ -9,7 +9,7 @@ use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
 use super::lowering::{Lowering, Operation, misfit};
-use super::space::{Axis, Strides, axes, broadcast};
+use super::space::{Axis, Strides, axes, broadcast, by_stride, is_run};
 use super::text::{self, offset, stored};
 use crate::command::Command;
 use crate::error::CudaError;
@@ -86,24 +86,9 @@ fn part(
     number: usize,
     l: &Lowering<'_>,
 ) -> Result<Option<Part>, CudaError> {
+    check(width, operands, result)?;
     let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
-    let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
-        return Err(misfit("a rotary embedding", "rows", (&x.shape, &cos.shape)));
-    };
-    let skip = lead.len().checked_sub(rows.len());
-    let broadcasts = skip.is_some_and(|s| rows.iter().zip(&lead[s..]).all(|(a, b)| a == b || *a == 1));
-    let fits = broadcasts
-        && x.shape == result.shape
-        && x.dtype == result.dtype
-        && (cos.dtype, &cos.shape) == (sin.dtype, &sin.shape)
-        && [x.dtype, cos.dtype].into_iter().all(|d| d.is_float())
-        && cos.dtype.size() >= x.dtype.size()
-        && width.is_multiple_of(2)
-        && (2..=e).contains(&width)
-        && (numbers == width || 2 * numbers == width);
-    if !fits {
-        return Err(misfit("a rotary embedding", &x.shape, (&cos.shape, &sin.shape, &result.shape)));
-    }
+    let Some((&e, lead)) = x.shape.split_last() else { return Ok(None) };
     let count: usize = lead.iter().product();
     if count == 0 {
         return Ok(None);
@@ -119,7 +104,7 @@ fn part(
         few /= 2;
     }
     let items = count * (width / 2 + e - width) / few;
-    let each = numbers == width;
+    let each = cos.shape.last() == Some(&width);
     let position = if items < 1 << 30 { "u32" } else { "u64" };
     let mut layout = format!(
         "namespace sc {{ struct @_L{number} {{\ntypedef {} X; typedef {} C; typedef {position} I;\nstatic const I ROWS = {count};\nstatic const int E = {e}, WIDTH = {width}, V = {few};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {each};\n",
@@ -133,6 +118,104 @@ fn part(
     layout.push_str("}; }\n");
     let blocks = items.div_ceil(THREADS).clamp(1, l.machine.multiprocessors as usize * 16);
     Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
+}
+
+/// Whether operands and result are those of a rotary embedding.
+fn check(width: usize, operands: &[Located], result: &Located) -> Result<(), CudaError> {
+    let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
+    let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
+        return Err(misfit("a rotary embedding", "rows", (&x.shape, &cos.shape)));
+    };
+    let skip = lead.len().checked_sub(rows.len());
+    let broadcasts = skip.is_some_and(|s| rows.iter().zip(&lead[s..]).all(|(a, b)| a == b || *a == 1));
+    let fits = broadcasts
+        && x.shape == result.shape
+        && x.dtype == result.dtype
+        && (cos.dtype, &cos.shape) == (sin.dtype, &sin.shape)
+        && [x.dtype, cos.dtype].into_iter().all(|d| d.is_float())
+        && cos.dtype.size() >= x.dtype.size()
+        && width.is_multiple_of(2)
+        && (2..=e).contains(&width)
+        && (numbers == width || 2 * numbers == width);
+    if fits {
+        Ok(())
+    } else {
+        Err(misfit("a rotary embedding", &x.shape, (&cos.shape, &sin.shape, &result.shape)))
+    }
+}
+
+/// A rotary embedding in the epilogue of the product whose columns it turns.
+pub(super) struct OfProduct {
+    /// Under the number of the product, what stands in front of the kernel.
+    pub layout: String,
+    /// How far apart the columns of a pair are.
+    pub half: usize,
+    /// Cosines, sines and the result.
+    pub params: [Address; 3],
+}
+
+/// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.
+///
+/// # Errors
+/// As [`super::lower`].
+pub(super) fn of_product(
+    step: &Operation<'_>,
+    product: &Located,
+    number: usize,
+    l: &Lowering<'_>,
+) -> Result<Option<OfProduct>, CudaError> {
+    let &Op::RotaryEmbedding { width, interleaved } = step.op else { return Ok(None) };
+    let ([x, cos, sin], [r]) = (step.operands, step.results) else { return Ok(None) };
+    check(width, step.operands, r)?;
+    let Some([rows, heads]) = axes_of(x, product).filter(|_| x.shape.last() == Some(&width)) else {
+        return Ok(None);
+    };
+    let lead = &x.shape[..x.shape.len() - 1];
+    let mut layout = format!(
+        "namespace sc {{ struct @_R{number} {{\ntypedef {} X; typedef {} C;\nstatic const int WIDTH = {width};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {};\n",
+        stored(x.dtype),
+        stored(cos.dtype),
+        cos.shape.last() == Some(&width),
+    );
+    for (name, value) in [("c", cos), ("s", sin), ("r", r)] {
+        let last = value.shape.len() - 1;
+        let strides = broadcast(lead, &value.shape[..last], &value.strides[..last]);
+        for (part, chosen) in [("row", &rows), ("head", &heads)] {
+            let along: Vec<Axis> = chosen.iter().map(|&a| Axis { n: lead[a], stride: strides[a] }).collect();
+            layout.push_str(&offset(&format!("{name}_{part}"), &along));
+        }
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[last]);
+    }
+    layout.push_str("}; }\n");
+    let half = if interleaved { 1 } else { width / 2 };
+    Ok(Some(OfProduct { layout, half, params: [cos, sin, r].map(|v| l.at(v)) }))
+}
+
+/// Which leading axes of `x` are rows of a matrix and which are heads, so many of its columns side by side, both in the order of
+/// the matrix; `None` where `x` is not all of it.
+fn axes_of(x: &Located, matrix: &Located) -> Option<[Vec<usize>; 2]> {
+    let (&head, lead) = x.shape.split_last()?;
+    let (&columns, rows) = matrix.shape.split_last()?;
+    let all = (x.space, x.by_rank, x.offset, x.dtype)
+        == (matrix.space, matrix.by_rank, matrix.offset, matrix.dtype);
+    if !all || !is_run(matrix) || x.strides.last() != Some(&1) {
+        return None;
+    }
+    let order = by_stride(lead, &x.strides[..lead.len()]);
+    let (of_rows, of_heads): (Vec<_>, Vec<_>) =
+        order.into_iter().partition(|&a| x.strides[a] >= columns as isize);
+    let dense = |chosen: &[usize], mut stride: usize, end: usize| {
+        for &a in chosen.iter().rev() {
+            if x.strides[a] != stride as isize {
+                return false;
+            }
+            stride *= lead[a];
+        }
+        stride == end
+    };
+    let rows = rows.iter().product::<usize>();
+    let fits = dense(&of_heads, head, columns) && dense(&of_rows, columns, rows * columns);
+    fits.then_some([of_rows, of_heads])
 }
 
 fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Command {

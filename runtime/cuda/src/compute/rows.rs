@@ -40,12 +40,13 @@ impl Split {
         Split { at: l.at(value), dtype: value.dtype, row: pick(false), within: pick(true) }
     }
 
-    /// Whether accesses to `width` neighbours within a row are aligned.
+    /// Whether accesses to `width` neighbours within a row are aligned, and of 16 bytes at most.
     fn allows(&self, width: usize) -> bool {
         let Some((last, outer)) = self.within.split_last() else { return width == 1 };
         let aligned = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
         width == 1
             || last.stride == 1
+                && width * self.dtype.size() <= 16
                 && last.n.is_multiple_of(width)
                 && self.at.is_multiple_of((width * self.dtype.size()) as u64)
                 && outer.iter().chain(&self.row).all(aligned)
@@ -424,12 +425,12 @@ pub(super) fn norm_of_map(
     let x = &operands[0];
     let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Some(Vec::new())) };
     let rs = Split::new(result, &inner, l);
-    let group = Group::along(rows, n, widest(map.width_of_rows(), &[&rs]));
+    // The operand has no place of its own: its offsets are not used.
+    let xs = Split { dtype: x.dtype, ..Split::new(result, &inner, l) };
+    let group = Group::along(rows, n, widest(map.width_of_rows(), &[&xs, &rs]));
     if norm.axes != 1 || group.items == 0 || map.reports() {
         return Ok(None);
     }
-    // The operand has no place of its own: its offsets are not used.
-    let xs = Split { dtype: x.dtype, ..Split::new(result, &inner, l) };
     let (more, own, call) = norm.parts(operands, result, l)?;
     let layout = layout(rows, n, group.width, &xs, &rs, &more);
     let declared = map.declared().chain(own.iter().map(|(name, _)| format!("void *{name}"))).collect();

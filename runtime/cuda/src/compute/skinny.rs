@@ -54,27 +54,38 @@ pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
 
 /// How products of one left matrix are one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Arrangement {
+enum Arrangement<'a> {
     /// Of the same extents, side by side: the epilogue has the sums of all. The plan says that it is worth it.
     Joined,
     /// Of any number of columns, one behind the other in the grid: the epilogue has the sum of one. There is no kernel where
     /// the library is faster.
     Apart,
+    /// The same, but two columns of one product stand side by side: the epilogue has the sums of both, under the number of the
+    /// pair. For each product how far apart they are, where that matters. The plan says that it is worth it.
+    Paired(&'a [Option<usize>]),
 }
 
-impl Arrangement {
-    /// How many of the products a block does side by side.
+impl Arrangement<'_> {
+    /// How many lines of right matrices a block has side by side for each of its columns.
     fn beside(self, gemms: &[Gemm]) -> usize {
         match self {
             Arrangement::Joined => gemms.len(),
             Arrangement::Apart => 1,
+            Arrangement::Paired(_) => 2,
         }
+    }
+
+    /// The products, of those that are given, that stand one behind the other.
+    fn behind(self, gemms: &[Gemm]) -> &[Gemm] {
+        if self == Arrangement::Joined { &gemms[..1] } else { gemms }
     }
 }
 
 /// What a kernel does with the sums of all its products at one position: its epilogue.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Epilogue {
+    /// What stands in front of the kernel.
+    pub layouts: String,
     /// Parameters of the kernel, as CUDA C declares them.
     pub declared: Vec<String>,
     /// Their values.
@@ -92,10 +103,23 @@ impl Epilogue {
             format!("if (product == {p}) (({ty} *)c{p})[row * {step}ll + column] = Put<{ty}>::of(sum[0]);")
         };
         Epilogue {
+            layouts: String::new(),
             declared: (0..gemms.len()).map(|p| format!("void *c{p}")).collect(),
             params: gemms.iter().map(|gemm| gemm.c.at.into()).collect(),
             body: gemms.iter().enumerate().map(store).collect::<Vec<_>>().join("\n"),
         }
+    }
+
+    /// Stores the sums of pairs of columns, any two, of a product of this number.
+    pub fn store_pairs(&mut self, p: usize, gemm: &Gemm) {
+        let (ty, step, n) = (stored(gemm.dtype), gemm.c.step, gemm.n);
+        self.declared.push(format!("void *c{p}"));
+        self.params.push(gemm.c.at.into());
+        let _ = writeln!(
+            self.body,
+            "if (product == {p}) {{\n    const i64 line = first_of_pair(column, @_L::HALF);\n    {ty} *to = ({ty} *)c{p} + row * {step}ll + line;\n    \
+             *to = Put<{ty}>::of(sum[0]);\n    if (line + @_L::HALF < {n}) to[@_L::HALF] = Put<{ty}>::of(sum[1]);\n}}"
+        );
     }
 }
 
@@ -164,9 +188,21 @@ pub(super) fn apart(gemms: &[Gemm], steady: bool, l: &mut Lowering<'_>) -> Optio
     kernel(gemms, Arrangement::Apart, steady, Epilogue::store(gemms), l)
 }
 
+/// The same with an epilogue for pairs of columns: of each product those that are so far apart, in runs of as many, or any two,
+/// for [`Epilogue::store_pairs`].
+pub(super) fn paired(
+    gemms: &[Gemm],
+    halves: &[Option<usize>],
+    steady: bool,
+    epilogue: Epilogue,
+    l: &mut Lowering<'_>,
+) -> Option<Command> {
+    kernel(gemms, Arrangement::Paired(halves), steady, epilogue, l)
+}
+
 fn kernel(
     gemms: &[Gemm],
-    arrangement: Arrangement,
+    arrangement: Arrangement<'_>,
     steady: bool,
     epilogue: Epilogue,
     l: &mut Lowering<'_>,
@@ -176,7 +212,8 @@ fn kernel(
     let most = if arrangement == Arrangement::Joined { MOST_PRODUCTS } else { MOST_APART };
     let same = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
-        g.batch == 1 && extents(g) == extents(first) && (beside == 1 || g.n == first.n)
+        let beside = arrangement != Arrangement::Joined || g.n == first.n;
+        g.batch == 1 && extents(g) == extents(first) && beside
     };
     let fits = gemms.len() <= most && gemms.iter().all(same);
     let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
@@ -185,16 +222,19 @@ fn kernel(
     let mut declared = vec![config.declare("a")];
     declared.extend((0..count).map(|p| config.declare(&format!("b{p}"))));
     declared.extend(epilogue.declared);
-    let (part, tiles) = parts(&gemms[..count / beside], config.columns);
+    let (part, tiles) = parts(gemms, arrangement, config.columns);
+    let paired = matches!(arrangement, Arrangement::Paired(_));
     let text = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {beside};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const bool STEADY = {steady};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {beside};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
+        epilogue.layouts,
         stored(first.dtype),
         first.m,
         first.k,
         first.a.step,
         first.b.step,
+        config.columns,
         config.constants,
         config.threads,
         declared.join(", "),
@@ -213,19 +253,30 @@ fn kernel(
 }
 
 /// The function that says which columns a tile has of which product, and the number of tiles.
-fn parts(gemms: &[Gemm], columns: usize) -> (String, usize) {
+fn parts(gemms: &[Gemm], arrangement: Arrangement<'_>, columns: usize) -> (String, usize) {
     let (mut out, mut first) = (String::from("SC_FN Part part(u32 tile) {\n"), 0);
+    let (beside, gemms) = (arrangement.beside(gemms), arrangement.behind(gemms));
     for (p, gemm) in gemms.iter().enumerate() {
-        let end = first + gemm.n.div_ceil(columns);
+        let (lines, half) = match arrangement {
+            Arrangement::Paired(halves) => {
+                (columns * beside, halves.get(p).copied().flatten().unwrap_or(columns))
+            }
+            Arrangement::Joined | Arrangement::Apart => (columns, gemm.n),
+        };
+        let end = first + gemm.n.div_ceil(lines);
         let case = if p + 1 < gemms.len() { format!("if (tile < {end}u) ") } else { String::new() };
-        let _ = writeln!(out, "{case}return Part{{{p}, (i64)(tile - {first}u) * {columns}, {}}};", gemm.n);
+        let _ = writeln!(
+            out,
+            "{case}return Part{{{p}, {half}, (i64)(tile - {first}u) * {columns}, {}}};",
+            gemm.n
+        );
         first = end;
     }
     out.push_str("}\n");
     (out, first)
 }
 
-fn config(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Config> {
+fn config(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
     let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
@@ -267,30 +318,33 @@ fn gemv(gemm: &Gemm) -> Option<Config> {
 }
 
 /// Tensor cores.
-fn by_tensor_cores(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Config> {
+fn by_tensor_cores(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    let ways = || wgmma(gemms, arrangement.beside(gemms), l).or_else(|| mma(gemms, arrangement, l));
+    let ways = || wgmma(gemms, arrangement, l).or_else(|| mma(gemms, arrangement, l));
     fits.then(ways).flatten()
 }
 
 /// As limits count products: those that a block does side by side, or the columns of all that stand behind each other, which
 /// the library would do one after another as well.
-fn extents(gemms: &[Gemm], beside: usize) -> Extents {
-    let count = gemms.len().min(MOST_PRODUCTS);
-    let columns = gemms.iter().map(|g| g.n).sum::<usize>() / if beside > 1 { beside } else { count };
-    let [count, rows, columns, k] = [count, gemms[0].m, columns, gemms[0].k].map(|n| n as u64);
+fn extents(gemms: &[Gemm], arrangement: Arrangement<'_>) -> Extents {
+    let all = gemms.iter().map(|g| g.n).sum::<usize>();
+    let count = match arrangement {
+        Arrangement::Apart => gemms.len().min(MOST_PRODUCTS),
+        Arrangement::Joined | Arrangement::Paired(_) => arrangement.beside(gemms),
+    };
+    let [count, rows, columns, k] = [count, gemms[0].m, all / count, gemms[0].k].map(|n| n as u64);
     Extents { count, rows, columns, k }
 }
 
 /// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows; or clusters have it,
 /// where split-K is faster.
-fn mma(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Config> {
-    let (beside, given) = (arrangement.beside(gemms), arrangement == Arrangement::Joined);
-    let (extents, multiprocessors) = (extents(gemms, beside), l.machine.multiprocessors);
+fn mma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
+    let (joined, given) = (arrangement == Arrangement::Joined, arrangement != Arrangement::Apart);
+    let (extents, multiprocessors) = (extents(gemms, arrangement), l.machine.multiprocessors);
     let whole = || {
         let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
         let mut lines = usize::try_from(lines).ok()?;
-        if beside == 1 {
+        if !joined {
             lines = narrowest(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
         }
         // A machine with less shared memory has fewer lines at once.
@@ -301,7 +355,7 @@ fn mma(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Con
     };
     let able = given || LIMITS.by_whole_k(&extents, multiprocessors);
     let whole = able.then(whole).flatten();
-    let split = if beside == 1 { split(gemms, l) } else { None };
+    let split = if joined { None } else { split(gemms, l) };
     let tiling = match (whole, split) {
         (Some(whole), Some(split)) if split.cost(&gemms[0]) >= whole.cost(&gemms[0]) => whole,
         (whole, split) => split.or(whole)?,
@@ -311,7 +365,7 @@ fn mma(gemms: &[Gemm], arrangement: Arrangement, l: &Lowering<'_>) -> Option<Con
     Some(Config {
         call: "skinny_mma<@_L>(a, b, epilogue);",
         constants: format!("static const int TILE_N = {lines}, STAGES = {stages}, SPLIT = {split};\n"),
-        columns: lines / beside,
+        columns: lines / arrangement.beside(gemms),
         split: split as u32,
         threads: TILE_THREADS,
         shared,
@@ -387,14 +441,27 @@ fn ring(gemm: &Gemm, lines: usize, split: usize, l: &Lowering<'_>) -> Option<(us
 
 /// By warp-group MMA, with split-K between the two blocks of a cluster, which is faster above 16 rows (64 rows by a
 /// 3584 × 4096 matrix: 10.2 µs, 17.5 by [`mma`], the library 18.6).
-fn wgmma(gemms: &[Gemm], beside: usize, l: &Lowering<'_>) -> Option<Config> {
+fn wgmma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let (gemm, clusters) = (&gemms[0], l.machine.multiprocessors as usize / 2);
-    if !l.machine.wgmma || !LIMITS.by_split_k(&extents(gemms, beside), l.machine.multiprocessors) {
+    if !l.machine.wgmma || !LIMITS.by_split_k(&extents(gemms, arrangement), l.machine.multiprocessors) {
         return None;
     }
-    let of = &gemms[..gemms.len() / beside];
-    let columns = narrowest(of, 8, clusters);
-    if columns * beside > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
+    let (beside, most) = (arrangement.beside(gemms), LIMITS.split_k.map_or(0, |s| s.columns as usize));
+    let (columns, run) = match arrangement {
+        Arrangement::Joined | Arrangement::Apart => {
+            let columns = narrowest(arrangement.behind(gemms), 8, clusters);
+            (columns, columns)
+        }
+        // A box is a run of lines.
+        Arrangement::Paired(halves) => {
+            let columns = (narrowest(gemms, 8 * beside, clusters) / beside).next_multiple_of(8);
+            (columns, halves.iter().flatten().fold(columns, |run, &half| gcd(run, half)))
+        }
+    };
+    if !run.is_multiple_of(8) {
+        return None;
+    }
+    if columns * beside > most {
         return None;
     }
     let (lines, rows) = (columns * beside, gemm.m.next_multiple_of(8));
@@ -410,15 +477,20 @@ fn wgmma(gemms: &[Gemm], beside: usize, l: &Lowering<'_>) -> Option<Config> {
     Some(Config {
         call: "skinny_wgmma<@_L>(a, b, epilogue);",
         constants: format!(
-            "static const int COLUMNS = {columns}, STAGES = {stages};\n{}",
+            "static const int COLUMNS = {columns}, RUN = {run}, STAGES = {stages};\n{}",
             wgmma_instruction(gemm.dtype, lines)
         ),
         columns,
         split: 2,
         threads: WGMMA_THREADS,
         shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + others,
-        boxes: Some([rows, columns]),
+        boxes: Some([rows, run]),
     })
+}
+
+/// The greatest common divisor.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The instruction for so many columns, which names every register.

@@ -2,7 +2,7 @@
 
 use symmc_cuda::command::Command;
 use symmc_cuda::compute::gemm::Gemm;
-use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, Machine, batch};
+use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, Machine, batch, rotary};
 use symmc_ir::Op;
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -29,7 +29,7 @@ fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gem
     let mut l = Lowering::new(&at, &machine(GEMM_WORKSPACE, 225 << 10));
     let works = batch::lower(&steps(&parts), &memory, &mut l);
     let product = |work| if let Command::Gemm(gemm) = work { gemm } else { panic!("{work:?}") };
-    works.expect("products").into_iter().map(product).collect()
+    works.expect("it fits").expect("products").into_iter().map(product).collect()
 }
 
 fn square(space: MemorySpace, place: usize) -> Located {
@@ -97,7 +97,7 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
         let list = of_widths(m, k, widths);
         let mut l = Lowering::new(&at, &machine);
         let works = batch::lower(&steps(&list), &|_| None, &mut l);
-        let together = kernels(works.expect("products"));
+        let together = kernels(works.expect("it fits").expect("products"));
         assert_eq!((together.len(), together[0].cluster), (1, split), "{m} rows, {widths:?}");
         compiles(&l.source);
         let name = format!("batch-{number}");
@@ -105,6 +105,71 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
         for part in &list {
             let found = world.run(&library, &together, &part.results[0]);
             near(&found, &world.product(part), &format!("{m} rows, {widths:?}"));
+        }
+    }
+}
+
+/// Heads of [`of_widths`] that are turned, each product's as wide as given, by neighbours or halves; none of a width of 0.
+fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<Part> {
+    let turn = |(p, (product, &e)): (usize, (&Part, &usize))| {
+        let x = &product.results[0];
+        let [m, n] = x.shape[..] else { panic!("rows and columns") };
+        let heads = |strides: [usize; 3], of: &Located| Located {
+            shape: [n / e.max(1), m, e].into(),
+            strides: strides.map(|s| s as isize).into(),
+            ..of.clone()
+        };
+        // The result lies by heads, and so do some cosines.
+        let angles = if each { e } else { e / 2 };
+        let place = |place, offset| {
+            let value = value(MemorySpace::Ordinary, place, [m, angles], [angles as isize, 1]);
+            Located { offset: value.offset + offset, ..value }
+        };
+        let result = heads([m * e, e, 1], &place(6, p << 16));
+        let operands = vec![heads([e, n, 1], x), place(2, 0), place(2, 1 << 16)];
+        (e > 0).then(|| part(Op::RotaryEmbedding { width: e, interleaved }, operands, result))
+    };
+    list.iter().zip(wide).enumerate().filter_map(turn).collect()
+}
+
+#[test]
+fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
+    let mut world = World::new();
+    let (base, whole) = (world.base(), world.machine);
+    let at = |v: &Located| base + v.offset as u64;
+    let clusters = |multiprocessors| Machine { multiprocessors, wgmma: true, ..whole };
+    let cases = [
+        (1, 600, &[96, 32, 40][..], &[32, 16, 0][..], whole, 1),
+        (5, 600, &[96, 56], &[0, 8], whole, 1),
+        (7, 600, &[192], &[64], whole, 1),
+        // Boxes of warp-group MMA hold halves of heads.
+        (17, 600, &[192, 64, 72], &[64, 32, 0], clusters(8), 2),
+        (2, 1104, &[192, 32, 48], &[32, 32, 0], clusters(24), 2),
+        (12, 2104, &[192, 32, 40], &[48, 32, 0], clusters(44), 4),
+    ];
+    for (number, (m, k, widths, wide, machine, split)) in cases.into_iter().enumerate() {
+        // Neighbours are no boxes: warp-group MMA, which adds up in another order, does not turn them.
+        for (interleaved, each) in [(false, true), (true, false)].into_iter().filter(|(i, _)| m <= 16 || !i) {
+            let what = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
+            let products = of_widths(m, k, widths);
+            let turns = turned(&products, wide, interleaved, each);
+            let mut l = Lowering::new(&at, &machine);
+            let works = batch::lower(&steps(&products), &|_| None, &mut l);
+            let mut single = kernels(works.expect("it fits").expect("products"));
+            single.extend(kernels(rotary::lower_together(&steps(&turns), &mut l).expect("it fits")));
+            let all: Vec<Part> = products.into_iter().chain(turns).collect();
+            let one = batch::lower(&steps(&all), &|_| None, &mut l);
+            let one = kernels(one.expect("it fits").expect("one kernel"));
+            assert_eq!((one.len(), one[0].cluster, single[0].cluster), (1, split, split), "{what}");
+            compiles(&l.source);
+            let name = format!("batch-turned-{number}-{interleaved}");
+            let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+            let kept =
+                |part: &&Part| all.iter().all(|other| other.operands[0].offset != part.results[0].offset);
+            for result in all.iter().filter(kept).map(|part| &part.results[0]) {
+                let expected = world.run(&library, &single, result);
+                assert_eq!(world.run(&library, &one, result), expected, "{what}, {result:?}");
+            }
         }
     }
 }

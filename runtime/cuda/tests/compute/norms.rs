@@ -1,7 +1,7 @@
 //! Element-wise steps and the norm of their rows as one kernel give what they give alone.
 
 use symmc_cuda::compute::{self, Lowering, Operation, normed};
-use symmc_ir::{BinaryOp, Float, Op, UnaryOp};
+use symmc_ir::{BinaryOp, DType, Float, Op, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 
 use crate::emulate::Library;
@@ -25,6 +25,36 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
         part(Op::Binary(BinaryOp::Mul), vec![sum, scale], scaled),
         part(norm, operands, row(MemorySpace::Output(0), 6)),
     ]
+}
+
+/// The norm of what is made of bools alone: their elements are smaller than those of what becomes of them.
+#[test]
+fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_steps() {
+    let mut world = World::new();
+    let (base, machine) = (world.base(), world.machine);
+    let at = |v: &Located| base + v.offset as u64;
+    for (number, narrow) in [DType::Bool, DType::U8].into_iter().enumerate() {
+        let row = |place, dtype| Located { dtype, ..value(MemorySpace::Ordinary, place, [3, 256], [256, 1]) };
+        let mask = row(0, narrow);
+        let wide = row(1, DType::BF16);
+        let list = || {
+            vec![
+                part(Op::Cast, vec![mask.clone()], wide.clone()),
+                part(Op::LayerNorm { axes: 1, eps: Float(1e-5) }, vec![wide.clone()], row(2, DType::BF16)),
+            ]
+        };
+        let mut l = Lowering::new(&at, &machine);
+        let single = |step: &Operation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
+        let (list, whole) = (list(), inside(list()));
+        let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
+        let one = kernels(normed::lower(&steps(&whole), &mut l).expect("it fits").expect("one kernel"));
+        compiles(&l.source);
+        let name = format!("norms-narrow-{number}");
+        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+        let result = &list[1].results[0];
+        let expected = world.run(&library, &single, result);
+        assert_eq!(world.run(&library, &one, result), expected, "{narrow:?}");
+    }
 }
 
 #[test]

@@ -33,6 +33,8 @@ template <class L> struct Mma {
     // Consumers, producers of lines, producers of rows.
     static const int LINE_THREADS = 128, ROW_THREADS = 64;
     static const int THREADS = WARPS * 32 + LINE_THREADS + ROW_THREADS;
+    // How many lines of a stage a thread copies a piece of.
+    static const int COPIES = TILE_N * PIECES / LINE_THREADS;
     // From row to row of the sums: rows that a warp stores at once meet different banks.
     static const int SUMS = TILE_N + (TILE_N % 16 ? 0 : 8);
     typedef float Sums[HEIGHT][WIDTH][4];
@@ -46,19 +48,21 @@ template <class L> struct Mma {
 
     // Where eight elements of a line of a stage lie.
     SC_FN int at(int line, int term) { return line * TILE_K + ((term / 8) ^ (line % 8)) * 8; }
+    // The line of which a thread makes its copy of this number.
+    SC_FN int line(int copy, int thread) { return copy * (LINE_THREADS / PIECES) + thread / PIECES; }
     __device__ __forceinline__ u16 *stage(int step) const { return stages + step % STAGES * STAGE; }
 };
 
-// Copies the lines of a step, with zeros beyond them.
-template <class L> SC_FN void load_lines(const Mma<L> &tile, int step, int thread) {
+// Copies the lines of a step, with zeros beyond them. `pairs` are those that a thread copies, where columns stand in pairs.
+template <class L> SC_FN void load_lines(const Mma<L> &tile, const i64 *pairs, int step, int thread) {
     typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step);
     const i64 k = (i64)(tile.first + step) * X::TILE_K + term;
 #pragma unroll
-    for (int i = 0; i < X::TILE_N * X::PIECES / X::LINE_THREADS; i++) {
-        const int line = i * (X::LINE_THREADS / X::PIECES) + thread / X::PIECES;
-        const i64 column = tile.part.column0 + line % X::COLUMNS;
+    for (int i = 0; i < X::COPIES; i++) {
+        const int line = X::line(i, thread);
+        const i64 column = L::PAIRED ? pairs[i] : tile.part.column0 + line % X::COLUMNS;
         const bool in = column < tile.part.columns && k < L::K;
         const typename L::T *b = line < X::COLUMNS ? tile.b[0] : tile.b[X::P - 1];
         cp_async(to + X::at(line, term), b + (in ? column * L::b_step + k : 0), in);
@@ -82,9 +86,17 @@ template <class L> SC_FN void load_rows(const Mma<L> &tile, int step, int thread
 // What producers do: fill the stages, then each again when it was read, and say which have come.
 template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int thread) {
     typedef Mma<L> X;
+    i64 pairs[X::COPIES];
+    if (TILE_N && L::PAIRED) {
+#pragma unroll
+        for (int i = 0; i < X::COPIES; i++) {
+            const int line = X::line(i, thread);
+            pairs[i] = line_of<L>(tile.part, tile.part.column0 + line % X::COLUMNS, line / X::COLUMNS);
+        }
+    }
     const auto fill = [&](int step) {
         if (step < tile.steps) {
-            if (TILE_N) load_lines(tile, step, thread);
+            if (TILE_N) load_lines(tile, pairs, step, thread);
             else load_rows(tile, step, thread);
         }
         cp_async_commit();
@@ -184,7 +196,7 @@ template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *co
     tile.first = X::ALL_STEPS * block / X::SPLIT, tile.steps = X::ALL_STEPS * (block + 1) / X::SPLIT - tile.first;
     tile.a = (const typename L::T *)pa;
 #pragma unroll
-    for (int p = 0; p < X::P; p++) tile.b[p] = (const typename L::T *)pb[tile.part.product + p];
+    for (int p = 0; p < X::P; p++) tile.b[p] = (const typename L::T *)pb[matrix_of<L>(tile.part, p)];
     tile.stages = (u16 *)dynamic_shared();
     tile.barriers = (MmaBarriers<X::STAGES> *)(tile.stages + X::STAGES * X::STAGE);
     if (threadIdx.x < X::STAGES) {
@@ -223,7 +235,7 @@ template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *co
     }
     for (int e = block * X::THREADS + threadIdx.x; e < places; e += X::SPLIT * X::THREADS) {
         const i64 column = tile.part.column0 + e % X::COLUMNS;
-        if (column >= tile.part.columns) continue;
+        if (line_of<L>(tile.part, column, 0) >= tile.part.columns) continue;
         float sum[X::P];
 #pragma unroll
         for (int p = 0; p < X::P; p++) sum[p] = X::SPLIT > 1 ? sum_of_blocks<L>(sums + at(e, p)) : sum_of<L>(sums + at(e, p));

@@ -62,4 +62,20 @@ template <class L> SC_FN void turn(const void *x, const void *c, const void *s, 
     }
 }
 
+// Turns a pair of a row of a matrix whose columns are heads, of sums that are rounded first. Of the operands and the result `L`
+// gives the offsets of rows and of heads; the widths are those of heads.
+template <class L> SC_FN void turn_pair(const void *c, const void *s, void *r, i64 row, i64 pair, const float *sums) {
+    typedef typename L::X X;
+    typedef typename L::C T;
+    typedef typename Computed<T>::C C;
+    const u32 PAIRS = L::WIDTH / 2, head = (u32)pair / PAIRS, j = (u32)pair % PAIRS;
+    const i64 first = L::INTERLEAVED ? 2 * j : j, second = first + (L::INTERLEAVED ? 1 : PAIRS);
+    const i64 low = L::EACH ? first : j, high = L::EACH ? second : j;
+    const T *cosines = (const T *)c + L::c_row(row) + L::c_head(head), *sines = (const T *)s + L::s_row(row) + L::s_head(head);
+    X *to = (X *)r + L::r_row(row) + L::r_head(head);
+    const C a = (C)get(Put<X>::of(sums[0])), b = (C)get(Put<X>::of(sums[1]));
+    to[first * L::r_step] = Put<X>::of(turned<T, C>(a, get(cosines[low * L::c_step]), -b, get(sines[low * L::s_step])));
+    to[second * L::r_step] = Put<X>::of(turned<T, C>(b, get(cosines[high * L::c_step]), a, get(sines[high * L::s_step])));
+}
+
 } // namespace sc

@@ -2,13 +2,25 @@
 //
 // `L` gives the type T, the extents M and K, the steps between rows of a and between lines of b, the width V of an
 // access to b, the number P of products of one a that a block does side by side, which `part` of which product a tile
-// is, and whether b is STEADY: then it is prefetched before the kernel enters. Sums are f32: each thread its own part of K,
+// is, and whether b is STEADY: then it is prefetched before the kernel enters. Where it is PAIRED, the P = 2 that stand side by
+// side are columns of one product, and a column is the number of a pair. Sums are f32: each thread its own part of K,
 // then the threads in a fixed order. `epilogue(product, row, column, sums)` takes them.
 
 namespace sc {
 
-// Columns of a tile: from column0 on, of the first of its products, which has so many.
-struct Part { int product; i64 column0, columns; };
+// Columns of a tile: from column0 on, of the first of its products, which has so many. The columns of a pair are `half` apart.
+struct Part { int product, half; i64 column0, columns; };
+
+// The line of b that is the first of a pair, whose columns are so far apart.
+SC_FN i64 first_of_pair(i64 pair, int half) { return (i64)((u32)pair / (u32)half * 2u * half + (u32)pair % (u32)half); }
+
+// The line of b of a column, of the product `p` of those side by side.
+template <class L> SC_FN i64 line_of(const Part &part, i64 column, int p) {
+    return L::PAIRED ? first_of_pair(column, part.half) + p * part.half : column;
+}
+
+// Where that product's matrix stands.
+template <class L> SC_FN int matrix_of(const Part &part, int p) { return L::PAIRED ? part.product : part.product + p; }
 
 SC_FN float warp_sum(float x, int from, int to) {
     for (int m = from; m < to; m <<= 1) x += __shfl_xor_sync(0xffffffffu, x, m);
