@@ -66,9 +66,19 @@ pub struct Products {
 pub struct Batches {
     /// The most products.
     pub products: u32,
-    /// The most rows with which rotary embeddings of what products of bf16 and f16 give are part of them; none where it is 0.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub rotary_rows: u32,
+    /// Where rotary embeddings of what they give are part of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary: Option<BatchRotaries>,
+}
+
+/// Limits of products of bf16 and f16 that turn what they give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchRotaries {
+    /// The most rows.
+    pub rows: u32,
+    /// The most columns of a multiprocessor: with more, reading the right matrices takes long beside what is saved.
+    pub columns: u32,
 }
 
 /// Products by split-K between the two blocks of a cluster.
@@ -133,7 +143,7 @@ impl Capabilities {
             few_k: 2048,
             split_k: Some(SplitK { rows: 17, columns: 224, k: 128 }),
         }),
-        batch: Some(Batches { products: 4, rotary_rows: 64 }),
+        batch: Some(Batches { products: 4, rotary: Some(BatchRotaries { rows: 64, columns: 40 }) }),
         reduction: Some(Reductions { row: 20 << 10 }),
         norm: Some(Norms { row: 16 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
@@ -143,10 +153,6 @@ impl Capabilities {
     pub fn is_none(&self) -> bool {
         *self == Capabilities::default()
     }
-}
-
-fn is_zero(n: &u32) -> bool {
-    *n == 0
 }
 
 impl Products {

@@ -44,19 +44,33 @@ fn turn(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
 
 /// The rows of products that may be one step with rotary embeddings, and how many of them.
 pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
-    let Some(most) = facts.capabilities().batch.map(|b| u64::from(b.rotary_rows)) else { return Vec::new() };
+    let Some(limits) = facts.capabilities().batch.and_then(|b| b.rotary) else { return Vec::new() };
     let of = |id| {
-        let product = Product::whole(facts, turned(facts.graph, &facts.users, id)?.product)?;
-        Some((product.rows_of(facts), most))
+        let product = turned(facts.graph, &facts.users, id)?.product;
+        let &[left, _] = &facts.node(product).inputs[..] else { return None };
+        let beside = facts.users[left].iter().filter(|&&n| is_flat(facts, n));
+        let columns = beside.filter_map(|&n| Some(Product::whole(facts, n)?.columns)).sum();
+        let rows = Product::whole(facts, product)?.rows_of(facts);
+        is_narrow(facts, columns).then_some((rows, u64::from(limits.rows)))
     };
     facts.graph.nodes.keys().filter_map(of).collect()
 }
 
 /// Whether products are one kernel that has rotary embeddings in its epilogue.
-fn are_few(facts: &Facts<'_>, mut nodes: impl Iterator<Item = NodeId>) -> bool {
-    let most = facts.capabilities().batch.map_or(0, |b| u64::from(b.rotary_rows));
-    let first = nodes.next().and_then(|n| Product::whole(facts, n)).filter(|p| p.rows <= most);
-    first.is_some_and(|first| nodes.all(|n| Product::whole(facts, n).is_some_and(|p| p.is_beside(&first))))
+fn are_few(facts: &Facts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {
+    let most = facts.capabilities().batch.and_then(|b| b.rotary).map_or(0, |r| u64::from(r.rows));
+    let all: Option<Vec<Product>> = nodes.map(|n| Product::whole(facts, n)).collect();
+    let all = all.unwrap_or_default();
+    let Some(first) = all.first() else { return false };
+    let alike = first.rows <= most && all.iter().all(|p| p.is_beside(first));
+    alike && is_narrow(facts, all.iter().map(|p| p.columns).sum())
+}
+
+/// Whether turning what they give is worth it for products with so many columns.
+fn is_narrow(facts: &Facts<'_>, columns: u64) -> bool {
+    let multiprocessors = u64::from(facts.profile.multiprocessors.unwrap_or(1));
+    let limits = facts.capabilities().batch.and_then(|b| b.rotary);
+    limits.is_some_and(|limits| columns.div_ceil(multiprocessors.max(1)) <= u64::from(limits.columns))
 }
 
 fn products<'a>(facts: &'a Facts<'_>, nodes: &'a [NodeId]) -> impl Iterator<Item = NodeId> + Clone + use<'a> {

@@ -123,7 +123,7 @@ pub struct Product {
     across: i64,
     /// The most rows, the columns that are read side by side, and K.
     pub rows: u64,
-    columns: u64,
+    pub columns: u64,
     k: u64,
     /// How many products it counts as.
     parts: u64,

@@ -172,6 +172,10 @@ fn heads_of_few_rows_are_turned_by_the_products_that_give_them() {
     let crossed =
         "%tq: bf16[1, 1024, t] = permute %pq perm=[0, 2, 1]\n%hq: bf16[1, 8, t, 128] = reshape %tq\n";
     assert_eq!(dispatches(&planned(&heads("1..=64", crossed))), apart);
+    // Reading wide weights takes long beside what is saved.
+    let wide = program.replace("1024", "8192").replace("%gq: bf16[1, t, 8,", "%gq: bf16[1, t, 64,");
+    let wide = wide.replace("bf16[1, 8, t, 128]", "bf16[1, 64, t, 128]");
+    assert_eq!(dispatches(&planned(&wide)), apart);
     // Weights whose lines lie along the columns.
     let rows = program.replace("param %k: bf16[128, 4096]", "param %k: bf16[4096, 128]");
     let rows = rows.replace("permute %k perm=[1, 0]", "neg %k");

@@ -320,7 +320,9 @@ fn gemv(gemm: &Gemm) -> Option<Config> {
 /// Tensor cores.
 fn by_tensor_cores(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    let ways = || wgmma(gemms, arrangement, l).or_else(|| mma(gemms, arrangement, l));
+    // Pairs of columns are no boxes of lines.
+    let boxes = || if let Arrangement::Paired(_) = arrangement { None } else { wgmma(gemms, arrangement, l) };
+    let ways = || boxes().or_else(|| mma(gemms, arrangement, l));
     fits.then(ways).flatten()
 }
 
@@ -446,22 +448,9 @@ fn wgmma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Opti
     if !l.machine.wgmma || !LIMITS.by_split_k(&extents(gemms, arrangement), l.machine.multiprocessors) {
         return None;
     }
-    let (beside, most) = (arrangement.beside(gemms), LIMITS.split_k.map_or(0, |s| s.columns as usize));
-    let (columns, run) = match arrangement {
-        Arrangement::Joined | Arrangement::Apart => {
-            let columns = narrowest(arrangement.behind(gemms), 8, clusters);
-            (columns, columns)
-        }
-        // A box is a run of lines.
-        Arrangement::Paired(halves) => {
-            let columns = (narrowest(gemms, 8 * beside, clusters) / beside).next_multiple_of(8);
-            (columns, halves.iter().flatten().fold(columns, |run, &half| gcd(run, half)))
-        }
-    };
-    if !run.is_multiple_of(8) {
-        return None;
-    }
-    if columns * beside > most {
+    let beside = arrangement.beside(gemms);
+    let columns = narrowest(arrangement.behind(gemms), 8, clusters);
+    if columns * beside > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
         return None;
     }
     let (lines, rows) = (columns * beside, gemm.m.next_multiple_of(8));
@@ -477,20 +466,15 @@ fn wgmma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Opti
     Some(Config {
         call: "skinny_wgmma<@_L>(a, b, epilogue);",
         constants: format!(
-            "static const int COLUMNS = {columns}, RUN = {run}, STAGES = {stages};\n{}",
+            "static const int COLUMNS = {columns}, STAGES = {stages};\n{}",
             wgmma_instruction(gemm.dtype, lines)
         ),
         columns,
         split: 2,
         threads: WGMMA_THREADS,
         shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + others,
-        boxes: Some([rows, run]),
+        boxes: Some([rows, columns]),
     })
-}
-
-/// The greatest common divisor.
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The instruction for so many columns, which names every register.

@@ -53,8 +53,9 @@ template <class L> struct Mma {
     __device__ __forceinline__ u16 *stage(int step) const { return stages + step % STAGES * STAGE; }
 };
 
-// Copies the lines of a step, with zeros beyond them. `pairs` are those that a thread copies, where columns stand in pairs.
-template <class L> SC_FN void load_lines(const Mma<L> &tile, const i64 *pairs, int step, int thread) {
+// Copies the lines of a step, with zeros beyond them. Where columns stand in pairs, `pairs` says where those lie of which a
+// thread copies pieces.
+template <class L> SC_FN void load_lines(const Mma<L> &tile, const typename L::T *const *pairs, int step, int thread) {
     typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step);
@@ -62,7 +63,12 @@ template <class L> SC_FN void load_lines(const Mma<L> &tile, const i64 *pairs, i
 #pragma unroll
     for (int i = 0; i < X::COPIES; i++) {
         const int line = X::line(i, thread);
-        const i64 column = L::PAIRED ? pairs[i] : tile.part.column0 + line % X::COLUMNS;
+        if (L::PAIRED) {
+            const bool in = pairs[i] && k < L::K;
+            cp_async(to + X::at(line, term), in ? pairs[i] + k : tile.a, in);
+            continue;
+        }
+        const i64 column = tile.part.column0 + line % X::COLUMNS;
         const bool in = column < tile.part.columns && k < L::K;
         const typename L::T *b = line < X::COLUMNS ? tile.b[0] : tile.b[X::P - 1];
         cp_async(to + X::at(line, term), b + (in ? column * L::b_step + k : 0), in);
@@ -86,12 +92,13 @@ template <class L> SC_FN void load_rows(const Mma<L> &tile, int step, int thread
 // What producers do: fill the stages, then each again when it was read, and say which have come.
 template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int thread) {
     typedef Mma<L> X;
-    i64 pairs[X::COPIES];
+    const typename L::T *pairs[X::COPIES];
     if (TILE_N && L::PAIRED) {
 #pragma unroll
         for (int i = 0; i < X::COPIES; i++) {
             const int line = X::line(i, thread);
-            pairs[i] = line_of<L>(tile.part, tile.part.column0 + line % X::COLUMNS, line / X::COLUMNS);
+            const i64 at = line_of<L>(tile.part, tile.part.column0 + line % X::COLUMNS, line / X::COLUMNS);
+            pairs[i] = at < tile.part.columns ? tile.b[0] + at * L::b_step : nullptr;
         }
     }
     const auto fill = [&](int step) {
@@ -196,7 +203,7 @@ template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *co
     tile.first = X::ALL_STEPS * block / X::SPLIT, tile.steps = X::ALL_STEPS * (block + 1) / X::SPLIT - tile.first;
     tile.a = (const typename L::T *)pa;
 #pragma unroll
-    for (int p = 0; p < X::P; p++) tile.b[p] = (const typename L::T *)pb[matrix_of<L>(tile.part, p)];
+    for (int p = 0; p < X::P; p++) tile.b[p] = (const typename L::T *)pb[tile.part.product + (L::PAIRED ? 0 : p)];
     tile.stages = (u16 *)dynamic_shared();
     tile.barriers = (MmaBarriers<X::STAGES> *)(tile.stages + X::STAGES * X::STAGE);
     if (threadIdx.x < X::STAGES) {

@@ -19,9 +19,6 @@ template <class L> SC_FN i64 line_of(const Part &part, i64 column, int p) {
     return L::PAIRED ? first_of_pair(column, part.half) + p * part.half : column;
 }
 
-// Where that product's matrix stands.
-template <class L> SC_FN int matrix_of(const Part &part, int p) { return L::PAIRED ? part.product : part.product + p; }
-
 SC_FN float warp_sum(float x, int from, int to) {
     for (int m = from; m < to; m <<= 1) x += __shfl_xor_sync(0xffffffffu, x, m);
     return x;

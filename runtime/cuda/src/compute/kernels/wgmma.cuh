@@ -1,7 +1,7 @@
 // Skinny GEMM of up to 64 rows by warp-group MMA (WGMMA, compute capability 9.0), bound by reading the right matrices
 // once.
 //
-// `L` is as for `gemv`, and COLUMNS, STAGES, `wgmma`, and how many columns are lines that lie side by side in b, a RUN. Blocks run in clusters of two, with split-K: both have the same
+// `L` is as for `gemv`, and COLUMNS, STAGES and `wgmma`. Blocks run in clusters of two, with split-K: both have the same
 // COLUMNS columns of each b, its lines, and all rows of a, and each half of K, so that each reads half of the rows.
 // One thread, the producer, loads boxes of lines and rows by TMA, whose barriers count the bytes; it
 // prefetches the first lines before the kernel enters and rows are known. One group of four warps, the consumers,
@@ -42,12 +42,8 @@ template <class L> SC_FN void tma_producer(const Wgmma<L> &x, const TensorMap &a
         mbarrier_expect_tx(&x.barriers->full[slot], X::BYTES);
 #pragma unroll
         for (int p = 0; p < X::P; p++) {
-#pragma unroll
-            for (int c = 0; c < X::COLUMNS; c += L::RUN) {
-                u8 *to = x.stages + slot * X::STAGE + (X::ROWS + p * X::COLUMNS + c) * 128;
-                const int line = (int)line_of<L>(x.part, x.part.column0 + c, p);
-                tma_load(to, *b[matrix_of<L>(x.part, p)], (x.first + step) * X::TILE_K, line, &x.barriers->full[slot]);
-            }
+            u8 *to = x.stages + slot * X::STAGE + (X::ROWS + p * X::COLUMNS) * 128;
+            tma_load(to, *b[x.part.product + p], (x.first + step) * X::TILE_K, (int)x.part.column0, &x.barriers->full[slot]);
         }
     };
     const auto rows = [&](int step, int slot) {
@@ -149,7 +145,7 @@ template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const Te
     for (int i = threadIdx.x; i < X::HELD * X::COLUMNS; i += X::THREADS) {
         const int held = i / X::COLUMNS, column = i % X::COLUMNS;
         const int row = held / 8 * 16 + x.block * 8 + held % 8;
-        if (row < X::M && line_of<L>(x.part, x.part.column0 + column, 0) < x.part.columns) {
+        if (row < X::M && x.part.column0 + column < x.part.columns) {
             float sum[X::P];
 #pragma unroll
             for (int p = 0; p < X::P; p++) {
