@@ -7,7 +7,7 @@ tokens, or on batches of images, `sizes` takes the extents of images for unknown
 tokens of a static cache. Every case is a process of its own, forked once all is imported, with a limit of time. Cases count as `ok`, `unknown` (operators), `refused`, `wrong`, `crashed`, `slow`, or as
 `unbuilt` where eager does not run, or `apart` where PyTorch's own
 `aot_eager` differs from eager as well; what stands in the way is counted by how many cases it hits. Exit code 1 if any is wrong or
-crashed. `--device cuda` runs them on a GPU, and `--dtype bfloat16` in that type, where results of `infer` may be twice as far from
+crashed. `--device cuda` runs them on a GPU, and `--dtype bfloat16` in that type, where results and gradients may be twice as far from
 eager's in f32 as its own in that type are.
 """
 
@@ -294,8 +294,7 @@ def compiled(function, options, dynamic=None):
 def infer(model, given, sizes, options, dynamic):
     """The largest difference over sizes, of one compiled function."""
     run, worst = compiled(model, options, dynamic), 0.0
-    narrow = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
-    wide = copy.deepcopy(model).float() if narrow else None
+    wide = copy.deepcopy(model).float() if is_narrow(model) else None
     with torch.no_grad():
         for tokens in sizes:
             torch.manual_seed(tokens)
@@ -308,6 +307,10 @@ def infer(model, given, sizes, options, dynamic):
             found = floats(run(**kwargs))
             worst = max(worst, beyond(found, expected, exact) if exact else distance(found, expected))
     return worst
+
+
+def is_narrow(model):
+    return any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
 
 
 def beyond(found, expected, exact):
@@ -339,16 +342,27 @@ def train(model, given, options):
     kwargs = given(model, TOKENS[0])
     model.requires_grad_(True)
     try:
-        loss_of(model(**kwargs)).backward()
+        expected = gradients(model, model, kwargs)
+        wide = copy.deepcopy(model).float() if is_narrow(model) else None
+        exact = gradients(wide, wide, moved(kwargs, dtype=torch.float32)) if wide else None
     except Exception as error:
         raise Unbuilt(f"{type(error).__name__}: {error}") from error
-    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    loss_of(compiled(model, options)(**kwargs)).backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    found = gradients(compiled(model, options), model, kwargs)
     if found.keys() != expected.keys():
         return float("inf")
-    return distance([found[name] for name in expected], list(expected.values()))
+    found = [found[name] for name in expected]
+    if exact:
+        return beyond(found, list(expected.values()), [exact[name] for name in expected])
+    return distance(found, list(expected.values()))
+
+
+def gradients(run, model, kwargs):
+    """The gradients of a model's parameters."""
+    model.zero_grad(set_to_none=True)
+    loss_of(run(**kwargs)).backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
 
 
 def generate(model, options):

@@ -287,6 +287,41 @@ class AgainstEager(unittest.TestCase):
                 (found,) = symmc.run(plan, [{"in.0": x}])
                 self.expect_same([tensor.torch() for tensor in found], [out.contiguous() for out in function(x)])
 
+    def test_attention_of_gpus_gives_sizes_that_vary(self):
+        aten = torch.ops.aten
+
+        def fixed(q):
+            # Numbers of heads and their elements do not vary.
+            return int(q.shape[1]), int(q.shape[3])
+
+        def cudnn(q, mask):
+            fixed(q)
+            return aten._scaled_dot_product_cudnn_attention(q, q, q, mask, False)[0]
+
+        def flash(q, mask):
+            fixed(q)
+            result = aten._scaled_dot_product_flash_attention(q, q, q, 0.0, True)
+            return result[0] * result[4], mask + result[5]
+
+        # No GPU is needed for what it is traced to.
+        q, mask = torch.empty(2, 4, 7, 16, device="meta"), torch.empty(2, 1, 7, 7, device="meta")
+        for function in (cudnn, flash):
+            with self.subTest(function=function.__name__):
+                graph = make_fx(function, tracing_mode="symbolic")(q.bfloat16(), mask.bfloat16())
+                graph.graph.eliminate_dead_code()
+                given = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+                symbols = {str(size) for tensor in given for size in tensor.shape if str(size).isidentifier()}
+                program = symmc.from_fx(graph, ranks=1, dims={symbol: (2, 16) for symbol in symbols})
+                q2, mask2 = R(3, 4, 5, 16).bfloat16(), R(3, 1, 5, 5).bfloat16()
+                sizes = {str(symbol): size for symbol, size in zip(given[0].shape, q2.shape) if str(symbol) in symbols}
+                found = symmc.run(symmc.compile(program), [{"in.0": q2, "in.1": mask2}], symbols=sizes)[0]
+                attention = torch.nn.functional.scaled_dot_product_attention
+                expected = [attention(q2, q2, q2, attn_mask=mask2)]
+                if function is flash:
+                    expected = [attention(q2, q2, q2, is_causal=True) * 5, mask2 + 5]
+                for a, b in zip(found, expected, strict=True):
+                    torch.testing.assert_close(a.torch(), b.contiguous(), rtol=2e-2, atol=2e-2)
+
     def test_exported_programs_know_what_operators_are_made_of(self):
         class Model(torch.nn.Module):
             def __init__(self):

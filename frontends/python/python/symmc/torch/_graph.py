@@ -172,6 +172,7 @@ class Lifted:
         # What is replaced is so in what the graph gives, too.
         end = graph.output(returned)
         _write_out_sums(graph)
+        _take_sizes_of_operands(graph)
         if any(group_argument(node, at, argument) for node in graph.nodes for at, argument in _arguments(node)):
             take_parts(graph)
         returned = end.args[0]
@@ -209,6 +210,7 @@ class _Lifting:
         """A graph as an exported program all of whose outputs are results."""
         graph = copied(module.graph, {})
         _write_out_sums(graph)
+        _take_sizes_of_operands(graph)
         end = next(node for node in graph.nodes if node.op == "output")
         returned = end.args[0]
         graph.erase_node(end)
@@ -358,6 +360,42 @@ def _write_out_sums(graph: torch.fx.Graph) -> None:
                 total.meta = {**node.meta, "val": value}
         node.replace_all_uses_with(total)
         graph.erase_node(node)
+
+
+def _take_sizes_of_operands(graph: torch.fx.Graph) -> None:
+    """Sizes that operators give beside tensors, as attention on GPUs does, are those of their operands.
+
+    The format has numbers there, but no sizes that vary.
+    """
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
+        values = node.meta.get("val")
+        if not isinstance(values, (tuple, list)) or not any(isinstance(value, torch.SymInt) for value in values):
+            continue
+        known, read = list(values), [user for user in node.users if user.target is operator.getitem]
+        for at, value in enumerate(values):
+            same = _axis_of(node.all_input_nodes, value) if isinstance(value, torch.SymInt) else None
+            readers = [user for user in read if user.args[1] == at]
+            if same is None and (readers or not isinstance(value, torch.SymInt)):
+                continue
+            for user in readers:
+                with graph.inserting_before(user):
+                    size = graph.call_function(torch.ops.aten.sym_size.int, same)
+                size.meta = dict(user.meta)
+                user.replace_all_uses_with(size)
+                graph.erase_node(user)
+            # Nobody reads it any more.
+            known[at] = 0
+        node.meta["val"] = type(values)(known)
+
+
+def _axis_of(nodes: list[torch.fx.Node], size: torch.SymInt):
+    """A tensor of these and its axis of this size, whatever the size is."""
+    for node in nodes:
+        value = node.meta.get("val")
+        for axis, extent in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(extent, torch.SymInt) and extent.node.expr == size.node.expr:
+                return node, axis
+    return None
 
 
 def _size(term):
