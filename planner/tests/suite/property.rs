@@ -47,7 +47,7 @@ fn planned_programs_pass() {
         programs.for_each(|g| g.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1));
     }
     let often = |form: Form| forms.get(&form).is_some_and(|&n| n >= 10);
-    assert!([Form::Map, Form::Reduction].into_iter().all(often), "{forms:?}");
+    assert!(Form::ALL.iter().all(|&form| often(form)), "{forms:?}");
 }
 
 /// Errors that the explorer can find too.

@@ -175,7 +175,12 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let name = rng.pick(&in_buffer);
     let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
     let node = graph.values_by_name().get(name.as_str()).and_then(|&v| graph.def_node(v));
-    let operands = node.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.name_of(x).to_string());
+    // Of all nodes of its step.
+    let step = node.map_or(vec![], |n| {
+        let dispatch = graph.dispatches.iter().find(|d| d.has(n));
+        dispatch.map_or(vec![n], |d| d.nodes().collect())
+    });
+    let operands = step.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.name_of(x).to_string());
     let operands: Vec<String> = operands.filter(|x| in_buffer.contains(x)).collect();
     let others = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
     let other_name = rng.pick(others);

@@ -17,7 +17,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    Bindings, CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, InputKind, NodeId, Op,
+    Bindings, CollectiveKind, Contract, Def, Dispatch, Form, Graph, GroupId, InputId, InputKind, NodeId, Op,
     OutputKind, Table, ValueId, text,
 };
 use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Place, Plan, Role};
@@ -558,23 +558,24 @@ impl World {
             return true;
         }
         let same_element = at == low + element * size && size == tr.dtype.size();
-        if stage.dispatch(id).is_some() {
+        if let Some(dispatch) = stage.dispatch(id) {
+            let Some(writer) = stage.graph.def_node(r) else { return false };
             // A node behind the writer would read what is written.
-            let later = stage.graph.def_node(r).is_some_and(|writer| writer >= id);
-            let reads_there = match &stage.graph.nodes[id].op {
-                Op::Collective(c) => c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place),
-                op => op.is_element_wise(),
+            let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
+                (Form::Batch, _) => false,
+                (Form::Rotary, _) => k == 0 && writer == id,
+                (_, Op::Collective(c)) => {
+                    writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
+                }
+                (_, op) => writer >= id && op.is_element_wise(),
             };
-            return later
-                && reads_there
-                && same_element
-                && stage.eval(&tx.numel()) == stage.eval(&tr.numel());
+            return reads_there && same_element && stage.eval(&tx.numel()) == stage.eval(&tr.numel());
         }
         match &stage.graph.nodes[id].op {
             Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
                 same_element && tx.shape == tr.shape
             }
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } => {
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } | Op::RotaryEmbedding { .. } => {
                 k == 0 && same_element && tx.shape == tr.shape
             }
             Op::Collective(c) => {

@@ -117,7 +117,7 @@ impl Maker {
         let x = self.recent(rng);
         let rows = self.rows(x);
         let large = rows.upper(&self.b.graph().symbols) > 6 * self.units[0].upper(&self.b.graph().symbols);
-        match rng.below(12) {
+        match rng.below(14) {
             0 if rng.one_in(2) => self.push("n", Op::CumSum { axis: 0 }, &[x]),
             1 if rng.one_in(2) => {
                 let weight = self.same_rows(rng, &rows);
@@ -140,6 +140,7 @@ impl Maker {
             6 if rng.one_in(3) => self.push("k", Op::Copy, &[x]),
             6 => self.reduced(rng, x, &rows),
             7 if rng.one_in(2) => self.custom(rng, x),
+            12 | 13 => self.one_kernel(rng, x, &rows),
             _ => self.collective(rng, x, large),
         }
     }
@@ -157,6 +158,69 @@ impl Maker {
         if rng.one_in(2) {
             let sum = self.recent(rng);
             self.push("w", Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first: false }, &[sum]);
+        }
+    }
+
+    /// What machines have one kernel for, beside chains and reductions.
+    fn one_kernel(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
+        match rng.below(4) {
+            0 => {
+                let y = self.same_rows(rng, rows);
+                self.push("e", Op::Binary(BinaryOp::Add), &[x, y]);
+                let sum = self.recent(rng);
+                let eps = Float(1e-5);
+                let norms =
+                    [Op::RmsNorm { axes: 1, eps, round_first: false }, Op::LayerNorm { axes: 1, eps }];
+                self.push("w", rng.pick(&norms), &[sum]);
+            }
+            1 => {
+                let [cos, sin] = [0, 1].map(|_| self.same_rows(rng, rows));
+                for _ in 0..2 {
+                    let op = Op::RotaryEmbedding { width: 4, interleaved: rng.one_in(2) };
+                    let x = self.same_rows(rng, rows);
+                    self.push("o", op, &[x, cos, sin]);
+                }
+            }
+            2 => {
+                for _ in 0..2 + rng.below(2) {
+                    let weight = self.weight(DType::F32, [4, 4]);
+                    self.push("p", Op::MatMul, &[x, weight]);
+                }
+            }
+            _ => self.skinny(rng),
+        }
+    }
+
+    fn weight(&mut self, dtype: DType, shape: [i64; 2]) -> ValueId {
+        let (name, ty) =
+            (format!("w{}", self.b.graph().inputs.len()), Type::new(dtype, shape.map(Dim::from)));
+        self.b.input(InputKind::Parameter, &name, "", ty, None)
+    }
+
+    /// Products of few rows with an epilogue, as rows of 16 bytes in the end.
+    fn skinny(&mut self, rng: &mut SplitMix) {
+        let n = i64::from(self.config.ranks);
+        let Some(rows) = rng.pick(&self.units).exact_div(&Dim::from(n)) else { return };
+        let columns = n * 16;
+        let left = Type::new(DType::BF16, vec![rows.clone(), Dim::from(64)]);
+        let name = format!("left{}", self.b.graph().inputs.len());
+        let left = self.b.input(InputKind::Argument, &name, "", left, None);
+        let mut result = None;
+        for _ in 0..1 + rng.below(2) {
+            let weight = self.weight(DType::BF16, [columns, 64]);
+            let made = self.b.op("t", Op::Permute { perm: vec![1, 0] }, &[weight]);
+            let Ok(product) = made.and_then(|t| self.b.op("p", Op::MatMul, &[left, t])) else { return };
+            let joined = match result {
+                Some(other) => self.b.op("e", Op::Binary(BinaryOp::Mul), &[product, other]),
+                None => self.b.op("e", Op::Unary(UnaryOp::Exp), &[product]),
+            };
+            result = joined.ok();
+        }
+        let Some(result) = result else { return };
+        let wide = Type::new(DType::F32, vec![rows.clone(), Dim::from(columns)]);
+        let Ok(wide) = self.b.op_as("e", Op::Cast, &[result], wide) else { return };
+        if let Ok(v) = self.b.reshape("r", wide, vec![rows * Dim::from(n * 4), Dim::from(4)]) {
+            self.values.push(v);
         }
     }
 
