@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::path::Path;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config};
 
 use crate::error::{c_text, free, guard, handle, handle_mut, make, slice, symmc_status, text};
 use crate::program::symmc_program;
@@ -190,8 +190,7 @@ pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const 
     guard(|| {
         // SAFETY: by the caller.
         let (plan, path) = unsafe { (handle(plan, "plan")?, text(path, "the path of the plan")?) };
-        let failed = |e| Error::new(ErrorKind::Input, format!("{path}: {e}"));
-        std::fs::write(path, plan.plan.to_json()).map_err(failed)
+        symmc::write_file(path.as_ref(), plan.plan.to_json().as_bytes())
     })
 }
 

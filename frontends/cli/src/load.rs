@@ -109,9 +109,13 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
 /// The mark that some editors put in front of UTF-8.
 const BOM: char = '\u{feff}';
 
-/// Whether a file is a plan: JSON, where programs are zip archives or text that starts otherwise.
+/// Whether a file is a plan: JSON, where programs are zip archives or text that starts otherwise. What a pipe gives can be
+/// read once, by whoever it is meant for.
 pub fn is_plan(path: &Path) -> bool {
     use std::io::Read;
+    if !path.is_file() {
+        return false;
+    }
     let mut head = [0; 64];
     let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut head)).unwrap_or(0);
     let head = &head[..read];

@@ -8,6 +8,8 @@ use symmc_cli::Own;
 fn main() -> ExitCode {
     // A reader that goes away (`symmc print … | head`) ends the command quietly, as for other filters.
     host::restore_default_sigpipe();
+    // A file that may not grow is an error, as other limits are.
+    host::ignore_sigxfsz();
     match Own::of_process() {
         Ok(own) => symmc_cli::run(std::env::args_os(), &own),
         Err(error) => {

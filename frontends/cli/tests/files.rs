@@ -1,14 +1,15 @@
-//! Files of tensors while ranks use them: ranks that joined must have the same bytes, and a file that changes under a
-//! run is an error, never a signal.
+//! Files: ranks that joined must have the same bytes of tensors, a file that changes under a run is an error, never a signal, and
+//! what a pipe gives is read once.
 
 mod common;
 
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
-use common::{Named, f32s, symmc, tensors, write};
+use common::{Named, f32s, programs, symmc, tensors, write};
 
 /// The elements of a weight: more than a few pages.
 const ELEMENTS: usize = 1 << 21;
@@ -114,4 +115,46 @@ fn a_tensor_file_that_is_shortened_under_a_run_is_no_signal() {
             assert!(code == 0 || (code == 2 && said), "{line} after {delay} ms: {code}: {text}");
         }
     }
+}
+
+/// A command line whose standard input is a pipe that gives the content of a file.
+fn piped(line: &str, content: &[u8]) -> Output {
+    let mut command = symmc(line);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("symmc starts");
+    // A command that refuses it ends before it has all.
+    let _ = child.stdin.take().expect("a pipe").write_all(content);
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn what_a_pipe_gives_is_read_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = std::fs::read(programs().join("../../examples/data_parallel.symm")).expect("a program");
+    let gives = |line: &str, content: &[u8], part: &str| {
+        let out = piped(line, content);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success() && text.contains(part), "{line}\n{text}{out:?}");
+    };
+    gives("print /dev/stdin", &program, "program \"data_parallel\" ranks 2");
+    let archive = std::fs::read(programs().join("moe_ep4.pt2")).expect("a program");
+    gives("print /dev/stdin --ranks 4", &archive, "all_to_all");
+    let plan = dir.path().join("plan.json");
+    gives(&format!("plan /dev/stdin -o {}", plan.display()), &program, "two_shot");
+    gives(
+        "run /dev/stdin --backend threads --compare interpreter",
+        &program,
+        "compared with the interpreter",
+    );
+    let text = std::fs::read(plan).expect("a plan");
+    gives("check /dev/stdin", &text, "safe on 2 ranks");
+    // What has to be read more than once is refused.
+    let refuses = |line: &str, content: &[u8], part: &str| {
+        let out = piped(line, content);
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.code() == Some(2) && text.contains(part), "{line}\n{text}");
+    };
+    refuses("run moe_ep4.pt2 --tensors /dev/stdin", b"", "expected a safetensors file");
+    let model = std::fs::read(programs().join("gpt_tp2_rank0.onnx")).expect("a model");
+    refuses("plan /dev/stdin", &model, "expected a file with an ONNX model");
 }

@@ -1,4 +1,4 @@
-//! Limits of the system: few threads, little memory, few open files. The command goes on with fewer threads, or ends with
+//! Limits of the system: few threads, little memory, few open files, small files. The command goes on with fewer threads, or ends with
 //! an error and exit code 2; it never panics, aborts or hangs.
 
 mod common;
@@ -85,4 +85,35 @@ fn a_small_stack_is_enough() {
 #[test]
 fn few_open_files_are_an_error_or_enough() {
     both(&sweep('n', &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64], &[PLAN, RUN, THREADS, DOCTOR]));
+}
+
+#[test]
+fn small_files_are_an_error_or_enough() {
+    // What ranks share is a file for the system; the unit is 512 bytes.
+    both(&sweep('f', &[0, 1, 8, 100, 10_000, 1_000_000], &[PLAN, RUN, THREADS, DOCTOR]));
+}
+
+#[test]
+fn a_plan_that_cannot_be_written_leaves_what_was_there() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("plan.json");
+    let line = format!("{PLAN} -o {}", file.display());
+    let refused = || {
+        let output = limited("ulimit -f 4", &line);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && text.contains("plan.json"), "{:?}\n{text}", output.status);
+    };
+    let left = || {
+        let all = std::fs::read_dir(dir.path()).expect("the folder");
+        all.map(|entry| entry.expect("an entry").file_name()).collect::<Vec<_>>()
+    };
+    refused();
+    assert!(left().is_empty(), "{:?}", left());
+    std::fs::write(&file, "older").expect("a file");
+    refused();
+    assert_eq!(std::fs::read_to_string(&file).expect("the file"), "older");
+    assert_eq!(left(), ["plan.json"]);
+    assert_eq!(limited("true", &line).status.code(), Some(0));
+    assert_eq!(left(), ["plan.json"]);
+    assert!(std::fs::read_to_string(&file).expect("the file").contains("\"version\""));
 }

@@ -261,8 +261,7 @@ impl Plan {
 
     /// Writes the plan to a file (JSON), which `symmc.load` and the command `symmc` read.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let written = py.detach(|| std::fs::write(&path, self.0.to_json()));
-        written.map_err(|error| refused(format!("{}: {error}", path.display())))
+        py.detach(|| symmc::write_file(&path, self.0.to_json().as_bytes())).map_err(raised)
     }
 
     fn __repr__(&self) -> String {

@@ -52,6 +52,11 @@ pub(crate) fn utf8(path: &Path, bytes: Vec<u8>, expected: &str) -> Result<String
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
+/// Whether a path names what gives bytes once: a device, a pipe or a socket.
+pub(crate) fn is_stream(path: &Path) -> bool {
+    path.metadata().is_ok_and(|kind| !kind.is_file() && !kind.is_dir())
+}
+
 /// The tensors recorded beside a program, if there is a file of them.
 pub(crate) fn beside(path: &Path) -> Option<PathBuf> {
     Some(path.with_extension("safetensors")).filter(|p| p.is_file())

@@ -1,4 +1,5 @@
-//! A file of the outputs of a run, in the form that [`TensorFile`](crate::TensorFile) reads.
+//! Files that are written, whole or not at all: one of the outputs of a run is in the form that [`TensorFile`](crate::TensorFile)
+//! reads.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -33,6 +34,28 @@ pub fn write_outputs(
     let part = Part::beside(&place);
     serialize_to_file(views, None, &part.0).map_err(|e| Error::format(path, e))?;
     let written = File::open(&part.0).and_then(|f| f.sync_all()).and_then(|()| fs::rename(&part.0, &place));
+    written.map_err(|e| Error::io(path, e))
+}
+
+/// Writes a file, as of a plan: it appears whole or not at all, and an older one stays as it was until then. What a link
+/// leads to is replaced, not the link; a device or a pipe takes the bytes as they come.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let written = match fs::metadata(path) {
+        Ok(found) if found.is_file() => fs::canonicalize(path).and_then(|place| {
+            let part = Part::beside(&place);
+            fs::write(&part.0, bytes)?;
+            fs::set_permissions(&part.0, found.permissions())?;
+            fs::rename(&part.0, &place)
+        }),
+        Ok(_) => fs::write(path, bytes),
+        Err(_) => {
+            let part = Part::beside(path);
+            fs::write(&part.0, bytes).and_then(|()| fs::rename(&part.0, path))
+        }
+    };
     written.map_err(|e| Error::io(path, e))
 }
 

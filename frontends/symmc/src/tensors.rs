@@ -14,6 +14,7 @@ use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
 
 use crate::content::FileContent;
 use crate::error::Error;
+use crate::files::is_stream;
 
 /// An open file of recorded tensors.
 pub struct TensorFile {
@@ -35,6 +36,12 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<Self, Error> {
         if path.is_dir() {
             return Err(Error::format(path, "this is a folder; expected a safetensors file"));
+        }
+        if is_stream(path) {
+            return Err(Error::format(
+                path,
+                "this is a device, a pipe or a socket; expected a safetensors file",
+            ));
         }
         let map = Mapped::open(path).map_err(|e| Error::io(path, e))?;
         let (length, header) = SafeTensors::read_metadata(map.bytes())

@@ -82,6 +82,13 @@ pub fn restore_default_sigpipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Takes its effect from `SIGXFSZ`, which ends processes that make a file larger than the system lets them (`ulimit -f`): they
+/// get an error instead. Processes that are started later have it so, too.
+pub fn ignore_sigxfsz() {
+    // SAFETY: sets the disposition of one signal; no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// The bytes to which the stack of the first thread may grow; none without a limit.
 pub fn stack_limit() -> Option<u64> {
     facts::limit(facts::Limited::Stack)

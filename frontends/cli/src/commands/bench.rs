@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use symmc::CudaConfig;
 use symmc::bench::{BenchConfig, Measurements};
 use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
@@ -75,7 +75,7 @@ pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
     }
     let profile = symmc::bench::profile(&args.name, &measured, &today())?;
     let path = args.output.display();
-    std::fs::write(&args.output, profile.to_json()).with_context(|| format!("writing {path}"))?;
+    symmc::write_file(&args.output, profile.to_json().as_bytes())?;
     put(&format!(
         "{path}: {} curves of {} sizes. {}\n",
         profile.curves.len(),

@@ -24,7 +24,7 @@ pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let verified = pack::verify(&table.blocks, &packing.offsets)
         .map_err(|e| Error::new(ErrorKind::Defect, format!("{name}: the offsets are no packing: {e}")))?;
     if let Some(path) = &args.output {
-        std::fs::write(path, table.write(&packing.offsets)).with_context(|| path.display().to_string())?;
+        symmc::write_file(path, table.write(&packing.offsets).as_bytes())?;
     }
     let result = Outcome { table: &table, packing: &packing, verified, seconds, capacity: args.capacity };
     match args.format {

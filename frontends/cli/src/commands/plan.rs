@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use symmc::{CheckedPlan, Config, Order, Plan, Program};
 
 use crate::args::{PlanArgs, PlanFormat};
@@ -64,5 +64,5 @@ fn orders(program: &Program, config: &Config) -> Result<String> {
 }
 
 fn write(plan: &Plan, path: &Path) -> Result<()> {
-    std::fs::write(path, plan.to_json()).with_context(|| path.display().to_string())
+    Ok(symmc::write_file(path, plan.to_json().as_bytes())?)
 }

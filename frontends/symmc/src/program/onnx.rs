@@ -7,6 +7,7 @@ use symmc_onnx::{ImportError, ImportOptions, Reason};
 use super::advice::{advised, noted, stem_of_ranks};
 use super::import::{Imported, OpenOptions};
 use crate::error::Error;
+use crate::files::is_stream;
 use crate::weights::Weights;
 
 /// Imports the model of one rank, or those of all ranks.
@@ -15,6 +16,13 @@ use crate::weights::Weights;
 /// A model is broken, or its program cannot be represented.
 pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Imported, Error> {
     let Some(first) = paths.first() else { return Err(Error::request("no file is named")) };
+    if let Some(path) = paths.iter().find(|path| is_stream(path)) {
+        // Its beginning has been read.
+        return Err(Error::format(
+            path,
+            "this is a device, a pipe or a socket; expected a file with an ONNX model",
+        ));
+    }
     if let Some((group, _)) = options.groups.first() {
         return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
     }
