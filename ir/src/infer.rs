@@ -336,17 +336,30 @@ fn matmul(x: &Type, y: &Type) -> Result<Type, String> {
 fn grouped_matmul(x: &Type, y: &Type, ends: &Type) -> Result<Type, String> {
     same_dtype(&[x, y])?;
     float(x)?;
-    let ([rows, k], [groups, inner, n]) = (&x.shape[..], &y.shape[..]) else {
-        return Err(format!("expected [rows, k] and [groups, k, n], found {:?} and {:?}", x.shape, y.shape));
+    let found = || format!("found {}{:?}", ends.dtype, ends.shape);
+    let given = match &ends.shape[..] {
+        [groups] if matches!(ends.dtype, DType::I32 | DType::I64) => Some(groups),
+        _ => None,
+    };
+    let (k, inner, shape) = match (&x.shape[..], &y.shape[..]) {
+        ([rows, k], [groups, inner, n]) => {
+            want(given.is_none_or(|g| g == groups) && given.is_some(), || {
+                format!("the ends of the groups must be i32 or i64 [{groups:?}], {}", found())
+            })?;
+            (k, inner, vec![rows.clone(), n.clone()])
+        }
+        ([m, k], [inner, n]) => {
+            let groups = given
+                .ok_or_else(|| format!("the ends of the groups must be i32 or i64 [groups], {}", found()))?;
+            (k, inner, vec![groups.clone(), m.clone(), n.clone()])
+        }
+        _ => {
+            let expected = "[rows, k] and [groups, k, n], or [m, k] and [k, n]";
+            return Err(format!("expected {expected}, found {:?} and {:?}", x.shape, y.shape));
+        }
     };
     want(k == inner, || format!("the inner extents differ: {k:?} and {inner:?}"))?;
-    want(matches!(ends.dtype, DType::I32 | DType::I64) && ends.shape[..] == [groups.clone()], || {
-        format!(
-            "the ends of the groups must be i32 or i64 [{groups:?}], found {}{:?}",
-            ends.dtype, ends.shape
-        )
-    })?;
-    Ok(Type::new(x.dtype, vec![rows.clone(), n.clone()]))
+    Ok(Type::new(x.dtype, shape))
 }
 
 /// Checks what attention says beside its operands.

@@ -40,7 +40,8 @@ pub enum Op {
     /// `x [rows, k]`, `y [groups, k, n]` and the `ends [groups]` of the groups (i32 or i64): group `g` has the rows from
     /// `ends[g - 1]`, or 0 for the first, up to `ends[g]`, and each of them is `x @ y[g]` in the result `[rows, n]`,
     /// accumulated as in [`Op::MatMul`]. Groups may be empty; rows behind the last end are zero. An end below the one
-    /// before it, or below 0, or beyond the rows, is an error of the run.
+    /// before it, or below 0, or beyond the rows, is an error of the run. With `x [m, k]` and `y [k, n]` the groups
+    /// divide K: the result `[groups, m, n]` has the product of each group's columns of `x` and rows of `y`.
     GroupedMatMul,
     /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
     Reduce { op: Reduction, axes: Vec<usize>, keep: bool },

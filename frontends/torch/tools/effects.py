@@ -58,7 +58,7 @@ symm_mem.nccl_get_out symm_mem.stream_write_value32_ symm_mem.memcpy_to_multicas
 EFFECT_NAMESPACES = ["c10d"]
 
 # Pure ops of packages that are no part of PyTorch.
-PACKAGES = ["transformers.grouped_mm_fallback"]
+PACKAGES = ["transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback_backward"]
 
 
 def is_tensor_op(schema):

@@ -24,19 +24,31 @@ pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpE
     }
 }
 
-/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last.
+/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last. Or, of two
+/// matrices, those of the groups that divide K.
 pub(super) fn grouped_matmul(x: &Array, y: &Array, ends: &Array, shape: &[usize]) -> Result<Array, OpError> {
-    let (rows, n, k) = (shape[0], shape[1], x.shape[1]);
     let (a, b) = (x.as_floats()?, y.as_floats()?);
+    let divides_k = y.shape.len() == 2;
+    let (k, n) = (x.shape[1], shape[shape.len() - 1]);
+    let rows = if divides_k { k } else { x.shape[0] };
     let mut out = vec![0.0; numel(shape)];
     let mut start = 0;
     for (group, &end) in ends.as_ints()?.iter().enumerate() {
         let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
         let end = within.ok_or(OpError::GroupEnd { group, end, start, rows })?;
-        let own = (&a[start * k..end * k], &b[group * k * n..][..k * n]);
-        let extents = [[end - start, k], [k, n], [end - start, n]];
-        let part = product(own.0, own.1, &extents[0], &extents[1], &extents[2], 0.0, |s, x, y| *s += x * y);
-        out[start * n..end * n].copy_from_slice(&part);
+        let times = |a: &[f64], b: &[f64], [m, k]: [usize; 2]| {
+            product(a, b, &[m, k], &[k, n], &[m, n], 0.0, |s, x, y| *s += x * y)
+        };
+        if divides_k {
+            let columns: Vec<f64> =
+                a.chunks_exact(k.max(1)).flat_map(|row| &row[start..end]).copied().collect();
+            let size = x.shape[0] * n;
+            let part = times(&columns, &b[start * n..end * n], [x.shape[0], end - start]);
+            out[group * size..][..size].copy_from_slice(&part);
+        } else {
+            let part = times(&a[start * k..end * k], &b[group * k * n..][..k * n], [end - start, k]);
+            out[start * n..end * n].copy_from_slice(&part);
+        }
         start = end;
     }
     Ok(Array::floats(x.dtype, shape, out))

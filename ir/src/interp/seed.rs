@@ -188,7 +188,8 @@ fn index_limit(
                     Op::ScatterElements { axis, .. } | Op::IndexAdd { axis } if operand == 1 => *axis,
                     Op::Index { axis } if operand >= 1 => axis + operand - 1,
                     Op::IndexPut { axis, .. } if operand >= 2 => axis + operand - 2,
-                    Op::GroupedMatMul if operand == 2 => 0,
+                    // The rows, or the terms.
+                    Op::GroupedMatMul if operand == 2 => usize::from(graph.ty(node.inputs[1]).rank() == 2),
                     Op::Collective(c)
                         if c.kind == CollectiveKind::AllToAll(Splits::Device) && operand == 1 =>
                     {

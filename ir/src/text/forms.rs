@@ -152,9 +152,12 @@ ops! {
             "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, k, n]`). \
              Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` (`[groups]`, i32 or i64). \
              Groups may be empty; rows behind the last end are zero. An end below the one before it or beyond the \
-             rows ends the run with an error."
+             rows ends the run with an error. With `x` `[m, k]` and `y` `[k, n]` the groups divide K, and the \
+             result `[groups, m, n]` has the product of each: the gradient of the matrices."
             => "%experts: f32[4, 64, 32] = reshape %w\n\
-                %grouped_matmul: f32[t, 32] = grouped_matmul %x, %experts, %rows";
+                %grouped_matmul: f32[t, 32] = grouped_matmul %x, %experts, %rows\n\
+                %by_terms: f32[64, t] = permute %x perm=[1, 0]\n\
+                %gradients: f32[4, 64, 32] = grouped_matmul %by_terms, %grouped_matmul, %rows";
         "reduce" ("x") op Reduce { op, axes, keep }:
             "Combines the elements along `axes` (ascending) by `op`: sum, mean, prod, max, min, any or all; `keep` \
              leaves the axes with extent 1. Sums and products of integers and bool give i64, `any` and `all` bool."

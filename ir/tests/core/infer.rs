@@ -41,6 +41,7 @@ fn accepted() {
         "%o: f32[n, m] = matmul %x, %y",
         "%o: f32[2, 4, n, n] = matmul %q, %t",
         "%o: f32[n, m] = grouped_matmul %x, %experts, %ends",
+        "%o: f32[3, n, m] = grouped_matmul %x, %y, %ends",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv causal=false scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv bounds=[below row + (1), from chunk 4 of row + (-n)] scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %s1 bounds=[from operand + (0), below row + operand + (m)] \
@@ -94,7 +95,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("cast %x", "the shape must stay [n, 8], found []"),
     ("matmul %x, %x", "the inner extents differ: 8 and n"),
     ("matmul %x, %v", "both operands need two axes or more, found 2 and 1"),
-    ("grouped_matmul %x, %c, %ends", "expected [rows, k] and [groups, k, n], found [n, 8] and [8, 8]"),
+    (
+        "grouped_matmul %x, %v, %ends",
+        "expected [rows, k] and [groups, k, n], or [m, k] and [k, n], found [n, 8] and [8]",
+    ),
+    ("grouped_matmul %x, %x, %ends", "the inner extents differ: 8 and n"),
+    ("grouped_matmul %x, %y, %i", "the ends of the groups must be i32 or i64 [groups], found i64[n, 8]"),
     ("grouped_matmul %h, %experts, %ends", "the dtypes differ: bf16 and f32"),
     ("grouped_matmul %y, %experts, %ends", "the inner extents differ: m and 8"),
     ("grouped_matmul %x, %experts, %splits", "the ends of the groups must be i32 or i64 [3], found i64[4]"),

@@ -70,6 +70,13 @@ fn grouped_matmul() {
     check(Op::GroupedMatMul, &no_groups, &[f32s(&[4, 1], &[0.0; 4])]);
     let no_terms = [f32s(&[2, 0], &[]), f32s(&[1, 0, 1], &[]), i64s(&[1], &[2])];
     check(Op::GroupedMatMul, &no_terms, &[f32s(&[2, 1], &[0.0; 2])]);
+    // Groups that divide K: the last term is in none.
+    let (x2, y2) =
+        (f32s(&[2, 4], &[1.0, 2.0, 3.0, NAN, 4.0, 5.0, 6.0, NAN]), f32s(&[4, 1], &[1.0, 10.0, 100.0, NAN]));
+    let by_terms = [x2, y2, i64s(&[3], &[2, 2, 3])];
+    check(Op::GroupedMatMul, &by_terms, &[f32s(&[3, 2, 1], &[21.0, 54.0, 0.0, 0.0, 300.0, 600.0])]);
+    let nothing = [f32s(&[2, 0], &[]), f32s(&[0, 1], &[]), i64s(&[2], &[0, 0])];
+    check(Op::GroupedMatMul, &nothing, &[f32s(&[2, 2, 1], &[0.0; 4])]);
     for (ends, message) in [
         ([2, 1, 4], "group 1 of the rows ends at 1: expected 2 to 4"),
         ([-1, 1, 4], "group 0 of the rows ends at -1: expected 0 to 4"),

@@ -8,7 +8,7 @@
 //! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Graph, Node, NodeId, Op, ValueId};
+use symmc_ir::{Graph, Node, NodeId, ValueId};
 
 use super::context::Context;
 
@@ -74,10 +74,7 @@ fn computes(node: &Node) -> bool {
 fn compute_us(graph: &Graph, node: &Node, context: &Context) -> f64 {
     let bytes =
         |values: &[ValueId]| values.iter().map(|&v| context.bytes(graph.ty(v))).fold(0, u64::saturating_add);
-    let terms = match (&node.op, node.inputs.first()) {
-        (Op::MatMul | Op::GroupedMatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| context.upper(d)),
-        _ => None,
-    };
+    let terms = graph.terms(node, |d| context.upper(d));
     context.profile.compute_us(bytes(&node.inputs), bytes(&node.outputs), terms)
 }
 

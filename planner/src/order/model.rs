@@ -297,12 +297,7 @@ fn time(
         Some(p) => nanoseconds(p.copy_us(bytes)),
         None => 1000 + bytes / 1000,
     };
-    let terms = match (&node.op, node.inputs.first()) {
-        (Op::MatMul | Op::GroupedMatMul, Some(&x)) => {
-            graph.ty(x).shape.last().map(|d| d.upper(symbols).max(1) as u64)
-        }
-        _ => None,
-    };
+    let terms = graph.terms(node, |d| d.upper(symbols).max(1) as u64);
     match &node.op {
         Op::Collective(c) => {
             let bytes = read.max(written);

@@ -60,39 +60,48 @@ fn extents(x: &Strided, y: &Strided, result: &Strided) -> Result<(usize, Extents
     Ok((result.rank(), Extents { m, k, n }))
 }
 
-/// Each group of the rows of `x` times its own matrix of `y`; zeros behind the last. The ends are checked before anything
-/// is written. Operands: `x`, `y`, the ends.
+/// Each group of the rows of `x` times its own matrix of `y`; zeros behind the last. Or, of two matrices, the products of
+/// the groups that divide K. The ends are checked before anything is written. Operands: `x`, `y`, the ends.
 pub(super) fn grouped(
     [x, y, ends]: [&Strided; 3],
     result: &Strided,
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    let fits = x.rank() == 2 && y.rank() == 3 && ends.shape()[..] == [y.n(0)] && x.dtype.is_float();
+    let divides_k = y.rank() == 2;
+    let groups = if divides_k { result } else { y };
+    let fits = x.rank() == 2 && groups.rank() == 3 && ends.shape()[..] == [groups.n(0)] && x.dtype.is_float();
     if !fits {
         return Err(KernelError::Shape {
             what: "grouped_matmul".into(),
-            expected: "floats [rows, k] and [groups, k, n], and [groups]".into(),
+            expected: "floats [rows, k] and [groups, k, n], or [m, k] and [k, n], and [groups]".into(),
             found: format!("{:?}, {:?} and {:?}", x.shape(), y.shape(), ends.shape()),
         });
     }
-    let matrix = |group: usize| y.cut(0, group, 1).with_axes([y.axes[1], y.axes[2]]);
-    let whole = y.with_axes([y.axes[1], y.axes[2]]);
-    let (_, e) = extents(x, &whole, result)?;
-    let mut given = scratch.take::<i64>(y.n(0));
+    let matrix = |of: &Strided, group: usize| of.cut(0, group, 1).with_axes([of.axes[1], of.axes[2]]);
+    let (_, e) = extents(x, &y.with_axes(y.axes[y.rank() - 2..].iter().copied()), result)?;
+    let rows = if divides_k { e.k } else { e.m };
+    let mut given = scratch.take::<i64>(ends.n(0));
     Reader::new(ends).fill(&mut given);
-    let (mut start, mut groups) = (0, Vec::with_capacity(given.len()));
+    let (mut start, mut parts) = (0, Vec::with_capacity(given.len()));
     for (group, &end) in given.iter().enumerate() {
-        let within = usize::try_from(end).ok().filter(|end| (start..=e.m).contains(end));
-        let end = within.ok_or(KernelError::GroupEnd { end, rows: e.m })?;
-        groups.push((group, start, end - start));
+        let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
+        let end = within.ok_or(KernelError::GroupEnd { end, rows })?;
+        parts.push((group, start, end - start));
         start = end;
     }
     scratch.give(given);
-    for (group, first, m) in groups.into_iter().filter(|g| g.2 > 0 && e.n > 0) {
-        let (rows, out) = (x.cut(0, first, m), result.cut(0, first, m));
-        one(&rows, &matrix(group), &out, Extents { m, ..e }, scratch);
+    for (group, first, own) in parts {
+        if divides_k {
+            let (columns, rows) = (x.cut(1, first, own), y.cut(0, first, own));
+            if e.m > 0 && e.n > 0 {
+                one(&columns, &rows, &matrix(result, group), Extents { k: own, ..e }, scratch);
+            }
+        } else if own > 0 && e.n > 0 {
+            let (rows, out) = (x.cut(0, first, own), result.cut(0, first, own));
+            one(&rows, &matrix(y, group), &out, Extents { m: own, ..e }, scratch);
+        }
     }
-    if start < e.m {
+    if !divides_k && start < e.m {
         pointwise::full(Scalar::Int(0), &result.cut(0, start, e.m - start));
     }
     Ok(())

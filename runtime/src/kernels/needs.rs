@@ -33,8 +33,9 @@ fn of(op: &Op, x: &[Strided], r: &[Strided], out: &mut Needs) -> Option<()> {
     match op {
         Op::MatMul => product(&x[0], &x[1], &r[0], out)?,
         Op::GroupedMatMul => {
-            out.add::<i64>(extent(&x[1], 0)?);
-            product(&x[0], &x[1], &r[0], out)?;
+            out.add::<i64>(extent(&x[2], 0)?);
+            let (m, k, n) = (extent(&x[0], 0)?, extent(&x[0], 1)?, extent_back(&x[1], 1)?);
+            matmul::needs(r[0].dtype, Extents { m, k, n }, out);
         }
         Op::Reduce { axes, .. } => {
             let last = axes.last()?;

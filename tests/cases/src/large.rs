@@ -102,7 +102,8 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
     out.push(case("batched matmul", Op::MatMul, operands, &[(dtype, &[4, 30, 96])], 72.0));
 }
 
-/// Rows of a mixture of experts: few and many for each, more experts than a warp has lanes, weights in both layouts.
+/// Rows of a mixture of experts: few and many for each, more experts than a warp has lanes, weights in both layouts. And
+/// the gradients of the weights: groups divide K.
 fn grouped_products(r: &mut SplitMix, out: &mut Vec<Case>) {
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for [rows, groups, k, n] in
@@ -116,6 +117,14 @@ fn grouped_products(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let name = format!("grouped matmul {dtype} [{rows}, {k}] by {what} [{groups}, {k}, {n}]");
                 let scale = 9.0 * (k as f64).sqrt();
                 out.push(case(&name, Op::GroupedMatMul, operands, &[(dtype, &[rows, n])], scale));
+            }
+            let x = tensor(r, dtype, &[k, rows]);
+            let gradient = Placed::dense(tensor(r, dtype, &[rows, n]));
+            for (what, x) in [("row-major", Placed::dense(x.clone())), ("column-major", columns_first(x))] {
+                let operands = vec![x, gradient.clone(), Placed::dense(ends.clone())];
+                let name = format!("grouped matmul {dtype} by terms, {what} [{k}, {rows}] by [{rows}, {n}]");
+                let scale = 9.0 * (rows as f64).sqrt();
+                out.push(case(&name, Op::GroupedMatMul, operands, &[(dtype, &[groups, k, n])], scale));
             }
         }
     }

@@ -201,6 +201,10 @@ fn grouped_matmul(r: &mut SplitMix) -> Draft {
     let dtype = r.pick(&FLOATS);
     let size = |r: &mut SplitMix| if r.one_in(4) { r.below(90) } else { 1 + r.below(6) };
     let (rows, k, n, groups) = (size(r), size(r), size(r), size(r));
+    if r.one_in(2) {
+        let (x, y) = (tensor(r, dtype, &[k, rows]), tensor(r, dtype, &[rows, n]));
+        return case(Op::GroupedMatMul, vec![x, y, ends(r, groups, rows)]).scaled(rows as f64);
+    }
     let y = tensor(r, dtype, &[groups, k, n]);
     case(Op::GroupedMatMul, vec![tensor(r, dtype, &[rows, k]), y, ends(r, groups, rows)]).scaled(k as f64)
 }

@@ -405,7 +405,9 @@ impl Grower {
         let turned = self.b.op("turned", Op::Permute { perm: vec![1, 0] }, &[x]).ok()?;
         let each = Type::new(ty.dtype, vec![Dim::from(2), k.clone(), rows.clone()]);
         let each = self.b.op_as("each", Op::Expand, &[turned], each).ok()?;
-        self.b.op("grouped", Op::GroupedMatMul, &[x, each, ends]).ok().map(|v| vec![v])
+        let by_rows = self.b.op("grouped", Op::GroupedMatMul, &[x, each, ends]).ok()?;
+        let by_terms = self.b.op("gradients", Op::GroupedMatMul, &[turned, by_rows, ends]).ok()?;
+        Some(vec![by_rows, by_terms])
     }
 
     /// Reductions and paddings.

@@ -59,7 +59,14 @@ fn failing() -> Vec<Case> {
     {
         let y = Placed::dense(of(Tensor::from_f64(DType::F32, [3, 2, 1], &[1.0; 6])));
         let error = KernelError::GroupEnd { end, rows: 3 };
-        out.push(make("grouped_matmul", Op::GroupedMatMul, vec![x(), y, ints(&[3], &bad)], error));
+        out.push(make("grouped_matmul", Op::GroupedMatMul, vec![x(), y, ints(&[3], &bad)], error.clone()));
+        let (y, turned) = (x(), Placed::dense(of(Tensor::from_f64(DType::F32, [2, 3], &[1.0; 6]))));
+        out.push(make(
+            "grouped_matmul by terms",
+            Op::GroupedMatMul,
+            vec![turned, y, ints(&[3], &bad)],
+            error,
+        ));
     }
     let divided = vec![ints(&[2], &[1, 2]), ints(&[2], &[1, 0])];
     out.push(make("division", Op::Binary(BinaryOp::FloorDiv), divided, KernelError::ZeroDivisor));

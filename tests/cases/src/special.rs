@@ -272,6 +272,8 @@ fn products(dtype: DType, out: &mut Vec<Draft>) {
                 out.push(Draft::new(Op::MatMul, vec![x.clone(), ones(&[19, n])]));
                 let ends = of(Tensor::from_i64(DType::I64, [2], &[3, m as i64 - 1]));
                 out.push(Draft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[2, 19, n]), ends]));
+                let ends = of(Tensor::from_i64(DType::I64, [2], &[4, 18]));
+                out.push(Draft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[19, n]), ends]));
             }
         }
     }

@@ -32,6 +32,16 @@ pub(super) const ROWS: &[Row] = &[
         let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?;
         c.done(z)
     }),
+    row("transformers.grouped_mm_fallback_backward", "grouped_matmul, permute", |c| {
+        let (x, y, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
+        let gradient = c.tensor("grad_output")?;
+        let (x, y) = (c.transposed(x)?, c.transposed(y)?);
+        let of_x = c.emit("grouped_matmul", Op::GroupedMatMul, &[gradient, y, ends])?;
+        let of_y = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, gradient, ends])?;
+        c.set(0, of_x);
+        c.set(1, of_y);
+        Ok(())
+    }),
 ];
 
 fn linear(c: &mut Call<'_, '_>) -> Lowered {
@@ -92,8 +102,8 @@ fn einsum(c: &mut Call<'_, '_>) -> Lowered {
     c.done(z)
 }
 
-/// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Without groups both
-/// are batches.
+/// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Of two matrices the
+/// groups divide K. Without groups both are batches.
 fn grouped(c: &mut Call<'_, '_>) -> Lowered {
     let (x, y) = (c.first()?, c.tensor("mat2")?);
     let ends = c.opt_tensor("offs")?;
@@ -102,14 +112,14 @@ fn grouped(c: &mut Call<'_, '_>) -> Lowered {
     }
     let (x, y) = widened(c, x, y)?;
     let z = match (c.rank(x), c.rank(y), ends) {
-        (2, 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
+        (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
         (3, 2, Some(ends)) => {
             let (rows, matrices) = (c.transposed(y)?, c.transposed(x)?);
             let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[rows, matrices, ends])?;
             c.transposed(z)?
         }
         (3, 3, None) => c.matmul(x, y)?,
-        _ => return Err(Stop::Opaque("its groups divide the terms of the products".into())),
+        _ => return Err(Stop::Opaque(format!("matrices of {} and {} axes", c.rank(x), c.rank(y)))),
     };
     c.done(z)
 }

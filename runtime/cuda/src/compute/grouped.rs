@@ -1,4 +1,4 @@
-//! Grouped GEMM: products of groups of rows, each with a matrix of its own.
+//! Grouped GEMM: products of groups of rows, each with a matrix of its own, or of two matrices whose K the groups divide.
 //!
 //! How many rows a group has is known on the device only: a launch has as many blocks as any division of the rows may
 //! need, and those that find no rows end. Halves in layouts that are copied 16 bytes at a time go by tensor cores,
@@ -35,42 +35,77 @@ struct Config {
     shared: usize,
 }
 
-/// Operands: the rows, the matrices, the ends of the groups.
+/// The extents of a product of `m` rows by `n` columns, whose rows, or whose `k`, groups divide.
+#[derive(Clone, Copy)]
+struct Extents {
+    m: usize,
+    k: usize,
+    n: usize,
+    groups: usize,
+    divide_k: bool,
+}
+
+impl Extents {
+    fn of([x, y, ends]: [&Located; 3], result: &Located) -> Result<Self, CudaError> {
+        let e = match (&x.shape[..], &y.shape[..], &ends.shape[..]) {
+            (&[m, k], &[groups, inner, n], &[given]) if k == inner && groups == given => {
+                Extents { m, k, n, groups, divide_k: false }
+            }
+            (&[m, k], &[inner, n], &[groups]) if k == inner => Extents { m, k, n, groups, divide_k: true },
+            _ => {
+                let expected = "[rows, k] and [groups, k, n], or [m, k] and [k, n], and [groups]";
+                return Err(misfit("grouped_matmul", expected, (&x.shape, &y.shape, &ends.shape)));
+            }
+        };
+        let shape = if e.divide_k { vec![e.groups, e.m, e.n] } else { vec![e.m, e.n] };
+        let fits = result.shape[..] == shape[..]
+            && x.dtype == y.dtype
+            && x.dtype == result.dtype
+            && x.dtype.is_float();
+        if fits { Ok(e) } else { Err(misfit("the result of grouped_matmul", shape, &result.shape)) }
+    }
+
+    /// Tiles of so many rows that any division may need.
+    fn tiles(self, rows: usize) -> usize {
+        if self.divide_k {
+            return self.groups * self.m.div_ceil(rows);
+        }
+        // Each piece that has rows, the groups and what lies behind them, may have one tile that is not full.
+        let pieces = self.m.min(self.groups + 1);
+        (self.m + pieces * (rows - 1)) / rows
+    }
+}
+
+/// Operands: the rows, the matrices, the ends of the groups; or two matrices, and the ends.
 pub(super) fn lower(
-    [x, y, ends]: [&Located; 3],
+    operands: [&Located; 3],
     result: &Located,
     l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
-    let ([rows, k], [groups, inner, n]) = (&x.shape[..], &y.shape[..]) else {
-        return Err(misfit("grouped_matmul", "[rows, k] and [groups, k, n]", (&x.shape, &y.shape)));
-    };
-    let (rows, k, groups, n) = (*rows, *k, *groups, *n);
-    let fits = k == *inner
-        && ends.shape[..] == [groups]
-        && result.shape[..] == [rows, n]
-        && x.dtype == y.dtype
-        && x.dtype == result.dtype
-        && x.dtype.is_float();
-    if !fits {
-        return Err(misfit("the result of grouped_matmul", [rows, n], &result.shape));
-    }
-    let config = by_tensor_cores([x, y], l).unwrap_or_else(|| any(n));
-    // Each piece that has rows, the groups and what lies behind them, may have one tile that is not full.
-    let pieces = rows.min(groups + 1);
-    let tiles = (rows + pieces * (config.rows - 1)) / config.rows;
-    let blocks = tiles.max(1) * n.div_ceil(config.columns).max(1);
-    let blocks = u32::try_from(blocks).ok().filter(|&b| b <= i32::MAX as u32);
-    let blocks = blocks.ok_or_else(|| misfit("grouped_matmul", "fewer tiles", (rows, n)))?;
+    let [x, y, ends] = operands;
+    let e = Extents::of(operands, result)?;
+    let config = by_tensor_cores([x, y], e, l).unwrap_or_else(|| any(e));
+    let blocks = e.tiles(config.rows).max(1).checked_mul(e.n.div_ceil(config.columns).max(1));
+    let blocks = blocks.and_then(|n| u32::try_from(n).ok()).filter(|&b| b <= i32::MAX as u32);
+    let blocks = blocks.ok_or_else(|| misfit("grouped_matmul", "fewer tiles", (e.m, e.n)))?;
+    let rows = if e.divide_k { e.k } else { e.m };
+    let of_group = |v: &Located| if v.shape.len() == 3 { v.strides[0] } else { 0 };
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} A; typedef {} I;\n\
-         static const i64 R = {rows}, N = {n}, K = {k}, G = {groups}, b_group = {}ll, e_step = {}ll;\n",
+         static const i64 R = {rows}, M = {}, N = {}, K = {}, G = {}, b_group = {}ll, c_group = {}ll, e_step = {}ll;\n",
         stored(x.dtype),
         computed(x.dtype),
         stored(ends.dtype),
-        y.strides[0],
+        e.m,
+        e.n,
+        e.k,
+        e.groups,
+        of_group(y),
+        of_group(result),
         ends.strides[0],
     );
-    for (name, strides) in [("a", &x.strides[..]), ("b", &y.strides[1..]), ("c", &result.strides[..])] {
+    for (name, v) in [("a", x), ("b", y), ("c", result)] {
+        let strides = &v.strides[v.shape.len() - 2..];
         out.push_str(&format!(
             "SC_FN i64 {name}_at(i64 i, i64 j) {{ return i * {}ll + j * {}ll; }}\n",
             strides[0], strides[1]
@@ -95,34 +130,41 @@ pub(super) fn lower(
 }
 
 /// Any layout and type.
-fn any(n: usize) -> Config {
-    let tiles = n.div_ceil(TILE).max(1);
-    let call = format!("grouped_product<sc::@_L, {tiles}>");
+fn any(e: Extents) -> Config {
+    let tiles = e.n.div_ceil(TILE).max(1);
+    let name = if e.divide_k { "grouped_terms" } else { "grouped_product" };
+    let call = format!("{name}<sc::@_L, {tiles}>");
     Config { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
 }
 
-/// Tensor cores, where rows and matrices are halves that are copied 16 bytes at a time.
-fn by_tensor_cores([x, y]: [&Located; 2], l: &Lowering<'_>) -> Option<Config> {
-    let ([rows, k], [groups, _, n]) = (&x.shape[..], &y.shape[..]) else { return None };
+/// Tensor cores, where both operands are halves that are copied 16 bytes at a time. Groups that divide K begin at any
+/// term, so there no line may have its terms side by side.
+fn by_tensor_cores([x, y]: [&Located; 2], e: Extents, l: &Lowering<'_>) -> Option<Config> {
     let eights = |stride: isize| stride > 0 && stride % 8 == 0;
-    let by_terms = y.strides[1] == 1 && eights(y.strides[2]) && k % 8 == 0;
-    let by_columns = y.strides[2] == 1 && eights(y.strides[1]) && n % 8 == 0;
+    // Whether the elements along the first or the second of two axes lie side by side, in whole pieces.
+    let side_by_side =
+        |[along, other]: [isize; 2], n: usize| along == 1 && eights(other) && n.is_multiple_of(8);
+    let last = &y.strides[y.shape.len() - 2..];
+    let by_terms = side_by_side([last[0], last[1]], e.k);
+    let by_columns = side_by_side([last[1], last[0]], e.n);
+    let laid_out = if e.divide_k {
+        by_columns && side_by_side([x.strides[0], x.strides[1]], e.m)
+    } else {
+        let rows = x.strides[1] == 1 && (eights(x.strides[0]) || e.m == 1) && e.k.is_multiple_of(8);
+        rows && (by_terms || by_columns) && (eights(y.strides[0]) || e.groups == 1)
+    };
     let aligned = |v: &Located| l.at(v).is_multiple_of(16);
-    let fits = matches!(x.dtype, DType::BF16 | DType::F16)
-        && (by_terms || by_columns)
-        && k % 8 == 0
-        && x.strides[1] == 1
-        && (eights(x.strides[0]) || *rows == 1)
-        && (eights(y.strides[0]) || *groups == 1)
-        && aligned(x)
-        && aligned(y);
-    if !fits {
+    if !matches!(x.dtype, DType::BF16 | DType::F16) || !laid_out || !aligned(x) || !aligned(y) {
         return None;
     }
-    let tile_rows = if *rows > 3 * FEW_ROWS / 2 * groups { MANY_ROWS } else { FEW_ROWS };
-    let stage = (tile_rows + COLUMNS) * TILE_K * x.dtype.size();
+    let many = e.divide_k || e.m > 3 * FEW_ROWS / 2 * e.groups;
+    let rows = if many { MANY_ROWS } else { FEW_ROWS };
+    let stage = (rows + COLUMNS) * TILE_K * x.dtype.size();
     let stages = STAGES.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
-    let tiles = n.div_ceil(COLUMNS).max(1);
-    let call = format!("grouped_tiles<sc::@_L, {tiles}, {tile_rows}, {stages}, {by_terms}>");
-    Some(Config { call, rows: tile_rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
+    let tiles = e.n.div_ceil(COLUMNS).max(1);
+    let call = match e.divide_k {
+        true => format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>"),
+        false => format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>"),
+    };
+    Some(Config { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
 }

@@ -84,6 +84,8 @@ fn sample() -> Vec<Case> {
         "grouped matmul f16 [90,",
         "grouped matmul f16 [65,",
         "grouped matmul f32 [90,",
+        "grouped matmul bf16 by terms",
+        "grouped matmul f32 by terms, row-major [64,",
         "topk f32 5000",
         "index_add bf16",
         "rms_norm bf16 [2, 40000]",

@@ -1,40 +1,57 @@
-// Grouped GEMM: products of groups of rows with a matrix for each group. How many rows a group has is data: each block
-// looks up which tile of which group is its own. Rows behind the last group are one more group, whose K is 0.
+// Grouped GEMM: products of groups of rows with a matrix for each group, or of two matrices whose K the groups divide. How
+// many rows or terms a group has is data: each block looks up which tile of which group is its own, or which terms are its
+// group's. Rows behind the last group are one more group, whose K is 0.
 //
-// `L` gives R rows, N columns, K and G groups; the types T of elements, A of sums and I of ends; `a_at`, `c_at` and,
-// within a group, `b_at`; the distances `e_step` of ends and `b_group` of matrices.
+// `L` gives R rows, or terms, N columns, K and G groups, and M rows where groups divide K; the types T of elements, A of sums
+// and I of ends; `a_at`, `c_at` and, within a group, `b_at`; the distances `e_step` of ends, `b_group` of matrices and
+// `c_group` of results.
 
 namespace sc {
 
 // Rows from `first` to below `end`, of a group or, where that is G, of none.
 struct GroupedRows { i64 first, end, group; };
 
-// The tile of this number: each group has one for every ROWS of its rows. No rows beyond the last tile. The first block
-// reports the first end that is below the one before it or beyond the rows; such groups are empty, or end with the rows.
+// The ends of groups, 32 at a time, by the lanes of a warp.
+template <class L> struct Ends {
+    // Where the groups before these end.
+    i64 start = 0;
+    bool sound = true;
+
+    // The rows of the group of this lane, of those from `g0` on; what lies behind the last ends with all rows. The first block
+    // reports the first end that is below the one before it or beyond the rows; such groups are empty, or end with the rows.
+    __device__ __forceinline__ GroupedRows next(const void *pe, i64 g0, void *status, u32 assertion) {
+        const int lane = threadIdx.x;
+        const i64 g = g0 + lane;
+        const i64 given = g < L::G ? get(((const typename L::I *)pe)[g * L::e_step]) : L::R;
+        i64 end = given < start ? start : given > L::R ? L::R : given;
+        for (int by = 1; by < 32; by *= 2) {
+            const i64 other = __shfl_up_sync(0xffffffffu, end, by);
+            if (lane >= by && other > end) end = other;
+        }
+        i64 first = __shfl_up_sync(0xffffffffu, end, 1);
+        if (lane == 0) first = start;
+        const bool bad = given < first || given > L::R;
+        const u32 all_bad = __ballot_sync(0xffffffffu, bad);
+        if (sound && bad && blockIdx.x == 0 && (all_bad & ((1u << lane) - 1)) == 0) report(status, assertion, given);
+        sound = sound && all_bad == 0;
+        start = __shfl_sync(0xffffffffu, end, 31);
+        return {first, end, g};
+    }
+};
+
+// The tile of this number: each group has one for every ROWS of its rows. No rows beyond the last tile.
 template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile, void *status, u32 assertion) {
     __shared__ GroupedRows own;
     if (threadIdx.x == 0) own.first = 0, own.end = 0, own.group = L::G;
     __syncthreads();
     if (threadIdx.x < 32) {
         const int lane = threadIdx.x;
-        // Where the groups before these end, and how many tiles they have.
-        i64 start = 0, before = 0;
-        bool sound = true;
+        Ends<L> ends;
+        // How many tiles the groups before these have.
+        i64 before = 0;
         for (i64 g0 = 0; g0 <= L::G; g0 += 32) {
-            const i64 g = g0 + lane;
-            const i64 given = g < L::G ? get(((const typename L::I *)pe)[g * L::e_step]) : L::R;
-            i64 end = given < start ? start : given > L::R ? L::R : given;
-            for (int by = 1; by < 32; by *= 2) {
-                const i64 other = __shfl_up_sync(0xffffffffu, end, by);
-                if (lane >= by && other > end) end = other;
-            }
-            i64 first = __shfl_up_sync(0xffffffffu, end, 1);
-            if (lane == 0) first = start;
-            const bool bad = given < first || given > L::R;
-            const u32 all_bad = __ballot_sync(0xffffffffu, bad);
-            if (sound && bad && blockIdx.x == 0 && (all_bad & ((1u << lane) - 1)) == 0) report(status, assertion, given);
-            sound = sound && all_bad == 0;
-            const i64 tiles = (end - first + ROWS - 1) / ROWS;
+            const GroupedRows rows = ends.next(pe, g0, status, assertion);
+            const i64 tiles = (rows.end - rows.first + ROWS - 1) / ROWS;
             i64 sum = tiles;
             for (int by = 1; by < 32; by *= 2) {
                 const i64 other = __shfl_up_sync(0xffffffffu, sum, by);
@@ -43,17 +60,37 @@ template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile,
             const i64 at = tile - (before + sum - tiles);
             const bool hit = at >= 0 && at < tiles;
             if (hit) {
-                own.first = first + at * ROWS, own.group = g;
-                own.end = own.first + ROWS < end ? own.first + ROWS : end;
+                own.first = rows.first + at * ROWS, own.group = rows.group;
+                own.end = own.first + ROWS < rows.end ? own.first + ROWS : rows.end;
             }
             // The first block goes on, for the report.
             if (__ballot_sync(0xffffffffu, hit) != 0 && blockIdx.x != 0) break;
-            start = __shfl_sync(0xffffffffu, end, 31);
             before += __shfl_sync(0xffffffffu, sum, 31);
         }
     }
     __syncthreads();
     return own;
+}
+
+// All of a group, where groups divide K.
+template <class L> SC_FN GroupedRows terms_of(const void *pe, i64 group, void *status, u32 assertion) {
+    __shared__ GroupedRows own;
+    if (threadIdx.x < 32) {
+        Ends<L> ends;
+        for (i64 g0 = 0; g0 < L::G && (g0 <= group || blockIdx.x == 0); g0 += 32) {
+            const GroupedRows terms = ends.next(pe, g0, status, assertion);
+            if (terms.group == group) own = terms;
+        }
+    }
+    __syncthreads();
+    return own;
+}
+
+// The tile of a block where groups divide K: groups have equally many, each with so many columns of tiles.
+struct TileOfTerms { i64 group, row, column; };
+template <class L, int TILES, int ROWS> SC_FN TileOfTerms tile_of_terms() {
+    const i64 rows = L::M > 0 ? (L::M + ROWS - 1) / ROWS : 1, rest = blockIdx.x / TILES;
+    return {rest / rows, rest % rows * ROWS, blockIdx.x % TILES};
 }
 
 // Of any strides and types.
@@ -67,9 +104,19 @@ SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void 
     product_tile<L>((const T *)pa, b, (T *)pc, rows.first, rows.end, blockIdx.x % TILES * 64, none ? 0 : L::K);
 }
 
-// Of halves by matrix instructions: a block of four warps computes ROWS by 128. Rows are contiguous; of the matrices the
-// elements of a column are (K_MAJOR), or those of one k.
-template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
+template <class L, int TILES>
+SC_FN void grouped_terms(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
+    typedef typename L::T T;
+    const TileOfTerms at = tile_of_terms<L, TILES, 64>();
+    if (at.group >= L::G) return;
+    const GroupedRows own = terms_of<L>(pe, at.group, status, assertion);
+    const T *a = (const T *)pa + L::a_at(0, own.first), *b = (const T *)pb + L::b_at(own.first, 0);
+    product_tile<L>(a, b, (T *)pc + at.group * L::c_group, at.row, L::M, at.column * 64, own.end - own.first);
+}
+
+// Of halves by matrix instructions: a block of four warps computes ROWS by 128. Contiguous are of rows the elements of one
+// (A_K_MAJOR), or those of one k, and of matrices the elements of a column (B_K_MAJOR), or those of one k.
+template <class L, int ROWS, int STAGES, bool A_K_MAJOR, bool B_K_MAJOR> struct GroupedTile {
     typedef typename L::T T;
     static const int COLUMNS = 128, TILE_K = 64, THREADS = 128;
     // Warps divide the rows, and then the columns. A warp's sums are of HEIGHT times 16 rows and WIDTH times eight columns.
@@ -91,17 +138,18 @@ template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
         if (k0 >= terms) return;
 #pragma unroll
         for (int e = threadIdx.x; e < ROWS * TILE_K / 8; e += THREADS) {
-            const int line = e / (TILE_K / 8), term = e % (TILE_K / 8) * 8;
-            const bool in = rows.first + line < rows.end && k0 + term < terms;
-            cp_async(stage + at<TILE_K>(line, term), a + (in ? L::a_at(rows.first + line, k0 + term) : 0), in);
+            const int length = A_K_MAJOR ? TILE_K : ROWS, line = e / (length / 8), piece = e % (length / 8) * 8;
+            const i64 term = k0 + (A_K_MAJOR ? piece : line), row = rows.first + (A_K_MAJOR ? line : piece);
+            const bool in = row < rows.end && term < terms;
+            cp_async(stage + at<A_K_MAJOR ? TILE_K : ROWS>(line, piece), a + (in ? L::a_at(row, term) : 0), in);
         }
         u16 *to = stage + ROWS * TILE_K;
 #pragma unroll
         for (int e = threadIdx.x; e < COLUMNS * TILE_K / 8; e += THREADS) {
-            const int length = K_MAJOR ? TILE_K : COLUMNS, line = e / (length / 8), piece = e % (length / 8) * 8;
-            const i64 term = k0 + (K_MAJOR ? piece : line), column = column0 + (K_MAJOR ? line : piece);
+            const int length = B_K_MAJOR ? TILE_K : COLUMNS, line = e / (length / 8), piece = e % (length / 8) * 8;
+            const i64 term = k0 + (B_K_MAJOR ? piece : line), column = column0 + (B_K_MAJOR ? line : piece);
             const bool in = term < terms && column < L::N;
-            cp_async(to + at<K_MAJOR ? TILE_K : COLUMNS>(line, piece), b + (in ? L::b_at(term, column) : 0), in);
+            cp_async(to + at<B_K_MAJOR ? TILE_K : COLUMNS>(line, piece), b + (in ? L::b_at(term, column) : 0), in);
         }
     }
 
@@ -114,13 +162,16 @@ template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
         for (int k = 0; k < TILE_K; k += 16) {
             u32 x[HEIGHT][4];
 #pragma unroll
-            for (int h = 0; h < HEIGHT; h++)
-                ldmatrix(x[h], stage + at<TILE_K>(row0 + h * 16 + lane % 16, k + lane / 16 * 8));
+            for (int h = 0; h < HEIGHT; h++) {
+                const int row = row0 + h * 16, term = k + lane / 16 * 8;
+                if (A_K_MAJOR) ldmatrix(x[h], stage + at<TILE_K>(row + lane % 16, term));
+                else ldmatrix_trans(x[h], stage + at<ROWS>(term + lane % 8, row + lane / 8 % 2 * 8));
+            }
 #pragma unroll
             for (int e = 0; e < WIDTH; e += 2) {
                 const int column = line0 + e * 8 + lane / 16 * 8, term = k + lane / 8 % 2 * 8;
                 u32 y[4];
-                if (K_MAJOR) ldmatrix(y, matrix + at<TILE_K>(column + lane % 8, term));
+                if (B_K_MAJOR) ldmatrix(y, matrix + at<TILE_K>(column + lane % 8, term));
                 else ldmatrix_trans(y, matrix + at<COLUMNS>(term + lane % 8, column));
 #pragma unroll
                 for (int h = 0; h < HEIGHT; h++) {
@@ -147,16 +198,8 @@ template <class L, int ROWS, int STAGES, bool K_MAJOR> struct GroupedTile {
     }
 };
 
-template <class L, int TILES, int ROWS, int STAGES, bool K_MAJOR>
-SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
-    typedef GroupedTile<L, ROWS, STAGES, K_MAJOR> X;
-    typedef typename L::T T;
-    X tile;
-    tile.rows = tile_of<L, ROWS>(pe, blockIdx.x / TILES, status, assertion);
-    if (tile.rows.first >= tile.rows.end) return;
-    const bool none = tile.rows.group >= L::G;
-    tile.a = (const T *)pa, tile.b = (const T *)pb + (none ? 0 : tile.rows.group * L::b_group);
-    tile.column0 = blockIdx.x % TILES * X::COLUMNS, tile.terms = none ? 0 : L::K;
+// Fills stages and multiplies them, one behind the other, and stores the tile.
+template <class X, int STAGES> SC_FN void tile_product(X &tile, typename X::T *c) {
     u16 *stages = (u16 *)dynamic_shared();
     float acc[X::HEIGHT][X::WIDTH][4];
 #pragma unroll
@@ -179,7 +222,35 @@ SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *p
         cp_async_commit();
         tile.multiply_stage(stages + step % STAGES * X::STAGE, acc);
     }
-    tile.store((T *)pc, acc);
+    tile.store(c, acc);
+}
+
+template <class L, int TILES, int ROWS, int STAGES, bool B_K_MAJOR>
+SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
+    typedef GroupedTile<L, ROWS, STAGES, true, B_K_MAJOR> X;
+    typedef typename L::T T;
+    X tile;
+    tile.rows = tile_of<L, ROWS>(pe, blockIdx.x / TILES, status, assertion);
+    if (tile.rows.first >= tile.rows.end) return;
+    const bool none = tile.rows.group >= L::G;
+    tile.a = (const T *)pa, tile.b = (const T *)pb + (none ? 0 : tile.rows.group * L::b_group);
+    tile.column0 = blockIdx.x % TILES * X::COLUMNS, tile.terms = none ? 0 : L::K;
+    tile_product<X, STAGES>(tile, (T *)pc);
+}
+
+// Where groups divide K they begin at any term: neither operand has the terms of one line side by side.
+template <class L, int TILES, int ROWS, int STAGES>
+SC_FN void grouped_terms_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
+    typedef GroupedTile<L, ROWS, STAGES, false, false> X;
+    typedef typename L::T T;
+    const TileOfTerms at = tile_of_terms<L, TILES, ROWS>();
+    if (at.group >= L::G) return;
+    const GroupedRows own = terms_of<L>(pe, at.group, status, assertion);
+    X tile;
+    tile.rows = {at.row, at.row + ROWS < L::M ? at.row + ROWS : L::M, at.group};
+    tile.a = (const T *)pa + L::a_at(0, own.first), tile.b = (const T *)pb + L::b_at(own.first, 0);
+    tile.column0 = at.column * X::COLUMNS, tile.terms = own.end - own.first;
+    tile_product<X, STAGES>(tile, (T *)pc + at.group * L::c_group);
 }
 
 } // namespace sc
