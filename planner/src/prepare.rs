@@ -361,8 +361,14 @@ impl Prepared {
         if profile.dispatches.is_none() {
             return self;
         }
-        let units = symmc_dispatch::units(&self.graph, &self.base, profile);
-        if units.iter().any(|u| u.form.is_some()) { self.reordered(&units) } else { self }
+        let single = |n| Unit { form: None, nodes: vec![n] };
+        let order = symmc_dispatch::order(&self.graph, &self.base, profile);
+        let ordered = match order {
+            Some(nodes) => self.reordered(&nodes.into_iter().map(single).collect::<Vec<_>>()),
+            None => self,
+        };
+        let units = symmc_dispatch::units(&ordered.graph, &ordered.base, profile);
+        if units.iter().any(|u| u.form.is_some()) { ordered.reordered(&units) } else { ordered }
     }
 
     /// The same program with its nodes in this order, which names all that are no views outside of dispatches; each of these

@@ -81,7 +81,7 @@ class Models(unittest.TestCase):
                     close(run(input_ids=ids, **keywords).logits, model(input_ids=ids, **keywords).logits)
 
     def test_gradients_of_models(self):
-        for name in ("llama", "gpt2", "bert"):
+        for name in ("llama", "mixtral", "gpt2", "bert"):
             one, other = make(name).eval(), make(name).eval()
             ids = torch.randint(0, 100, (2, 12))
             with self.subTest(name):

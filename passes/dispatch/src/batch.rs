@@ -11,6 +11,32 @@ use crate::walk::{Place, Walk};
 /// How many steps may stand between two of them.
 const REACH: usize = 8;
 
+/// The nodes that are no views, in an order in which products of one left operand stand side by side where others stood
+/// between them, as the norms of heads do between queries, keys and values. None where that is program order. What is
+/// element-wise between them is left there: it may be their epilogue.
+pub fn side_by_side(facts: &Facts<'_>) -> Option<Vec<NodeId>> {
+    facts.capabilities().batch?;
+    let nodes = || facts.graph.nodes.keys().filter(|&n| !facts.is_view(n));
+    let mut out: Vec<NodeId> = Vec::new();
+    for id in nodes() {
+        let at = place_beside(facts, &out, id).unwrap_or(out.len());
+        out.insert(at, id);
+    }
+    (!nodes().eq(out.iter().copied())).then_some(out)
+}
+
+/// Where a product stands beside the last one of its left operand, if it may and does not stand there already.
+fn place_beside(facts: &Facts<'_>, before: &[NodeId], id: NodeId) -> Option<usize> {
+    let alike = |&&n: &&NodeId| is_flat(facts, n) && batched(facts.graph, n) == batched(facts.graph, id);
+    let back = before.iter().rev().take(REACH).position(|n| is_flat(facts, id) && alike(&n))?;
+    let between = &before[before.len() - back..];
+    let sources: Vec<NodeId> = facts.node(id).inputs.iter().filter_map(|&v| facts.source(v)).collect();
+    let op = |n: &NodeId| &facts.node(*n).op;
+    let may_pass = between.iter().all(|n| op(n).as_collective().is_none() && !sources.contains(n));
+    let parted = between.iter().any(|n| !op(n).fits_map() && *op(n) != Op::MatMul);
+    (may_pass && parted).then_some(before.len() - back)
+}
+
 /// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let batch = walk.facts.capabilities().batch?;

@@ -35,6 +35,11 @@ pub use limits::limits;
 pub use reduction::VARIANTS;
 pub use walk::Unit;
 
+/// The nodes of a program that are no views, in the order in which to look for [`units`], where that is not program order.
+pub fn order(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Option<Vec<NodeId>> {
+    batch::side_by_side(&facts::Facts::new(graph, base, profile))
+}
+
 /// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
 /// uses. Views stand in a unit only if they are part of its kernel.
 pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Vec<Unit> {

@@ -341,12 +341,14 @@ fn extents(gemms: &[Gemm], arrangement: Arrangement<'_>) -> Extents {
 /// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows; or clusters have it,
 /// where split-K is faster.
 fn mma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
-    let (joined, given) = (arrangement == Arrangement::Joined, arrangement != Arrangement::Apart);
+    // Whether the columns of all stand one behind the other.
+    let behind = arrangement != Arrangement::Joined || gemms.len() == 1;
+    let given = arrangement != Arrangement::Apart;
     let (extents, multiprocessors) = (extents(gemms, arrangement), l.machine.multiprocessors);
     let whole = || {
         let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
         let mut lines = usize::try_from(lines).ok()?;
-        if !joined {
+        if behind {
             lines = narrowest(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
         }
         // A machine with less shared memory has fewer lines at once.
@@ -357,7 +359,7 @@ fn mma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option
     };
     let able = given || LIMITS.by_whole_k(&extents, multiprocessors);
     let whole = able.then(whole).flatten();
-    let split = if joined { None } else { split(gemms, l) };
+    let split = if behind { split(gemms, l) } else { None };
     let tiling = match (whole, split) {
         (Some(whole), Some(split)) if split.cost(&gemms[0]) >= whole.cost(&gemms[0]) => whole,
         (whole, split) => split.or(whole)?,

@@ -234,3 +234,34 @@ pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
         assert!((a - b).abs() <= a.abs() / 64.0 + 1e-6, "{what}: element {i}: {b}, not {a}");
     }
 }
+
+#[test]
+fn a_product_with_an_epilogue_is_divided_as_one_without() {
+    let world = World::new();
+    let at = |v: &Located| world.base() + v.offset as u64;
+    let machine = Machine { multiprocessors: 132, wgmma: true, ..world.machine };
+    let mut split = 0;
+    for m in [1, 2, 8, 16, 17, 33, 64] {
+        for [k, n] in [[14336, 4096], [8192, 1024], [4096, 4096], [3584, 8192], [896, 1152], [1800, 200]] {
+            let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+            let (x, weight) = (
+                row(MemorySpace::Ordinary, 0, k),
+                value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]),
+            );
+            let (sum, residual) = (row(MemorySpace::Ordinary, 2, n), row(MemorySpace::Ordinary, 3, n));
+            let all = vec![
+                part(Op::MatMul, vec![x, weight], sum.clone()),
+                part(Op::Binary(BinaryOp::Add), vec![residual, sum], row(MemorySpace::Output(0), 4, n)),
+            ];
+            let mut l = Lowering::new(&at, &machine);
+            let alone = compute::lower(&steps(&all)[0], &mut l).expect("it fits");
+            let with = lower(&steps(&inside(all)), &mut l).expect("it fits").expect("one kernel");
+            // What the library does alone has another limit.
+            let [Command::Kernel(alone)] = &alone[..] else { continue };
+            let launch = |k: &Kernel| (k.grid, k.block, k.cluster, k.shared);
+            assert_eq!(launch(&kernels(with)[0]), launch(alone), "{m} rows, K {k}, {n} columns");
+            split += usize::from(alone.cluster > 1);
+        }
+    }
+    assert!(split > 4, "{split} products split K");
+}
