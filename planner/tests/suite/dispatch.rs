@@ -182,6 +182,49 @@ fn heads_of_few_rows_are_turned_by_the_products_that_give_them() {
     assert_eq!(dispatches(&planned(&rows)), apart);
 }
 
+/// Queries, keys and values, the first two with a norm before the next product, and `between` behind it.
+fn normed_heads(between: &str) -> String {
+    let head = |name: &str, n: i64| {
+        format!(
+            "%p{name}: bf16[1, t, {0}] = matmul %x, %w{name}\n%g{name}: bf16[1, t, {n}, 128] = reshape %p{name}\n\
+             %n{name}: bf16[1, t, {n}, 128] = rms_norm %g{name}, %w axes=1 eps=1e-6 round_first=true\n\
+             %h{name}: bf16[1, {n}, t, 128] = permute %n{name} perm=[0, 2, 1, 3]\n",
+            n * 128
+        )
+    };
+    format!(
+        "program \"heads\" ranks 1\nsymbol t in 1..=64\narg %x: bf16[1, t, 4096]\nparam %q: bf16[1024, 4096]\n\
+         param %k: bf16[128, 4096]\nparam %v: bf16[128, 4096]\nparam %w: bf16[128]\n\
+         %wq: bf16[4096, 1024] = permute %q perm=[1, 0]\n%wk: bf16[4096, 128] = permute %k perm=[1, 0]\n\
+         %wv: bf16[4096, 128] = permute %v perm=[1, 0]\n{}{between}{}%pv: bf16[1, t, 128] = matmul %x, %wv\n\
+         %hv: bf16[1, 1, t, 128] = reshape %pv\n\
+         %a: bf16[1, 8, t, 128] = attention %hq, %hk, %hv causal=true scale=0.08838834764831845\nreturn %a\n",
+        head("q", 8),
+        head("k", 1),
+    )
+}
+
+#[test]
+fn products_of_one_left_operand_are_a_batch_with_norms_between_them() {
+    let program = normed_heads("");
+    assert_eq!(dispatches(&planned(&program)), ["batch: pq pk pv"]);
+    // Far from the others.
+    let far: String = (0..9)
+        .fold(String::from("%e0: bf16[1, t, 8, 128] = softmax %nq axis=3 log=false\n"), |all, i| {
+            format!("{all}%e{}: bf16[1, t, 8, 128] = softmax %e{i} axis=3 log=false\n", i + 1)
+        });
+    assert_eq!(
+        dispatches(&planned(&normed_heads(&far).replace("return %a", "return %a, %e9"))),
+        ["batch: pk pv"]
+    );
+    // A weight that something between them gives.
+    let made = program.replace(
+        "%pk: bf16[1, t, 128] = matmul %x, %wk",
+        "%ek: bf16[4096, 128] = exp %wk\n%pk: bf16[1, t, 128] = matmul %x, %ek",
+    );
+    assert_eq!(dispatches(&planned(&made)), ["batch: pk pv"]);
+}
+
 #[test]
 fn a_batch_that_turns_heads_is_no_wider_and_no_narrower_than_planned() {
     let edit = |changes: &[(&str, &str)]| {

@@ -244,10 +244,8 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
     for m in [1, 2, 8, 16, 17, 33, 64] {
         for [k, n] in [[14336, 4096], [8192, 1024], [4096, 4096], [3584, 8192], [896, 1152], [1800, 200]] {
             let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
-            let (x, weight) = (
-                row(MemorySpace::Ordinary, 0, k),
-                value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]),
-            );
+            let (x, weight) =
+                (row(MemorySpace::Ordinary, 0, k), value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]));
             let (sum, residual) = (row(MemorySpace::Ordinary, 2, n), row(MemorySpace::Ordinary, 3, n));
             let all = vec![
                 part(Op::MatMul, vec![x, weight], sum.clone()),
