@@ -5,12 +5,14 @@
 
 Eight layers of hidden size 4096 (or `LAYERS`), bf16, the modelling code of transformers with functional all_reduces behind the
 second products. For each number of tokens and each way (`torch.compile`, the same with `symmc.torch.CollectivePass`, both with
-CUDA graphs, `backend="symmc"`): microseconds of a call when several follow each other, microseconds of the CPU within a call,
-and the relative distance of its result from eager's. Then ratios: with the pass to without, `backend="symmc"` to
-`torch.compile` without and with CUDA graphs and, where SYMMC names the command, to `symmc bench program` on the program that the
-backend planned. Needs the package `symmc`, PyTorch and transformers.
+CUDA graphs, `backend="symmc"`; or those of `WAYS`): microseconds of a call when several follow each other, microseconds of the
+CPU within a call, and the relative distance of its result from eager's. The ways are timed in turn, `ROUNDS` times (12), and what
+is told is the median of all rounds. Then ratios: with the pass to without, `backend="symmc"` to `torch.compile` without and with
+CUDA graphs and, where SYMMC names the command, to `symmc bench program` on the program that the backend planned. Needs the
+package `symmc`, PyTorch and transformers.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -71,42 +73,47 @@ def built(rank, ranks):
 
 
 def compiled(model, way):
-    torch._dynamo.reset()
+    """The model under a way, whose code is its own: what was compiled for other ways stays."""
     torch._inductor.config.post_grad_custom_post_pass = CollectivePass() if "pass" in way else None
+    names = {"model": model}
+    exec("def call(ids):\n    return model(input_ids=ids, use_cache=False).logits", names)
     if way == "symmc":
-        return torch.compile(model, backend="symmc", dynamic=False, options={"fallback": "error"})
-    return torch.compile(model, mode="reduce-overhead" if "graphs" in way else "default", dynamic=False)
+        return torch.compile(names["call"], backend="symmc", dynamic=False, options={"fallback": "error"})
+    return torch.compile(names["call"], mode="reduce-overhead" if "graphs" in way else "default", dynamic=False)
 
 
-def on_gpu(call, times=12, runs=10):
-    """Microseconds of a call behind others: the median."""
-    for _ in range(5):
-        call()
+def on_gpu(call, runs=10):
+    """Microseconds of a call behind others."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     dist.barrier()
-    found = []
-    for _ in range(times):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(3):
         call()
-        start.record()
-        for _ in range(runs):
-            call()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1000 / runs)
-    return statistics.median(found)
+    start.record()
+    for _ in range(runs):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000 / runs
 
 
-def on_cpu(call, times=40):
-    """Microseconds until a call returns, with nothing before it: the median."""
-    found = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        found.append((time.perf_counter() - start) * 1e6)
+def on_cpu(call):
+    """Microseconds until a call returns, with nothing before it."""
     torch.cuda.synchronize()
-    return statistics.median(found)
+    dist.barrier()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e6
+
+
+def in_turn(calls, measure, rounds):
+    """The median of what is measured of each call, in rounds of all."""
+    found = {way: [] for way in calls}
+    for _ in range(rounds):
+        for way, call in calls.items():
+            found[way].append(measure(call))
+    return {way: statistics.median(all_of) for way, all_of in found.items()}
 
 
 def by_itself(command, program, ranks, group):
@@ -133,6 +140,7 @@ def main():
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     on_host = dist.new_group(backend="gloo")
     command = str(pathlib.Path(sys.argv[2]).resolve()) if len(sys.argv) > 2 else None
+    rounds = int(os.environ.get("ROUNDS", 12))
     planned, compile_plan = [], symmc.compile
 
     def seen(program, **options):
@@ -146,19 +154,17 @@ def main():
             torch.manual_seed(tokens)
             ids = torch.randint(0, 1000, (1, tokens), device="cuda")
             exact = model(input_ids=ids, use_cache=False).logits.double()
-            rows, times = [], {}
+            torch._dynamo.reset()
+            calls, errors, plans = {}, {}, {}
             for way in os.environ.get("WAYS", ",".join(WAYS)).split(","):
-                function = compiled(model, way)
-                before = len(planned)
-
-                def call():
-                    return function(input_ids=ids, use_cache=False).logits
-
+                function, before = compiled(model, way), len(planned)
+                calls[way] = functools.partial(function, ids)
                 for _ in range(3):
-                    error = ((call().double() - exact).norm() / exact.norm()).item()
-                times[way] = on_gpu(call)
-                plans = len(planned) - before
-                rows.append(f"{way} {times[way]:.0f} (CPU {on_cpu(call):.0f}, error {error:.0e}, {plans} plans)")
+                    errors[way] = ((calls[way]().double() - exact).norm() / exact.norm()).item()
+                plans[way] = len(planned) - before
+            times = in_turn(calls, on_gpu, rounds)
+            cpu = in_turn(calls, on_cpu, rounds)
+            rows = [f"{way} {times[way]:.0f} (CPU {cpu[way]:.0f}, error {errors[way]:.0e}, {plans[way]} plans)" for way in calls]
             if command and "symmc" in times:
                 times["bench program"] = by_itself(command, planned[-1], ranks, on_host)
             pairs = [(WAYS[1], WAYS[0]), (WAYS[3], WAYS[2]), *(("symmc", peer) for peer in ("compile", "graphs", "bench program"))]

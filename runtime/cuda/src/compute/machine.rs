@@ -18,6 +18,8 @@ const STATIC_SHARED: usize = 2048;
 pub struct Machine {
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
+    /// The peak bandwidth of its memory in GB/s; 0 where nobody knows.
+    pub bandwidth: u32,
     /// A status word that the host reads: [`STATUS_BYTES`] of zeros at a multiple of 16.
     pub status: Address,
     /// Memory that one step at a time uses, at a multiple of 256.
@@ -39,6 +41,7 @@ impl Machine {
     /// A GPU like those of the built-in profiles, without any memory.
     pub(crate) const OF_PROFILES: Machine = Machine {
         multiprocessors: 132,
+        bandwidth: 4917,
         status: 1 << 16,
         workspace: 1 << 21,
         workspace_bytes: 0,
@@ -52,6 +55,7 @@ impl Machine {
     pub fn of(device: &Device) -> Machine {
         Machine {
             multiprocessors: device.multiprocessors(),
+            bandwidth: device.bandwidth(),
             status: 0,
             workspace: 0,
             workspace_bytes: 0,

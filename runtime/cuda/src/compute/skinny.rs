@@ -361,7 +361,7 @@ fn mma(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option
     let whole = able.then(whole).flatten();
     let split = if behind { split(gemms, l) } else { None };
     let tiling = match (whole, split) {
-        (Some(whole), Some(split)) if split.cost(&gemms[0]) >= whole.cost(&gemms[0]) => whole,
+        (Some(whole), Some(split)) if split.cost(gemms, l) >= whole.cost(gemms, l) => whole,
         (whole, split) => split.or(whole)?,
     };
     let Tiling { lines, split } = tiling;
@@ -396,11 +396,15 @@ struct Tiling {
 
 impl Tiling {
     /// How long a block takes, in units of 2.5 ns of an H200: 8192 × 1280 with 1 to 64 rows in tiles of 16 to 96 columns, by
-    /// clusters of 1 to 8 blocks, are within a fifth of it.
-    fn cost(self, gemm: &Gemm) -> usize {
+    /// clusters of 1 to 8 blocks, are within a fifth of it. Memory gives the right matrices at nine tenths of its peak: where
+    /// blocks of all of K wait for that already, as they do on an H100, clusters are slower.
+    fn cost(self, gemms: &[Gemm], l: &Lowering<'_>) -> usize {
+        let gemm = &gemms[0];
         let steps = gemm.k.div_ceil(TILE_K).div_ceil(self.split);
+        let bytes = gemms.iter().map(|g| g.n * g.k * g.dtype.size()).sum::<usize>();
+        let reading = (bytes * 4).checked_div(l.machine.bandwidth as usize * 9).unwrap_or(0);
         // Clusters have to be faster by a tenth.
-        steps * (3 * rows_of_tile(gemm) + 2 * self.lines) * if self.split > 1 { 10 } else { 9 }
+        (steps * (3 * rows_of_tile(gemm) + 2 * self.lines)).max(reading) * if self.split > 1 { 10 } else { 9 }
     }
 }
 
@@ -418,7 +422,7 @@ fn split(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Tiling> {
             && ring(gemm, lines, split, l).is_some();
         fits.then_some(Tiling { lines, split })
     });
-    all.min_by_key(|tiling| tiling.cost(gemm))
+    all.min_by_key(|tiling| tiling.cost(gemms, l))
 }
 
 /// How many clusters run at once. The clusters (GPCs) of the machine have not all a multiple of four multiprocessors: of 132

@@ -90,6 +90,7 @@ pub struct Device {
     capability: [u32; 2],
     multiprocessors: u32,
     shared: usize,
+    bandwidth: u32,
     name: String,
 }
 
@@ -121,10 +122,15 @@ impl Device {
         ];
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        // Of memory that sends twice a cycle. What the driver does not know is 0.
+        let clock_khz = attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?.max(0) as u64;
+        let width_bits = attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?.max(0) as u64;
+        let bandwidth = (2 * clock_khz * (width_bits / 8) / 1_000_000) as u32;
         let name = checked(what, result::device::get_name(handle))?;
         // SAFETY: as above; the device gives it back when it is dropped.
         let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
-        let device = Device { ordinal, handle, context, capability, multiprocessors, shared, name };
+        let device =
+            Device { ordinal, handle, context, capability, multiprocessors, shared, bandwidth, name };
         device.enter()?;
         Ok(Arc::new(device))
     }
@@ -177,6 +183,11 @@ impl Device {
     /// Bytes of shared memory that a block may have.
     pub fn shared(&self) -> usize {
         self.shared
+    }
+
+    /// The peak bandwidth of its memory in GB/s; 0 where the driver does not say.
+    pub fn bandwidth(&self) -> u32 {
+        self.bandwidth
     }
 
     /// The compute capability, major and minor.

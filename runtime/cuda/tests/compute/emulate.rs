@@ -129,6 +129,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
     let machine = Machine {
         // Few, so that small products have as many lines for each as large ones on a GPU.
         multiprocessors: 4,
+        bandwidth: 4917,
         status: 0,
         workspace: 0,
         workspace_bytes: 0,

@@ -25,6 +25,7 @@ use crate::check::{lowered, workspace_bytes};
 fn machine(workspace_bytes: usize, shared: usize) -> Machine {
     Machine {
         multiprocessors: 132,
+        bandwidth: 4917,
         status: 0x1000,
         workspace: 0x10_0000,
         workspace_bytes,

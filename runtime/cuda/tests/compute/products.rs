@@ -115,6 +115,7 @@ impl World {
         // A block has 56 lines of one matrix, or 28 of each of two.
         let machine = Machine {
             multiprocessors: 4,
+            bandwidth: 4917,
             status: base + own as u64,
             workspace: base + (own + STATUS_BYTES) as u64,
             workspace_bytes: GEMM_WORKSPACE,
@@ -262,4 +263,32 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
         }
     }
     assert!(split > 4, "{split} products split K");
+}
+
+#[test]
+fn products_that_wait_for_memory_do_not_split_k() {
+    let world = World::new();
+    let at = |v: &Located| world.base() + v.offset as u64;
+    let of = |bandwidth| Machine {
+        multiprocessors: 132,
+        wgmma: true,
+        shared: 225 << 10,
+        bandwidth,
+        ..world.machine
+    };
+    // By the bandwidth of H200, of H100, and of a machine that does not say.
+    for ([k, n], expected) in
+        [([4096, 3072], [4, 1, 4]), ([7168, 4096], [2, 1, 2]), ([8192, 1280], [8, 4, 8])]
+    {
+        let clusters = [4917, 3352, 0].map(|bandwidth| {
+            let row = |place, n: usize| value(MemorySpace::Ordinary, place, [2, n], [n as isize, 1]);
+            let weight = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
+            let product = [part(Op::MatMul, vec![row(0, k), weight], row(2, n))];
+            let machine = of(bandwidth);
+            let mut l = Lowering::new(&at, &machine);
+            let commands = compute::lower(&steps(&product)[0], &mut l).expect("it fits");
+            kernels(commands)[0].cluster
+        });
+        assert_eq!(clusters, expected, "K {k}, {n} columns");
+    }
 }

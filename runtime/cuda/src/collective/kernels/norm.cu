@@ -31,10 +31,10 @@ __device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 
 }
 
 /// Sends this block's ranges of rows to all peers; false if the wait for peers ended early. The range is the whole row,
-/// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. Where this returns true
-/// in a block `b < rows`, others have read what it may write.
+/// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. In place, a block `b < rows`
+/// awaits the readers of its row, whose flags become `readers`, before it writes.
 template <class T, u32 N, class Protocol, u32 PER>
-__device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Epoch& epoch, u32 rows) {
+__device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Epoch& epoch, u32 rows, u64& readers) {
     typedef Run<T, Protocol::WORDS> Piece;
     const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 first = blockIdx.x % rows, part = blockIdx.x / rows;
@@ -74,14 +74,18 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Ep
         }
     }
     touch(call, epoch.flag, 1);
-    if (ordered && part == 0) {
-        for (u32 b = first + (thread + 1) * rows; b < gridDim.x; b += threads * rows) {
-            await_of(call, call.me, b, words.barriers);
-        }
-    }
     __syncthreads();
     leave(call, words);
+    readers = words.barriers;
     return true;
+}
+
+/// Waits until the other blocks of this rank that send of the row of this block have read it. Threads of the block know of it
+/// once they have met.
+__device__ __forceinline__ void await_readers(const Call& call, u32 rows, u64 readers) {
+    for (u32 b = blockIdx.x + (threadIdx.x + 1) * rows; b < gridDim.x; b += blockDim.x * rows) {
+        await_of(call, call.me, b, readers);
+    }
 }
 
 /// What multiplies the elements of a row before they are squared, where `mean`, of the squares, is not a number of full
@@ -120,8 +124,10 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
     const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 rows = (u32)(call.count / 8) / width;
     const Range whole{0, units};
+    const bool ordered = gridDim.x > rows && norm.in_place;
     Epoch epoch;
-    if (!send_rows<T, N, Protocol, PER>(call, norm, epoch, rows) || blockIdx.x >= rows) return;
+    u64 readers;
+    if (!send_rows<T, N, Protocol, PER>(call, norm, epoch, rows, readers) || blockIdx.x >= rows) return;
     Piece weight[PER];
     if (norm.weight != 0) load_units<Protocol, PER>(norm.weight, width, whole, weight);
     u32 parity = 0;
@@ -131,6 +137,9 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
         Piece x[PER], residual[PER];
         load_units<Protocol, PER>(call.from[0] + at, width, whole, x);
         load_units<Protocol, PER>(norm.residual + at, width, whole, residual);
+        if (ordered) await_readers(call, rows, readers);
+        // The threads meet for the sum of the squares, or here where some write before that.
+        if (ordered && (norm.reduced != 0 || norm.normed == 0)) __syncthreads();
         float squares = 0;
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
@@ -142,7 +151,7 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
             const Piece reduced = reduce_runs<T, O, N, Protocol::WORDS>(runs);
             if (norm.reduced != 0) store_unit<Protocol>(norm.reduced + at, j, count, reduced.words);
             x[k] = add_runs(reduced, residual[k]);
-            store_unit<Protocol>(norm.added + at, j, count, x[k].words);
+            if (norm.normed == 0) store_unit<Protocol>(norm.added + at, j, count, x[k].words);
             float sum[COUNT];
             x[k].widen(sum);
 #pragma unroll
@@ -162,8 +171,9 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
         const float scale = 1.0f / sqrtf(mean);
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
-            const u32 j = thread + k * threads;
+            const u32 j = thread + k * threads, count = Protocol::count(j, width);
             if (j >= units) continue;
+            store_unit<Protocol>(norm.added + at, j, count, x[k].words);
             float y[COUNT], w[COUNT];
             x[k].widen(y);
 #pragma unroll
@@ -178,7 +188,7 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
                 for (u32 e = 0; e < COUNT; e++) y[e] *= w[e];
             }
             x[k].narrow(y);
-            store_unit<Protocol>(norm.normed + at, j, Protocol::count(j, width), x[k].words);
+            store_unit<Protocol>(norm.normed + at, j, count, x[k].words);
         }
     }
 }

@@ -16,24 +16,34 @@ struct Shape {
     normalised: bool,
     /// Whether the reduction itself goes somewhere.
     kept: bool,
-    /// Where the sum goes.
-    sum: Sum,
+    /// What lies on the operand.
+    on_operand: OnOperand,
     /// What all values are multiples of.
     unit: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Sum {
-    Apart,
-    OnOperand,
+enum OnOperand {
+    Nothing,
+    Reduction,
+    Sum,
+    Norm,
 }
 
 const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { dtype, rows, hidden, normalised: true, kept: false, sum: Sum::Apart, unit: 1.0 }
+    Shape { dtype, rows, hidden, normalised: true, kept: false, on_operand: OnOperand::Nothing, unit: 1.0 }
 }
 
 const fn in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { sum: Sum::OnOperand, ..shape(dtype, rows, hidden) }
+    Shape { on_operand: OnOperand::Sum, ..shape(dtype, rows, hidden) }
+}
+
+const fn norm_in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
+    Shape { on_operand: OnOperand::Norm, ..shape(dtype, rows, hidden) }
+}
+
+const fn reduction_in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
+    Shape { on_operand: OnOperand::Reduction, kept: true, ..shape(dtype, rows, hidden) }
 }
 
 /// Element `i` of the operand of `rank` in a round; all sums are exact in every dtype of floats.
@@ -86,13 +96,14 @@ impl Layer {
         call.landing = Some([0, zone]);
         let address = |data: &mut Vec<u8>| data.as_mut_ptr().expose_provenance() as Address;
         let operand = address(&mut out.operand);
+        let result = |which, data| if shape.on_operand == which { operand } else { address(data) };
         let norm = FusedNorm {
             operand,
             residual: address(&mut out.residual),
             weight: Some(address(&mut out.weight)),
-            reduced: shape.kept.then(|| address(&mut out.reduced)),
-            added: if shape.sum == Sum::OnOperand { operand } else { address(&mut out.added) },
-            normed: shape.normalised.then(|| address(&mut out.normed)),
+            reduced: shape.kept.then(|| result(OnOperand::Reduction, &mut out.reduced)),
+            added: result(OnOperand::Sum, &mut out.added),
+            normed: shape.normalised.then(|| result(OnOperand::Norm, &mut out.normed)),
             hidden,
             eps: shape.eps(),
             round_first: dtype == DType::BF16,
@@ -106,11 +117,14 @@ impl Layer {
 
     /// Runs this rank's kernel on the values of a round and compares. Gives the bytes of the norm.
     fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
-        let Shape { dtype, rows, hidden, normalised, kept, sum, unit } = self.shape;
+        let Shape { dtype, rows, hidden, normalised, kept, on_operand, unit } = self.shape;
         fill(dtype, &mut self.operand, |i| operand(me, round, i) * unit);
         fill(dtype, &mut self.residual, |i| residual(round, i) * unit);
         library.run(self.kernel.as_ref().expect("it was made"));
-        let added = if sum == Sum::OnOperand { &self.operand } else { &self.added };
+        let result = |which, apart| if on_operand == which { &self.operand } else { apart };
+        let added = result(OnOperand::Sum, &self.added);
+        let normed = result(OnOperand::Norm, &self.normed);
+        let stored = result(OnOperand::Reduction, &self.reduced);
         let reduced = |i: usize| (0..n).map(|r| operand(r, round, i)).sum::<f64>() * unit;
         for row in 0..rows {
             let at = |j: usize| row * hidden + j;
@@ -120,8 +134,8 @@ impl Layer {
             for (j, &x) in x.iter().enumerate() {
                 let what = (self.shape, n, me, round, row, j);
                 assert_eq!(read_f64(dtype, added, at(j)), x, "{what:?}");
-                assert!(!kept || read_f64(dtype, &self.reduced, at(j)) == reduced(at(j)), "{what:?}");
-                let (found, expected) = (read_f64(dtype, &self.normed, at(j)), x * scale * weight(j));
+                assert!(!kept || read_f64(dtype, stored, at(j)) == reduced(at(j)), "{what:?}");
+                let (found, expected) = (read_f64(dtype, normed, at(j)), x * scale * weight(j));
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
                 assert!(
                     (found - expected).abs() <= tolerance * expected.abs(),
@@ -129,7 +143,7 @@ impl Layer {
                 );
             }
         }
-        self.normed.clone()
+        normed.clone()
     }
 }
 
@@ -224,7 +238,7 @@ fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
 const SHARED: Blocks = Blocks { threads: 8, most_threads: 16, blocks: 8 };
 
 /// Rows of which some are shared, one after another in the same zones.
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 11] = [
     in_place(DType::BF16, 1, 232),
     shape(DType::BF16, 2, 232),
     in_place(DType::F32, 3, 116),
@@ -232,6 +246,9 @@ const SHAPES: [Shape; 8] = [
     in_place(DType::F16, 2, 228),
     shape(DType::F16, 3, 116),
     Shape { normalised: false, ..in_place(DType::BF16, 2, 116) },
+    norm_in_place(DType::BF16, 2, 232),
+    norm_in_place(DType::F32, 1, 116),
+    reduction_in_place(DType::F16, 2, 116),
     shape(DType::F32, 1, 120),
 ];
 
@@ -270,6 +287,7 @@ fn long_rows_are_shared() {
         shape(DType::BF16, 1, 4096),
         shape(DType::F16, 2, 4096),
         in_place(DType::BF16, 3, 4100),
+        norm_in_place(DType::BF16, 2, 4096),
         shape(DType::BF16, 8, 8192),
         shape(DType::F16, 1, 8188),
     ];
