@@ -1,10 +1,13 @@
 //! Results that are stored in the order in which they are read.
 //!
 //! Attention gives `[.., h, l, f]`, and most programs go on with `[.., l, h, f]`, all heads of a row in a run: a reshape of the
-//! permuted result would copy it. Where every reader permutes a result in the same way, it is stored so. That rests on all
-//! readers, so it is no rule of the rewriter, which sees a node before those that read it.
+//! permuted result would copy it. Where every reader permutes a result in the same way, perhaps behind a reshape that takes
+//! axes of extent 1 away or adds some, it is stored so. That rests on all readers, so it is no rule of the rewriter, which
+//! sees a node before those that read it.
 
 use symmc_ir::{Graph, NodeId, Op, Type, ValueId};
+
+use super::known::non_unit;
 
 /// The graph with results of attention stored as all their readers permute them; `None` if there are none.
 pub fn as_read(graph: &Graph) -> Option<Graph> {
@@ -12,19 +15,22 @@ pub fn as_read(graph: &Graph) -> Option<Graph> {
     for (id, node) in graph.nodes.iter() {
         node.inputs.iter().for_each(|&v| readers[index(v)].push(id));
     }
-    let returned = |v: ValueId| graph.outputs.iter().any(|o| o.value == v);
+    for output in &graph.outputs {
+        // Whoever calls the program reads it as it is.
+        readers[index(output.value)].clear();
+    }
     let mut out = graph.clone();
     let mut found = false;
     for (id, node) in graph.nodes.iter() {
         let (Op::Attention { .. }, &[result]) = (&node.op, &node.outputs[..]) else { continue };
-        let Some(perm) = common(graph, &readers[index(result)]).filter(|_| !returned(result)) else {
-            continue;
-        };
-        let ty = graph.ty(result);
-        let shape: Vec<_> = perm.iter().filter_map(|&axis| ty.shape.get(axis).cloned()).collect();
-        out.values[result].ty = Type::new(ty.dtype, shape);
-        out.nodes[id].op = Op::Permuted { op: Box::new(node.op.clone()), perm: perm.to_vec() };
-        for &reader in &readers[index(result)] {
+        let between = units_alone(graph, &readers[index(result)]);
+        let read = between.map_or(result, |reshape| graph.nodes[reshape].outputs[0]);
+        let Some(perm) = common(graph, &readers[index(read)]) else { continue };
+        let stored = lifted(graph, result, read, perm);
+        out.values[result].ty = permuted(graph.ty(result), &stored);
+        out.nodes[id].op = Op::Permuted { op: Box::new(node.op.clone()), perm: stored };
+        out.values[read].ty = permuted(graph.ty(read), perm);
+        for &reader in &readers[index(read)] {
             out.nodes[reader].op = Op::Permute { perm: (0..perm.len()).collect() };
         }
         found = true;
@@ -34,6 +40,32 @@ pub fn as_read(graph: &Graph) -> Option<Graph> {
 
 fn index(value: ValueId) -> usize {
     symmc_ir::entity::Entity::index(value)
+}
+
+fn permuted(ty: &Type, perm: &[usize]) -> Type {
+    Type::new(ty.dtype, perm.iter().filter_map(|&axis| ty.shape.get(axis).cloned()).collect::<Vec<_>>())
+}
+
+/// The reader, if it is one and reshapes such that only axes of extent 1 come and go.
+fn units_alone(graph: &Graph, readers: &[NodeId]) -> Option<NodeId> {
+    let &[reader] = readers else { return None };
+    let node = &graph.nodes[reader];
+    let (Op::Reshape, &[x], &[y]) = (&node.op, &node.inputs[..], &node.outputs[..]) else { return None };
+    let extents = |v| non_unit(&graph.ty(v).shape).map(|(_, extent)| extent);
+    extents(x).eq(extents(y)).then_some(reader)
+}
+
+/// The permutation of `result` that keeps its elements in the order of `perm` of `read`, which has the same axes but for
+/// those of extent 1.
+fn lifted(graph: &Graph, result: ValueId, read: ValueId, perm: &[usize]) -> Vec<usize> {
+    if result == read {
+        return perm.to_vec();
+    }
+    let axes = |v: ValueId| non_unit(&graph.ty(v).shape).map(|(axis, _)| axis).collect::<Vec<_>>();
+    let (own, seen) = (axes(result), axes(read));
+    let place = |axis: &usize| seen.iter().position(|s| s == axis).map(|place| own[place]);
+    let units = (0..graph.ty(result).rank()).filter(|axis| !own.contains(axis));
+    units.chain(perm.iter().filter_map(place)).collect()
 }
 
 /// How all of these nodes permute their operand, if they do it in the same way and its last axis stays the last: elements
