@@ -20,6 +20,8 @@ named_enum! {
         Norm = "norm",
         /// Rotary embeddings.
         Rotary = "rotary",
+        /// Stores at positions that are data.
+        Scatter = "scatter",
     }
 }
 
@@ -53,7 +55,7 @@ impl Form {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
                 if contract.is_some_and(|c| c.in_place) { Overwriting::Later } else { Overwriting::Never }
             }
-            (Form::Rotary, Op::RotaryEmbedding { .. }) if operand == 0 => Overwriting::Own,
+            (Form::Rotary | Form::Scatter, _) if operand == 0 => Overwriting::Own,
             (Form::Map | Form::Product | Form::Reduction | Form::Norm, op) if op.is_element_wise() => {
                 Overwriting::Later
             }
@@ -69,7 +71,7 @@ impl Form {
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
             (Form::Map | Form::Product | Form::Norm, _) | (Form::Batch, Op::MatMul) => true,
-            (Form::Batch | Form::Reduction | Form::Rotary, _) => false,
+            (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter, _) => false,
         }
     }
 }

@@ -33,6 +33,9 @@
 //!
 //! **`rotary`**: rotary embeddings that do not need each other. Each result may lie on the operand of its own node that is
 //! turned, element on element.
+//!
+//! **`scatter`**: stores at positions that are data (`index_put`), that do not need each other, as those of keys and values into
+//! their caches. Each result may lie on the first operand of its own node, element on element.
 
 mod form;
 mod heads;

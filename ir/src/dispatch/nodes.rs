@@ -75,7 +75,13 @@ pub(crate) fn check(
         Form::Batch => nodes.batch(),
         Form::Reduction => nodes.reduction(),
         Form::Norm => nodes.norm(),
-        Form::Rotary => nodes.rotary(),
+        Form::Rotary => nodes.apart(
+            |op| matches!(op, Op::RotaryEmbedding { .. }),
+            "rotary embeddings that do not need each other",
+        ),
+        Form::Scatter => {
+            nodes.apart(|op| matches!(op, Op::IndexPut { .. }), "indexed stores that do not need each other")
+        }
     }
 }
 
@@ -259,13 +265,11 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    fn rotary(&self) -> Checked {
-        let fits = |node: &Node| {
-            let apart = node.inputs.iter().all(|&v| self.inside(v).is_none());
-            matches!(node.op, Op::RotaryEmbedding { .. }) && apart
-        };
+    /// All nodes are of one kind, and none reads what another gives.
+    fn apart(&self, is: fn(&Op) -> bool, expected: &str) -> Checked {
+        let fits = |node: &Node| is(&node.op) && node.inputs.iter().all(|&v| self.inside(v).is_none());
         match self.all().find(|(_, node)| !fits(node)) {
-            Some((id, _)) => Err(self.unfit(id, "rotary embeddings that do not need each other")),
+            Some((id, _)) => Err(self.unfit(id, expected)),
             None => Ok(()),
         }
     }
@@ -306,7 +310,7 @@ mod tests {
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, norm, rotary), found `heap`",
+                "expected a form (map, product, batch, reduction, norm, rotary, scatter), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

@@ -27,6 +27,9 @@ pub struct Capabilities {
     /// Rotary embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rotaries>,
+    /// Stores at positions that are data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scatter: Option<Scatters>,
 }
 
 /// Limits of dispatches of the form `map`.
@@ -130,6 +133,14 @@ pub struct Rotaries {
     pub nodes: u32,
 }
 
+/// Limits of dispatches of the form `scatter`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scatters {
+    /// The most nodes.
+    pub nodes: u32,
+}
+
 impl Capabilities {
     /// Those of the kernels that this version generates for GPUs.
     pub const GPU: Capabilities = Capabilities {
@@ -147,6 +158,7 @@ impl Capabilities {
         reduction: Some(Reductions { row: 20 << 10 }),
         norm: Some(Norms { row: 16 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
+        scatter: Some(Scatters { nodes: 4 }),
     };
 
     /// Whether every node runs by itself.

@@ -15,13 +15,13 @@
 //! units run (the planner).
 
 mod batch;
+mod beside;
 mod facts;
 mod limits;
 mod map;
 mod norm;
 mod product;
 mod reduction;
-mod rotary;
 mod walk;
 
 use std::collections::{BTreeSet, HashSet};
@@ -59,7 +59,7 @@ fn walked(facts: &facts::Facts<'_>) -> Vec<Unit> {
         let place = reduction::place(&walk, id)
             .or_else(|| norm::place(&walk, id))
             .or_else(|| batch::place(&walk, id))
-            .or_else(|| rotary::place(&walk, id))
+            .or_else(|| beside::place(&walk, id))
             .or_else(|| map::place(&walk, id));
         walk.put(id, place);
     }

@@ -260,6 +260,57 @@ fn a_batch_that_turns_heads_is_no_wider_and_no_narrower_than_planned() {
     }
 }
 
+/// Keys and values that are stored into caches, and attention to both.
+const CACHES: &str = "program \"caches\" ranks 1\nsymbol t in 1..=64\narg %q: bf16[1, 8, t, 128]\n\
+    arg %k: bf16[1, 2, t, 128]\narg %v: bf16[1, 2, t, 128]\narg %at: i64[t]\n\
+    arg %ck: bf16[1, 2, 512, 128]\narg %cv: bf16[1, 2, 512, 128]\n\
+    %nk: bf16[1, 2, 512, 128] = index_put %ck, %k, %at axis=2 accumulate=false\n\
+    %nv: bf16[1, 2, 512, 128] = index_put %cv, %v, %at axis=2 accumulate=false\n\
+    %a: bf16[1, 8, t, 128] = attention %q, %nk, %nv causal=false scale=0.08838834764831845\nreturn %a\n\
+    mutate %ck = %nk\nmutate %cv = %nv\n";
+
+#[test]
+fn caches_are_stored_into_by_one_kernel_where_they_lie() {
+    let plan = planned(CACHES);
+    assert_eq!(dispatches(&plan), ["scatter: nk nv"]);
+    let places = &plan.buckets[0].places;
+    for (cache, stored) in [("ck", "nk"), ("cv", "nv")] {
+        assert_eq!(places[cache].memory, places[stored].memory, "%{cache}");
+    }
+    assert!(plan.buckets[0].copies.is_empty(), "{:?}", plan.buckets[0].copies);
+    // What is stored next depends on what was stored.
+    let chained = CACHES.replace("index_put %cv, %v", "index_put %nk, %v").replace("mutate %ck = %nk\n", "");
+    assert_eq!(dispatches(&planned(&chained)), [""; 0]);
+}
+
+#[test]
+fn stores_of_a_dispatch_lie_on_nothing_that_another_reads() {
+    let of = || planned(CACHES);
+    let edit = |from: &str, to: &str| {
+        let mut plan = of();
+        assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
+        plan.programs[0] = plan.programs[0].replacen(from, to, 1);
+        broken(&plan)
+    };
+    let invalid = BTreeSet::from(["Invalid".to_string()]);
+    let values = "%nv: bf16[1, 2, 512, 128] = index_put %cv, %v, %at axis=2 accumulate=false\n";
+    // Narrower, wider, of another form, and of what it gives itself.
+    assert!(edit(&format!("{values}}}\n"), &format!("}}\n{values}")).contains("StepMissing"));
+    let attention =
+        "%a: bf16[1, 8, t, 128] = attention %q, %nk, %nv causal=false scale=0.08838834764831845\n";
+    assert_eq!(edit(&format!("}}\n{attention}"), &format!("{attention}}}\n")), invalid);
+    assert_eq!(edit("dispatch scatter {", "dispatch rotary {"), invalid);
+    assert_eq!(edit("index_put %cv, %v", "index_put %nk, %v"), invalid);
+    // The stored keys over the values that the other store reads.
+    let program = CACHES.replace("512", "64").replace("t in 1..=64", "t in 64..=64");
+    let program = program.replace("mutate %ck = %nk\n", "").replace("arg %v", "arg %u");
+    let mut plan = planned(&program.replacen("%nk:", "%v: bf16[1, 2, t, 128] = neg %u\n%nk:", 1));
+    assert_eq!(dispatches(&plan), ["scatter: nk nv"]);
+    let place = plan.buckets[0].places["v"].clone();
+    plan.buckets[0].places["nk"] = place;
+    assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
+}
+
 #[test]
 fn two_products_are_worth_a_kernel_where_one_is_not() {
     let program = |second: &str| {

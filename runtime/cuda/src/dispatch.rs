@@ -9,7 +9,7 @@ use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
 use crate::collective::follow;
 use crate::command::Command;
-use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary};
+use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary, scatter};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
@@ -35,6 +35,7 @@ pub fn lower(
         Form::Batch => batch::lower(&steps, &|value| memory(value, setting), l)?,
         Form::Norm => normed::lower(&steps, l)?,
         Form::Rotary => Some(rotary::lower_together(&steps, l)?),
+        Form::Scatter => Some(scatter::lower_together(&steps, l)?),
         Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
     };
     work.ok_or_else(|| {
@@ -135,6 +136,7 @@ mod tests {
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
              arg %p: D[t, {h}]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
              param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\nparam %s.w: D[256, {h}]\n%ws: D[{h}, 256] = permute %s.w perm=[1, 0]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             arg %ck: D[2, 8192, 128]\narg %cv: D[2, 8192, 128]\narg %at: i64[t]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
              %wk: D[{h}, 128] = permute %k.w perm=[1, 0]\n%wv: D[{h}, {v}] = permute %v.w perm=[1, 0]\n\
@@ -145,7 +147,9 @@ mod tests {
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n%pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n{turned}\
              {then}{gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
-             return %m, %y, %qr, %kr, %pq, %pk, %pv, %{ts}{more}\n",
+             %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
+             %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
+             return %m, %y, %qr, %nk, %nv, %pq, %pk, %pv, %{ts}{more}\n",
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),

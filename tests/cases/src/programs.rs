@@ -366,8 +366,9 @@ impl Grower {
         let ty = self.ty(x);
         let rank = ty.rank();
         let axis = r.below(rank);
-        let added = match r.below(6) {
+        let added = match r.below(7) {
             4 => return self.grouped(r, x),
+            6 => return self.stored(r, x),
             3 => {
                 let width = ty.shape.last()?.as_const().and_then(|n| usize::try_from(n).ok())?;
                 let op = Op::RotaryEmbedding { width, interleaved: r.one_in(2) };
@@ -408,6 +409,19 @@ impl Grower {
         let by_rows = self.b.op("grouped", Op::GroupedMatMul, &[x, each, ends]).ok()?;
         let by_terms = self.b.op("gradients", Op::GroupedMatMul, &[turned, by_rows, ends]).ok()?;
         Some(vec![by_rows, by_terms])
+    }
+
+    /// Rows of two values at the same positions of others, all in order or all at the first.
+    fn stored(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
+        let at = Type::new(DType::I64, vec![self.ty(x).shape.first()?.clone()]);
+        let op = Op::Iota { start: 0, step: r.below(2) as i64 };
+        let at = self.b.op_as("at", op, &[], at).ok()?;
+        let mut put = || {
+            let (into, source) = (self.alike(r, x), self.alike(r, x));
+            let op = Op::IndexPut { axis: 0, accumulate: false };
+            self.b.op("put", op, &[into, source, at]).ok()
+        };
+        Some(vec![put()?, put()?])
     }
 
     /// Reductions and paddings.

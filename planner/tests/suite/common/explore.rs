@@ -563,7 +563,7 @@ impl World {
             // A node behind the writer would read what is written.
             let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
                 (Form::Batch, _) => false,
-                (Form::Rotary, _) => k == 0 && writer == id,
+                (Form::Rotary | Form::Scatter, _) => k == 0 && writer == id,
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
                 }
@@ -575,9 +575,11 @@ impl World {
             Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
                 same_element && tx.shape == tr.shape
             }
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } | Op::RotaryEmbedding { .. } => {
-                k == 0 && same_element && tx.shape == tr.shape
-            }
+            Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::CumSum { .. }
+            | Op::RotaryEmbedding { .. }
+            | Op::IndexPut { .. } => k == 0 && same_element && tx.shape == tr.shape,
             Op::Collective(c) => {
                 let in_place = c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place);
                 let number = stage.cell(c.group, rank).iter().position(|&q| q == rank).unwrap_or(0);

@@ -163,7 +163,7 @@ impl Maker {
 
     /// What machines have one kernel for, beside chains and reductions.
     fn one_kernel(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
-        match rng.below(4) {
+        match rng.below(5) {
             0 => {
                 let y = self.same_rows(rng, rows);
                 self.push("e", Op::Binary(BinaryOp::Add), &[x, y]);
@@ -182,6 +182,16 @@ impl Maker {
                 }
             }
             2 => {
+                let name = format!("at{}", self.b.graph().inputs.len());
+                let at = Type::new(DType::I64, vec![rows.clone()]);
+                let at = self.b.input(InputKind::Argument, &name, "", at, None);
+                for _ in 0..2 {
+                    let source = self.same_rows(rng, rows);
+                    let into = self.recent(rng);
+                    self.push("a", Op::IndexPut { axis: 0, accumulate: rng.one_in(4) }, &[into, source, at]);
+                }
+            }
+            3 => {
                 for _ in 0..2 + rng.below(2) {
                     let weight = self.weight(DType::F32, [4, 4]);
                     self.push("p", Op::MatMul, &[x, weight]);

@@ -34,7 +34,7 @@ pub mod numbers;
 pub mod products;
 pub mod rotary;
 mod rows;
-mod scatter;
+pub mod scatter;
 pub mod search;
 mod skinny;
 mod sort;
@@ -91,11 +91,11 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
         Op::IndexAdd { axis } => {
             let add = Some(symmc_ir::Reduction::Sum);
-            scatter::put(*axis, add, &x[0], &x[2], &x[1..2], &r[0], l)
+            scatter::put(*axis, add, [&x[0], &x[2]], &x[1..2], &r[0], l)
         }
         Op::IndexPut { axis, accumulate } => {
             let add = accumulate.then_some(symmc_ir::Reduction::Sum);
-            scatter::put(*axis, add, &x[0], &x[1], &x[2..], &r[0], l)
+            scatter::put(*axis, add, [&x[0], &x[1]], &x[2..], &r[0], l)
         }
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),

@@ -1,14 +1,15 @@
 //! Stores at positions that are data: scatter, index-add and index-put.
 //!
 //! The first operand is copied where it does not lie in the result's place already; then the sources are
-//! stored, or joined, in the order of their positions.
+//! stored, or joined, in the order of their positions. Several index-puts are one kernel, in which each has blocks of its
+//! own ([`lower_together`]).
 
 use std::fmt::Write as _;
 
-use symmc_ir::Reduction;
+use symmc_ir::{Op, Reduction};
 use symmc_runtime::exec::Located;
 
-use super::lowering::{Lowering, misfit};
+use super::lowering::{Lowering, Operation, arity, misfit, no_kernel};
 use super::movement::{common_shape, copy};
 use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
@@ -86,16 +87,60 @@ pub(super) fn elements(
     Ok(out)
 }
 
+/// The part of a kernel that stores pieces.
+struct Part {
+    layout: String,
+    how: &'static str,
+    blocks: usize,
+    params: [Param; 3],
+}
+
 /// `x` with pieces of `src` at the places that the indices name on its axes from `axis` on.
 pub(super) fn put(
     axis: usize,
     combine: Option<Reduction>,
-    x: &Located,
-    src: &Located,
+    [x, src]: [&Located; 2],
     indices: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
+    let mut out = copy(x, result, l)?;
+    let part = part(axis, combine, [x, src], indices, result, 0, l)?;
+    out.extend(part.map(|part| launch(vec![part], l)));
+    Ok(out)
+}
+
+/// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+    let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
+    for step in steps {
+        let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
+            return Err(no_kernel(step.op));
+        };
+        arity(step.op, step.operands.len(), step.results.len())?;
+        let (add, result) = (accumulate.then_some(Reduction::Sum), &step.results[0]);
+        out.extend(copy(x, result, l)?);
+        parts.extend(part(axis, add, [x, src], indices, result, parts.len(), l)?);
+    }
+    if !parts.is_empty() {
+        out.push(launch(parts, l));
+    }
+    Ok(out)
+}
+
+/// The part of a kernel for one store, under the number that its layout has there; none where nothing is stored.
+fn part(
+    axis: usize,
+    combine: Option<Reduction>,
+    [x, src]: [&Located; 2],
+    indices: &[Located],
+    result: &Located,
+    number: usize,
+    l: &mut Lowering<'_>,
+) -> Result<Option<Part>, CudaError> {
     let end = axis + indices.len();
     if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
         return Err(misfit("the result of an indexed store", &x.shape, &result.shape));
@@ -106,15 +151,14 @@ pub(super) fn put(
     if !skip.is_some_and(|s| src.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1)) {
         return Err(misfit("the source of an indexed store", &shape, &src.shape));
     }
-    let mut out = copy(x, result, l)?;
     let (places, piece): (usize, usize) = (at.iter().product(), x.shape[end..].iter().product());
     let before: usize = x.shape[..axis].iter().product();
     if places * piece * before == 0 {
-        return Ok(out);
+        return Ok(None);
     }
     let from = broadcast(&shape, &src.shape, &src.strides);
     let mut layout = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece};\n",
+        "namespace sc {{ struct @_L{number} {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece};\n",
         stored(x.dtype)
     );
     let parts = [
@@ -126,19 +170,34 @@ pub(super) fn put(
     ];
     parts.iter().for_each(|(name, axes)| layout.push_str(&offset(name, axes)));
     places_text(&mut layout, axis, x, indices, &at, result);
-    let _ = writeln!(
-        layout,
-        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(sc::@_L::Indices indices, const void *s, void *d) {{\n    symmc_enter();\n    \
-         sc::scatter_pieces<sc::@_L, sc::{}>(indices, s, d);\n}}",
-        how(combine)
-    );
+    layout.push_str("}; }\n");
+    let blocks = places * piece.div_ceil(1024) * before;
+    let params = [indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
+    Ok(Some(Part { layout, how: how(combine), blocks, params }))
+}
+
+fn launch(parts: Vec<Part>, l: &mut Lowering<'_>) -> Command {
     l.preludes();
     l.source.prelude(text::SCATTER);
-    let entry = l.source.function("index_put", layout);
-    let blocks = places * piece.div_ceil(1024) * before;
-    let params = vec![indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
-    out.push(Command::Kernel(Kernel::flat(entry, blocks, 256, params)));
-    Ok(out)
+    let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
+    let declared = |i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}");
+    let declared: Vec<String> = (0..parts.len()).map(declared).collect();
+    let (mut body, mut first) = (String::new(), 0);
+    for (i, part) in parts.iter().enumerate() {
+        let end = first + part.blocks;
+        let _ = writeln!(
+            body,
+            "    if (blockIdx.x >= {first}u && blockIdx.x < {end}u) sc::scatter_pieces<sc::@_L{i}, sc::{}>(i{i}, s{i}, d{i}, blockIdx.x - {first}u);",
+            part.how
+        );
+        first = end;
+    }
+    let function = format!(
+        "{layouts}extern \"C\" __global__ void __launch_bounds__(256) @({}) {{\n    symmc_enter();\n{body}}}\n",
+        declared.join(", ")
+    );
+    let entry = l.source.function("index_put", function);
+    Command::Kernel(Kernel::flat(entry, first, 256, parts.into_iter().flat_map(|p| p.params).collect()))
 }
 
 /// The most index tensors of one step.

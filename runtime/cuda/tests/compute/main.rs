@@ -10,6 +10,7 @@ mod library;
 mod norms;
 mod products;
 mod rotary;
+mod scatter;
 
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;

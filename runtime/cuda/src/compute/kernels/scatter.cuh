@@ -59,10 +59,10 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
     *to = Put<T>::of(acc);
 }
 
-// One block for each place that the indices name, and each tile of the pieces stored there. `L`: types T and
+// One block for each place that the indices name, and each tile of the pieces stored there, this one of number `b`. `L`: types T and
 // I, N places, BEFORE outer positions, PIECE elements of a piece; `place(indices, j, status, assertions)` gives the number
 // of the destination of place j, or -1.
-template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd) {
+template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd, i64 b) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
     const int ITEMS = 4, THREADS = 256;
@@ -71,7 +71,6 @@ template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices 
     __shared__ int matches[THREADS];
     __shared__ int warps[THREADS / 32];
     const i64 tiles = (L::PIECE + ITEMS * THREADS - 1) / (ITEMS * THREADS);
-    i64 b = blockIdx.x;
     const i64 own = b % L::N;
     b /= L::N;
     const i64 tile = b % tiles, before = b / tiles;

@@ -1,0 +1,23 @@
+//! Nodes of one kind that do not need each other as one kernel: rotary embeddings of queries and keys, stores of keys and values
+//! into their caches.
+
+use symmc_ir::{Form, NodeId, Op};
+
+use crate::walk::{Place, Walk};
+
+/// How many steps may stand between two of them.
+const REACH: usize = 8;
+
+/// What becomes of a node.
+pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
+    let capabilities = walk.facts.capabilities();
+    let (form, most) = match walk.facts.node(id).op {
+        Op::RotaryEmbedding { .. } => (Form::Rotary, capabilities.rotary?.nodes),
+        Op::IndexPut { .. } => (Form::Scatter, capabilities.scatter?.nodes),
+        _ => return None,
+    };
+    let read = walk.read(id);
+    let near = |&u: &usize| !read.contains(&u) && walk.units.len() - u <= REACH;
+    let unit = walk.open(form, most).find(near);
+    Some(unit.map_or(Place::Begins(form), |unit| Place::Joins(unit, Vec::new())))
+}

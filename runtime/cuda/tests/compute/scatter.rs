@@ -1,0 +1,112 @@
+//! Stores into several caches as one kernel give what they give alone.
+
+use symmc_cuda::command::Command;
+use symmc_cuda::compute::{
+    self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, scatter,
+};
+use symmc_ir::{DType, Op};
+use symmc_runtime::exec::{Located, MemorySpace};
+
+use crate::emulate::Library;
+use crate::products::{Part, SPACING, part, steps};
+
+/// Heads, positions of a cache, tokens, and elements of a head.
+const H: usize = 3;
+const POSITIONS: usize = 40;
+const L: usize = 7;
+const E: usize = 72;
+
+/// Rows of heads, which lie behind each other.
+fn rows(place: usize, heads: usize, l: usize) -> Located {
+    let strides = [l * E, E, 1].map(|s| s as isize).into();
+    let shape = [heads, l, E].into();
+    Located {
+        space: MemorySpace::Ordinary,
+        offset: place * SPACING,
+        by_rank: 0,
+        dtype: DType::BF16,
+        shape,
+        strides,
+    }
+}
+
+fn positions() -> Located {
+    Located { dtype: DType::I64, shape: [L].into(), strides: [1].into(), ..rows(0, 1, 1) }
+}
+
+fn store(cache: Located, source: Located, result: Located, accumulate: bool) -> Part {
+    part(Op::IndexPut { axis: 1, accumulate }, vec![cache, source, positions()], result)
+}
+
+/// Keys where their cache lies, values of other heads elsewhere, and what adds up.
+fn all() -> Vec<Part> {
+    vec![
+        store(rows(1, H, POSITIONS), rows(2, H, L), rows(1, H, POSITIONS), false),
+        store(rows(3, 2, POSITIONS), rows(4, 2, L), rows(5, 2, POSITIONS), false),
+        store(rows(6, H, POSITIONS), rows(2, H, L), rows(6, H, POSITIONS), true),
+    ]
+}
+
+#[test]
+fn one_kernel_stores_the_bits_of_three() {
+    let bytes = 7 * SPACING;
+    let mut memory = vec![0u128; (bytes + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
+    let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
+    let machine = Machine {
+        status: base + bytes as u64,
+        workspace: base + (bytes + STATUS_BYTES) as u64,
+        inputs: InputUse::Written,
+        ..crate::machine(GEMM_WORKSPACE, 225 << 10)
+    };
+    let at = |v: &Located| base + v.offset as u64;
+    let list = all();
+    let steps = steps(&list);
+    let mut l = Lowering::new(&at, &machine);
+    let one = scatter::lower_together(&steps, &mut l).expect("they fit");
+    let mut lower = |step: &Operation<'_>| compute::lower(step, &mut l).expect("it has a form");
+    let three: Vec<_> = steps.iter().flat_map(&mut lower).collect();
+    // The values have a copy of their cache in front.
+    assert_eq!([one.len(), three.len()], [2, 4]);
+    let Some(library) = Library::build("scatter", &l.source.text(), l.source.names()) else { return };
+    let words = |place: usize, n: usize| -> &mut [u16] {
+        let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * SPACING);
+        // SAFETY: as many elements lie there, and nothing else touches them meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(at, n) }
+    };
+    let mut run = |commands: &[Command]| {
+        let mut random = symmc_ir::random::SplitMix(4);
+        memory.fill(0);
+        // Numbers near one, of both signs, and positions of which some are named twice, also from the end.
+        for place in 1..7 {
+            words(place, H * POSITIONS * E)
+                .iter_mut()
+                .for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
+        }
+        for (j, position) in [3i64, 39, 3, 0, -2, 38, 7].into_iter().enumerate() {
+            words(0, 4 * L)[4 * j..][..4].copy_from_slice(&[0, 16, 32, 48].map(|s| (position >> s) as u16));
+        }
+        for command in commands {
+            match command {
+                // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
+                Command::Kernel(kernel) => unsafe { library.run(kernel) },
+                &Command::Copy { to, from, bytes } => {
+                    let of = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+                    // SAFETY: as above.
+                    unsafe { std::ptr::copy(of(from), of(to), bytes) }
+                }
+                other => panic!("expected a kernel or a copy, found {other:?}"),
+            }
+        }
+        [(1, H), (5, 2), (6, H)].map(|(place, h)| words(place, h * POSITIONS * E).to_vec())
+    };
+    let (together, alone) = (run(&one), run(&three));
+    assert!(together == alone);
+    // The last of those that name a position is there.
+    let stored = |found: &[u16], position: usize, j: usize| {
+        let sources = words(2, H * L * E);
+        (0..H).all(|h| found[(h * POSITIONS + position) * E..][..E] == sources[(h * L + j) * E..][..E])
+    };
+    for (position, j) in [(3, 2), (39, 1), (0, 3), (38, 5), (7, 6)] {
+        assert!(stored(&together[0], position, j), "position {position}");
+    }
+}
