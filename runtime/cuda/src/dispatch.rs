@@ -121,6 +121,31 @@ mod tests {
                 "%z: D[1, t, H] = add %x, %ny1\n%zc: f32[1, t, H] = cast %z\n%nz: f32[1, t, H] = layer_norm %zc axes=1 eps=1.0e-5\n"
             }
         };
+        // The norm of the sum in another shape.
+        let norm = match r.below(2) {
+            0 => {
+                "%ny1: D[1, t, H] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n%ny: D[t, H] = reshape %ny1\n"
+            }
+            _ => {
+                "%y2: D[t, H] = reshape %y\n%ny: D[t, H] = rms_norm %y2, %n axes=1 eps=1.0e-5 round_first=false\n\
+                 %ny1: D[1, t, H] = reshape %ny\n"
+            }
+        };
+        // Of what begins in the middle of a word, and into such a place.
+        let operand = match r.below(3) {
+            0 => "%cut: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%p: D[t, H] = reshape %cut\n",
+            _ => "%p: D[t, H] = reshape %whole.p\n",
+        };
+        let (place, sum) = match r.below(3) {
+            0 => (
+                "%flat: D[H*t] = reshape %y\n%one: D[1] = neg %first\n%all: D[H*t + 1] = concat %one, %flat axis=0\n\
+                 %y3: D[H*t + 1] = neg %all\n",
+                "y3",
+            ),
+            _ => ("", "y"),
+        };
+        let [norm, operand, place] = [norm, operand, place]
+            .map(|text| text.replace("H]", &format!("{h}]")).replace("H*t", &format!("{h}*t")));
         let (then, more) =
             (then.replace("H]", &format!("{h}]")), if then.is_empty() { "" } else { ", %z, %nz" });
         // Heads of what a product gives are turned by it, or others read them.
@@ -134,22 +159,22 @@ mod tests {
         let turned = turned.replace("%cos, %sin", if width == 64 { "%cos32, %sin32" } else { "%cos, %sin" });
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
-             arg %p: D[t, {h}]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
+             arg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
              param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\nparam %s.w: D[256, {h}]\n%ws: D[{h}, 256] = permute %s.w perm=[1, 0]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              arg %ck: D[2, 8192, 128]\narg %cv: D[2, 8192, 128]\narg %at: i64[t]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
              %wk: D[{h}, 128] = permute %k.w perm=[1, 0]\n%wv: D[{h}, {v}] = permute %v.w perm=[1, 0]\n\
              %part: D[{f}, {h}] = slice %wide axis=1 start=0 step=1\n%g3: D[{h}, {f}] = permute %part perm=[1, 0]\n\
-             %r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
+             {operand}%r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
              %r1: D[1, t, {h}] = reshape %r\n%y: D[1, t, {h}] = add %r1, %x\n\
-             %ny1: D[1, t, {h}] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n%ny: D[t, {h}] = reshape %ny1\n\
+             {norm}{place}\
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n%pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n{turned}\
              {then}{gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %y, %qr, %nk, %nv, %pq, %pk, %pv, %{ts}{more}\n",
+             return %m, %{sum}, %qr, %nk, %nv, %pq, %pk, %pv, %{ts}{more}\n",
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),

@@ -35,6 +35,8 @@ struct Values<'a> {
 
 /// A norm over the last axis.
 struct Rows<'a> {
+    /// The elements of a row.
+    hidden: usize,
     weight: Option<&'a Located>,
     result: &'a Located,
     eps: f64,
@@ -102,7 +104,7 @@ fn lower_values(
     }
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
-        Some(_) => last,
+        Some(rows) => rows.hidden,
         None if call.elements.is_multiple_of(ROW) => ROW,
         None => last,
     };
@@ -152,20 +154,20 @@ fn is_result(call: &BoundCollective, value: &Located) -> bool {
         && is_run(value)
 }
 
-/// The norm of the rows of `sum`.
+/// The norm of the rows of `sum`, perhaps in another shape.
 fn rows<'a>(norm: &'a Work, sum: &Located) -> Option<Rows<'a>> {
     let Work::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
         return None;
     };
     let (x, weight) = (operands.first()?, operands.get(1));
     let result = results.first()?;
-    let same =
-        |a: &Located, b: &Located| (a.dtype, &a.shape) == (b.dtype, &b.shape) && b.by_rank == 0 && is_run(b);
-    let fits = (x.space, x.offset, &x.strides) == (sum.space, sum.offset, &sum.strides)
-        && same(x, sum)
-        && same(sum, result)
+    let alike = |v: &Located| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_run(v);
+    let elements = |v: &Located| v.shape.iter().product::<usize>();
+    let fits = (x.space, x.offset, x.dtype, elements(x)) == (sum.space, sum.offset, sum.dtype, elements(sum))
+        && [x, result].into_iter().all(alike)
         && weight.is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_run(w));
-    fits.then_some(Rows { weight, result, eps: eps.0, round_first: *round_first })
+    let hidden = *x.shape.last()?;
+    fits.then_some(Rows { hidden, weight, result, eps: eps.0, round_first: *round_first })
 }
 
 #[cfg(test)]

@@ -31,13 +31,14 @@ pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaEr
     reduce_to(running, op, vector, None)
 }
 
-/// An all-reduce in two rounds to which `beside` says what is added; all addresses are multiples of 8.
+/// An all-reduce in two rounds to which `beside` says what is added; with `vector` all addresses are multiples of 8.
 pub(super) fn reduce_and_add(
     running: &Running,
     op: ReduceOp,
+    vector: bool,
     beside: (&'static str, Param),
 ) -> Result<Prepared, CudaError> {
-    reduce_to(running, op, true, Some(beside))
+    reduce_to(running, op, vector, Some(beside))
 }
 
 fn reduce_to(

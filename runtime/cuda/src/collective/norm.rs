@@ -95,21 +95,21 @@ pub fn lower_norm(
     let (Variant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
-    let aligned = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
+    let all = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
+    let vector = all.fold(0, |all, a| all | a).is_multiple_of(8);
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
         && call.elements > 0
         && row > 0
         && row.is_multiple_of(8)
-        && call.elements.is_multiple_of(norm.hidden)
-        && aligned.fold(0, |all, a| all | a).is_multiple_of(8);
+        && call.elements.is_multiple_of(norm.hidden);
     if !fits {
         return Ok(None);
     }
     let running = Running::new(step, call, [norm.operand, norm.added], peers)?;
     let beside = norm.parameters(running.bytes, row);
     if norm.normed.is_none() && peers.thresholds.two_rounds(running.bytes as u64, running.n as u64) {
-        let prepared = ll::reduce_and_add(&running, *op, ("Norm", Param::of(&beside)))?;
+        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", Param::of(&beside)))?;
         return Ok(Some(Command::Kernel(prepared.launch(peers, source))));
     }
     let protocol = running.protocol(running.bytes);
@@ -128,7 +128,10 @@ pub fn lower_norm(
     let (n, first) = (running.n, norm.round_first);
     let prepared = Prepared {
         what: format!("ll_norm_{}", call.dtype),
-        body: format!("ll_norm<{element}, {operation}, {n}, {}, {pieces}, {first}>", protocol.name()),
+        body: format!(
+            "ll_norm<{element}, {operation}, {n}, {}, {pieces}, {first}, {vector}>",
+            protocol.name()
+        ),
         call: parameters,
         beside: Some(("Norm", Param::of(&beside))),
         most_threads: MAX_THREADS,

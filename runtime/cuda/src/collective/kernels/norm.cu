@@ -7,28 +7,35 @@ struct Range {
     u32 first, last;
 };
 
-/// This thread's units of a range of the row that begins at `row`, zeros beyond its end.
-template <class Protocol, u32 PER, class Piece>
-__device__ __forceinline__ void load_units(u64 row, u32 width, const Range& range, Piece (&pieces)[PER]) {
+/// How units of rows lie in memory: of a protocol, of elements `S`; with `VECTOR` rows begin at multiples of 8.
+template <class P, class S, bool VECTOR>
+struct InRow : P {
+    /// This thread's units of a range of the row that begins at `row` and has `width` words, zeros beyond its end.
+    template <u32 PER, class Piece>
+    static __device__ __forceinline__ void load(u64 row, u32 width, const Range& range, Piece (&pieces)[PER]) {
 #pragma unroll
-    for (u32 k = 0; k < PER; k++) {
-        const u32 j = range.first + threadIdx.x + k * blockDim.x;
-        if (j >= range.last) continue;
+        for (u32 k = 0; k < PER; k++) {
+            const u32 j = range.first + threadIdx.x + k * blockDim.x;
+            if (j >= range.last) continue;
 #pragma unroll
-        for (u32 w = 0; w < Protocol::WORDS; w++) {
-            const bool there = w < Protocol::count(j, width);
-            pieces[k].words[w] = there ? ((const u64*)row)[Protocol::first(j) + w] : 0;
+            for (u32 w = 0; w < P::WORDS; w++) {
+                const u32 i = P::first(j) + w;
+                if (w >= P::count(j, width)) pieces[k].words[w] = 0;
+                else pieces[k].words[w] = VECTOR ? ((const u64*)row)[i] : message<S, false>(row, i, (u64)width * 8);
+            }
         }
     }
-}
-
-template <class Protocol>
-__device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 (&words)[Protocol::WORDS]) {
+    /// Stores unit `j`, which has `count` words.
+    static __device__ __forceinline__ void store(u64 row, u32 width, u32 j, u32 count, const u64 (&words)[P::WORDS]) {
 #pragma unroll
-    for (u32 w = 0; w < Protocol::WORDS; w++) {
-        if (w < count) ((u64*)row)[Protocol::first(j) + w] = words[w];
+        for (u32 w = 0; w < P::WORDS; w++) {
+            const u32 i = P::first(j) + w;
+            if (w >= count) continue;
+            if (VECTOR) ((u64*)row)[i] = words[w];
+            else deliver<S, false>(row, i, (u64)width * 8, words[w]);
+        }
     }
-}
+};
 
 /// Sends this block's ranges of rows to all peers; false if the wait for peers ended early. The range is the whole row,
 /// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. In place, a block `b < rows`
@@ -42,7 +49,7 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Ep
     Range range{part * norm.share, part * norm.share + norm.share};
     if (range.last > units) range.last = units;
     const auto load = [&](u32 row, Piece(&own)[PER]) {
-        load_units<Protocol, PER>(call.from[0] + row * (u64)width * 8, width, range, own);
+        Protocol::template load<PER>(call.from[0] + row * (u64)width * 8, width, range, own);
     };
     // Asked for beside the words: both are a way from memory.
     Piece own[PER];
@@ -115,10 +122,11 @@ __device__ __forceinline__ float row_squares(const Piece (&pieces)[PER], u32 wid
 }
 
 /// All-reduce by LL or LL128, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
-/// A row has one block that receives it, and a thread of that the same `PER` units of each. All addresses are multiples
-/// of 8.
-template <class T, class O, u32 N, class Protocol, u32 PER, bool ROUND_FIRST>
+/// A row has one block that receives it, and a thread of that the same `PER` units of each. With `VECTOR` all addresses are
+/// multiples of 8.
+template <class T, class O, u32 N, class P, u32 PER, bool ROUND_FIRST, bool VECTOR>
 __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
+    typedef InRow<P, typename T::Stored, VECTOR> Protocol;
     typedef Run<T, Protocol::WORDS> Piece;
     constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Protocol::WORDS;
     const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
@@ -129,14 +137,14 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
     u64 readers;
     if (!send_rows<T, N, Protocol, PER>(call, norm, epoch, rows, readers) || blockIdx.x >= rows) return;
     Piece weight[PER];
-    if (norm.weight != 0) load_units<Protocol, PER>(norm.weight, width, whole, weight);
+    if (norm.weight != 0) Protocol::template load<PER>(norm.weight, width, whole, weight);
     u32 parity = 0;
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 at = row * (u64)width * 8;
         // What is here already is asked for before the wait.
         Piece x[PER], residual[PER];
-        load_units<Protocol, PER>(call.from[0] + at, width, whole, x);
-        load_units<Protocol, PER>(norm.residual + at, width, whole, residual);
+        Protocol::template load<PER>(call.from[0] + at, width, whole, x);
+        Protocol::template load<PER>(norm.residual + at, width, whole, residual);
         if (ordered) await_readers(call, rows, readers);
         // The threads meet for the sum of the squares, or here where some write before that.
         if (ordered && (norm.reduced != 0 || norm.normed == 0)) __syncthreads();
@@ -149,9 +157,9 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
             // A wait that ends early leaves what is meaningless: the threads of a block stay together.
             Protocol::template receive<T, N>(call, epoch, (u64)row * units + j, x[k].words, runs);
             const Piece reduced = reduce_runs<T, O, N, Protocol::WORDS>(runs);
-            if (norm.reduced != 0) store_unit<Protocol>(norm.reduced + at, j, count, reduced.words);
+            if (norm.reduced != 0) Protocol::store(norm.reduced + at, width, j, count, reduced.words);
             x[k] = add_runs(reduced, residual[k]);
-            if (norm.normed == 0) store_unit<Protocol>(norm.added + at, j, count, x[k].words);
+            if (norm.normed == 0) Protocol::store(norm.added + at, width, j, count, x[k].words);
             float sum[COUNT];
             x[k].widen(sum);
 #pragma unroll
@@ -173,7 +181,7 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
         for (u32 k = 0; k < PER; k++) {
             const u32 j = thread + k * threads, count = Protocol::count(j, width);
             if (j >= units) continue;
-            store_unit<Protocol>(norm.added + at, j, count, x[k].words);
+            Protocol::store(norm.added + at, width, j, count, x[k].words);
             float y[COUNT], w[COUNT];
             x[k].widen(y);
 #pragma unroll
@@ -188,7 +196,7 @@ __device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
                 for (u32 e = 0; e < COUNT; e++) y[e] *= w[e];
             }
             x[k].narrow(y);
-            store_unit<Protocol>(norm.normed + at, j, count, x[k].words);
+            Protocol::store(norm.normed + at, width, j, count, x[k].words);
         }
     }
 }

@@ -20,6 +20,8 @@ struct Shape {
     on_operand: OnOperand,
     /// What all values are multiples of.
     unit: f64,
+    /// How many elements behind a multiple of 16 bytes all values begin.
+    shift: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -31,11 +33,24 @@ enum OnOperand {
 }
 
 const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { dtype, rows, hidden, normalised: true, kept: false, on_operand: OnOperand::Nothing, unit: 1.0 }
+    Shape {
+        dtype,
+        rows,
+        hidden,
+        normalised: true,
+        kept: false,
+        on_operand: OnOperand::Nothing,
+        unit: 1.0,
+        shift: 0,
+    }
 }
 
 const fn in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
     Shape { on_operand: OnOperand::Sum, ..shape(dtype, rows, hidden) }
+}
+
+const fn shifted(shift: usize, shape: Shape) -> Shape {
+    Shape { shift, ..shape }
 }
 
 const fn norm_in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
@@ -86,15 +101,16 @@ impl Layer {
     fn new(shape: Shape, peers: &Peers, zone: usize, source: &mut Source) -> Layer {
         let Shape { dtype, rows, hidden, .. } = shape;
         let n = peers.arenas.len() as u32;
-        let values = |elements: usize| vec![0u8; elements * dtype.size()];
+        let shift = shape.shift * dtype.size();
+        let values = |elements: usize| vec![0u8; elements * dtype.size() + shift];
         let elements = rows * hidden;
         let [operand, residual, reduced, added, normed] = [(); 5].map(|()| values(elements));
         let mut out =
             Layer { shape, operand, residual, reduced, weight: values(hidden), added, normed, kernel: None };
-        fill(dtype, &mut out.weight, weight);
+        fill(dtype, &mut out.weight[shift..], weight);
         let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, elements);
         call.landing = Some([0, zone]);
-        let address = |data: &mut Vec<u8>| data.as_mut_ptr().expose_provenance() as Address;
+        let address = |data: &mut Vec<u8>| (data.as_mut_ptr().expose_provenance() + shift) as Address;
         let operand = address(&mut out.operand);
         let result = |which, data| if shape.on_operand == which { operand } else { address(data) };
         let norm = FusedNorm {
@@ -117,11 +133,13 @@ impl Layer {
 
     /// Runs this rank's kernel on the values of a round and compares. Gives the bytes of the norm.
     fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
-        let Shape { dtype, rows, hidden, normalised, kept, on_operand, unit } = self.shape;
-        fill(dtype, &mut self.operand, |i| operand(me, round, i) * unit);
-        fill(dtype, &mut self.residual, |i| residual(round, i) * unit);
+        let Shape { dtype, rows, hidden, normalised, kept, on_operand, unit, shift } = self.shape;
+        let shift = shift * dtype.size();
+        fill(dtype, &mut self.operand[shift..], |i| operand(me, round, i) * unit);
+        fill(dtype, &mut self.residual[shift..], |i| residual(round, i) * unit);
         library.run(self.kernel.as_ref().expect("it was made"));
-        let result = |which, apart| if on_operand == which { &self.operand } else { apart };
+        let result =
+            |which, apart| -> &[u8] { &(if on_operand == which { &self.operand } else { apart })[shift..] };
         let added = result(OnOperand::Sum, &self.added);
         let normed = result(OnOperand::Norm, &self.normed);
         let stored = result(OnOperand::Reduction, &self.reduced);
@@ -143,7 +161,7 @@ impl Layer {
                 );
             }
         }
-        normed.clone()
+        normed.to_vec()
     }
 }
 
@@ -189,6 +207,9 @@ fn residual_and_norm_follow_the_reduction() {
         shape(DType::F16, 1, 8),
         shape(DType::F32, 2, 8),
         Shape { normalised: false, ..shape(DType::BF16, 3, 8) },
+        shifted(1, shape(DType::F32, 3, 120)),
+        shifted(3, Shape { kept: true, ..shape(DType::BF16, 7, 116) }),
+        shifted(1, shape(DType::F16, 1, 8)),
     ];
     run(&[(3, Given::default())], &shapes, 3, "norm");
     // Blocks that clear what others of their grid are sent lose it: many delays, each on zones to be cleared.
@@ -217,6 +238,7 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
         sum(in_place(DType::F32, 5, 116)),
         Shape { kept: true, ..sum(shape(DType::F16, 7, 108)) },
         Shape { kept: true, ..sum(in_place(DType::BF16, 11, 92)) },
+        shifted(1, Shape { kept: true, ..sum(in_place(DType::BF16, 11, 92)) }),
     ];
     let given = Given { zone: 32 << 10, ..Given::default() };
     for n in [3, 5, 8] {
@@ -238,7 +260,7 @@ fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
 const SHARED: Blocks = Blocks { threads: 8, most_threads: 16, blocks: 8 };
 
 /// Rows of which some are shared, one after another in the same zones.
-const SHAPES: [Shape; 11] = [
+const SHAPES: [Shape; 12] = [
     in_place(DType::BF16, 1, 232),
     shape(DType::BF16, 2, 232),
     in_place(DType::F32, 3, 116),
@@ -249,6 +271,7 @@ const SHAPES: [Shape; 11] = [
     norm_in_place(DType::BF16, 2, 232),
     norm_in_place(DType::F32, 1, 116),
     reduction_in_place(DType::F16, 2, 116),
+    shifted(1, norm_in_place(DType::BF16, 3, 116)),
     shape(DType::F32, 1, 120),
 ];
 
