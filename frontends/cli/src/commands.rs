@@ -87,6 +87,9 @@ fn against_source(compared: &symmc::SourceComparison) -> String {
     for (reason, times) in &compared.left_out {
         text.push_str(&format!("  not compared ({}): {reason}\n", buckets(*times)));
     }
+    for what in &compared.undecided {
+        text.push_str(&format!("  differs for some drawn inputs alone, as ties and roundings do: {what}\n"));
+    }
     text
 }
 

@@ -2,14 +2,15 @@
 //!
 //! The check proves a plan safe; that the planned programs equal the source it carries is not proven anywhere. Here the
 //! reference interpreter runs both on inputs drawn from seeds, at small sizes of each bucket, and every output on every
-//! rank is compared: integers exactly, floats within [`Tolerance::of`], as sums may be taken in another order. What is
-//! larger than [`WORK`] allows, or has ops that the interpreter does not run, is left out and named.
+//! rank is compared: integers exactly, floats within [`Tolerance::of`], as sums may be taken in another order. What no floats
+//! are in is equal in every draw; of all else one draw is compared, and where that differs others. What is larger than
+//! [`WORK`] allows, or has ops that the interpreter does not run, is left out and named.
 
 use std::sync::Arc;
 
 use symmc_check::CheckedPlan;
 use symmc_ir::interp::{Draw, SeedConfig, Seeds, Tolerance, compare, run};
-use symmc_ir::{Bindings, Graph, Op, Tensor, ValueId};
+use symmc_ir::{Bindings, Graph, Op, Table, Tensor, ValueId};
 use symmc_plan::Bucket;
 
 use crate::error::Error;
@@ -20,8 +21,7 @@ const WORK: u128 = 1 << 25;
 /// The most of that for further buckets of programs that were compared already.
 const MORE: u128 = 1 << 23;
 
-/// How often inputs are drawn anew where an output differs: a tie or a rounding that shows in one draw does not show in
-/// all.
+/// How often inputs are drawn, where one draw does not tell: a tie or a rounding that shows in one does not show in all.
 const DRAWS: u64 = 3;
 
 /// After this many differences no more are looked for.
@@ -37,8 +37,10 @@ pub struct SourceComparison {
     pub compared: usize,
     /// The number of elements of outputs that were compared.
     pub elements: u64,
-    /// Why buckets were not compared, or an output not counted, each reason with how often.
+    /// Why buckets were not compared, each reason with how often.
     pub left_out: Vec<(String, usize)>,
+    /// What differs in some draws alone, as ties and roundings of floats do: the same as of differences.
+    pub undecided: Vec<String>,
     /// What differs: the bucket, its sizes, the output, the rank and the difference.
     pub differences: Vec<String>,
 }
@@ -86,6 +88,7 @@ fn of_bucket(
     if let Some(reason) = [source, planned].into_iter().find_map(without_meaning) {
         return Err(reason);
     }
+    let exact: Vec<bool> = exact(source).into_iter().zip(exact(planned)).map(|(a, b)| a && b).collect();
     for (i, sizes) in small_sizes(bucket).iter().enumerate() {
         let bound = |graph: &Graph| bindings(graph, sizes);
         let [of_source, of_planned] = [bound(source), bound(planned)];
@@ -96,26 +99,30 @@ fn of_bucket(
             return if i == 0 { Err(reason) } else { Ok(()) };
         }
         *room -= needed;
-        let mut differing = draw(source, planned, (&of_source, &of_planned), 0)?;
-        out.elements += differing.elements;
+        let mut first = draw(source, planned, (&of_source, &of_planned), 0)?;
+        out.elements += first.elements;
+        let mut undecided = Vec::new();
         for seed in 1..DRAWS {
-            if differing.outputs.iter().all(Option::is_none) {
+            let differs = first.outputs.iter().any(Option::is_some);
+            if !(differs || exact.contains(&true) && needed <= *room) {
                 break;
             }
+            *room -= needed.min(*room);
             let Ok(again) = draw(source, planned, (&of_source, &of_planned), seed) else { continue };
-            for (known, again) in differing.outputs.iter_mut().zip(&again.outputs) {
-                if known.is_some() && again.is_none() {
-                    *known = None;
-                    out.leave_out(format!(
-                        "an output differs for some of {DRAWS} draws alone, as ties and roundings do"
-                    ));
+            out.elements += again.elements;
+            for ((known, again), exact) in first.outputs.iter_mut().zip(again.outputs).zip(&exact) {
+                match (known.is_some(), again) {
+                    (false, Some(again)) if *exact => *known = Some(again),
+                    (true, None) if !exact => undecided.extend(known.take()),
+                    _ => {}
                 }
             }
         }
         let sizes: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let at = if sizes.is_empty() { String::new() } else { format!(" ({})", sizes.join(", ")) };
-        let found = differing.outputs.into_iter().flatten();
-        out.differences.extend(found.map(|what| format!("bucket {index}{at}: {what}")));
+        let named = |what| format!("bucket {index}{at}: {what}");
+        out.differences.extend(first.outputs.into_iter().flatten().map(named));
+        out.undecided.extend(undecided.into_iter().map(named));
     }
     Ok(())
 }
@@ -147,6 +154,19 @@ fn without_meaning(graph: &Graph) -> Option<String> {
         }
         _ => None,
     })
+}
+
+/// Whether no floats are in each output.
+fn exact(graph: &Graph) -> Vec<bool> {
+    let mut floats = Table::filled(false, graph.values.len());
+    for input in graph.inputs.values() {
+        floats[input.value] = graph.ty(input.value).dtype.is_float();
+    }
+    for node in graph.nodes.values() {
+        let given = node.inputs.iter().any(|&v| floats[v]);
+        node.outputs.iter().for_each(|&v| floats[v] = given || graph.ty(v).dtype.is_float());
+    }
+    graph.outputs.iter().map(|o| !floats[o.value]).collect()
 }
 
 /// The least sizes of a bucket, and others that are nearly as small and differ from one symbol to the next.

@@ -433,9 +433,11 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
 
 /// The most buckets of a plan.
 const MAX_BUCKETS: usize = 4096;
+/// The most of which nobody asks: each is planned, checked and kept.
+const MAX_UNASKED: usize = 16;
 
 /// The ranges of each bucket of a program in canonical form: as asked for, and of symbols of which nothing is asked divided
-/// where dispatches change.
+/// where dispatches change, as long as these are few.
 fn ranges(canonical: &Graph, config: &Config) -> Result<Vec<Ranges>, Error> {
     let mut all = bucket_ranges(canonical, &config.buckets)?;
     let asked = |symbol: &SymbolId| {
@@ -448,7 +450,7 @@ fn ranges(canonical: &Graph, config: &Config) -> Result<Vec<Ranges>, Error> {
     for (symbol, sizes) in limits.into_iter().filter(|(symbol, _)| !asked(symbol)) {
         for size in sizes {
             let divided: Vec<Ranges> = all.iter().flat_map(|of| divided(of, symbol, size)).collect();
-            if divided.len() <= MAX_BUCKETS {
+            if divided.len() <= MAX_UNASKED {
                 all = divided;
             }
         }

@@ -71,6 +71,39 @@ fn one_change_in_the_text_of_a_planned_program_is_found() {
     assert_eq!(tried, 9);
 }
 
+/// Integers and floats, of one element each, of which few draws tell two programs apart.
+fn seldom(offset: f64) -> String {
+    format!(
+        "program \"seldom\" ranks 2\ngroup @w world\narg %x: i64[1]\narg %f: f32[1]\n%n: i64[1] = neg %x\n\
+         %r: i64[1] = relu %n\n%s: i64[1] = all_reduce %r op=sum group=@w\n%g: f32[1] = sub {offset:?}, %f\n\
+         %a: f32[1] = relu %g\nreturn %s\nreturn %a\n"
+    )
+}
+
+#[test]
+fn what_has_no_floats_is_equal_in_every_draw() {
+    let edited = |offset: f64, from: &str, to: &str| {
+        let mut plan = plan(&seldom(offset));
+        assert!(plan.programs[0].contains(from), "{from} in\n{}", plan.programs[0]);
+        plan.programs[0] = plan.programs[0].replace(from, to);
+        let found = compared(plan);
+        assert!(found.compared == 1 && found.left_out.is_empty(), "{found:#?}");
+        found
+    };
+    let found = edited(0.0, "= relu %n", "= abs %n");
+    assert!(found.differences.iter().any(|d| d.contains("output 0 (%s)")), "{found:#?}");
+    // Floats differ in all draws, or it is not decided.
+    let all = (0..20).map(|i| edited(f64::from(i) * 0.05, "= relu %g", "= abs %g"));
+    let [mut different, mut undecided] = [0, 0];
+    for found in all {
+        let named = found.differences.iter().chain(&found.undecided).all(|d| d.contains("output 1 (%a)"));
+        assert!(named && found.differences.len() + found.undecided.len() <= 1, "{found:#?}");
+        different += found.differences.len();
+        undecided += found.undecided.len();
+    }
+    assert!(different > 0 && undecided > 0, "{different}, {undecided}");
+}
+
 #[test]
 fn what_cannot_be_compared_is_named() {
     let custom = "program \"c\" ranks 2\ncustom \"my::op\" symmetric operands [] results []\narg %x: f32[4]\n\

@@ -141,7 +141,22 @@ pub struct Scatters {
     pub nodes: u32,
 }
 
+/// A limit that is 0: as it stands in the file.
+fn first_zero(value: &serde_json::Value, at: &str) -> Option<String> {
+    match value {
+        serde_json::Value::Object(fields) => {
+            fields.iter().find_map(|(name, v)| first_zero(v, &format!("{at}.{name}")))
+        }
+        value => (value.as_u64() == Some(0)).then(|| at.to_string()),
+    }
+}
+
 impl Capabilities {
+    /// The path in a profile of a limit that is 0, if there is one: who has no such kernel leaves it out.
+    pub(super) fn zero(&self) -> Option<String> {
+        first_zero(&serde_json::to_value(self).unwrap_or_default(), "dispatches")
+    }
+
     /// Those of the kernels that this version generates for GPUs.
     pub const GPU: Capabilities = Capabilities {
         map: Some(Maps { nodes: 16 }),
@@ -168,9 +183,29 @@ impl Capabilities {
 }
 
 impl Products {
-    /// Whether products are one kernel that is no slower than the library, on a machine of so many multiprocessors.
+    /// Whether products with so many rows, and with any fewer, are one kernel that is no slower than the library, on a machine
+    /// of so many multiprocessors.
     pub fn are_worth(&self, of: &Extents, multiprocessors: u32) -> bool {
-        self.by_split_k(of, multiprocessors) || self.by_whole_k(of, multiprocessors)
+        // Few rows are not done by split-K.
+        let few = self.split_k.map_or(of.rows, |p| u64::from(p.rows).saturating_sub(1));
+        [of.rows, of.rows.min(few)].into_iter().all(|rows| {
+            let of = Extents { rows, ..*of };
+            self.by_split_k(&of, multiprocessors) || self.by_whole_k(&of, multiprocessors)
+        })
+    }
+
+    /// The most rows with which they are; 0 where they never are. The rows of `of` have no meaning.
+    pub fn most_rows(&self, of: &Extents, multiprocessors: u32) -> u64 {
+        let (mut low, mut high) = (0, u64::from(self.rows));
+        while low < high {
+            let rows = low + (high - low).div_ceil(2);
+            if self.are_worth(&Extents { rows, ..*of }, multiprocessors) {
+                low = rows
+            } else {
+                high = rows - 1
+            }
+        }
+        low
     }
 
     /// The same where each multiprocessor has columns with all of K. Where rows are many beside columns, the library is

@@ -99,6 +99,14 @@ pub enum ProfileError {
         /// Which rule, with what was found and expected.
         message: String,
     },
+    /// A number that counts something is 0.
+    #[error("profile {name}: {field}: expected at least 1, found 0")]
+    Zero {
+        /// The profile's name.
+        name: String,
+        /// The path of the field.
+        field: String,
+    },
 }
 
 impl Profile {
@@ -135,8 +143,9 @@ impl Profile {
         }
         let error =
             |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
-        if profile.multiprocessors == Some(0) {
-            return Err(error("multiprocessors".into(), "0, expected at least 1".into()));
+        let zero = (profile.multiprocessors == Some(0)).then(|| "multiprocessors".to_string());
+        if let Some(field) = zero.or_else(|| profile.dispatches.zero()) {
+            return Err(ProfileError::Zero { name: profile.name, field });
         }
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
@@ -318,6 +327,51 @@ mod tests {
         }
     }
 
+    /// Every path to a number in a JSON value.
+    fn numbers(value: &serde_json::Value, at: &str, out: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                fields.iter().for_each(|(name, v)| numbers(v, &format!("{at}/{name}"), out));
+            }
+            _ => out.push(at.into()),
+        }
+    }
+
+    #[test]
+    fn limits_that_are_0_are_refused_by_name() {
+        let profile = Profile::builtin("h200x2").unwrap();
+        let mut text: serde_json::Value = serde_json::from_str(&profile.to_json()).unwrap();
+        let mut paths = vec!["/multiprocessors".to_string()];
+        numbers(&text["dispatches"], "/dispatches", &mut paths);
+        assert!(paths.len() > 15, "{paths:?}");
+        for path in paths {
+            let kept = std::mem::replace(text.pointer_mut(&path).unwrap(), 0.into());
+            let found = Profile::from_json(&text.to_string()).unwrap_err().to_string();
+            let field = path[1..].replace('/', ".");
+            assert_eq!(found, format!("profile h200x2: {field}: expected at least 1, found 0"));
+            *text.pointer_mut(&path).unwrap() = kept;
+        }
+    }
+
+    #[test]
+    fn products_are_worth_a_kernel_up_to_a_number_of_rows() {
+        let limits = Capabilities::GPU.product.unwrap();
+        let of = |count, rows, columns, k| capability::Extents { count, rows, columns, k };
+        for (count, columns, k) in
+            [(1, 1024, 256), (2, 3584, 8192), (1, 512, 64), (1, 14336, 4096), (2, 64, 1024)]
+        {
+            let most = limits.most_rows(&of(count, 0, columns, k), 132);
+            for rows in 1..=80 {
+                assert_eq!(
+                    limits.are_worth(&of(count, rows, columns, k), 132),
+                    rows <= most,
+                    "{count} {columns} {k} {rows}"
+                );
+            }
+        }
+        assert_eq!(limits.most_rows(&of(1, 0, 1024, 256), 132), 7);
+    }
+
     #[test]
     fn measured_points_are_given_back() {
         let p = Profile::builtin("h200x4").unwrap();
@@ -390,7 +444,7 @@ mod tests {
         refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
         refused(&|p| p.curves[0].blocks = vec![8], "1 numbers of blocks for ");
         refused(&|p| p.curves[0].blocks = vec![0; p.curves[0].points.len()], "0 blocks, expected at least 1");
-        refused(&|p| p.multiprocessors = Some(0), "curve multiprocessors: 0, expected at least 1");
+        refused(&|p| p.multiprocessors = Some(0), "multiprocessors: expected at least 1, found 0");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
         refused(&|p| p.curves[0].points[0].1 = -1.0, "-1 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);

@@ -12,6 +12,8 @@ use crate::walk::Unit;
 
 /// The fewest columns and the least K of a product.
 const LEAST: [u64; 2] = [32, 64];
+/// How many users of a left matrix are looked at for products that stand beside one of it.
+const BESIDE: usize = 32;
 
 /// Lets products join the units that read them.
 pub fn join(facts: &Facts<'_>, units: &mut Vec<Unit>) {
@@ -61,7 +63,8 @@ fn map_of(unit: &Unit) -> &[NodeId] {
     }
 }
 
-/// The rows of products that may be part of kernels, and how many of them.
+/// The rows of products that may be part of kernels, and how many of them: with more, neither a product nor those that would be
+/// done beside it are.
 pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
@@ -71,10 +74,14 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
         let product = Product::new(facts, id)?;
         let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
         let Product { columns, k, .. } = product;
-        let worth = |count| limits.are_worth(&Extents { count, rows: 1, columns, k }, multiprocessors);
-        let rows = product.rows_of(facts);
-        let able = read && (product.parts..=u64::from(limits.products)).any(worth);
-        able.then_some((rows, u64::from(limits.rows)))
+        let beside = facts.users[product.left].iter().take(BESIDE);
+        let beside = beside.filter(|&&n| n != id && facts.node(n).op == Op::MatMul);
+        let alike = beside.filter_map(|&n| Product::new(facts, n)).filter(|other| product.alike(other));
+        let all = alike.map(|other| other.parts).fold(product.parts, u64::saturating_add);
+        let counts = product.parts..=all.min(u64::from(limits.products));
+        let most = |count| limits.most_rows(&Extents { count, rows: 0, columns, k }, multiprocessors);
+        let most = counts.map(most).max().filter(|&most| read && most > 0)?;
+        Some((product.rows_of(facts), most))
     };
     facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(of).collect()
 }
@@ -107,11 +114,8 @@ fn side_by_side(wanted: Vec<Product>, limits: &Products, multiprocessors: u32) -
 fn are_worth(products: &[Product], limits: &Products, multiprocessors: u32) -> bool {
     let Some(&Product { rows, columns, k, .. }) = products.first() else { return true };
     let count = products.iter().map(|p| p.parts).sum();
-    let worth = |rows| limits.are_worth(&Extents { count, rows, columns, k }, multiprocessors);
-    // Fewer rows may go another way.
-    let fewer = limits.split_k.map_or(rows, |p| u64::from(p.rows - 1).min(rows));
-    let most = products.iter().map(|p| p.rows).max().unwrap_or(rows);
-    worth(most) && worth(fewer)
+    let rows = products.iter().map(|p| p.rows).max().unwrap_or(rows);
+    limits.are_worth(&Extents { count, rows, columns, k }, multiprocessors)
 }
 
 /// A product that kernels of few rows can do.

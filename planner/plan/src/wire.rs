@@ -48,6 +48,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 mod entries;
+mod once;
 
 pub use entries::{
     ArenaKind, Buffer, ByRank, CopyReason, ForcedCopy, Lane, Memory, Place, Reach, Step, Totals,
@@ -179,12 +180,14 @@ pub enum Role {
 #[serde(deny_unknown_fields)]
 pub struct Bucket {
     /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
+    #[serde(deserialize_with = "once::each_once")]
     pub symbols: IndexMap<String, [i64; 2]>,
     /// The index of the planned program.
     pub program: usize,
     /// Memory of this bucket. Two buffers may overlap when their lifetimes do not.
     pub buffers: Vec<Buffer>,
     /// Where each base value lies, by name.
+    #[serde(deserialize_with = "once::each_once")]
     pub places: IndexMap<String, Place>,
     /// The steps, in an order that is consistent with their lanes and waits.
     pub steps: Vec<Step>,

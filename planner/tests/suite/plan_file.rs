@@ -41,6 +41,58 @@ fn unknown_and_missing_fields_are_named() {
     assert!(error(String::new()).starts_with("line 1, column 0"), "{}", error(String::new()));
 }
 
+/// Where the entries of all tables of a JSON text begin and end: from a key to behind its value.
+fn entries(text: &str) -> Vec<std::ops::Range<usize>> {
+    let bytes = text.as_bytes();
+    // For each open bracket whether it is a table's, and where its entry began.
+    let (mut open, mut out) = (Vec::<(bool, Option<usize>)>::new(), Vec::new());
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                let begin = at;
+                at += 1;
+                while bytes[at] != b'"' {
+                    at += 1 + usize::from(bytes[at] == b'\\');
+                }
+                if let Some((true, entry @ None)) = open.last_mut() {
+                    *entry = Some(begin);
+                }
+            }
+            b'{' | b'[' => open.push((bytes[at] == b'{', None)),
+            end @ (b',' | b'}' | b']') => {
+                if let Some(entry) = open.last_mut().and_then(|(_, entry)| entry.take()) {
+                    out.push(entry..at);
+                }
+                if end != b',' {
+                    open.pop();
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    out
+}
+
+#[test]
+fn no_entry_stands_twice() {
+    let graph = symmc_ir::text::parse(
+        "program \"p\" ranks 2\nsymbol t in 1..=4\ngroup @w world\narg %x: f32[t, 4]\n\
+         %y: f32[t, 4] = all_reduce %x op=sum group=@w via=plain\n%z: f32[t, 4] = neg %y\nreturn %z\n",
+    )
+    .expect("it reads");
+    let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+    let text = plan(&graph, &[bucket], &PlanConfig::default()).expect("plans").to_json();
+    assert!(Plan::from_json(&text).is_ok());
+    let all = entries(&text);
+    assert!(all.len() > 40, "{} entries", all.len());
+    for entry in all {
+        let (before, entry, after) = (&text[..entry.start], &text[entry.clone()], &text[entry.end..]);
+        Plan::from_json(&format!("{before}{entry},{entry}{after}")).expect_err(entry);
+    }
+}
+
 #[test]
 fn a_step_a_buffer_and_a_place_are_lines() {
     let plan = planned(4);

@@ -413,7 +413,10 @@ fn a_norm_is_fused_where_a_block_holds_a_row() {
     let mut source = Source::new();
     let Some(Command::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
     assert_eq!((kernel.grid, kernel.block), ([70, 1, 1], [576, 1, 1]));
-    assert!(source.text().contains("ll_norm<BF16, Sum, 4, Ll128, 2, true, true>"), "two units for each thread");
+    assert!(
+        source.text().contains("ll_norm<BF16, Sum, 4, Ll128, 2, true, true>"),
+        "two units for each thread"
+    );
     assert_eq!(fused(4, DType::BF16, 32768, &mut source), None);
     assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
     assert_eq!(fused(4, DType::I64, 32, &mut source), None);
