@@ -98,11 +98,17 @@ impl Declared {
     }
 }
 
-/// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`.
+/// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`. One value may be any integer:
+/// such a symbol is a number.
 ///
 /// # Errors
 /// It is empty, or begins where there is no bound any more.
 pub fn bounds(symbol: &str, min: Option<i64>, max: Option<i64>) -> Result<(i64, Option<i64>), RangeError> {
+    if let (Some(value), Some(max)) = (min, max)
+        && value == max
+    {
+        return Ok((value, Some(value)));
+    }
     let min = min.unwrap_or(0).max(0);
     let max = max.filter(|m| *m < OPEN);
     if max.is_some_and(|max| min > max) || min >= OPEN {
@@ -194,7 +200,9 @@ pub fn settle(
     let mut settled = Settled::default();
     let mut ids = vec![None; own.len()];
     for (at, symbol) in own.iter().enumerate() {
-        if !matches!(told[at], Some(Extent::Is(_))) {
+        // A number that no extent can be is no symbol.
+        let is_number = symbol.max == Some(symbol.min) && !(0..OPEN).contains(&symbol.min);
+        if !is_number && !matches!(told[at], Some(Extent::Is(_))) {
             let max = upper(symbol, &given.bounds, default, &mut settled.open, notes);
             let (name, alias) = (symbol.name.clone(), symbol.alias.clone());
             ids[at] = Some(settled.table.push(Symbol { name, min: symbol.min, max, alias }));
@@ -203,7 +211,7 @@ pub fn settle(
     for (at, symbol) in own.iter().enumerate().take(of_file) {
         settled.dims.push(match (ids[at], told[at]) {
             // Nothing has to be shown of a symbol that is a number.
-            (Some(_), _) if symbol.max == Some(symbol.min) => Dim::from(symbol.min),
+            (_, None | Some(Extent::Range { .. })) if symbol.max == Some(symbol.min) => Dim::from(symbol.min),
             (Some(id), _) => Dim::from(id),
             (None, Some(Extent::Is(text))) => tied(declared, symbol, text, &ids, &settled.table)?,
             (None, _) => Dim::from(0),
@@ -502,6 +510,18 @@ mod tests {
         let table = all.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
         let dims = all.dims.iter().map(|d| d.display(&all.table).to_string()).collect();
         Ok((table, dims, notes))
+    }
+
+    #[test]
+    fn symbols_of_one_value_are_numbers() {
+        for value in [-7, 0, 5, OPEN + 3] {
+            assert_eq!(bounds("k", Some(value), Some(value)), Ok((value, Some(value))));
+        }
+        assert_eq!(bounds("k", Some(-7), Some(5)), Ok((0, Some(5))));
+        assert!(bounds("k", Some(-7), Some(-5)).is_err() && bounds("k", Some(OPEN), None).is_err());
+        // Those that no extent can be are no symbols at all.
+        let (symbols, dims, _) = settled("a:-7..-7 b:2..64 c:5..5", &[]).expect("symbols");
+        assert_eq!((symbols, dims.join(" ")), (vec!["b 2..64".into(), "c 5..5".into()], "-7 b 5".into()));
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub fn compile(
     program: &Program,
     machine: Option<PathBuf>,
     ranks: Option<i128>,
-    buckets: Option<IndexMap<String, Vec<i64>>>,
+    buckets: Option<Bound<'_, PyAny>>,
     bind: Option<Arguments>,
     slack: Option<f64>,
     symm_limit: Option<i128>,
@@ -114,7 +114,11 @@ pub fn compile(
     if ranks.is_none() && program.0.graph.ranks.is_none() {
         return Err(refused("ranks: nothing in the program says how many there are: expected their number"));
     }
-    let buckets = buckets.unwrap_or_default().into_iter();
+    let bounds = |given: Bound<'_, PyAny>| {
+        let found = given.extract::<IndexMap<String, Vec<i64>>>();
+        found.map_err(|_| mistyped("buckets", "lists of sizes by the names of symbols", given.as_borrowed()))
+    };
+    let buckets = buckets.map(bounds).transpose()?.unwrap_or_default().into_iter();
     config = config.with_buckets(buckets.map(|(symbol, upper)| BucketSpec::new(symbol, upper)));
     config = config.with_bind(match bind {
         None | Some(Arguments::All(false)) => Bind::None,

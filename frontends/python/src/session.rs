@@ -435,8 +435,9 @@ impl Session {
         closed
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
+        slf.get().with(py, |_| Ok(()))?;
+        Ok(slf)
     }
 
     #[pyo3(signature = (*_exception))]

@@ -264,6 +264,33 @@ class AgainstEager(unittest.TestCase):
                 for one, other in zip(torch.autograd.grad(run(x, w), (x, w)), torch.autograd.grad(function(x, w), (x, w))):
                     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
+    def test_numbers_that_are_no_sizes(self):
+        functions = (lambda x, k: x.roll(k, 0) + 1, lambda x, k: x * k, lambda x, k: x.tril(k) * 2, lambda x, k: x[k:] * 2)
+        calls = ((None, (3, 2, -1, -2, 1)), (True, (3, -1, 2)), (True, (-2, -1, 3)), (None, (3, 2, 0, 2**40)))
+        for function, (dynamic, numbers) in itertools.product(functions, calls):
+            with self.subTest(numbers=numbers, dynamic=dynamic):
+                torch._dynamo.reset()
+                run, x = torch.compile(function, backend="symmc", dynamic=dynamic, options={"fallback": "error"}), R(5, 3)
+                for k in numbers if function is functions[1] else [k for k in numbers if k < 9]:
+                    torch.testing.assert_close(run(x, k), function(x, k))
+
+    def test_optimizers_over_lists(self):
+        for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax):
+            with self.subTest(kind.__name__):
+                torch._dynamo.reset()
+                given = [R(4, 3), R(5)]
+                weights = [[torch.nn.Parameter(w.clone()) for w in given] for _ in range(2)]
+                for number, mine in enumerate(weights):
+                    optimizer = kind(mine, lr=1e-2, foreach=True)
+                    run = torch.compile(optimizer.step, backend="symmc", options={"fallback": "error"}) if number else optimizer.step
+                    for seed in range(2):
+                        torch.manual_seed(seed)
+                        for weight in mine:
+                            weight.grad = torch.randn_like(weight)
+                        run()
+                for one, other in zip(*weights):
+                    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
     def test_a_machine_that_is_none_is_never_left_to_others(self):
         for options, text in [({"machine": "h200"}, "there is no machine h200"), ({"machine": __file__}, "line 1")]:
             torch._dynamo.reset()

@@ -122,6 +122,53 @@ def parts_by_rank(rank):
         for found, expected in zip(run(x, w), function(x, w)):
             close(found, expected, 1e-3)
 
+    def sliced(x):
+        # One row may be left over.
+        count, me = x.shape[0] // 2, dist.get_rank()
+        parts = [x[me * count : (me + 1) * count], x.narrow(0, (1 - me) * count, count), x.view(-1, 2, 2).unbind(1)[me]]
+        return [funcol.all_gather_tensor(part * 2, 0, dist.group.WORLD) for part in parts]
+
+    run = compiled(sliced, dynamic=True)
+    for rows in (4, 10, 7, 100):
+        for found, expected in zip(run(torch.ones(rows, 4) * rows), sliced(torch.ones(rows, 4) * rows)):
+            close(found, expected)
+
+
+def sizes_of_ranks(rank):
+    """Where ranks have sizes of their own, others run the collectives, and each rank has programs for its sizes."""
+
+    def step(w, x):
+        return (torch.relu(x @ Gathered.apply(w).t()) ** 2).mean()
+
+    for dynamic in (True, None):
+        run = compiled(step, dynamic=dynamic, fallback="eager", timeout=20)
+        torch.manual_seed(rank)
+        for rows in ((5, 6), (7, 5), (9, 40)):
+            w, x = torch.randn(16, 32, requires_grad=True), torch.randn(rows[rank], 32)
+            close(*[torch.autograd.grad(function(w, x), w)[0] for function in (run, step)])
+    try:
+        compiled(step, dynamic=True, timeout=20)(torch.randn(16, 32), torch.randn(3 + rank, 32))
+    except Exception as error:
+        assert "expected one size on all ranks" in str(error), error
+    else:
+        raise AssertionError("sizes that differ became one program")
+
+
+def meshes(rank):
+    """Results that are no tensors: the mesh of a DTensor, where it is not the process's first."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    for _ in range(2):
+        mesh = init_device_mesh("cpu", (2,))
+        x = distribute_tensor(torch.arange(24.0).view(4, 6), mesh, [Shard(0)])
+
+        def function(x):
+            return x.redistribute(placements=[Shard(1)]) + 1, x.sum(), x * 2
+
+        for found, expected in zip(compiled(function)(x), function(x)):
+            close(found.full_tensor(), expected.full_tensor())
+            assert found.placements == expected.placements and found.device_mesh == mesh
+
 
 def process_group_as_group(rank):
     text = 'program "sum" ranks 2\ngroup @all world\narg %x: f32[4]\n%y: f32[4] = all_reduce %x op=sum group=@all\nreturn %y\n'
@@ -282,7 +329,7 @@ def different_constants(rank):
 class Ranks(unittest.TestCase):
     def test_sums_and_steps_of_training(self):
         # One job: what PyTorch takes to start is most of the time.
-        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank])
+        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes])
 
     def test_a_mesh_of_two_axes(self):
         on_ranks(two_groups, 4)
@@ -291,7 +338,7 @@ class Ranks(unittest.TestCase):
         on_ranks(subgroup, 3)
 
     def test_graphs_that_differ_between_ranks_are_refused(self):
-        on_ranks([different_graphs, refused_on_one_rank, refused_before_import, uneven_pieces])
+        on_ranks([different_graphs, sizes_of_ranks, refused_on_one_rank, refused_before_import, uneven_pieces])
 
     def test_ranks_are_in_some_graphs_only_and_groups_are_made_anew(self):
         on_ranks(groups_of_several_graphs, 3)

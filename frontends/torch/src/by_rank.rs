@@ -258,7 +258,8 @@ impl<'a, 'p> Comparison<'a, 'p> {
         let (first, other) = (self.first, self.other);
         for (symbol, range) in &first.range_constraints {
             let found = other.range_constraints.get(symbol);
-            let bounds = |r: &crate::schema::Range| format!("{:?} to {:?}", r.min_val, r.max_val);
+            let end = |n: Option<i64>| n.map_or("none".to_string(), |n| n.to_string());
+            let bounds = |r: &crate::schema::Range| format!("{} to {}", end(r.min_val), end(r.max_val));
             if found.map(|r| (r.min_val, r.max_val)) != Some((range.min_val, range.max_val)) {
                 let found = found.map_or("none".into(), bounds);
                 return differs(format!("the range of symbol `{}`", &**symbol), bounds(range), found);

@@ -250,6 +250,11 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
+    /// Whether the argument of this name is a list of tensors.
+    pub fn is_list(&self, name: &str) -> bool {
+        matches!(self.get(name), Some(Argument::Tensors(_)))
+    }
+
     pub fn tensors(&self, name: &str) -> Lowered<Vec<ValueId>> {
         match self.need(name)? {
             Argument::Tensors(list) => list.iter().map(|t| self.value(t)).collect(),

@@ -73,7 +73,9 @@ rows! {
 }
 
 fn for_each(c: &mut Call<'_, '_>, one: &str) -> Lowered {
-    let count = c.tensors("self")?.len();
+    // Powers of one number have their exponents as the list.
+    let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
+    let count = c.tensors(list)?.len();
     let single: Option<Rule> = SINGLE.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
     let rule = single.ok_or_else(|| Stop::Opaque(format!("no rule for {one}")))?;
     if count == 0 {

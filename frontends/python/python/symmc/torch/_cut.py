@@ -223,6 +223,8 @@ def _by_inductor(module: torch.fx.GraphModule):
     # What Inductor tells AOT autograd of strides would be taken for that of the whole graph, of which this may be a stage.
     with fake, V.set_fake_mode(fake), TracingContext.report_output_strides():
         decomposed = make_fx(torch.fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
+        # What nobody reads of an operator that gives several, as Inductor has removed it by then.
+        decomposed.graph.eliminate_dead_code()
         joint = joint_graph_passes(decomposed)
         end = next(node for node in joint.graph.nodes if node.op == "output")
         # All results have the strides that they were traced with.

@@ -148,12 +148,14 @@ class Lifted:
     numbers: list[str]
     """Sizes that have to be numbers in the program."""
 
-    def archive(self, caps: dict[str, int]) -> bytes:
-        """The program as a file; symbols without a bound of their own have one of these."""
+    def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
+        """The program as a file, for symbols in these ranges, of which they may know more."""
         for symbol, found in self.ranges.items():
-            cap = caps.get(str(symbol))
-            if cap is not None and not (found.upper.is_Integer and found.upper < cap):
-                found = ValueRanges(found.lower, max(cap, int(found.lower)))
+            least, most = ranges.get(str(symbol), (0, None))
+            if least == most:
+                found = ValueRanges(least, most)
+            elif most is not None and not (found.upper.is_Integer and found.upper < most):
+                found = ValueRanges(found.lower, max(most, int(found.lower)))
             self.exported.range_constraints[symbol] = found
         return archived(self.exported)
 
@@ -188,6 +190,8 @@ class _Lifting:
         self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         self.groups: list[str] = []
+        self.objects: dict[torch.fx.Node, object] = {}
+        """What the graph has beside tensors and only gives back."""
 
     def lifted(self) -> Lifted:
         values = [node.meta.get("val") for node in self.placeholders]
@@ -196,7 +200,7 @@ class _Lifting:
         specs += [_input(node) for node in self._kept()]
         mutations, out_specs = self._replaced()
         mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
-        finishing = _Finishing(self.graph, self.placeholders, {target for target, _ in mutations})
+        finishing = _Finishing(self.graph, self.placeholders, {target for target, _ in mutations}, self.objects)
         finish, results = finishing.outputs(self.returned)
         exported = self._exported((specs, constants), out_specs, mutations, results)
         devices = [node.meta["val"].device for node in results]
@@ -227,6 +231,10 @@ class _Lifting:
         for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
             tensor = operator.attrgetter(node.target)(self.module)
             if not isinstance(tensor, torch.Tensor):
+                # What is given back as it is, such as the mesh of a DTensor.
+                if not node.users:
+                    self.objects[node] = tensor
+                    self.graph.erase_node(node)
                 continue
             if node.target not in constants:
                 constants[node.target] = tensor.detach()
@@ -409,9 +417,15 @@ class _Finishing:
     written to what they share.
     """
 
-    def __init__(self, program: torch.fx.Graph, placeholders: list[torch.fx.Node], mutated: set[torch.fx.Node]):
-        self.program, self.placeholders, self.mutated = program, placeholders, mutated
-        self.graph = torch.fx.Graph()
+    def __init__(
+        self,
+        program: torch.fx.Graph,
+        placeholders: list[torch.fx.Node],
+        mutated: set[torch.fx.Node],
+        objects: dict[torch.fx.Node, object],
+    ):
+        self.program, self.placeholders, self.mutated, self.objects = program, placeholders, mutated, objects
+        self.graph, self.module = torch.fx.Graph(), torch.nn.Module()
         self.inputs, self.given = self.graph.placeholder("inputs"), self.graph.placeholder("results")
         self.results: list[torch.fx.Node] = []
         self.known: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -419,12 +433,16 @@ class _Finishing:
     def outputs(self, returned: list):
         """A function of the inputs and the results, and the nodes of the program that are its results."""
         self.graph.output(tuple(self._made(out) if isinstance(out, torch.fx.Node) else out for out in returned))
-        return torch.fx.GraphModule(torch.nn.Module(), self.graph).forward, self.results
+        return torch.fx.GraphModule(self.module, self.graph).forward, self.results
 
     def _made(self, node: torch.fx.Node) -> torch.fx.Node:
         if node not in self.known:
             if node in self.placeholders:
                 self.known[node] = self._item(self.inputs, self.placeholders.index(node))
+            elif node in self.objects:
+                name = f"object_{len(self.known)}"
+                setattr(self.module, name, self.objects[node])
+                self.known[node] = self.graph.get_attr(name)
             elif isinstance(node.meta.get("val"), _SYMBOLIC) or self._is_replayed(node):
                 self.known[node] = self.graph.node_copy(node, self._made)
             else:
@@ -547,6 +565,7 @@ def _ranges(graph: torch.fx.Graph) -> dict:
 
 
 def _range(found: ValueRanges) -> ValueRanges:
-    lower = int(found.lower) if found.lower.is_Integer else 0
+    lower = max(int(found.lower), 0) if found.lower.is_Integer else 0
     upper = int(found.upper) if found.upper.is_Integer else int_oo
-    return ValueRanges(lower, upper)
+    # Of numbers that are never sizes nothing is known before one of them is there.
+    return ValueRanges(lower, upper if upper >= lower else int_oo)

@@ -33,10 +33,7 @@ class Options:
     def of(given) -> Options:
         """The options of a mapping."""
         given = dict(given or {})
-        known = [f.name for f in fields(Options)]
-        for name in given:
-            if name not in known:
-                raise InputError(f"option {name} of the backend symmc: expected one of {', '.join(known)}")
+        _expect_known(given, [f.name for f in fields(Options)], "the backend symmc")
         if isinstance(given.get("machine"), PathLike):
             given["machine"] = fspath(given["machine"])
         options = Options(**given)
@@ -51,6 +48,12 @@ class Options:
         options._check()
         return options
 
+    @staticmethod
+    def of_pass(given) -> Options:
+        """Those of a pass, which leaves to others what it does not know."""
+        _expect_known(given, ["machine", "buckets", "timeout", "groups"], "CollectivePass")
+        return Options.of({"fallback": "error", **given})
+
     def _check(self) -> None:
         """Refuses values of other types, and those that say nothing."""
         buckets = self.buckets
@@ -63,6 +66,13 @@ class Options:
             raise InputError(f"option report: expected a path, found {self.report!r}")
         if self.report is not None:
             format_of(self.report)
+
+
+def _expect_known(given, known: list[str], of: str) -> None:
+    """Refuses options that are none."""
+    for name in given:
+        if name not in known:
+            raise InputError(f"option {name} of {of}: expected one of {', '.join(known)}")
 
 
 def _is_size(value) -> bool:

@@ -1,7 +1,8 @@
 """Parts of tensors that ranks take by their numbers.
 
 A rank takes its shard of what all of them have as one of the parts of a division: another part on each, so another value of the
-graph. As a slice by numbers, or an index, it is the same operator on all ranks, and their graphs are one program.
+graph; or as a slice, which begins at so many times its extent. As a slice by numbers, or an index, it is the same operator on all
+ranks, and their graphs are one program.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import itertools
 import operator
 
+import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
-_DIVISIONS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default)
+_DIVISIONS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default, torch.ops.aten.unbind.int)
 
 
 def take_parts(graph: torch.fx.Graph) -> None:
@@ -21,14 +24,71 @@ def take_parts(graph: torch.fx.Graph) -> None:
         parts = node.meta.get("val")
         if len(chosen) == 1 and None not in chosen and isinstance(parts, (tuple, list)) and len(parts) > 1:
             _take(graph, node, parts, chosen.pop())
+    for node in [node for node in graph.nodes if node.op == "call_function" and node.target is torch.ops.aten.slice.Tensor]:
+        _take_slice(graph, node)
+
+
+def _take_slice(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Writes a slice of an extent that varies as an index, if it is one of equal parts."""
+    given, axis, start, _, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    value, whole = node.meta.get("val"), given.meta.get("val")
+    if step != 1 or not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
+        return
+    axis %= whole.dim()
+    length, extent = value.shape[axis], whole.shape[axis]
+    hints = _hint(length), _hint(extent)
+    if not isinstance(length, torch.SymInt) or None in hints or hints[0] == 0:
+        return
+    count, number = hints[1] // hints[0], _times(start, length)
+    if number is None or not 0 <= number < count or count < 2 or not _divides(length, count, extent):
+        return
+    with graph.inserting_before(node):
+        total = _sized(graph, node, torch.ops.aten.sym_size.int, (given, axis), extent)
+        total = _sized(graph, node, operator.floordiv, (total, count), length)
+        total = _sized(graph, node, operator.mul, (total, count), length * count)
+        cut = graph.call_function(torch.ops.aten.slice.Tensor, (given, axis, 0, total))
+        cut.meta = given.meta | {"val": torch.ops.aten.slice.Tensor(whole, axis, 0, length * count)}
+        parts = [torch.ops.aten.slice.Tensor(whole, axis, length * at, length * (at + 1)) for at in range(count)]
+        part = _indexed(graph, node, cut, axis, parts, number)
+    part.meta = dict(node.meta)
+    node.replace_all_uses_with(part)
+    graph.erase_node(node)
+    # What told where it begins and ends is another node on each rank.
+    graph.eliminate_dead_code()
+
+
+def _hint(size) -> int | None:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def _expression(size):
+    """A size, a number or a node of one as an expression."""
+    value = size.meta.get("val") if isinstance(size, torch.fx.Node) else size
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value or 0)
+
+
+def _times(start, length: torch.SymInt) -> int | None:
+    """How many lengths a slice begins behind the start, if that is a whole number of them."""
+    ratio = sympy.simplify(_expression(start) / length.node.expr)
+    return int(ratio) if ratio.is_Integer else None
+
+
+def _divides(length: torch.SymInt, count: int, extent) -> bool:
+    """Whether a length is that of one of so many equal parts of an extent, of which less than a part may be left over."""
+    of = _expression(extent)
+    return length.node.expr == FloorDiv(of, count) or sympy.simplify(length.node.expr * count - of) == 0
 
 
 def _take(graph: torch.fx.Graph, node: torch.fx.Node, parts, number: int) -> None:
-    given, axis = node.args[0], node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    sizes = [part.shape[axis] for part in parts]
+    is_unbound = node.target is torch.ops.aten.unbind.int
+    given, at = node.args[0], 1 if is_unbound else 2
+    axis = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
+    sizes = [] if is_unbound else [part.shape[axis] for part in parts]
     users = list(node.users)
     with graph.inserting_before(node):
-        if all(isinstance(size, int) for size in sizes):
+        if is_unbound:
+            part = graph.call_function(torch.ops.aten.select.int, (given, axis, number))
+        elif all(isinstance(size, int) for size in sizes):
             ends = list(itertools.accumulate(sizes, initial=0))
             arguments = (given, axis, ends[number], ends[number + 1])
             part = graph.call_function(torch.ops.aten.slice.Tensor, arguments)

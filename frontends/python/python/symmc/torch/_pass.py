@@ -45,7 +45,7 @@ class CollectivePass(CustomGraphPass):
     """
 
     def __init__(self, *, groups=None, **options):
-        self.options = Options.of({"fallback": "error", **options})
+        self.options = Options.of_pass(options)
         if groups is not None:
             _ranks.know(groups)
 

@@ -56,25 +56,29 @@ class Ranks:
 
         Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
         """
-        topic, turn = self._say(_GIVEN + what.encode() + b":" + mine)
+        turn = self._turn()
+        turn.say(_GIVEN + what.encode() + b":" + mine)
         try:
-            said = [_said(f"{topic}/{turn}/{rank}", rank, self.timeout) for rank in self.members]
+            said = [_said(turn.key(rank), rank, self.timeout) for rank in self.members]
         except BaseException as error:
-            self._withdraw(topic, turn)
+            turn.withdraw()
             setattr(error, _TOLD, True)
             raise
+        turn.end()
         return [_given(one, rank, what) for one, rank in zip(said, self.members)]
 
-    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes = b"") -> bool:
+    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes = b"", sizes=None) -> bool:
         """Whether all have the same program, or the same archive for which they are refused one; all of them call this together.
 
-        Where only some are refused, or for several nodes, the graphs are no one program.
+        Where only some are refused, or for several nodes, or where sizes differ, the graphs are no one program.
         """
         text = str(refusal)
         own = [_digest((program or "").encode())] if refusal is None else [refusal.node or text, refusal.op]
         mine = _digest(archive)
-        told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine]).encode())]
-        said = [(one, text) for one, text, _ in told]
+        told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine, sizes]).encode())]
+        said = [(one, text) for one, text, *_ in told]
+        if refusal is None:
+            self._expect_sizes(sizes, {rank: of for rank, (_, _, _, of) in zip(self.members, told) if of is not None})
         if refusal is not None:
             setattr(refusal, _TOLD, True)
         is_one = all(one == own for one, _ in said)
@@ -85,7 +89,15 @@ class Ranks:
                 refusal = InputError(f"the graph of rank {rank}: {text.removeprefix('the graph: ')}")
                 refusal.node, refusal.op, refusal.rank = node, op, rank
             raise Apart(refusal) from refusal
-        return is_one and (refusal is None or all(one == mine for _, _, one in told))
+        return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
+
+    def _expect_sizes(self, own: dict[str, int] | None, told: dict[int, dict[str, int]]) -> None:
+        """Refuses sizes that are not those of other ranks, which are no one run."""
+        for rank, sizes in told.items():
+            for name in (own or {}).keys() & sizes.keys():
+                if own[name] != sizes[name]:
+                    found = f"{own[name]} on rank {self.members[self.rank]} and {sizes[name]} on rank {rank}"
+                    raise Apart(InputError(f"the size {name} is {found}: expected one size on all ranks"))
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -97,23 +109,51 @@ class Ranks:
             if len(self.members) > 1 and dist.is_initialized() and not is_told:
                 text = str(error) or "interrupted"
                 try:
-                    self._say(_FAILED + f"{type(error).__name__}: {text}".encode())
+                    self._turn().fail(_FAILED + f"{type(error).__name__}: {text}".encode())
                 except Exception:
                     # Nobody is there to be told; the error itself says more.
                     pass
             raise
 
-    def _say(self, what: bytes) -> tuple[str, int]:
-        topic = f"symmc/{_text(self.members)}"
-        turn = _turn(topic)
-        _store().set(f"{topic}/{turn}/{dist.get_rank()}", what)
-        return topic, turn
+    def _turn(self) -> _Turn:
+        return _Turn(f"symmc/{_text(self.members)}", self.members)
 
-    def _withdraw(self, topic: str, turn: int) -> None:
-        store, me = _store(), dist.get_rank()
+
+class _Turn:
+    """One time that ranks come together over a topic: the one behind the last that any of them has ended.
+
+    Who ends it has heard all, so all were there, and come to the next one. Who gives up stays behind, and comes to the same
+    one again or, where others ended it, to theirs. Who fails leaves the others this one to hear of it. The store counts,
+    which is gone with the process groups that it is for.
+    """
+
+    def __init__(self, topic: str, members: Iterable[int]):
+        ended = {rank: _store().add(f"{topic}/ended/{rank}", 0) for rank in members}
+        self.topic, self.before = topic, ended[dist.get_rank()]
+        self.failed = _store().add(f"{topic}/failed/{dist.get_rank()}", 0)
+        self.number = 1 + max(self.failed, *ended.values())
+
+    def key(self, rank: int) -> str:
+        """Where the store has what a rank says."""
+        return f"{self.topic}/{self.number}/{rank}"
+
+    def say(self, what: bytes | str) -> None:
+        """Tells the others something."""
+        _store().set(self.key(dist.get_rank()), what)
+
+    def end(self) -> None:
+        """All have been heard."""
+        _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
+
+    def fail(self, what: bytes) -> None:
+        """Tells the others why this rank comes no more this time."""
+        self.say(what)
+        _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
+
+    def withdraw(self) -> None:
+        """Takes back what was said."""
         try:
-            store.delete_key(f"{topic}/{turn}/{me}")
-            store.add(f"{topic}/turns/{me}", -1)
+            _store().delete_key(self.key(dist.get_rank()))
         except Exception:
             # Not all stores take something back, and the rank that has the store may be gone.
             pass
@@ -144,11 +184,6 @@ def _given(said: bytes, rank: int, what: str) -> bytes:
 
 def _store():
     return dist.distributed_c10d._get_default_store()
-
-
-def _turn(topic: str) -> int:
-    """How often this rank has spoken of a topic. The store counts, which is gone with the process groups that it is for."""
-    return _store().add(f"{topic}/turns/{dist.get_rank()}", 1)
 
 
 def _said(key: str, rank: int, timeout: float) -> bytes:
@@ -243,20 +278,27 @@ def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, 
     own = [members_of(name) for name in names]
     if not own:
         return alone(), {}
-    me, store = dist.get_rank(), _store()
-    turns = {members: _turn(f"symmc/cells/{_text(members)}") for members in dict.fromkeys(own)}
-    text = ";".join(f"{_text(members)}/{turns[members]}" for members in own)
-    for members, turn in turns.items():
-        store.set(f"symmc/cells/{_text(members)}/{turn}/{me}", text)
+    me = dist.get_rank()
+    turns = {members: _Turn(f"symmc/cells/{_text(members)}", members) for members in dict.fromkeys(own)}
+    text = ";".join(f"{_text(members)}/{turns[members].number}" for members in own)
+    for turn in turns.values():
+        turn.say(text)
     cells: dict[int, list[tuple[int, ...]]] = {}
-    asked = [(me, f"{_text(own[0])}/{turns[own[0]]}")]
-    while asked:
-        rank, program = asked.pop()
-        if rank in cells:
-            continue
-        said = _said(f"symmc/cells/{program}/{rank}", rank, timeout).decode().split(";")
-        cells[rank] = [tuple(int(r) for r in part.split("/")[0].split(".")) for part in said]
-        asked.extend((r, part) for members, part in zip(cells[rank], said) for r in members)
+    asked = [(me, text.split(";")[0])]
+    try:
+        while asked:
+            rank, program = asked.pop()
+            if rank in cells:
+                continue
+            said = _said(f"symmc/cells/{program}/{rank}", rank, timeout).decode().split(";")
+            cells[rank] = [tuple(int(r) for r in part.split("/")[0].split(".")) for part in said]
+            asked.extend((r, part) for members, part in zip(cells[rank], said) for r in members)
+    except BaseException:
+        for turn in turns.values():
+            turn.withdraw()
+        raise
+    for turn in turns.values():
+        turn.end()
     _same_number(cells)
     members = tuple(sorted(cells))
     place = {rank: number for number, rank in enumerate(members)}

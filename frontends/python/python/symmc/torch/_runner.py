@@ -20,6 +20,9 @@ from symmc.torch._ranks import Apart, Ranks
 _LEAST = 16
 """The least bound of a size that the graph leaves open."""
 
+_MOST = 1 << 39
+"""No size is larger. What is, or less than 0, is a number. So is what was one before: each value has a plan of its own."""
+
 DTYPES = {
     "bool": torch.bool,
     "u8": torch.uint8,
@@ -60,8 +63,8 @@ class Source(Protocol):
     numbers: Sequence[str]
     """Sizes that have to be numbers in the program."""
 
-    def archive(self, caps: dict[str, int]) -> bytes:
-        """The program of this rank as a file, for symbols up to these values."""
+    def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
+        """The program of this rank as a file, for symbols in these ranges."""
 
     def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
         """The values of the file's symbols."""
@@ -75,7 +78,8 @@ class Runner:
     ):
         self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
         self.assumed = Assumed(source.steps, fixes)
-        self.caps: dict[str, int] = {}
+        self.ranges: dict[str, tuple[int, int]] = {}
+        """The least and the largest value of each symbol in the plan."""
         self.program: symmc.Program | None = None
         self.plan: symmc.Plan | None = None
         self.session: symmc.Session | None = None
@@ -90,20 +94,21 @@ class Runner:
         """Threads that call one function take turns: the session runs for one of them."""
 
     def _opened(self, values: dict[str, int]) -> symmc.Program:
-        """The program of all ranks, for sizes up to the caps and such as these."""
+        """The program of all ranks, for sizes in the ranges and such as these."""
         members = len(self.ranks.members)
 
         def opened(archives: list[bytes]) -> symmc.Program:
             return _graph.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
 
-        program, refusal, own = None, None, b""
+        program, refusal, own, sizes = None, None, b"", None
         try:
-            own = self.source.archive(self.caps)
+            own = self.source.archive(self.ranges)
             # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
             program = self.assumed.opened(lambda: opened([own]), values)
+            sizes = {symbol: values[symbol] for symbol in program.aliases.values() if symbol in values}
         except (symmc.InputError, symmc.UnsupportedError) as error:
             refusal = error
-        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal, own):
+        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal, own, sizes):
             # Theirs differ, as they may in single numbers, for which alone one may be refused.
             archives = self.ranks.all_gather(own)
             try:
@@ -121,8 +126,10 @@ class Runner:
 
     def _plan_for(self, sizes: tuple[int, ...], device: torch.device, accept) -> bool:
         for symbol, size in zip(self.symbols, sizes):
-            if size > self.caps.get(symbol, 0):
-                self.caps[symbol] = max(_LEAST, 1 << max(size - 1, 0).bit_length())
+            least, most = self.ranges.get(symbol, (0, -1))
+            if not least <= size <= most:
+                is_size = 0 <= size <= _MOST and least != most
+                self.ranges[symbol] = (0, max(_LEAST, 1 << max(size - 1, 0).bit_length())) if is_size else (size, size)
                 self.plan = None
         values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
         if not self.assumed.keep(values):
