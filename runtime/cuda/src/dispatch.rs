@@ -72,36 +72,30 @@ mod tests {
     use super::*;
     use crate::refusal;
 
-    /// A layer whose extents, dtype, variant and way to write products are drawn.
-    fn layer(r: &mut SplitMix) -> (String, [i64; 2]) {
-        let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
-        let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
-        let variant = r.pick(&["ll", "ll", "two_shot", "one_shot"]);
-        let low = r.pick(&[0i64, 1, 1, 5, 17, 1024]);
-        let high = low + r.pick(&[0i64, 3, 15, 47, 63, 500, 4095]);
-        let wide = format!("%g: D[t, {f2}] = matmul %ny, %gu\n", f2 = 2 * f);
-        let halves = |value: &str, lead: &str, axis: usize| {
+    /// A gate of two products of `%ny`, `%m`, in one of the ways to write it; `f` is its width.
+    fn gate(r: &mut SplitMix, f: i64) -> String {
+        let wide = "%g: D[t, F2] = matmul %ny, %gu\n";
+        let halves = |lead: &str, axis: usize| {
             format!(
-                "%ga: D[{lead}, {f}] = slice {value} axis={axis} start=0 step=1\n\
-                 %up: D[{lead}, {f}] = slice {value} axis={axis} start={f} step=1\n"
+                "%ga: D[{lead}, F] = slice %g axis={axis} start=0 step=1\n\
+                 %up: D[{lead}, F] = slice %g axis={axis} start={f} step=1\n"
             )
         };
         let one = "%ga: D[t, F] = matmul %ny, %g1\n";
         let gated = "%s: D[t, F] = silu %ga\n%m: D[t, F] = mul %s, %up\n";
         let gate = match r.below(6) {
-            0 => format!("{wide}{}{gated}", halves("%g", "t", 1)),
+            0 => format!("{wide}{}{gated}", halves("t", 1)),
             // With a leading axis.
             1 => format!(
-                "%g: D[1, t, {f2}] = matmul %ny1, %gu\n{}%s: D[1, t, F] = silu %ga\n%m1: D[1, t, F] = mul %s, %up\n\
+                "%g: D[1, t, F2] = matmul %ny1, %gu\n{}%s: D[1, t, F] = silu %ga\n%m1: D[1, t, F] = mul %s, %up\n\
                  %m: D[t, F] = reshape %m1\n",
-                halves("%g", "1, t", 2),
-                f2 = 2 * f
+                halves("1, t", 2)
             ),
             // Read as another shape.
             2 => format!(
                 "{wide}{}%gr: D[t, 8, {e}] = reshape %ga\n%ur: D[t, 8, {e}] = reshape %up\n\
                  %s: D[t, 8, {e}] = silu %gr\n%mr: D[t, 8, {e}] = mul %s, %ur\n%m: D[t, F] = reshape %mr\n",
-                halves("%g", "t", 1),
+                halves("t", 1),
                 e = f / 8
             ),
             3 => format!("{one}%up: D[t, F] = matmul %ny, %g2\n{gated}"),
@@ -110,16 +104,24 @@ mod tests {
             // What can meet data that it does not take.
             _ => format!("{one}%d: i64[t, F] = floor_div %i, %j\n%up: D[t, F] = cast %d\n{gated}"),
         };
-        let gate = gate.replace("F]", &format!("{f}]"));
-        // A norm of what is added to another.
-        let then = match r.below(3) {
-            0 => "",
-            1 => {
-                "%z: D[1, t, H] = add %x, %ny1\n%nz: D[1, t, H] = rms_norm %z, %n axes=1 eps=1.0e-5 round_first=true\n"
-            }
-            _ => {
-                "%z: D[1, t, H] = add %x, %ny1\n%zc: f32[1, t, H] = cast %z\n%nz: f32[1, t, H] = layer_norm %zc axes=1 eps=1.0e-5\n"
-            }
+        gate.replace("F]", &format!("{f}]")).replace("F2]", &format!("{}]", 2 * f))
+    }
+
+    /// The reduction of `%p`, its residual and their norm, each where and as it is drawn, and what else is
+    /// returned of them; `h` is the width of a row.
+    fn reduction(r: &mut SplitMix, h: i64, variant: &str) -> (String, String) {
+        // Of what begins in the middle of a word, and into such a place.
+        let operand = match r.below(3) {
+            0 => "%cut: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%p: D[t, H] = reshape %cut\n",
+            _ => "%p: D[t, H] = reshape %whole.p\n",
+        };
+        let (place, sum) = match r.below(3) {
+            0 => (
+                "%flat: D[H*t] = reshape %y\n%one: D[1] = neg %first\n%all: D[H*t + 1] = concat %one, %flat axis=0\n\
+                 %y3: D[H*t + 1] = neg %all\n",
+                "%y3",
+            ),
+            _ => ("", "%y"),
         };
         // The norm of the sum in another shape.
         let norm = match r.below(2) {
@@ -131,50 +133,72 @@ mod tests {
                  %ny1: D[1, t, H] = reshape %ny\n"
             }
         };
-        // Of what begins in the middle of a word, and into such a place.
-        let operand = match r.below(3) {
-            0 => "%cut: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%p: D[t, H] = reshape %cut\n",
-            _ => "%p: D[t, H] = reshape %whole.p\n",
-        };
-        let (place, sum) = match r.below(3) {
-            0 => (
-                "%flat: D[H*t] = reshape %y\n%one: D[1] = neg %first\n%all: D[H*t + 1] = concat %one, %flat axis=0\n\
-                 %y3: D[H*t + 1] = neg %all\n",
-                "y3",
+        // A norm of what is added to another.
+        let (then, more) = match r.below(3) {
+            0 => ("", ""),
+            1 => (
+                "%z: D[1, t, H] = add %x, %ny1\n%nz: D[1, t, H] = rms_norm %z, %n axes=1 eps=1.0e-5 round_first=true\n",
+                ", %z, %nz",
             ),
-            _ => ("", "y"),
+            _ => (
+                "%z: D[1, t, H] = add %x, %ny1\n%zc: f32[1, t, H] = cast %z\n%nz: f32[1, t, H] = layer_norm %zc axes=1 eps=1.0e-5\n",
+                ", %z, %nz",
+            ),
         };
-        let [norm, operand, place] = [norm, operand, place]
-            .map(|text| text.replace("H]", &format!("{h}]")).replace("H*t", &format!("{h}*t")));
-        let (then, more) =
-            (then.replace("H]", &format!("{h}]")), if then.is_empty() { "" } else { ", %z, %nz" });
-        // Heads of what a product gives are turned by it, or others read them.
-        let heads = "%ph: D[t, 2, 128] = reshape %ps\n%pt: D[2, t, 128] = permute %ph perm=[1, 0, 2]\n";
-        let width = r.pick(&[128, 128, 64]);
-        let turned = format!(
-            "{heads}%ts: D[2, t, 128] = rotary_embedding %pt, %cos, %sin width={width} interleaved={}\n",
-            r.below(2) == 0
+        let text = format!(
+            "{operand}%r: D[t, H] = all_reduce %p op=sum group=@tp via={variant}\n\
+             %r1: D[1, t, H] = reshape %r\n%y: D[1, t, H] = add %r1, %x\n{norm}{place}{then}"
         );
-        let (turned, ts) = if r.below(4) == 0 { ("", "ps") } else { (&turned[..], "ts") };
-        let turned = turned.replace("%cos, %sin", if width == 64 { "%cos32, %sin32" } else { "%cos, %sin" });
+        (text.replace("H]", &format!("{h}]")).replace("H*t", &format!("{h}*t")), format!("{sum}{more}"))
+    }
+
+    /// Heads of the product `%ps`, turned by it, or read by others; and the name of what is returned.
+    fn heads(r: &mut SplitMix) -> (String, &'static str) {
+        if r.below(4) == 0 {
+            return (String::new(), "%ps");
+        }
+        let (width, tables) = r.pick(&[(128, "%cos, %sin"), (128, "%cos, %sin"), (64, "%cos32, %sin32")]);
+        let interleaved = r.below(2) == 0;
+        let text = format!(
+            "%ph: D[t, 2, 128] = reshape %ps\n%pt: D[2, t, 128] = permute %ph perm=[1, 0, 2]\n\
+             %ts: D[2, t, 128] = rotary_embedding %pt, {tables} width={width} interleaved={interleaved}\n"
+        );
+        (text, "%ts")
+    }
+
+    /// A layer whose extents, dtype, variant and way to write products are drawn, and the range of its `t`.
+    fn layer(r: &mut SplitMix) -> (String, [i64; 2]) {
+        let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
+        let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
+        let variant = r.pick(&["ll", "ll", "two_shot", "one_shot"]);
+        let low = r.pick(&[0i64, 1, 1, 5, 17, 1024]);
+        let high = low + r.pick(&[0i64, 3, 15, 47, 63, 500, 4095]);
+        let gate = gate(r, f);
+        let (reduction, reduced) = reduction(r, h, variant);
+        let (heads, turned) = heads(r);
         let program = format!(
-            "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
-             arg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
-             param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\nparam %s.w: D[256, {h}]\n%ws: D[{h}, 256] = permute %s.w perm=[1, 0]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+            "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\n\
+             arg %x: D[1, t, {h}]\narg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\n\
+             param %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
+             param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\n\
+             arg %i: i64[t, {f}]\narg %j: i64[t, {f}]\n\
+             arg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\n\
+             param %s.w: D[256, {h}]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              arg %ck: D[2, 8192, 128]\narg %cv: D[2, 8192, 128]\narg %at: i64[t]\n\
+             %ws: D[{h}, 256] = permute %s.w perm=[1, 0]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
              %wk: D[{h}, 128] = permute %k.w perm=[1, 0]\n%wv: D[{h}, {v}] = permute %v.w perm=[1, 0]\n\
              %part: D[{f}, {h}] = slice %wide axis=1 start=0 step=1\n%g3: D[{h}, {f}] = permute %part perm=[1, 0]\n\
-             {operand}%r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
-             %r1: D[1, t, {h}] = reshape %r\n%y: D[1, t, {h}] = add %r1, %x\n\
-             {norm}{place}\
-             %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n%pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n{turned}\
-             {then}{gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
+             {reduction}\
+             %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n\
+             %pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n\
+             {heads}{gate}\
+             %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %{sum}, %qr, %nk, %nv, %pq, %pk, %pv, %{ts}{more}\n",
+             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}\n",
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),
