@@ -68,7 +68,8 @@ fn a_layer_of_few_tokens_is_its_kernels() {
 #[test]
 fn the_norm_of_a_reduction_keeps_off_what_blocks_of_its_rows_send() {
     // A layer behind it, so that the norm of the second reduction is no output.
-    let program = layer("1..=64", "ll").replace("return %nz", "%e: bf16[t, 4096] = matmul %nz, %dnt\nreturn %e");
+    let program =
+        layer("1..=64", "ll").replace("return %nz", "%e: bf16[t, 4096] = matmul %nz, %dnt\nreturn %e");
     let plan = planned(&program);
     assert_eq!(dispatches(&plan)[2], "reduction: rd z nz");
     let why = |name: &str| plan.buckets[0].places[name].why.as_str();
