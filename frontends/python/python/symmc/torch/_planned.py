@@ -113,7 +113,7 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
-            archive, dims = lifted.archive(dict.fromkeys(symbols, _MOST)), Assumed(lifted.steps, False).dims()
+            archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), Assumed(lifted.steps, False).dims()
             program = _graph.opened([archive], ranks=ranks, groups=groups, dims=dims)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
