@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the package, installs it into a fresh environment and runs its tests. Those of torch.compile run where PyTorch is
-# installed, those of models where transformers is as well; PYTHON names the interpreter that may have them. PROFILE names a
-# profile of cargo other than release: `dev` takes what `cargo test` has built of its dependencies.
+# Builds the package, checks its types, installs it into a fresh environment and runs its tests. Those of torch.compile run
+# where PyTorch is installed, those of models where transformers is as well; PYTHON names the interpreter that may have them.
+# PROFILE names a profile of cargo other than release: `dev` takes what `cargo test` has built of its dependencies.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -18,7 +18,8 @@ if "$python" -c 'import torch' 2>/dev/null; then
   site=$("$folder/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/others.pth"
 fi
-"$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check numpy
+"$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check numpy 'mypy>=1.18,<3'
+"$folder/env/bin/python" -m mypy --no-error-summary --cache-dir "$folder/mypy"
 "$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check .
 # From elsewhere, so that the installed package is what runs.
 tests=$PWD/tests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ UNKNOWN = " is not known"
 class Refused(Exception):
     """Nodes that symmc does not run, by their numbers, and why."""
 
-    def __init__(self, nodes: dict[int, str], error: Exception):
+    def __init__(self, nodes: dict[int, str], error: symmc.Error):
         super().__init__(str(error))
         self.nodes, self.error = nodes, error
 
@@ -122,7 +123,7 @@ def where(values) -> list[tuple[str, int, int | None]]:
     """For each symbol the input of the graph, and the axis of that, which tell its value."""
     told: dict[str, tuple[int, int | None]] = {}
     for at, value in enumerate(values):
-        sizes = [(None, value)] if isinstance(value, torch.SymInt) else []
+        sizes: list[tuple[int | None, Any]] = [(None, value)] if isinstance(value, torch.SymInt) else []
         if isinstance(value, torch.Tensor):
             sizes = list(enumerate(value.shape))
         for axis, size in sizes:

@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._export.verifier import SpecViolationError
@@ -129,7 +130,7 @@ class Lifted:
     exported: ExportedProgram
     inputs: list[int]
     """Which inputs of the graph are arguments of the program, in their order: all that are tensors."""
-    values: list[object]
+    values: list[Any]
     """The value of every input of the graph, as it was traced."""
     finish: Callable[[list, list], tuple]
     """The outputs of the graph, of its inputs and of the results of the program: these themselves, views of them, and sizes."""
@@ -467,11 +468,10 @@ class _Finishing:
         Complex numbers are real ones with one more axis.
         """
         order = _memory_order(node.meta["val"])
-        is_plain = order is None or order == sorted(order)
         given = self._item(self.given, len(self.results))
         if node.meta["val"].is_complex():
             given = self.graph.call_function(torch.ops.aten.view_as_complex.default, (given,))
-        if is_plain:
+        if order is None or order == sorted(order):
             self.results.append(node)
             return given
         stored = self.program.call_function(torch.ops.aten.permute.default, (node, order))

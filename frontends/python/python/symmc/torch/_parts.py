@@ -22,8 +22,9 @@ def take_parts(graph: torch.fx.Graph) -> None:
     for node in [node for node in graph.nodes if node.op == "call_function" and node.target in _DIVISIONS]:
         chosen = {user.args[1] if user.target is operator.getitem else None for user in node.users}
         parts = node.meta.get("val")
-        if len(chosen) == 1 and None not in chosen and isinstance(parts, (tuple, list)) and len(parts) > 1:
-            _take(graph, node, parts, chosen.pop())
+        number = chosen.pop() if len(chosen) == 1 else None
+        if number is not None and isinstance(parts, (tuple, list)) and len(parts) > 1:
+            _take(graph, node, parts, number)
     for node in [node for node in graph.nodes if node.op == "call_function" and node.target is torch.ops.aten.slice.Tensor]:
         _take_slice(graph, node)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -238,7 +238,7 @@ def _of_engines(name: str):
     return None
 
 
-_known = [_of_torch, _of_engines]
+_known: list[Callable] = [_of_torch, _of_engines]
 """What finds process groups, in this order."""
 
 

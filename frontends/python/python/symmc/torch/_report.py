@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Literal
 
 import symmc
 
-_FORMATS = {".txt": "text", ".html": "html"}
+_FORMATS: dict[str, Literal["text", "html"]] = {".txt": "text", ".html": "html"}
 
 _END = "</body></html>\n"
 
 
-def format_of(path: str | os.PathLike[str]) -> str:
+def format_of(path: str | os.PathLike[str]) -> Literal["text", "html"]:
     """How reports are written into a file of this name."""
     suffix = pathlib.PurePath(os.fspath(path)).suffix
     if suffix not in _FORMATS:

@@ -58,10 +58,13 @@ def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Step
 class Source(Protocol):
     """Where a program comes from."""
 
-    steps: Sequence[Steps]
-    """Sizes that are multiples of something."""
-    numbers: Sequence[str]
-    """Sizes that have to be numbers in the program."""
+    @property
+    def steps(self) -> Sequence[Steps]:
+        """Sizes that are multiples of something."""
+
+    @property
+    def numbers(self) -> Sequence[str]:
+        """Sizes that have to be numbers in the program."""
 
     def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
         """The program of this rank as a file, for symbols in these ranges."""
@@ -88,7 +91,7 @@ class Runner:
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple] = []
         """Extents, strides and type of each result."""
-        self.unfinished: list[tuple[list, list]] = []
+        self.unfinished: list[tuple[Sequence, Sequence]] = []
         """What runs use that were not waited for: an interrupted one goes on."""
         self.turn = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
@@ -162,7 +165,7 @@ class Runner:
     def _resize(self, sizes: tuple[int, ...], device: torch.device) -> None:
         """Has the runs that come take these sizes."""
         self.plan_for(sizes, device)
-        if self.session is None or self.opened is not self.plan:
+        if self.plan is not None and self.opened is not self.plan:
             if self.session is not None:
                 self.session.close()
             gpu = device.index if device.type == "cuda" else None
