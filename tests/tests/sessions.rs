@@ -543,3 +543,31 @@ fn ranks_meet_by_means_of_the_caller() {
         }
     });
 }
+
+#[test]
+fn who_drops_a_session_does_not_wait_for_others_to_drop_theirs() {
+    let (plan, said) = (counted(), std::sync::Mutex::new(Vec::new()));
+    let limit = Duration::from_secs(40);
+    let opened = |rank: usize| {
+        let mut table = Table { rank, round: 0, said: &said, ranks: 2 };
+        let group = Group::bootstrap(rank as u32, 2, &mut table).expect("a group");
+        let mut session = Session::open(&plan, &group, &config().with_limit(limit)).expect("a session");
+        session.set("n", 2).expect("it is served");
+        for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
+            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
+        }
+        session.run().expect("a run");
+        session
+    };
+    let (drops, dropped) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(opened(0));
+            drops.send(()).expect("rank 1 waits for it");
+        });
+        let session = opened(1);
+        // Rank 0 may do that wherever it collects garbage, and this rank be what it then goes on to meet.
+        dropped.recv_timeout(limit / 4).expect("rank 0 has dropped its session");
+        drop(session);
+    });
+}

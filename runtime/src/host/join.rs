@@ -21,6 +21,7 @@ use symmc_plan::Plan;
 
 use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, same_user};
 use super::comm::{Comm, World};
+use super::control::Progress;
 use super::coordinator::{Coordinator, Member, Watched, identity, job_terms};
 use super::engine::{Engines, RankRun};
 use super::gather::{Gathering, LINGER};
@@ -154,6 +155,23 @@ pub(super) struct Joined {
     coordinator: Option<JoinHandle<Result<(), RunError>>>,
 }
 
+/// What ranks record of their runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recorded {
+    /// When each begins and ends.
+    All,
+    /// While the rank waits for its end, if it does.
+    Awaited,
+}
+
+impl Recorded {
+    /// Whether a rank is not through the last run of another one, or has yet to begin what that one has ended.
+    fn is_within(self, rank: &Progress, other: &Progress) -> bool {
+        let has_ended = self == Recorded::All && other.beats > 0 && !other.running;
+        (rank.running && rank.run <= other.run) || (has_ended && (rank.beats == 0 || rank.run < other.run))
+    }
+}
+
 impl Joined {
     /// Joins as the rank of `place`.
     ///
@@ -221,16 +239,21 @@ impl Joined {
         verdict
     }
 
-    /// Leaves the run without waiting for how it ends for others. Rank 0, whose coordinator may live no longer than this
-    /// process, waits for so long that all others leave too.
-    pub fn leave(self, wait: Duration) {
+    /// Leaves, without waiting for the others to leave: they may do so late, and wait for this rank before. Rank 0, whose
+    /// coordinator goes on but lives no longer than this process, waits at most so long until they are through what it has
+    /// run.
+    pub fn leave(self, recorded: Recorded, wait: Duration) {
+        let (control, me) = (self.link.comm().control().clone(), self.link.comm().rank());
+        let own = control.progress(me);
+        let others = (0..control.ranks()).filter(|&rank| rank != me);
+        let within = |rank| recorded.is_within(&control.progress(rank), &own);
         // Who cannot be told finds out.
         let _ = self.link.done();
         drop(self.link);
         let Some(coordinator) = self.coordinator else { return };
         let until = Instant::now() + wait;
         let mut pause = Duration::from_micros(50);
-        while !coordinator.is_finished() && Instant::now() < until {
+        while !coordinator.is_finished() && others.clone().any(within) && Instant::now() < until {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(5));
         }

@@ -62,7 +62,7 @@ pub use control::{Control, Progress};
 pub use engine::{Engine, Engines, HostEngine, RankRun};
 pub use group::{Bootstrap, Group, secret};
 pub use job::{EngineChoice, HostConfig, Job, LaneThreads, Ran, RankCommand};
-pub use join::{RankJob, run_rank, run_rank_timed};
+pub use join::{RankJob, Recorded, run_rank, run_rank_timed};
 pub use launch::{launch, launch_timed};
 pub use launchers::{Found, Launch};
 pub use membership::Membership;

@@ -8,14 +8,14 @@ use super::comm::Comm;
 use super::coordinator::{Watched, identity};
 use super::group::Group;
 use super::job::{HostConfig, groups};
-use super::join::{Joined, Purpose};
+use super::join::{Joined, Purpose, Recorded};
 use crate::error::RunError;
 
 /// A seat in a session that is opened by all ranks of a group together.
 #[derive(Debug)]
 pub struct Seat {
     joined: Joined,
-    /// How long rank 0 waits for the others when it leaves.
+    /// How long rank 0 waits for the others at most when it leaves.
     farewell: Duration,
 }
 
@@ -70,10 +70,10 @@ impl Seat {
         self.comm().control().abort_reason().map_or(Ok(()), Err)
     }
 
-    /// Leaves. Where ranks are processes rank 0, which watches over the others, waits until they have left too, but no
-    /// longer than the limit.
-    pub fn leave(self) {
-        self.joined.leave(self.farewell);
+    /// Leaves. Where ranks are processes rank 0, which watches over the others, waits until they are through the runs that it
+    /// has ended, but no longer than the limit.
+    pub fn leave(self, recorded: Recorded) {
+        self.joined.leave(recorded, self.farewell);
     }
 }
 

@@ -16,6 +16,7 @@ use symmc_plan::Plan;
 use super::comm::World;
 use super::group::Group;
 use super::job::{HostConfig, groups};
+use super::join::Recorded;
 use super::memory::Segment;
 use super::rank_memory::arena_size;
 use super::seat::Seat;
@@ -237,7 +238,7 @@ impl HostSession {
         let Some(seat) = self.seat.take() else { return };
         // The worker has ended: nobody else holds it.
         if let Some(seat) = Arc::into_inner(seat) {
-            seat.leave();
+            seat.leave(Recorded::All);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What binds a rank to the others.
 
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Comm, Seat};
+use symmc_runtime::host::{Comm, Recorded, Seat};
 
 /// The ranks that a session runs with.
 pub(super) enum Ranks<'c> {
@@ -39,7 +39,7 @@ impl Ranks<'_> {
     /// Leaves them.
     pub fn leave(self) {
         if let Ranks::Group(seat) = self {
-            seat.leave();
+            seat.leave(Recorded::Awaited);
         }
     }
 }
