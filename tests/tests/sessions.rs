@@ -436,16 +436,21 @@ fn ranks_with_other_plans_or_too_few_ranks_are_refused() {
     assert!(error.expect_err("nobody else comes").to_string().contains("rank 0 did not join"));
 }
 
+/// Has a session of `COUNTED` run with two elements, all its inputs ones.
+fn fill(session: &mut Session) {
+    session.set("n", 2).expect("it is served");
+    for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
+        session.write(name, &floats(&vec![1.0; n])).expect("they fit");
+    }
+}
+
 #[test]
 fn a_rank_that_drops_its_session_ends_the_others_by_name() {
     let plan = counted();
     let errors = on_ranks(2, |group| {
         let limit = Duration::from_millis(500);
         let mut session = Session::open(&plan, &group, &config().with_limit(limit)).expect("a session");
-        session.set("n", 2).expect("it is served");
-        for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
-            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
-        }
+        fill(&mut session);
         session.run().expect("a run");
         if group.rank() == 1 {
             session.enqueue().expect("a run begins");
@@ -464,12 +469,7 @@ fn two_sessions_at_once_run_beside_each_other() {
     let plan = counted();
     on_ranks(2, |group| {
         let mut both = [0, 1].map(|_| Session::open(&plan, &group, &config()).expect("a session"));
-        for session in &mut both {
-            session.set("n", 2).expect("it is served");
-            for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
-                session.write(name, &floats(&vec![1.0; n])).expect("they fit");
-            }
-        }
+        both.iter_mut().for_each(fill);
         for _ in 0..20 {
             both.iter_mut().for_each(|session| session.enqueue().expect("a run begins"));
         }
@@ -485,10 +485,7 @@ fn memory_that_was_given_back_is_taken_again() {
     let plan = plan_of(COUNTED, &Config::default().with_bind(Bind::All));
     on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
-        session.set("n", 2).expect("it is served");
-        for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
-            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
-        }
+        fill(&mut session);
         session.run().expect("a run");
         session.release().expect("nothing runs");
         assert!(session.run().is_err_and(|e| e.to_string().contains("resume")));
@@ -552,10 +549,7 @@ fn who_drops_a_session_does_not_wait_for_others_to_drop_theirs() {
         let mut table = Table { rank, round: 0, said: &said, ranks: 2 };
         let group = Group::bootstrap(rank as u32, 2, &mut table).expect("a group");
         let mut session = Session::open(&plan, &group, &config().with_limit(limit)).expect("a session");
-        session.set("n", 2).expect("it is served");
-        for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
-            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
-        }
+        fill(&mut session);
         session.run().expect("a run");
         session
     };

@@ -67,7 +67,7 @@ class Ranks:
         turn.end()
         return [_given(one, rank, what) for one, rank in zip(said, self.members)]
 
-    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes = b"", sizes=None) -> bool:
+    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes, sizes: dict[str, int]) -> bool:
         """Whether all have the same program, or the same archive for which they are refused one; all of them call this together.
 
         Where only some are refused, or for several nodes, or where sizes differ, the graphs are no one program.
@@ -78,8 +78,8 @@ class Ranks:
         told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine, sizes]).encode())]
         said = [(one, text) for one, text, *_ in told]
         if refusal is None:
-            self._expect_sizes(sizes, {rank: of for rank, (_, _, _, of) in zip(self.members, told) if of is not None})
-        if refusal is not None:
+            self._expect_sizes(sizes, [of for *_, of in told])
+        else:
             setattr(refusal, _TOLD, True)
         is_one = all(one == own for one, _ in said)
         refused = [(rank, one, text) for rank, (one, text) in zip(self.members, said) if len(one) > 1]
@@ -91,10 +91,10 @@ class Ranks:
             raise Apart(refusal) from refusal
         return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
 
-    def _expect_sizes(self, own: dict[str, int] | None, told: dict[int, dict[str, int]]) -> None:
+    def _expect_sizes(self, own: dict[str, int], told: list[dict[str, int]]) -> None:
         """Refuses sizes that are not those of other ranks, which are no one run."""
-        for rank, sizes in told.items():
-            for name in (own or {}).keys() & sizes.keys():
+        for rank, sizes in zip(self.members, told):
+            for name in own.keys() & sizes.keys():
                 if own[name] != sizes[name]:
                     found = f"{own[name]} on rank {self.members[self.rank]} and {sizes[name]} on rank {rank}"
                     raise Apart(InputError(f"the size {name} is {found}: expected one size on all ranks"))
@@ -322,7 +322,7 @@ def refusing_together(names: list[str], timeout: float) -> Iterator[None]:
         if len(ranks.members) > 1:
             with ranks.telling():
                 if isinstance(error, (InputError, UnsupportedError)):
-                    ranks.are_alike(None, error)
+                    ranks.are_alike(None, error, b"", {})
                 raise
         raise
 

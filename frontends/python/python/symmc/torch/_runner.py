@@ -103,7 +103,8 @@ class Runner:
         def opened(archives: list[bytes]) -> symmc.Program:
             return _graph.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
 
-        program, refusal, own, sizes = None, None, b"", None
+        program, refusal, own = None, None, b""
+        sizes: dict[str, int] = {}
         try:
             own = self.source.archive(self.ranges)
             # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
