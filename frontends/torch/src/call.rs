@@ -27,6 +27,16 @@ pub(crate) enum Operand {
     Ratio(String),
 }
 
+impl Operand {
+    /// The operand with a number rounded to this dtype, as the kernels have it that take no wider number than the tensor's.
+    pub fn stored(&self, dtype: DType) -> Operand {
+        match self {
+            Operand::Scalar(s) => Operand::Scalar(dtype::stored(*s, dtype)),
+            other => other.clone(),
+        }
+    }
+}
+
 /// Arguments that say where and how a tensor is stored, not what it holds.
 const IMMATERIAL: [&str; 6] =
     ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];

@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.divide", "div; floor_div, trunc", divide),
     row("aten.true_divide", "div", divide),
     row("aten.floor_divide", "floor_div", |c| binary(c, BinaryOp::FloorDiv)),
-    row("aten.remainder", "rem", |c| binary(c, BinaryOp::Rem)),
+    row("aten.remainder", "rem", remainder),
     row("aten.fmod", "sign * rem(abs, abs)", fmod),
     row("aten.pow", "pow", pow),
     row("aten.maximum", "max", |c| binary(c, BinaryOp::Max)),
@@ -268,6 +268,14 @@ fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
+/// PyTorch rounds a number to the dtype of the tensor before it takes the remainder, on every device.
+fn remainder(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, b) = operands(c)?;
+    let dtype = c.common(&[&a, &b]);
+    let y = c.apply(BinaryOp::Rem, &a.stored(dtype), &b.stored(dtype), dtype)?;
+    c.done(y)
+}
+
 /// `a op alpha * b`.
 pub(super) fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     let (a, b) = operands(c)?;
@@ -357,7 +365,7 @@ fn pow(c: &mut Call<'_, '_>) -> Lowered {
             let x = c.as_tensor(&a, dtype)?;
             c.unary(root, x)?
         }
-        None => c.apply(BinaryOp::Pow, &a, &b, dtype)?,
+        None => c.apply(BinaryOp::Pow, &a.stored(dtype), &b.stored(dtype), dtype)?,
     };
     c.done(y)
 }
