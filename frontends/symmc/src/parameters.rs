@@ -40,7 +40,7 @@ pub(crate) fn parameter(
 
 /// Refuses a file that gives a rank another value of what is a constant of the program.
 pub(crate) fn hold_constant(file: &TensorFile, rank: u32, input: &Input, data: &Tensor) -> Result<(), Error> {
-    match file.weight(rank, &input.source)? {
+    match file.weight_loaded(rank, &input.source)? {
         Some(found) if *found != *data => Err(Error::format(
             file.path(),
             format!(

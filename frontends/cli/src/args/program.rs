@@ -106,6 +106,11 @@ impl CompileArgs {
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
     }
+
+    /// The file with the profile of the machine, if `--machine` names one.
+    pub fn machine_file(&self) -> Option<PathBuf> {
+        self.machine.as_ref().map(PathBuf::from)
+    }
 }
 
 /// How the steps are ordered; the last seven by one simple rule each, without overlap.

@@ -1,7 +1,7 @@
 //! `symmc run`.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::commands::results::{Tolerances, printed, report};
 use crate::failure::{exit_code, message};
 use crate::gpu;
 use crate::load;
-use crate::out::put;
+use crate::out::{put, refuse_overwrite};
 use crate::own::Own;
 use crate::progress::spin;
 use crate::report::decided;
@@ -71,8 +71,15 @@ struct Prepared {
 
 fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let output = output(args, place)?;
+    let machine = args.compile.machine_file();
+    let named = args.program.program.iter().chain(&args.tensors).chain(&args.plan).cloned().chain(machine);
+    refuse_overwrites(args, output.as_deref(), &named.collect::<Vec<_>>())?;
+    if let Some(file) = &output {
+        symmc::check_output(file)?;
+    }
     let tensors = load::tensors(args.tensors.as_deref())?;
-    let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
+    let Subject { plan, source, weights, files } = subject(args, tensors.as_ref())?;
+    refuse_overwrites(args, output.as_deref(), &files)?;
     refuse_what_does_not_run(args, &plan)?;
     if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
         gpu::note_attention(&plan);
@@ -101,6 +108,12 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
         return Err(error);
     }
     Ok(Prepared { plan, source, work, expected, output })
+}
+
+/// Refuses output files that the run reads.
+fn refuse_overwrites(args: &RunArgs, output: Option<&Path>, inputs: &[PathBuf]) -> Result<()> {
+    refuse_overwrite(output, inputs)?;
+    refuse_overwrite(args.profile_trace.as_deref(), inputs)
 }
 
 /// Tells the ranks that joined that this one cannot begin.
@@ -132,12 +145,6 @@ fn place(args: &RunArgs) -> Result<Option<Membership>> {
 /// Where the outputs go; a file for each rank where another launcher started them.
 fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>> {
     let Some(file) = &args.output else { return Ok(None) };
-    let inputs = args.program.program.iter().chain(&args.tensors).chain(&args.plan);
-    let same =
-        |input: &PathBuf| input.canonicalize().ok().is_some_and(|p| file.canonicalize().ok() == Some(p));
-    if let Some(input) = inputs.into_iter().find(|i| same(i)) {
-        bail!("--output {} would replace {}, which the run reads", file.display(), input.display());
-    }
     let file = match place {
         None => file.clone(),
         Some(place) => {
@@ -150,7 +157,6 @@ fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>>
             file.with_file_name(name)
         }
     };
-    symmc::check_output(&file)?;
     Ok(Some(file))
 }
 
@@ -187,6 +193,8 @@ struct Subject {
     plan: CheckedPlan,
     source: Graph,
     weights: Weights,
+    /// The files that the program was read from.
+    files: Vec<PathBuf>,
 }
 
 fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject> {
@@ -199,7 +207,7 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
         }
         let plan = symmc::checked(plan)?;
         let source = plan.source_program().clone();
-        return Ok(Subject { plan, source, weights: Weights::default() });
+        return Ok(Subject { plan, source, weights: Weights::default(), files: Vec::new() });
     }
     let made =
         args.plan.as_ref().map(|path| Ok::<_, anyhow::Error>((path, symmc::checked(load::plan(path)?)?)));
@@ -235,7 +243,7 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
         }
         None => symmc::compile(&program, &compile_config(args, program.graph.ranks.unwrap_or(0))?)?,
     };
-    Ok(Subject { plan, source: program.graph, weights: program.weights })
+    Ok(Subject { plan, source: program.graph, weights: program.weights, files: program.files })
 }
 
 /// How the program is compiled for what runs it.
