@@ -11,6 +11,7 @@ pub mod error;
 pub mod exec;
 pub mod host;
 pub mod kernels;
+pub mod process;
 pub mod session;
 
 pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
