@@ -12,6 +12,7 @@ pub mod exec;
 pub mod host;
 pub mod kernels;
 pub mod output_file;
+pub mod process;
 pub mod session;
 
 pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};

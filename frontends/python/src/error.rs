@@ -10,8 +10,9 @@ create_exception!(
     symmc,
     Error,
     PyException,
-    "What went wrong. `kind` says what sort of thing it was; `rank`, `step`, `node`, `op` and `path` are what it is about, as \
-     far as it is known; `findings` lists what a check found, `symbols` the sizes that a program is refused for."
+    "What went wrong. `kind` says what sort of thing it was. As far as they are known, `culprit` is the rank at fault, \
+     `reporter` the rank that noticed it, and `step`, `node`, `op` and `path` say where it happened; `rank` is another name \
+     of `culprit`. `findings` lists what a check found, `symbols` the sizes that a program is refused for."
 );
 create_exception!(symmc, InputError, Error, "What was given is not what it should be.");
 create_exception!(
@@ -48,7 +49,9 @@ pub fn raised(error: symmc::Error) -> PyErr {
     Python::attach(|py| {
         let value = exception.value(py);
         // An exception takes any attribute.
-        let _ = value.setattr("rank", error.rank());
+        let _ = value.setattr("culprit", error.culprit());
+        let _ = value.setattr("rank", error.culprit());
+        let _ = value.setattr("reporter", error.reporter());
         let _ = value.setattr("step", error.step());
         let _ = value.setattr("node", error.node());
         let _ = value.setattr("op", error.op());
@@ -79,7 +82,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let base = py.get_type::<Error>();
     base.setattr("kind", "error")?;
-    for name in ["rank", "step", "node", "op", "path"] {
+    for name in ["culprit", "reporter", "rank", "step", "node", "op", "path"] {
         base.setattr(name, py.None())?;
     }
     base.setattr("findings", PyTuple::empty(py))?;

@@ -31,7 +31,7 @@ impl Seat {
         config: &HostConfig,
         terms: Vec<(String, String)>,
     ) -> Result<Seat, RunError> {
-        let place = group.next();
+        let place = group.next()?;
         let callers = ("bytes of symmetric memory for the caller".to_string(), config.callers.to_string());
         let terms = terms.into_iter().chain([callers]).collect();
         let identity = expect_ranks(plan, group).and_then(|()| identity(plan, terms, &[]));

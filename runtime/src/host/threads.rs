@@ -43,13 +43,13 @@ pub fn run_threads_timed(job: &Job, registry: &Registry) -> Result<Ran, RunError
                     Err(RunError::system(format!("rank {rank}"), format!("panicked: {text}")))
                 });
                 if let Err(error) = &result {
-                    world.control.abort(rank, &error.to_string());
+                    world.control.abort(rank, error);
                     start.fail();
                 }
                 result
             };
             thread_of(scope, rank, work).inspect_err(|error| {
-                ended.abort(rank, &error.to_string());
+                ended.abort(rank, error);
                 start.fail();
             })
         };
