@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use symmc_ir::OutOfBounds;
 use symmc_plan::UnreadPlan;
 
 use crate::custom::Mismatch;
@@ -58,6 +59,16 @@ pub enum RunError {
         /// The op of the node.
         op: String,
         /// What is wrong, with expected and found.
+        detail: String,
+    },
+    /// The program reads outside of an axis at the sizes of the run; no step ran.
+    #[error("%{node} ({op}): {detail}")]
+    Bounds {
+        /// The node of the imported program: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// The index, the axis and its extent.
         detail: String,
     },
     /// There is no memory of this size.
@@ -247,6 +258,7 @@ impl RunError {
                 _ => None,
             },
             RunError::Invalid(_)
+            | RunError::Bounds { .. }
             | RunError::Defect(_)
             | RunError::Memory { .. }
             | RunError::Exhausted { .. }
@@ -257,6 +269,13 @@ impl RunError {
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. })
+    }
+}
+
+impl From<OutOfBounds> for RunError {
+    fn from(found: OutOfBounds) -> RunError {
+        let OutOfBounds { node, op, message: detail } = found;
+        RunError::Bounds { node, op: op.to_string(), detail }
     }
 }
 

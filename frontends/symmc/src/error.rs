@@ -331,7 +331,9 @@ impl<'e> Place<'e> {
     fn of_run(error: &'e RunError) -> Place<'e> {
         let place = Place { rank: error.rank(), ..Place::default() };
         match error {
-            RunError::CannotRun { node, op, .. } => Place { node: Some(node), op: Some(op), ..place },
+            RunError::CannotRun { node, op, .. } | RunError::Bounds { node, op, .. } => {
+                Place { node: Some(node), op: Some(op), ..place }
+            }
             RunError::Step { step, node, op, .. }
             | RunError::Data { step, node, op, .. }
             | RunError::Limit { step, node, op, .. }
@@ -431,7 +433,7 @@ fn of_planner(error: &PlanError) -> ErrorKind {
 
 fn of_run(error: &RunError) -> ErrorKind {
     match error {
-        RunError::Invalid(_) | RunError::Data { .. } => ErrorKind::Input,
+        RunError::Invalid(_) | RunError::Data { .. } | RunError::Bounds { .. } => ErrorKind::Input,
         RunError::CannotRun { .. } => ErrorKind::Unsupported,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources

@@ -1,7 +1,8 @@
 //! Arithmetic on scalars as a tensor of a dtype would do it.
 
-use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
-use symmc_ir::{BinaryOp, DType, Float, Scalar};
+use crate::op::BinaryOp;
+use crate::tensor::{read_f64, read_i64, write_f64, write_i64};
+use crate::types::{DType, Float, Scalar};
 
 /// A scalar as a tensor of this dtype stores it: rounded, truncated or compared with 0. `None` for an
 /// integer that does not fit or is not exact as `f64`, and for NaN.
