@@ -5,7 +5,7 @@
 //! `i` of an integer tensor is `start + Σ step[a] * i[a]`. Both work for symbolic extents. A comparison of
 //! two such values is known when their difference has one sign over all positions.
 //!
-//! Invariants: a scalar is stored as the dtype stores it; an affine value fits its dtype everywhere, has
+//! Invariants: a scalar is stored as the dtype stores it, and is not NaN; an affine value fits its dtype everywhere, has
 //! a step for each axis, 0 along axes of extent 1, and at least one that is not 0.
 
 pub mod scalar;
@@ -114,6 +114,9 @@ impl Known {
         let first = &tensor.data()[..size];
         if tensor.data().chunks_exact(size).all(|e| e == first) {
             let x = tensor.get_f64(0);
+            if x.is_nan() {
+                return None;
+            }
             return Some(Known::Full(match tensor.dtype() {
                 DType::Bool => Scalar::Bool(x != 0.0),
                 d if d.is_float() => Scalar::Float(Float(x)),
@@ -164,7 +167,7 @@ impl Known {
             }
             Op::BinaryScalar { op, scalar, scalar_left } => {
                 let x = (known(0), cx.graph.ty(inputs[0]));
-                let s = Known::Full(stored(x.1.dtype, *scalar)?);
+                let s = Known::Full(scalar::operand(*op, *scalar, x.1.dtype)?);
                 let of_scalar = Type::new(x.1.dtype, vec![]);
                 let y = (Some(&s), &of_scalar);
                 binary(*op, if *scalar_left { [y, x] } else { [x, y] }, ty, symbols)

@@ -37,7 +37,19 @@ pub fn cast(s: Scalar, dtype: DType) -> Option<Scalar> {
     }
 }
 
-/// `a op b` for operands of one dtype; `None` where the result is not certain to the last bit.
+/// The number of a scalar op on a tensor of this dtype, as the op computes with it: comparisons take it in the dtype of the
+/// tensor, arithmetic on floats of 32 bits or less in f32. `None` as for [`stored`].
+pub fn operand(op: BinaryOp, s: Scalar, dtype: DType) -> Option<Scalar> {
+    let wide = match dtype {
+        DType::F16 | DType::BF16 if !op.is_comparison() => DType::F32,
+        dtype => dtype,
+    };
+    let taken = stored(wide, s)?;
+    let is_same = dtype.is_float() || taken.as_i64() == s.as_i64();
+    is_same.then_some(taken)
+}
+
+/// `a op b` for operands of one dtype, or of f32 where `b` or `a` is the number of a scalar op; `None` where the result is not certain to the last bit.
 pub fn binary(op: BinaryOp, a: Scalar, b: Scalar, dtype: DType) -> Option<Scalar> {
     use BinaryOp::*;
     if op.is_comparison() {

@@ -100,7 +100,7 @@ fn found(cx: &Rewriter, value: ValueId) -> Option<Fact> {
             binary(cx, *op, [Operand::Value(first), Operand::Value(y)], value)
         }
         Op::BinaryScalar { op, scalar, scalar_left } => {
-            let stored = scalar::stored(cx.ty(first).dtype, *scalar)?;
+            let stored = scalar::operand(*op, *scalar, cx.ty(first).dtype)?;
             let (x, s) = (Operand::Value(first), Operand::Scalar(stored));
             binary(cx, *op, if *scalar_left { [s, x] } else { [x, s] }, value)
         }
