@@ -10,6 +10,7 @@
 
 pub mod attention;
 mod backing;
+pub mod bounds;
 pub mod builder;
 pub mod collective;
 pub mod decision;
@@ -20,6 +21,7 @@ pub mod graph;
 pub mod ids;
 pub mod infer;
 pub mod interp;
+pub mod known;
 pub mod layout;
 pub mod machine;
 mod named;
@@ -34,6 +36,7 @@ pub mod verify;
 
 pub use attention::{Bound, Side};
 pub use backing::{Backing, Mapped, Part};
+pub use bounds::{BoundsChecks, OutOfBounds};
 pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveKind, CollectiveName, Contract, Exit, Meets, ReduceOp, Splits, Variant,

@@ -28,7 +28,7 @@ use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Op, SymbolId, Variant};
 
-use crate::error::{PassError, verified};
+use crate::error::{PassError, verified_after};
 use context::Context;
 use extract::Cost;
 pub use region::MOST;
@@ -132,7 +132,7 @@ pub fn lower_with_report(
     let (out, names) = build::build(&graph, &solved)
         .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))?;
     if cfg!(debug_assertions) {
-        verified("after", "lower", &out)?;
+        verified_after("lower", &out)?;
     }
     let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
     for (s, names) in solved.iter().zip(&names) {

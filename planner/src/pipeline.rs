@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use symmc_ir::machine::Profile;
-use symmc_ir::verify::verify;
+use symmc_ir::verify::verify_derived;
 use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
 use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
 
@@ -288,7 +288,7 @@ fn distinct(prepared: Vec<Result<Prepared, PlanError>>) -> Result<(Vec<Prepared>
             let hull = &mut p.graph.symbols[s];
             (hull.min, hull.max) = (hull.min.min(range.min), hull.max.max(range.max));
         }
-        match same.filter(|_| verify(&p.graph).is_ok()) {
+        match same.filter(|_| verify_derived(&p.graph).is_ok()) {
             Some(i) => {
                 programs[i].graph.symbols = p.graph.symbols;
                 of.push(i);

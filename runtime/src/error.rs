@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use symmc_ir::OutOfBounds;
 use symmc_plan::UnreadPlan;
 
 use crate::custom::Mismatch;
@@ -62,6 +63,16 @@ pub enum RunError {
         /// The op of the node.
         op: String,
         /// What is wrong, with expected and found.
+        detail: String,
+    },
+    /// The program reads outside of an axis at the sizes of the run; no step ran.
+    #[error("%{node} ({op}): {detail}")]
+    Bounds {
+        /// The node of the imported program: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// The index, the axis and its extent.
         detail: String,
     },
     /// There is no memory of this size.
@@ -296,6 +307,7 @@ impl RunError {
             RunError::Absent { ranks, .. } => ranks.first().copied(),
             RunError::Reported { reporter, cause } => cause.culprit().or(Some(*reporter)),
             RunError::Invalid(_)
+            | RunError::Bounds { .. }
             | RunError::Defect(_)
             | RunError::Memory { .. }
             | RunError::Exhausted { .. }
@@ -350,6 +362,13 @@ impl RunError {
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. } | RunError::Reported { .. })
+    }
+}
+
+impl From<OutOfBounds> for RunError {
+    fn from(found: OutOfBounds) -> RunError {
+        let OutOfBounds { node, op, message: detail } = found;
+        RunError::Bounds { node, op: op.to_string(), detail }
     }
 }
 

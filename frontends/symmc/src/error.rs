@@ -347,6 +347,7 @@ impl<'e> Place<'e> {
     fn of_run(error: &'e RunError) -> Place<'e> {
         let (node, op) = match error.cause() {
             RunError::CannotRun { node, op, .. }
+            | RunError::Bounds { node, op, .. }
             | RunError::Step { node, op, .. }
             | RunError::Data { node, op, .. }
             | RunError::Limit { node, op, .. }
@@ -445,7 +446,7 @@ fn of_planner(error: &PlanError) -> ErrorKind {
 
 fn of_run(error: &RunError) -> ErrorKind {
     match error {
-        RunError::Invalid(_) | RunError::Data { .. } => ErrorKind::Input,
+        RunError::Invalid(_) | RunError::Data { .. } | RunError::Bounds { .. } => ErrorKind::Input,
         RunError::CannotRun { .. } => ErrorKind::Unsupported,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources

@@ -136,7 +136,7 @@ fn names(graph: &Graph) -> Vec<String> {
             let arguments = graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
             match arguments.map(|(other, _)| other).position(|other| other == id) {
                 Some(index) => format!("in.{index}"),
-                None => format!("w.{}", graph.inputs[id].source),
+                None => format!("w.{}", graph.stored_name(&graph.inputs[id])),
             }
         }
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_import::ranges;
-use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
+use symmc_ir::{Graph, Input, InputKind, Members, Tensor, text, verify};
 
 use crate::error::{Error, ranks as ranks_text};
 use crate::files::{beside, head, read_on, utf8};
@@ -86,7 +86,8 @@ impl Program {
         if self.graph.ranks.is_none() {
             self.set_ranks(file.ranks())?;
         }
-        for input in self.graph.inputs.values_mut().filter(|i| i.kind == InputKind::Constant) {
+        let stored = |i: &&mut Input| i.kind == InputKind::Constant && !i.source.is_empty();
+        for input in self.graph.inputs.values_mut().filter(stored) {
             let Some(data) = input.data.clone() else { continue };
             if file.contradicts(&input.source, &data)?.is_none() {
                 continue;

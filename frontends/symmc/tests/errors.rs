@@ -26,6 +26,11 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
         (Defect, NOWHERE, vec![RunError::Defect(detail())]),
         (Run, NOWHERE, vec![RunError::system("mmap", "no")]),
         (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), detail: detail() }]),
+        (
+            Input,
+            (None, None, Some("add")),
+            vec![RunError::Bounds { node: node(), op: op(), detail: detail() }],
+        ),
         (Run, STEP, vec![RunError::Step { rank, step, node: node(), op: op(), detail: detail() }]),
         (
             Unsupported,
