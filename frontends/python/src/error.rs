@@ -12,7 +12,8 @@ create_exception!(
     PyException,
     "What went wrong. `kind` says what sort of thing it was. As far as they are known, `culprit` is the rank at fault, \
      `reporter` the rank that noticed it, and `step`, `node`, `op` and `path` say where it happened; `rank` is another name \
-     of `culprit`. `findings` lists what a check found, `symbols` the sizes that a program is refused for."
+     of `culprit`. `findings` lists what a check found, `symbols` the sizes that a program is refused for. `is_of_dtypes` \
+     says that PyTorch raises for the dtypes of the operands, too."
 );
 create_exception!(symmc, InputError, Error, "What was given is not what it should be.");
 create_exception!(
@@ -58,6 +59,7 @@ pub fn raised(error: symmc::Error) -> PyErr {
         let _ = value.setattr("path", error.path());
         let _ = value.setattr("findings", error.findings());
         let _ = value.setattr("symbols", error.symbols());
+        let _ = value.setattr("is_of_dtypes", error.is_of_dtypes());
     });
     exception
 }
@@ -87,6 +89,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     base.setattr("findings", PyTuple::empty(py))?;
     base.setattr("symbols", PyTuple::empty(py))?;
+    base.setattr("is_of_dtypes", false)?;
     module.add("Error", base)?;
     let classes = [
         ("InputError", "input", py.get_type::<InputError>()),

@@ -195,6 +195,16 @@ impl Error {
         &[]
     }
 
+    /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises, too.
+    pub fn is_of_dtypes(&self) -> bool {
+        #[cfg(feature = "torch")]
+        if let Cause::Format { cause: Some(cause), .. } = &*self.0 {
+            let error: Option<&symmc_torch::ImportError> = cause.downcast_ref();
+            return error.is_some_and(symmc_torch::ImportError::is_of_dtypes);
+        }
+        false
+    }
+
     /// What the check of a plan, or its comparison with its source, found, one text each.
     pub fn findings(&self) -> &[String] {
         match &*self.0 {

@@ -14,7 +14,7 @@ use crate::dtype;
 use crate::lower::{Lowered, Lowering, Stop};
 use crate::numbers::{ByRank, Numbers};
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
-use crate::scope::Binding;
+use crate::scope::{Binding, tensor_names};
 
 /// An operand that may be a tensor or a number.
 #[derive(Clone, Debug)]
@@ -185,6 +185,16 @@ impl<'c, 'p> Call<'c, 'p> {
             None => Ok(()),
             Some(i) => broken(format!("expected no argument `{}`, found {}", &*i.name, i.arg.describe())),
         }
+    }
+
+    /// The dtypes of the tensors that an argument is. Looking at them is not reading the argument.
+    pub fn dtypes(&self, name: &str) -> Vec<DType> {
+        if let Some(value) = self.given(name) {
+            return vec![self.dtype(value)];
+        }
+        let argument = self.inputs.iter().find(|i| &*i.name == name);
+        let names = argument.map_or_else(Vec::new, |i| tensor_names(&i.arg));
+        names.into_iter().filter_map(|n| self.lowering.scope.value(n).ok()).map(|v| self.dtype(v)).collect()
     }
 
     /// The value that a wrapper gives for an argument.

@@ -53,6 +53,7 @@ class Error(Exception):
     path: str | None
     findings: Sequence[str]
     symbols: Sequence[str]
+    is_of_dtypes: bool
 
 class InputError(Error): ...
 class UnsupportedError(Error): ...

@@ -112,17 +112,34 @@ fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
+/// The operand of a norm in the dtype of its weight and bias: where these are f32 and `x` is narrower, they apply before the
+/// result is rounded to the dtype of `x`.
+fn beside(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    let weight = c.opt_tensor("weight")?.or(c.opt_tensor("bias")?);
+    let dtype = weight.map_or(c.dtype(x), |w| c.dtype(w));
+    c.cast(x, dtype)
+}
+
 fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["cudnn_enable"]);
     let x = c.first()?;
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("eps", 1e-5)?;
     let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
-    let y = c.layer_norm(x, (weight, bias), axes, eps)?;
+    let dtype = c.dtype(x);
+    let affine = beside(c, x)?;
+    let y = c.layer_norm(affine, (weight, bias), axes, eps)?;
+    let y = c.cast(y, dtype)?;
     if c.wants(1) || c.wants(2) {
-        let (mean, scale) = c.moments(x, axes, eps)?;
-        c.set(1, mean);
-        c.set(2, scale);
+        let moments = c.moments(x, axes, eps)?;
+        for (result, moment) in [(1, moments.0), (2, moments.1)] {
+            if c.wants(result) {
+                // The kernels for CPUs give them in the dtype of `x`, those for GPUs in that in which they compute.
+                let declared = c.declared(result)?.dtype;
+                let moment = c.cast(moment, declared)?;
+                c.set(result, moment);
+            }
+        }
     }
     c.done(y)
 }
@@ -135,6 +152,10 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     let shape = c.shape(x);
     let groups = if c.get("group").is_some() { c.int("group")? } else { c.int("num_groups")? };
     let eps = c.float_or("eps", 1e-5)?;
+    // Weights and biases apply before the result is rounded.
+    let dtype = c.dtype(x);
+    let wide = dtype.wide();
+    let x = c.cast(x, wide)?;
     let flat = c.in_groups(x, groups)?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
     if c.wants(1) || c.wants(2) {
@@ -149,10 +170,12 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     let mut y = c.reshape(y, shape.clone())?;
     for (op, name) in [(BinaryOp::Mul, "weight"), (BinaryOp::Add, "bias")] {
         if let Some(w) = c.opt_tensor(name)? {
+            let w = c.cast(w, wide)?;
             let w = c.per_channel(w, &shape)?;
             y = c.binary(op, y, w)?;
         }
     }
+    let y = c.cast(y, dtype)?;
     c.done(y)
 }
 

@@ -111,7 +111,7 @@ pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
     let inputs: Vec<Arc<Tensor>> = case.operands.iter().map(|o| Arc::new(tensor(o.1, &o.2))).collect();
     let found = symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs]).map_err(|e| e.to_string())?;
     let found = found.into_iter().next().unwrap_or_default();
-    Ok(Outcome::Results(found.iter().map(|t| Tensor::clone(t)).collect()))
+    Ok(Outcome::Results(found))
 }
 
 /// The results of a line that have numbers.
