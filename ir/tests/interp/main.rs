@@ -2,5 +2,7 @@
 
 mod common;
 mod elementwise;
+mod noise;
+mod rounding;
 mod runs;
 mod structured;
