@@ -2,14 +2,14 @@
 //!
 //! The check proves a plan safe; that the planned programs equal the source it carries is not proven anywhere. Here the
 //! reference interpreter runs both on inputs drawn from seeds, at small sizes of each bucket, and every output on every
-//! rank is compared: integers exactly, floats within [`Tolerance::of`], as sums may be taken in another order. What no floats
+//! rank is compared: integers exactly, floats within [`Tolerance::of_history`], as sums may be taken in another order. What no floats
 //! are in is equal in every draw; of all else one draw is compared, and where that differs others. What is larger than
 //! [`WORK`] allows, or has ops that the interpreter does not run, is left out and named.
 
 use std::sync::Arc;
 
 use symmc_check::CheckedPlan;
-use symmc_ir::interp::{Draw, SeedConfig, Seeds, Tolerance, compare, run};
+use symmc_ir::interp::{Draw, RoundingHistory, Runs, SeedConfig, Seeds, Tolerance, compare, run};
 use symmc_ir::{Bindings, Graph, Op, Table, Tensor, ValueId};
 use symmc_plan::Bucket;
 
@@ -66,10 +66,10 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
             break;
         }
         let bucket = &plan.buckets[b];
-        let compared = plan
-            .program(bucket.program)
-            .map_err(|e| e.to_string())
-            .and_then(|planned| of_bucket((&source, &planned.graph), (b, bucket), &mut room, &mut out));
+        let compared = plan.program(bucket.program).map_err(|e| e.to_string()).and_then(|planned| {
+            let histories = plan.output_histories(bucket.program, Runs::One).map_err(|e| e.to_string())?;
+            of_bucket((&source, &planned.graph, &histories), (b, bucket), &mut room, &mut out)
+        });
         match compared {
             Ok(()) => out.compared += 1,
             Err(reason) => out.leave_out(reason),
@@ -80,7 +80,7 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
 
 /// Compares one bucket; why it could not be, if so.
 fn of_bucket(
-    (source, planned): (&Graph, &Graph),
+    (source, planned, histories): (&Graph, &Graph, &[RoundingHistory]),
     (index, bucket): (usize, &Bucket),
     room: &mut u128,
     out: &mut SourceComparison,
@@ -99,7 +99,7 @@ fn of_bucket(
             return if i == 0 { Err(reason) } else { Ok(()) };
         }
         *room -= needed;
-        let mut first = draw(source, planned, (&of_source, &of_planned), 0)?;
+        let mut first = draw((source, planned, histories), (&of_source, &of_planned), 0)?;
         out.elements += first.elements;
         let mut undecided = Vec::new();
         for seed in 1..DRAWS {
@@ -108,7 +108,9 @@ fn of_bucket(
                 break;
             }
             *room -= needed.min(*room);
-            let Ok(again) = draw(source, planned, (&of_source, &of_planned), seed) else { continue };
+            let Ok(again) = draw((source, planned, histories), (&of_source, &of_planned), seed) else {
+                continue;
+            };
             out.elements += again.elements;
             for ((known, again), exact) in first.outputs.iter_mut().zip(again.outputs).zip(&exact) {
                 match (known.is_some(), again) {
@@ -226,8 +228,7 @@ struct Differing {
 /// # Errors
 /// Why the source does not run.
 fn draw(
-    source: &Graph,
-    planned: &Graph,
+    (source, planned, histories): (&Graph, &Graph, &[RoundingHistory]),
     (of_source, of_planned): (&Bindings, &Bindings),
     seed: u64,
 ) -> Result<Differing, String> {
@@ -249,8 +250,8 @@ fn draw(
         }
     };
     for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-            let result = compare(found, expected, Tolerance::of(expected));
+        for (k, ((found, expected), history)) in found.iter().zip(expected).zip(histories).enumerate() {
+            let result = compare(found, expected, Tolerance::of_history(history, expected));
             out.elements += result.elements as u64;
             if !result.agrees() && out.outputs[k].is_none() {
                 let name = source.name_of(source.outputs[k].value);

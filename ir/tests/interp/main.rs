@@ -3,5 +3,7 @@
 mod bounds;
 mod common;
 mod elementwise;
+mod noise;
+mod rounding;
 mod runs;
 mod structured;

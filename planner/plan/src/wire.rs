@@ -45,6 +45,7 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
+use symmc_ir::numerics::Numerics;
 use thiserror::Error;
 
 mod entries;
@@ -83,6 +84,11 @@ pub struct Plan {
     pub machine: String,
     /// The number of ranks.
     pub ranks: u32,
+    /// The numerics classes that the planned programs make use of, or may: `["reassociate", "narrow"]`. Absent where the
+    /// plan is strict, as in all plans from before there were classes. Nothing of safety rests on it; it says how far
+    /// results may differ from those of the source ([`Numerics`]).
+    #[serde(default, skip_serializing_if = "Numerics::is_strict")]
+    pub numerics: Numerics,
     /// The text of each planned program; a bucket names one by its index.
     pub programs: Vec<String>,
     /// The sizes of the two arenas, the same on every rank and for every bucket.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use symmc::unstable::ir::interp::{RoundingHistory, Runs, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
 use symmc::{
@@ -15,7 +16,7 @@ use symmc::{
 };
 
 use crate::args::{BackendArg, Compare, LaunchArg, RunArgs};
-use crate::commands::results::{Tolerances, printed, report};
+use crate::commands::results::{Reference, Tolerances, printed, report};
 use crate::failure::{exit_code, message};
 use crate::gpu;
 use crate::load;
@@ -48,7 +49,22 @@ pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
     }
     let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
     let agreed = match expected? {
-        Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, tolerances)?,
+        Some((with, expected)) => {
+            let histories = histories(args, &plan, &source, &work)?;
+            let config = run_config(args, None);
+            let with_noise = |seed| {
+                let interpret = || symmc::run_with_noise(&plan, &work, &config, seed);
+                Ok(spin("interpreting with noise on every rounding", interpret)?)
+            };
+            let reference = Reference {
+                with,
+                expected: &expected,
+                histories: &histories,
+                tolerances,
+                with_noise: &with_noise,
+            };
+            report(&source, ranks, &outputs, &reference)?
+        }
         None => {
             let end = if args.compare.is_some() { "not compared" } else { "nothing to compare with" };
             put(&format!("{}: {} ran; {end}\n", source.name, count(plan.ranks, "rank")))?;
@@ -376,6 +392,21 @@ fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Optio
             Ok(Some((Compare::Interpreter, outputs.collect())))
         }
     }
+}
+
+/// How the outputs were rounded, by the source and by what of the plan serves the sizes.
+fn histories(
+    args: &RunArgs,
+    plan: &CheckedPlan,
+    source: &Graph,
+    work: &Workload,
+) -> Result<Vec<RoundingHistory>> {
+    let runs = if args.repeat > 1 { Runs::Several } else { Runs::One };
+    if args.backend == BackendArg::Interpreter {
+        return Ok(output_histories(source, runs));
+    }
+    let bucket = &plan.buckets[serving(plan, source, work)?];
+    Ok(plan.output_histories(bucket.program, runs)?)
 }
 
 /// Whether a run changes what the next one reads.
