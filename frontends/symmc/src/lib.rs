@@ -97,7 +97,7 @@ pub use tensors::TensorFile;
 pub use weights::Weights;
 
 // Plans, their proof and their reports.
-pub use against_source::{SourceComparison, compare_with_source};
+pub use against_source::{ComparedPart, SourceComparison, SourceStatus, compare_with_source};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
 pub use compile::{
