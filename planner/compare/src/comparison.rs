@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use symmc_ir::numerics::Numerics;
+
 use crate::judge::Verdict;
 
 /// The most differences that are listed; others are counted.
@@ -60,6 +62,8 @@ pub struct Shared {
     pub known: HashMap<String, Verdict>,
     /// The parts, by the text of the first size.
     pub parts: HashMap<String, usize>,
+    /// The numerics classes that the plan declares.
+    pub numerics: Numerics,
     /// What may still be computed.
     pub room: u128,
 }

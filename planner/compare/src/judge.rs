@@ -3,12 +3,13 @@
 //! First with all floats as f64: there the two differ by the rounding of f64 alone, so that nearly any other difference shows,
 //! in whatever dtype the program computes. How far results may be apart is measured: leaves are moved by a part in 2^26,
 //! and what the results of the source move by then is what rounding may do. Then with the dtypes of the program, which shows
-//! roundings that are there on one side alone: to the bit where no op fuses or sums several roundings, else within
-//! [`tolerance`].
+//! roundings that are there on one side alone: to the bit where no op fuses or sums several roundings, else within the tolerance of
+//! their rounding history ([`Rounding`]).
 
 use std::sync::Arc;
 
-use symmc_ir::interp::{Tolerance, compare, run};
+use symmc_ir::interp::{RoundingHistory, Runs, Tolerance, compare, output_histories, run};
+use symmc_ir::numerics::Numerics;
 use symmc_ir::{Bindings, DType, Graph, Tensor};
 
 use crate::concrete::Concrete;
@@ -49,8 +50,8 @@ pub struct Pair {
     pub typed: [Concrete; 2],
     /// Whether no op fuses or sums several roundings.
     pub same_bits: bool,
-    /// Float dtypes in which the part of the source computes.
-    pub dtypes: Vec<DType>,
+    /// The numerics classes that the plan declares.
+    pub numerics: Numerics,
     /// Whether more is drawn than the least.
     pub thorough: bool,
 }
@@ -123,9 +124,10 @@ fn draws(pair: &Pair) -> Vec<(Kind, u64)> {
 
 /// Compares with the dtypes of the programs.
 fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, String> {
+    let rounding = Rounding::of(pair);
     let mut difference = None;
     for seed in 5..5 + DRAWS {
-        let kind = if pair.same_bits && seed > 5 { Kind::Wide } else { Kind::Moderate };
+        let kind = if rounding.same_bits && seed > 5 { Kind::Wide } else { Kind::Moderate };
         let Ok(expected) = results(&pair.typed[0], drawing, (kind, seed), 0.0) else { continue };
         let found = match results(&pair.typed[1], drawing, (kind, seed), 0.0) {
             Ok(found) => found,
@@ -136,11 +138,11 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
             }
         };
         let differs = |(rank, (found, expected)): (usize, (&Tensor, &Tensor))| {
-            let result = compare(found, expected, tolerance(pair, expected));
+            let result = compare(found, expected, rounding.tolerance(expected));
             (!result.agrees()).then(|| format!("on rank {rank}: {result}"))
         };
         let found = found.iter().zip(&expected).enumerate().find_map(differs);
-        match (found, pair.same_bits) {
+        match (found, rounding.same_bits) {
             (Some(found), true) => return Ok(Verdict::Differs(found)),
             (Some(found), false) => difference = difference.or(Some(found)),
             (None, true) => {}
@@ -154,19 +156,41 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
 }
 
 /// How far results may be apart where dtypes round: the one place that says so.
-fn tolerance(pair: &Pair, expected: &Tensor) -> Tolerance {
-    if !expected.dtype().is_float() {
-        return Tolerance::EXACT;
+struct Rounding {
+    /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
+    history: RoundingHistory,
+    /// Whether the two must have the same bits.
+    same_bits: bool,
+}
+
+impl Rounding {
+    fn of(pair: &Pair) -> Rounding {
+        let root = |concrete: &Concrete| {
+            let histories = output_histories(&concrete.graph, Runs::One);
+            histories.first().copied().unwrap_or(RoundingHistory::EXACT)
+        };
+        let [source, planned] = [root(&pair.typed[0]), root(&pair.typed[1])];
+        let history = source.allowing(pair.numerics, &planned);
+        Rounding { history, same_bits: pair.same_bits && history == source }
     }
-    if pair.same_bits {
-        // Powers and quotients of f64 are not computed in more.
-        let relative = if expected.dtype() == DType::F64 { 1e-14 } else { 0.0 };
-        return Tolerance { absolute: 0.0, relative };
+
+    fn tolerance(&self, expected: &Tensor) -> Tolerance {
+        if !expected.dtype().is_float() {
+            return Tolerance::EXACT;
+        }
+        if self.same_bits {
+            // Powers and quotients of f64 are not computed in more.
+            let relative = if expected.dtype() == DType::F64 { 1e-14 } else { 0.0 };
+            return Tolerance { relative, ..Tolerance::EXACT };
+        }
+        // Parts that sum in another order differ also where all that is summed is exact.
+        let history = if self.history.is_exact() {
+            RoundingHistory::rounded_to(expected.dtype())
+        } else {
+            self.history
+        };
+        Tolerance::of_history(&history, expected)
     }
-    let of = Tolerance::of(expected);
-    let own = Tolerance::fraction(expected.dtype());
-    let most = pair.dtypes.iter().map(|&d| Tolerance::fraction(d)).fold(own, f64::max);
-    Tolerance { absolute: of.absolute * most / own, relative: most }
 }
 
 /// The root on each rank.

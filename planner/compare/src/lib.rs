@@ -52,7 +52,9 @@ pub fn compare(plan: &ReadPlan) -> Comparison {
     }
     let comparison =
         Comparison { buckets: vec![Outcome::NotCompared; plan.buckets.len()], ..Comparison::default() };
-    let mut shared = Shared { comparison, known: HashMap::new(), parts: HashMap::new(), room: WORK };
+    let numerics = plan.numerics;
+    let mut shared =
+        Shared { comparison, known: HashMap::new(), parts: HashMap::new(), numerics, room: WORK };
     for (p, buckets) in of_program.iter().enumerate().filter(|(_, buckets)| !buckets.is_empty()) {
         let outcome = match plan.program(p) {
             Ok(planned) => Walk::new(&source, &planned.graph, buckets, &mut shared).outcome(),

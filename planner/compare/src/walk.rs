@@ -307,7 +307,7 @@ impl<'a, 's> Walk<'a, 's> {
             axes: AxisSets::new(program, region),
             ranks,
         });
-        let part = Parts { templates, few: Vec::new(), same_bits: same_bits(of), dtypes: dtypes(of[0]) };
+        let part = Parts { templates, few: Vec::new(), same_bits: same_bits(of) };
         let part = part.with_few();
         let mut run = Run { part: &part, shared: self.shared, elements: 0, key: None, undecided: None };
         let mut up_to = None;
@@ -369,7 +369,6 @@ struct Parts<'a> {
     /// For each of the two the sets of axes that are short.
     few: Vec<Vec<usize>>,
     same_bits: bool,
-    dtypes: Vec<DType>,
 }
 
 impl Parts<'_> {
@@ -448,8 +447,8 @@ impl Run<'_, '_, '_> {
             None if cost > self.shared.room => return Verdict::Unknown(TOO_MUCH.into()),
             None => {
                 self.shared.room -= cost;
-                let (same_bits, dtypes) = (self.part.same_bits, self.part.dtypes.clone());
-                let verdict = judge(&Pair { wide, typed, same_bits, dtypes, thorough });
+                let (same_bits, numerics) = (self.part.same_bits, self.shared.numerics);
+                let verdict = judge(&Pair { wide, typed, same_bits, numerics, thorough });
                 self.shared.known.insert(key, verdict.clone());
                 verdict
             }
@@ -487,16 +486,6 @@ fn same_bits(of: [(&Numbered<'_>, &Region); 2]) -> bool {
         })
     };
     !of.into_iter().any(rounds)
-}
-
-/// The float dtypes of the values of a region.
-fn dtypes((program, region): (&Numbered<'_>, &Region)) -> Vec<DType> {
-    let values = region.nodes.iter().flat_map(|&n| &program.graph.nodes[n].outputs);
-    let all = values.chain(&region.leaves).map(|&v| program.types[v].dtype).filter(|d| d.is_float());
-    let mut out: Vec<DType> = all.collect();
-    out.sort_unstable();
-    out.dedup();
-    out
 }
 
 /// For each value the first output that needs it.
