@@ -73,7 +73,7 @@ pub fn run_with(
     inputs: &[Vec<Arc<Tensor>>],
     registry: &Registry,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
-    Run::new(graph, bindings, inputs, registry)?.to_end()
+    Run::new(graph, bindings, inputs, registry)?.finish()
 }
 
 /// [`run_with`] with noise on every rounding, drawn from a seed: outputs that differ much from those of [`run_with`] are
@@ -89,7 +89,7 @@ pub fn run_with_noise(
     seed: u64,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
     let run = Run::new(graph, bindings, inputs, registry)?;
-    Run { noise: Some(Noise { seed }), ..run }.to_end()
+    Run { noise: Some(Noise { seed }), ..run }.finish()
 }
 
 /// The state of a run between two nodes.
@@ -142,7 +142,7 @@ impl<'a> Run<'a> {
         Ok(Run { graph, bindings, inputs, registry, shapes, last_use, is_output, values, noise: None })
     }
 
-    fn to_end(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    fn finish(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
         for node in self.graph.nodes.keys() {
             self.step(node)?;
         }
