@@ -14,8 +14,8 @@ use symmc_pack::PackError;
 use symmc_passes::PassError;
 use symmc_plan::Plan;
 use symmc_planner::PlanError;
-use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
+use symmc_runtime::{DataFault, RunError};
 use thiserror::Error as ThisError;
 
 /// What sort of thing went wrong.
@@ -181,6 +181,15 @@ impl Error {
             return &symbols.aliases;
         }
         &[]
+    }
+
+    /// What is wrong with the data of a step, if that is why a run failed. The session has ended on all ranks then, which may
+    /// open another one together and go on.
+    pub fn data_fault(&self) -> Option<DataFault> {
+        match &*self.0 {
+            Cause::Run(RunError::Data { fault, .. }) => Some(*fault),
+            _ => None,
+        }
     }
 
     /// What the check of a plan, or its comparison with its source, found, one text each.

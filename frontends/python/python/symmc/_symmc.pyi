@@ -9,6 +9,8 @@ __version__: str
 __all__ = [
     "__version__",
     "Error",
+    "DataError",
+    "IndexRangeError",
     "InputError",
     "UnsupportedError",
     "ResourceError",
@@ -55,6 +57,8 @@ class Error(Exception):
     symbols: Sequence[str]
 
 class InputError(Error): ...
+class DataError(InputError, RuntimeError): ...
+class IndexRangeError(InputError, IndexError, RuntimeError): ...  # type: ignore[misc]
 class UnsupportedError(Error): ...
 class ResourceError(Error): ...
 class DisagreementError(Error): ...
