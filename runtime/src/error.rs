@@ -15,6 +15,18 @@ use symmc_plan::UnreadPlan;
 
 use crate::custom::Mismatch;
 
+/// What is wrong with the data that a step is given.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum DataFault {
+    /// An index lies outside the axis that it indexes.
+    Index,
+    /// An integer is divided by zero.
+    Division,
+    /// Anything else: rows that do not fit, a maximum of no elements.
+    Other,
+}
+
 /// Why a run failed, with the rank, step and node as far as they are known.
 #[derive(Clone, PartialEq, Debug, Error, Serialize, Deserialize)]
 pub enum RunError {
@@ -62,6 +74,8 @@ pub enum RunError {
         node: String,
         /// The op of the node.
         op: String,
+        /// What kind of fault it is.
+        fault: DataFault,
         /// What is wrong, with expected and found.
         detail: String,
     },

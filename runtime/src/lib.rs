@@ -17,4 +17,4 @@ pub mod session;
 
 pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 pub use custom::Registry;
-pub use error::RunError;
+pub use error::{DataFault, RunError};

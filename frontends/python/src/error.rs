@@ -1,10 +1,11 @@
 //! Errors of symmc as exceptions, one class for each kind.
 
 use pyo3::create_exception;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
-use symmc::ErrorKind;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use symmc::{DataFault, ErrorKind};
 
 create_exception!(
     symmc,
@@ -34,10 +35,31 @@ create_exception!(symmc, RunError, Error, "A step failed, or the system refused 
 create_exception!(symmc, PeerError, Error, "A rank died, did not come or made no progress.");
 create_exception!(symmc, DefectError, Error, "A fault of symmc itself.");
 
+/// Bad data of a step: also of the types that PyTorch raises, so that handlers of those catch it.
+static BAD_INDEX: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static BAD_DATA: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// The class of errors of this kind of bad data.
+fn class_of(py: Python<'_>, fault: DataFault) -> Option<&Bound<'_, PyType>> {
+    let class = if fault == DataFault::Index { &BAD_INDEX } else { &BAD_DATA };
+    class.get(py).map(|class| class.bind(py))
+}
+
+/// An exception of one class for bad data.
+fn bad_data(fault: DataFault, text: &str) -> PyErr {
+    Python::attach(|py| match class_of(py, fault) {
+        Some(class) => PyErr::from_type(class.clone(), text.to_string()),
+        None => InputError::new_err(text.to_string()),
+    })
+}
+
 /// An exception for an error.
 pub fn raised(error: symmc::Error) -> PyErr {
     let text = error.to_string();
     let exception = match error.kind() {
+        ErrorKind::Input if error.data_fault().is_some() => {
+            bad_data(error.data_fault().unwrap_or(DataFault::Other), &text)
+        }
         ErrorKind::Input => InputError::new_err(text),
         ErrorKind::Unsupported => UnsupportedError::new_err(text),
         ErrorKind::Resources => ResourceError::new_err(text),
@@ -104,5 +126,34 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     classes.into_iter().try_for_each(|(name, kind, class)| {
         class.setattr("kind", kind)?;
         module.add(name, class)
-    })
+    })?;
+    add_data_errors(module)
+}
+
+/// Adds the classes of bad data. PyTorch raises an IndexError for some operators whose index is out of range, and a
+/// RuntimeError for others.
+fn add_data_errors(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let (input, runtime) = (py.get_type::<InputError>(), py.get_type::<PyRuntimeError>());
+    let indices = PyTuple::new(py, [&input, &py.get_type::<PyIndexError>(), &runtime])?;
+    let others = PyTuple::new(py, [&input, &runtime])?;
+    let classes = [
+        (&BAD_INDEX, "IndexRangeError", indices, "An index of a run lies outside the axis that it indexes."),
+        (
+            &BAD_DATA,
+            "DataError",
+            others,
+            "A step of a run refuses its data, such as an integer divided by zero.",
+        ),
+    ];
+    for (known, name, bases, doc) in classes {
+        let attributes = PyDict::new(py);
+        attributes.set_item("__module__", "symmc")?;
+        attributes.set_item("__doc__", doc)?;
+        let class = py.get_type::<PyType>().call1((name, bases, attributes))?.cast_into::<PyType>()?;
+        module.add(name, &class)?;
+        // The module is made once in a process.
+        let _ = known.set(py, class.unbind());
+    }
+    Ok(())
 }

@@ -15,8 +15,8 @@ use symmc_pack::PackError;
 use symmc_passes::PassError;
 use symmc_plan::Plan;
 use symmc_planner::PlanError;
-use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
+use symmc_runtime::{DataFault, RunError};
 use thiserror::Error as ThisError;
 
 /// What sort of thing went wrong.
@@ -203,6 +203,17 @@ impl Error {
             return error.is_some_and(symmc_torch::ImportError::is_of_dtypes);
         }
         false
+    }
+
+    /// What is wrong with the data or the sizes of a run, if that is why it failed. A run that failed for its data ended the
+    /// session on all ranks; they may open another one together and go on.
+    pub fn data_fault(&self) -> Option<DataFault> {
+        let Cause::Run(error) = &*self.0 else { return None };
+        match error.cause() {
+            RunError::Data { fault, .. } => Some(*fault),
+            RunError::Bounds { .. } => Some(DataFault::Index),
+            _ => None,
+        }
     }
 
     /// What the check of a plan, or its comparison with its source, found, one text each.

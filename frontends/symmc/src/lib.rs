@@ -136,6 +136,7 @@ pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
 pub use error::{Error, ErrorKind};
+pub use symmc_runtime::DataFault;
 
 /// The ONNX ops that are imported as more than opaque ones, and what they become.
 #[cfg(feature = "onnx")]

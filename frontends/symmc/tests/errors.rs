@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::path::Path;
 
 use symmc::custom::Mismatch;
-use symmc::unstable::runtime::RunError;
+use symmc::unstable::runtime::{DataFault, RunError};
 use symmc::{Backend, Config, Draw, Error, ErrorKind, OpenOptions, Program, RunConfig, Workload};
 
 /// The rank, the step and the op of an error.
@@ -20,12 +20,12 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
     let text = |t: &str| t.to_string();
     let (node, op, detail, how) = (|| text("y"), || text("add"), || text("no"), || text("exit code 3"));
     let (rank, step, bytes) = (3, 7, 64);
-    let why = Mismatch::NoKernel;
+    let (why, fault) = (Mismatch::NoKernel, DataFault::Index);
     vec![
         (Input, NOWHERE, vec![RunError::Invalid(detail())]),
         (Defect, NOWHERE, vec![RunError::Defect(detail())]),
         (Run, NOWHERE, vec![RunError::system("mmap", "no")]),
-        (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), detail: detail() }]),
+        (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), fault, detail: detail() }]),
         (
             Input,
             (None, None, Some("add")),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, Work};
+use symmc_runtime::{DataFault, RunError};
 
 use crate::collective::{self, Flow, Missed, Unfit};
 use crate::compute::Assertions;
@@ -32,14 +32,14 @@ impl Report<'_> {
             return Some(self.missed(missed));
         }
         if let Some(unfit) = collective::unfit(self.status) {
-            return Some(self.unfit(unfit.step, self.sizes(&unfit)));
+            return Some(self.unfit(unfit.step, DataFault::Other, self.sizes(&unfit)));
         }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
         let word = |i: usize| unsafe {
             self.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
         };
         let (step, error) = self.assertions.failure([word(0), word(1)])?;
-        Some(self.unfit(step, error.to_string()))
+        Some(self.unfit(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))
     }
 
     /// A peer that did not come, as the host's ranks report it.
@@ -73,9 +73,9 @@ impl Report<'_> {
     }
 
     /// Data that a step does not take.
-    fn unfit(&self, step: usize, detail: String) -> RunError {
+    fn unfit(&self, step: usize, fault: DataFault, detail: String) -> RunError {
         let (node, op) = self.name_of(step);
-        RunError::Data { rank: self.bound.rank(), step, node, op, detail }
+        RunError::Data { rank: self.bound.rank(), step, node, op, fault, detail }
     }
 
     fn name_of(&self, step: usize) -> (String, String) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use symmc_ir::InputKind;
+use symmc_ir::collective::Meets;
 use symmc_ir::parallel::start;
 use symmc_plan::Lane;
 
@@ -20,6 +21,11 @@ use super::step::{Bases, StepRun};
 use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::error::RunError;
 use crate::kernels::{self, Needs, Scratch, Shaped, View, ViewMut, compute_with};
+
+/// Values as kernels are asked about them, without addresses.
+fn shaped(values: &[Located]) -> SmallVec<[Shaped<'_>; 4]> {
+    values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
+}
 
 /// How long a lane sleeps at most before it looks again; a wake-up normally comes first.
 const NAP: Duration = Duration::from_millis(50);
@@ -42,9 +48,6 @@ impl Bound {
 
     /// Adds what its kernels need beside operands and results: those of both lanes where they run side by side.
     pub(super) fn add_needs(&self, lanes: Lanes, needs: &mut [Needs; 2]) {
-        fn shaped(values: &[Located]) -> SmallVec<[Shaped<'_>; 4]> {
-            values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
-        }
         fn of(work: &Work) -> Needs {
             match work {
                 Work::Kernel { op, operands, results } => {
@@ -67,6 +70,26 @@ impl Bound {
                 _ => compute.merge(&found),
             }
         }
+    }
+
+    /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet: then ranks that have
+    /// run all steps do not know yet that the run succeeded on all of them.
+    pub fn may_fail_alone(&self, ranks: u32, lanes: Lanes) -> bool {
+        let refuses = |work: &Work| match work {
+            Work::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &shaped(operands)),
+            _ => false,
+        };
+        let meets_all = |work: &Work| match work {
+            Work::Collective(c) if lanes == Lanes::Inline && c.cell.len() == ranks as usize => {
+                c.variant.contract(&c.kind).is_some_and(|contract| contract.meets == Meets::Group)
+            }
+            _ => false,
+        };
+        let last = self.steps.iter().rev().find_map(|step| match meets_all(&step.work) {
+            true => Some(false),
+            false => step.work.parts().any(refuses).then_some(true),
+        });
+        ranks > 1 && last.unwrap_or(false)
     }
 
     /// Runs the program once.
@@ -346,9 +369,9 @@ impl StepRun<'_> {
                 let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
                 let mut results: SmallVec<[ViewMut<'_>; 2]> =
                     results.iter().map(|y| self.view_mut(y)).collect();
-                compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.is_about_data() {
-                    true => self.unfit(e.to_string()),
-                    false => self.failed(e.to_string()),
+                compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.data_fault() {
+                    Some(fault) => self.unfit(fault, e.to_string()),
+                    None => self.failed(e.to_string()),
                 })
             }
             Work::Custom { name, kernel, operands, results, peers } => {

@@ -3,7 +3,7 @@
 use super::bound::Located;
 use super::bucket::MemorySpace;
 use super::communicator::Communicator;
-use crate::error::RunError;
+use crate::error::{DataFault, RunError};
 use crate::kernels::{View, ViewMut};
 
 /// A node of a step of a run.
@@ -28,9 +28,9 @@ impl StepRun<'_> {
     }
 
     /// The error of the data that this step is given.
-    pub fn unfit(&self, detail: String) -> RunError {
+    pub fn unfit(&self, fault: DataFault, detail: String) -> RunError {
         let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
-        RunError::Data { rank: self.rank, step, node, op, detail }
+        RunError::Data { rank: self.rank, step, node, op, fault, detail }
     }
 
     /// The first element of a value of this rank.

@@ -9,7 +9,7 @@ use super::control::{Counter, reached};
 use super::culprit;
 use super::wait::Ended;
 use crate::call::PeerMemory;
-use crate::error::RunError;
+use crate::error::{DataFault, RunError};
 
 /// The step that a rank meets its peers for.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +169,8 @@ impl<'a> Rendezvous<'a> {
     #[cold]
     pub fn unfit(&self, detail: String) -> RunError {
         let StepInfo { step, node, op, .. } = self.info;
-        RunError::Data { rank: self.comm.rank, step, node: node.into(), op: op.into(), detail }
+        let (rank, fault) = (self.comm.rank, DataFault::Other);
+        RunError::Data { rank, step, node: node.into(), op: op.into(), fault, detail }
     }
 }
 

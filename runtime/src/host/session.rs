@@ -47,6 +47,8 @@ pub struct HostSession {
 struct Resolved {
     sized: SizedProgram,
     memory: RankMemory,
+    /// Whether ranks tell each other at the end of the run that no step refused its data.
+    agrees: bool,
     /// Held as long as a run may use it.
     _segments: Vec<Arc<Segment>>,
 }
@@ -203,7 +205,8 @@ impl HostSession {
         let memory =
             RankMemory { ordinary: span(extent(&ordinary)), symmetric: span(self.arena()?), inputs, outputs };
         let segments = self.ports.memories().cloned().chain([ordinary]).collect();
-        Ok(Resolved { sized, memory, _segments: segments })
+        let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
+        Ok(Resolved { sized, memory, agrees, _segments: segments })
     }
 
     /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
@@ -540,6 +543,10 @@ unsafe fn one_run(
     }
     // SAFETY: by the caller.
     unsafe { bound.run(&resolved.memory, comm, exec, scratch)? };
+    if resolved.agrees {
+        // A rank that refuses its data ends this wait: the run fails on all ranks, or on none.
+        comm.exchange(&[0])?;
+    }
     comm.end_run();
     Ok(())
 }

@@ -4,6 +4,8 @@ use symmc_ir::text::op_name;
 use symmc_ir::{DType, Op};
 use thiserror::Error;
 
+use crate::error::DataFault;
+
 /// Why a kernel refused its operands.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
@@ -77,10 +79,15 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// Whether the data of the operands are to blame, in contrast to a step that does not fit its op.
-    pub fn is_about_data(&self) -> bool {
-        use KernelError::{Empty, GroupEnd, Index, ZeroDivisor};
-        matches!(self, Index { .. } | GroupEnd { .. } | ZeroDivisor | Empty { .. })
+    /// What is wrong with the data of the operands; `None` if the step does not fit its op instead.
+    pub fn data_fault(&self) -> Option<DataFault> {
+        use KernelError::{Arity, Empty, GroupEnd, Index, NoKernel, Shape, Symbolic, Undefined, ZeroDivisor};
+        match self {
+            Index { .. } => Some(DataFault::Index),
+            ZeroDivisor => Some(DataFault::Division),
+            GroupEnd { .. } | Empty { .. } => Some(DataFault::Other),
+            Shape { .. } | Arity { .. } | Undefined { .. } | Symbolic { .. } | NoKernel { .. } => None,
+        }
     }
 
     pub(super) fn shape(what: &str, expected: &[usize], found: &[usize]) -> Self {

@@ -16,6 +16,7 @@
 mod attention;
 mod element;
 mod error;
+mod faults;
 mod gemm;
 mod index;
 mod math;
@@ -38,6 +39,7 @@ use symmc_ir::{Op, Reduction};
 
 pub use error::KernelError;
 use error::arity;
+pub use faults::may_refuse_data;
 pub use needs::{Shaped, needs};
 pub use scratch::{Bytes, Needs, Scratch};
 pub(crate) use view::is_dense;

@@ -9,6 +9,8 @@ __version__: str
 __all__ = [
     "__version__",
     "Error",
+    "DataError",
+    "IndexRangeError",
     "InputError",
     "UnsupportedError",
     "ResourceError",
@@ -57,6 +59,8 @@ class Error(Exception):
     is_of_dtypes: bool
 
 class InputError(Error): ...
+class DataError(InputError, RuntimeError): ...
+class IndexRangeError(InputError, IndexError, RuntimeError): ...  # type: ignore[misc]
 class UnsupportedError(Error): ...
 class ResourceError(Error): ...
 class DisagreementError(Error): ...

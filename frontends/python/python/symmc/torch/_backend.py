@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
-from symmc.torch import _cut
+from symmc.torch import _together
 from symmc.torch._options import Options
 
 
@@ -25,7 +25,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
         with unset_fake_temporarily(), torch.no_grad():
-            return _cut.compiled(graph, wanted)
+            return _together.compiled(graph, wanted)
 
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,9 +35,9 @@ class Refused(Exception):
 class Compiled:
     """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
-    def __init__(self, lifted: _graph.Lifted, options: Options, fixes: bool = False):
+    def __init__(self, lifted: _graph.Lifted, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None):
         self._boxed_call = True
-        self.lifted = lifted
+        self.lifted, self.sizes = lifted, sizes or {}
         self.where = where(self.lifted.values)
         self.device = device_of(lifted)
         values = self.lifted.values
@@ -68,10 +69,12 @@ class Compiled:
             raise Refused({node.meta[_graph.NUMBER]: str(error)}, error) from error
 
     def _traced(self) -> tuple[int, ...]:
-        """The sizes of the inputs that the graph was traced with."""
+        """The sizes of the inputs in the call that the graph is compiled for; those that it was traced with where nothing else
+        is known."""
         values = self.lifted.values
         sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.where]
-        return tuple(1 if size.node.hint is None else size.node.hint for size in sizes)
+        hints = [1 if size.node.hint is None else size.node.hint for size in sizes]
+        return tuple(self.sizes.get(symbol, hint) for (symbol, *_), hint in zip(self.where, hints))
 
     def __call__(self, inputs: list):
         sizes = tuple([inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import operator
-import os
 import warnings
+from collections.abc import Callable, Mapping
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.fx.passes.split_module import split_module
+from torch.utils import _pytree as pytree
 
 import symmc
 from symmc.torch import _graph, _ranks
@@ -19,67 +20,37 @@ from symmc.torch._compiled import UNKNOWN, Compiled, Refused, device_of
 from symmc.torch._expand import Expanded
 from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
-from symmc.torch._runner import DTYPES
+from symmc.torch._order import in_canonical_order
+from symmc.torch._runner import DTYPES, Runner
 
-_named: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 """The operators with their lines that a warning named already."""
 
 
-def compiled(module: torch.fx.GraphModule, options: Options):
-    """A function of the list of the inputs of a graph: one plan, or several with what is between them."""
-    for number, node in enumerate(module.graph.nodes):
-        node.meta[_graph.NUMBER] = number
-    graph, search = Expanded(module), _Search(options)
-    while True:
-        try:
-            return _compiled(graph.module, search)
-        except Refused as found:
-            failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
-            search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
-            if failed and not search.fixes and (found.symbols or search.are_sizes(failed)):
-                search.fixes = True
-                graph = Expanded(module, search.whole)
-            elif failed:
-                search.leave(failed, found)
-                # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
-                graph = Expanded(module, search.whole)
-        except Apart as error:
-            # Each rank runs what is between its collectives, and nobody has to be alike.
-            found = {graph.origins[number]: f"the graphs of ranks differ: {error}" for number in _collectives(graph.module.graph)}
-            if options.fallback == "error" or found.keys() <= search.whole.keys():
-                raise
-            search.whole |= found
-            graph = Expanded(module, search.whole)
-        except symmc.Error as error:
-            if error.kind == "input" and error.symbols and not search.fixes:
-                # Sizes of which nothing else is known may be numbers.
-                search.fixes = True
-                graph = Expanded(module, search.whole)
-                continue
-            # No node is to blame alone: those that touch a type which symmc does not know, or all.
-            if options.fallback == "error" or error.kind not in ("input", "unsupported"):
-                raise
-            odd = {graph.origins[number]: str(error) for number in _odd(graph.module.graph)}
-            odd = {number: why for number, why in odd.items() if number not in search.whole}
-            if not odd:
-                text = f"symmc leaves a graph to {options.fallback}: {error}"
-                warnings.warn(text, stacklevel=2)
-                return _Elsewhere(module, options.fallback)
-            search.whole |= odd
-            graph = Expanded(module, search.whole)
+class Search:
+    """How a graph is run, and what is known meanwhile of the operators that symmc does not run as they are."""
 
-
-class _Search:
-    """What is known of the operators of a graph that symmc does not run as they are."""
-
-    def __init__(self, options: Options):
-        self.options = options
+    def __init__(self, options: Options, sizes: Mapping[str, int] | None = None):
+        self.options, self.sizes = options, sizes or {}
         self.whole: dict[int, str] = {}
         """Those that others run, by their numbers in the graph that is compiled, and why."""
         self.fixes = False
         """Whether sizes may be taken for numbers, where an operator is refused for them that has no other form."""
         self.first: dict[int, tuple[str, Exception]] = {}
         """Why each was refused at first, before it was replaced by what it is made of."""
+        self.apart: Apart | None = None
+        """Why the graphs of ranks are no one program, if they are not: the collectives are run by PyTorch then."""
+        self.is_reordered = False
+        """Whether the nodes stand in an order that does not depend on the order of the calls in the model."""
+        self.function: Callable[[list], list] | None = None
+        """What was found: a function of the list of the inputs of the graph."""
+        self.runners: list[Runner] = []
+        """What runs the plans of the function."""
+
+    def leave_collectives(self, graph: torch.fx.Graph, why: str) -> None:
+        """Leaves the collectives of a graph to PyTorch."""
+        _number(graph)
+        self.whole |= {number: why for number in _collectives(graph)}
 
     def note(self, found: Refused, nodes: dict[int, str]) -> None:
         for node, why in nodes.items():
@@ -106,23 +77,102 @@ class _Search:
         return next(error for why, error in map(self.first.__getitem__, nodes) if not why.endswith(UNKNOWN))
 
 
-def _compiled(module: torch.fx.GraphModule, search: _Search):
+def compiled(module: torch.fx.GraphModule, search: Search):
+    """A function of the list of the inputs of a graph: one plan, or several with what is between them."""
+    _number(module.graph)
+    search.function = _found(module, search)
+    return search.function
+
+
+def in_eager(module: torch.fx.GraphModule):
+    """A graph as a function of the list of its inputs that nobody compiles."""
+    return _Elsewhere(module, "eager")
+
+
+def _number(graph: torch.fx.Graph) -> None:
+    for number, node in enumerate(graph.nodes):
+        node.meta[_graph.NUMBER] = number
+
+
+def _found(module: torch.fx.GraphModule, search: Search):
+    graph, options, given = Expanded(module, search.whole), search.options, module
+    while True:
+        try:
+            return _compiled(graph.module, search)
+        except Refused as found:
+            failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
+            search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
+            if failed and not search.fixes and (found.symbols or search.are_sizes(failed)):
+                search.fixes = True
+                graph = Expanded(module, search.whole)
+            elif failed:
+                search.leave(failed, found)
+                # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
+                graph = Expanded(module, search.whole)
+        except Apart as error:
+            module = _after_apart(given, module, search, error)
+            graph = Expanded(module, search.whole)
+        except symmc.Error as error:
+            if error.kind == "input" and error.symbols and not search.fixes:
+                # Sizes of which nothing else is known may be numbers.
+                search.fixes = True
+                graph = Expanded(module, search.whole)
+                continue
+            # No node is to blame alone: those that touch what symmc does not know, or all.
+            if error.kind not in ("input", "unsupported"):
+                raise
+            odd = {graph.origins[number]: why for number, why in _odd(graph.module.graph, error).items()}
+            odd = {number: why for number, why in odd.items() if number not in search.whole}
+            if options.fallback == "error":
+                named = _named(graph.module.graph, error)
+                if named is None:
+                    raise
+                raise named from error
+            if not odd:
+                text = f"symmc leaves a graph to {options.fallback}: {error}"
+                warnings.warn(text, stacklevel=2)
+                return _Elsewhere(given, options.fallback)
+            search.whole |= odd
+            graph = Expanded(module, search.whole)
+
+
+def _after_apart(given: torch.fx.GraphModule, module: torch.fx.GraphModule, search: Search, error: Apart):
+    """The graph to go on with where the graphs of ranks are no one program. All ranks find the same."""
+    if not search.is_reordered:
+        search.is_reordered = True
+        # A rank whose graph has no such order tries once more with the others.
+        return in_canonical_order(given) or given
+    # Each rank runs what is between its collectives, and nobody has to be alike.
+    search.apart = error
+    found = {number: f"the graphs of ranks differ: {error}" for number in _collectives(given.graph)}
+    if search.options.fallback == "error" or found.keys() <= search.whole.keys():
+        raise error
+    search.whole |= found
+    return given
+
+
+def _compiled(module: torch.fx.GraphModule, search: Search):
     refused, options = search.whole, search.options
+    search.runners.clear()
     calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     if not any(_is_tensor(node) for node in calls):
         return _Elsewhere(module, "eager")
     if not refused:
-        return _planned(module, options, search.fixes)
+        return _planned(module, search)
     _warn(calls, refused, options)
     return _Cut(module, search)
 
 
-def _planned(module: torch.fx.GraphModule, options: Options, fixes: bool):
+def _planned(module: torch.fx.GraphModule, search: Search):
     """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
-    with _ranks.refusing_together(_graph.groups_in(module.graph), options.timeout):
+    with _ranks.refusing_together(_graph.groups_in(module.graph), search.options.timeout):
         lifted = _graph.Lifted.of(module)
         device_of(lifted)
-    return Compiled(lifted, options, fixes) if lifted.exported.graph_signature.output_specs else _Elsewhere(module, "eager")
+    if not lifted.exported.graph_signature.output_specs:
+        return _Elsewhere(module, "eager")
+    planned = Compiled(lifted, search.options, search.fixes, search.sizes)
+    search.runners.append(planned.runner)
+    return planned
 
 
 def _collectives(graph: torch.fx.Graph) -> list[int]:
@@ -136,20 +186,52 @@ def _collectives(graph: torch.fx.Graph) -> list[int]:
     return [node.meta[_graph.NUMBER] for node in graph.nodes if is_one(node)]
 
 
+def _is_communication(graph: torch.fx.Graph) -> bool:
+    """Whether all that a stage computes are collectives: there is nothing to compile."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    begun = [node for node in calls if _graph.groups_of(node)]
+    return bool(begun) and all(node in begun or _is_wait(node) or not _is_tensor(node) for node in calls)
+
+
 def _is_wait(node: torch.fx.Node) -> bool:
     """Whether a node waits for a collective that another one began."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.endswith("::wait_tensor")
 
 
-def _odd(graph: torch.fx.Graph) -> list[int]:
-    """The numbers of nodes that take or give elements of a type that symmc does not know."""
+def _odd(graph: torch.fx.Graph, error: symmc.Error) -> dict[int, str]:
+    """The numbers of nodes that touch what symmc does not know, and why others run them: elements of a type that it does not
+    know, or sizes that depend on data."""
 
     def is_odd(node: torch.fx.Node) -> bool:
         value = node.meta.get("val")
         return isinstance(value, torch.Tensor) and value.dtype not in (*DTYPES.values(), torch.complex64, torch.complex128)
 
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    return [node.meta[_graph.NUMBER] for node in calls if is_odd(node) or any(map(is_odd, node.all_input_nodes))]
+    found = {node.meta[_graph.NUMBER]: str(error) for node in calls if is_odd(node) or any(map(is_odd, node.all_input_nodes))}
+    for node in calls:
+        symbols = _data_symbols(node)
+        if symbols:
+            names = ", ".join(sorted(map(str, symbols)))
+            found[node.meta[_graph.NUMBER]] = f"a size depends on data ({names}): symmc plans sizes that arguments have"
+    return found
+
+
+def _data_symbols(node: torch.fx.Node) -> set:
+    """The symbols of sizes that depend on data, in what a node gives or is given."""
+    values = pytree.tree_leaves([node.meta.get("val"), *[given.meta.get("val") for given in node.all_input_nodes]])
+    return set().union(*map(free_unbacked_symbols, values)) if values else set()
+
+
+def _named(graph: torch.fx.Graph, error: symmc.Error) -> symmc.Error | None:
+    """The error of a graph in which sizes depend on data, with the first operator and its line."""
+    odd = _odd(graph, error)
+    for node in graph.nodes:
+        if node.op == "call_function" and _data_symbols(node):
+            why = f"{odd[node.meta[_graph.NUMBER]]}; give the size as an argument of the compiled function, or set `fallback`"
+            named = symmc.UnsupportedError(f"{node.target}{_graph.line_of(node)}: {why}")
+            named.node = node.name
+            return named
+    return None
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:
@@ -159,7 +241,7 @@ def _is_tensor(node: torch.fx.Node) -> bool:
 class _Cut:
     """A graph in stages: those of symmc and others take turns."""
 
-    def __init__(self, module: torch.fx.GraphModule, search: _Search):
+    def __init__(self, module: torch.fx.GraphModule, search: Search):
         self._boxed_call = True
         options = search.options
         stages = _stages(module.graph, search.whole)
@@ -173,9 +255,9 @@ class _Cut:
             _annotate(part, call)
             number, single = int(call.target.removeprefix("submod_")), _is_single(part)
             if number % 2 == 0:
-                function = _planned(_as_tuple(part), options, search.fixes)
+                function = _planned(_as_tuple(part), search)
             else:
-                function = _Elsewhere(part, options.fallback)
+                function = _Elsewhere(part, "eager" if _is_communication(part.graph) else options.fallback)
             setattr(self.whole, call.target, _Part(function, single))
         self.whole.recompile()
 
@@ -240,11 +322,12 @@ def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Nod
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         before = [stages[given] for given in node.all_input_nodes if given in stages]
-        if node.target is operator.getitem or _is_wait(node) or not _is_tensor(node):
+        is_refused = node.meta[_graph.NUMBER] in refused
+        if node.target is operator.getitem or _is_wait(node) or not (_is_tensor(node) or is_refused):
             # What a node gives several of, sizes, and waits for who begins something belong where they come from.
             stages[node] = max(before, default=0)
             continue
-        kind = int(node.meta[_graph.NUMBER] in refused)
+        kind = int(is_refused)
         stages[node] = max((stage + (stage % 2 != kind) for stage in before), default=kind)
         if _is_random(node):
             # Random numbers are drawn in the order of the graph.
@@ -302,20 +385,10 @@ def _warn(calls: list[torch.fx.Node], refused: dict[int, str], options: Options)
     new = []
     for node in calls:
         if node.meta[_graph.NUMBER] in refused:
-            named = (str(node.target), _line(node))
-            if named not in _named:
-                _named.add(named)
+            named = (str(node.target), _graph.line_of(node))
+            if named not in _warned:
+                _warned.add(named)
                 new.append(f"{named[0]}{named[1]}: {refused[node.meta[_graph.NUMBER]]}")
     if new:
         text = "\n  ".join(new)
         warnings.warn(f"symmc leaves {len(new)} operator(s) to {options.fallback}:\n  {text}", stacklevel=2)
-
-
-_PYTORCH = os.path.dirname(torch.__file__) + os.sep
-
-
-def _line(node: torch.fx.Node) -> str:
-    """Where in the model a node comes from: the innermost line that is not PyTorch's own, if there is one."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
-    lines = [line for line in lines if _PYTORCH not in line] or lines
-    return f" ({lines[-1]})" if lines else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
@@ -26,6 +27,7 @@ import symmc
 from symmc.torch import _archive
 from symmc.torch._multiples import Steps, numbers, steps
 from symmc.torch._parts import take_parts
+from symmc.torch._ranks import in_order
 
 NUMBER = "symmc"
 """Where nodes have their number in the graph that is compiled: names differ between copies of it."""
@@ -143,7 +145,7 @@ class Lifted:
     ranges: dict
     """The least and the largest value of each symbol."""
     groups: list[str]
-    """The process groups, by their first use; the program calls them ``0``, ``1`` and so on."""
+    """The process groups, in the order in which they were made; the program calls them ``0``, ``1`` and so on."""
     steps: list[Steps]
     """Sizes that are multiples of something."""
     numbers: list[str]
@@ -176,8 +178,9 @@ class Lifted:
         end = graph.output(returned)
         _write_out_sums(graph)
         _take_sizes_of_operands(graph)
-        if any(group_argument(node, at, argument) for node in graph.nodes for at, argument in _arguments(node)):
-            take_parts(graph)
+        if groups_in(graph):
+            with assuming_nothing(environment_of(graph)):
+                take_parts(graph)
         returned = end.args[0]
         graph.erase_node(end)
         return _Lifting(module, graph, returned).lifted()
@@ -207,7 +210,7 @@ class _Lifting:
         devices = [node.meta["val"].device for node in results]
         odd = [at for at, tensor in enumerate(tensors) if values[tensor].is_complex()]
         ranges = dict(exported.range_constraints)
-        known = steps(self.graph), numbers(self.graph)
+        known = steps(self.graph, environment_of(self.graph)), numbers(self.graph)
         return Lifted(exported, tensors, values, finish, devices, mutated, odd, ranges, self.groups, *known)
 
     @staticmethod
@@ -323,20 +326,20 @@ class _Lifting:
         return node
 
     def _rename_groups(self):
-        """Process groups by the order of their first use: their own names may differ between ranks."""
+        """Process groups by the order in which they were made: their own names may differ between ranks."""
+        self.groups = in_order(groups_in(self.graph))
+        rename_groups(self.graph, lambda name: str(self.groups.index(name)))
 
-        def number(name: str) -> str:
-            if name not in self.groups:
-                self.groups.append(name)
-            return str(self.groups.index(name))
 
-        rename_groups(self.graph, number)
+def groups_of(node: torch.fx.Node) -> list[str]:
+    """The names of the process groups that a node has as arguments."""
+    found = [group_argument(node, at, argument) for at, argument in _arguments(node)]
+    return [name for name in found if name is not None]
 
 
 def groups_in(graph: torch.fx.Graph) -> list[str]:
     """The names of the process groups of a graph, by their first use."""
-    found = [group_argument(node, at, argument) for node in graph.nodes for at, argument in _arguments(node)]
-    return list(dict.fromkeys(name for name in found if name is not None))
+    return list(dict.fromkeys(name for node in graph.nodes for name in groups_of(node)))
 
 
 def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
@@ -569,3 +572,40 @@ def _range(found: ValueRanges) -> ValueRanges:
     upper = int(found.upper) if found.upper.is_Integer else int_oo
     # Of numbers that are never sizes nothing is known before one of them is there.
     return ValueRanges(lower, upper if upper >= lower else int_oo)
+
+
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """Where in the model a node comes from: the innermost line that is not PyTorch's own, if there is one."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    lines = [line for line in lines if _PYTORCH not in line] or lines
+    return f" ({lines[-1]})" if lines else ""
+
+
+def environment_of(graph: torch.fx.Graph):
+    """What PyTorch knows of the sizes of a graph, if any of them vary."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for size in getattr(value, "shape", ()) if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def ignored_guards(environment) -> int:
+    """How often something was assumed of sizes after Dynamo had made its guards, which therefore do not ask for it."""
+    return 0 if environment is None else environment.counter["ignored_backward_guard"]
+
+
+@contextlib.contextmanager
+def assuming_nothing(environment):
+    """While this lasts, what is asked of sizes holds for all of them: it is no guard."""
+    if environment is None:
+        yield
+        return
+    before = ignored_guards(environment)
+    with environment.suppress_guards():
+        yield
+    environment.counter["ignored_backward_guard"] = before

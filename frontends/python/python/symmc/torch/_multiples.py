@@ -48,9 +48,9 @@ class Steps:
         return size // self.step
 
 
-def steps(graph: torch.fx.Graph) -> list[Steps]:
-    """The sizes of a graph that go in steps."""
-    environment, facts = _environment(graph), {}
+def steps(graph: torch.fx.Graph, environment) -> list[Steps]:
+    """The sizes of a graph that go in steps; the environment is what PyTorch knows of them."""
+    facts = {}
     if environment is None:
         return []
     for guard in environment.guards:
@@ -81,16 +81,6 @@ def numbers(graph: torch.fx.Graph) -> list[str]:
         if isinstance(size, torch.SymInt):
             found |= dict.fromkeys(sorted(map(str, size.node.expr.free_symbols)))
     return list(found)
-
-
-def _environment(graph: torch.fx.Graph):
-    """What PyTorch knows of the sizes of a graph."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        for size in getattr(value, "shape", ()) if isinstance(value, torch.Tensor) else (value,):
-            if isinstance(size, torch.SymInt):
-                return size.node.shape_env
-    return None
 
 
 def _even(guard) -> list[tuple]:

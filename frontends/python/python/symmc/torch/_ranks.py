@@ -272,44 +272,125 @@ def alone() -> Ranks:
     return Ranks((dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,), 0)
 
 
-def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, list[list[int]]]]:
-    """The ranks that programs with these groups connect, and the cells of each group, by its number among the names.
+def are_several(names: Iterable[str]) -> bool:
+    """Whether process groups with these names connect this rank with others."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    try:
+        return any(len(members_of(name)) > 1 for name in names)
+    except InputError:
+        return False
 
-    Ranks say which groups of theirs stand at which place of the program; whoever is in a group with one that takes part
-    takes part too. The members of a group count the programs that it is in, so that each may be in others besides.
+
+def world():
+    """What names of process groups are names in: another one once they were made anew."""
+    return dist.distributed_c10d._world.default_pg
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of process groups in the order in which the groups were made, which is the same on all ranks."""
+    names = list(names)
+    if not (dist.is_available() and dist.is_initialized()):
+        return names
+    made = {group: at for at, group in enumerate(dist.distributed_c10d._world.pg_map)}
+
+    def place(name: str) -> int:
+        try:
+            return made.get(process_group(name), len(made))
+        except InputError:
+            return len(made)
+
+    return sorted(names, key=place)
+
+
+_known_cells: dict[tuple, dict[int, list[tuple[tuple[int, ...], str]]]] = {}
+"""What the ranks of process groups told of their groups, by these groups: asked once."""
+
+
+def connected(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[int, list[tuple[tuple[int, ...], str]]]]:
+    """The ranks that programs with these groups connect, and for each rank the members and the name of each of its groups, in the
+    order in which they were made.
+
+    Whoever is in a group with one that takes part takes part too. The ranks tell each other when groups are used together for
+    the first time.
     """
+    names = in_order(names)
     own = [members_of(name) for name in names]
     if not own:
         return alone(), {}
+    key = (id(world()), *own)
+    if key not in _known_cells:
+        _known_cells[key] = _told_cells([(members, _name_of(name)) for name, members in zip(names, own)], timeout)
+    cells = _known_cells[key]
+    members = tuple(sorted(cells))
+    return Ranks(members, members.index(dist.get_rank()), timeout), cells
+
+
+def _name_of(name: str) -> str:
+    """What people call a process group."""
+    described = getattr(process_group(name), "group_desc", None)
+    return name if not described or described == "undefined" else described
+
+
+def _told_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[int, list[tuple[tuple[int, ...], str]]]:
+    """The groups of all ranks that these groups connect. The members of a group count the times, so that each may be in others
+    besides."""
     me = dist.get_rank()
-    turns = {members: _Turn(f"symmc/cells/{_text(members)}", members) for members in dict.fromkeys(own)}
-    text = ";".join(f"{_text(members)}/{turns[members].number}" for members in own)
+    turns = {members: _Turn(f"symmc/cells/{_text(members)}", members) for members in dict.fromkeys(members for members, _ in own)}
+    text = json.dumps([[_text(members), turns[members].number, name] for members, name in own])
     for turn in turns.values():
         turn.say(text)
-    cells: dict[int, list[tuple[int, ...]]] = {}
-    asked = [(me, text.split(";")[0])]
+    cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
+    members, _ = own[0]
+    asked = [(me, f"{_text(members)}/{turns[members].number}")]
     try:
         while asked:
             rank, program = asked.pop()
             if rank in cells:
                 continue
-            said = _said(f"symmc/cells/{program}/{rank}", rank, timeout).decode().split(";")
-            cells[rank] = [tuple(int(r) for r in part.split("/")[0].split(".")) for part in said]
-            asked.extend((r, part) for members, part in zip(cells[rank], said) for r in members)
+            said = json.loads(_said(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
+            cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
+            asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
     except BaseException:
         for turn in turns.values():
             turn.withdraw()
         raise
     for turn in turns.values():
         turn.end()
-    _same_number(cells)
-    members = tuple(sorted(cells))
-    place = {rank: number for number, rank in enumerate(members)}
+    return cells
+
+
+def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, list[list[int]]]]:
+    """The ranks that programs with these groups connect, and the cells of each group, by its number among the names in the order
+    in which the groups were made."""
+    ranks, cells = connected(names, timeout)
+    place = {rank: number for number, rank in enumerate(ranks.members)}
     groups = {}
-    for number in range(len(own)):
-        distinct = dict.fromkeys(cells[rank][number] for rank in members)
-        groups[str(number)] = [[place[rank] for rank in cell] for cell in distinct]
-    return Ranks(members, place[me], timeout), groups
+    for number, column in enumerate(_columns(cells)):
+        groups[str(number)] = [[place[rank] for rank in cell] for cell in column]
+    return ranks, groups
+
+
+def _columns(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
+    """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
+
+    Raises ``Apart`` on all ranks where the groups are not the same divisions of all of them.
+    """
+    columns = []
+    for number in range(max(map(len, cells.values()), default=0)):
+        column = list(dict.fromkeys(cells[rank][number][0] for rank in sorted(cells) if number < len(cells[rank])))
+        is_division = sorted(rank for cell in column for rank in cell) == sorted(cells)
+        if not is_division or len({len(cell) for cell in column}) > 1:
+            raise Apart(InputError(f"the process groups of ranks are not the same divisions of all: {_listed(cells)}"))
+        columns.append(column)
+    return columns
+
+
+def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
+    """The groups of the first ranks, for people."""
+    own = [", ".join(f"{name} {list(members)}" for members, name in cells[rank]) for rank in sorted(cells)]
+    listed = [f"rank {rank} uses {text}" for rank, text in zip(sorted(cells), own)]
+    return "; ".join(listed[:8]) + ("; …" if len(listed) > 8 else "")
 
 
 @contextmanager
@@ -328,15 +409,6 @@ def refusing_together(names: list[str], timeout: float) -> Iterator[None]:
                     ranks.are_alike(None, error, b"", {})
                 raise
         raise
-
-
-def _same_number(cells: dict[int, list]) -> None:
-    """Refuses programs of ranks that have not as many groups."""
-    (first, expected), *others = cells.items()
-    for rank, found in others:
-        if len(found) != len(expected):
-            text = f"the graphs differ: that of rank {first} has {len(expected)} process groups, that of rank {rank} {len(found)}"
-            raise DisagreementError(text)
 
 
 def group_of(process_group=None, timeout: float = _PATIENCE) -> Group:

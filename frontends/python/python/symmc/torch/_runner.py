@@ -23,6 +23,9 @@ _LEAST = 16
 _MOST = 1 << 39
 """No size is larger. What is, or less than 0, is a number. So is what was one before: each value has a plan of its own."""
 
+BAD_DATA = (symmc.IndexRangeError, symmc.DataError)
+"""Errors of a run that end its session on all ranks and leave nothing wrong behind: the next call opens another session."""
+
 DTYPES = {
     "bool": torch.bool,
     "u8": torch.uint8,
@@ -88,6 +91,7 @@ class Runner:
         self.session: symmc.Session | None = None
         self.opened: symmc.Plan | None = None
         """The plan of the session."""
+        self.is_on_gpu = False
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple] = []
         """Extents, strides and type of each result."""
@@ -188,6 +192,10 @@ class Runner:
         On a GPU it runs on the stream whose handle ``stream`` gives when operands and results are there, by default the current.
         """
         with self.turn:
+            self.is_on_gpu = device.type == "cuda"
+            if self.is_on_gpu and len(self.ranks.members) == 1:
+                # Runs on a stream report bad data after their call has returned.
+                self.poll()
             if sizes != self.sizes:
                 self._resize(sizes, device)
             results, handle = _empty(device, self.results), None
@@ -200,10 +208,28 @@ class Runner:
                 if odd is not None:
                     given = tuple(_as_wanted(one) if at in odd else one for at, one in enumerate(given))
                     self.session.launch(given, results, handle)
+            except BAD_DATA:
+                self.abandon()
+                raise
             except BaseException:
                 self.unfinished.append((given, results))
                 raise
             return results, given
+
+    def poll(self) -> None:
+        """Raises what an earlier run on a GPU reported. On the host runs have ended when their call returns."""
+        if self.session is None or not self.is_on_gpu:
+            return
+        try:
+            self.session.poll()
+        except BAD_DATA:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Drops a session that has ended; the next run opens another one."""
+        self.session = self.opened = self.sizes = None
+        self.unfinished.clear()
 
     def close(self) -> None:
         """Ends the session."""

@@ -1,0 +1,83 @@
+"""How the ranks of a graph tell each other a few numbers in every call, by shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+
+import torch
+
+import symmc
+from symmc.torch._ranks import Ranks
+
+WORDS = 3
+"""How many numbers a rank tells."""
+
+_PROGRAM = """program "agreement of ranks" ranks {ranks}
+group @all world
+arg %mine: i64[1, {words}]
+%all: i64[{ranks}, {words}] = all_gather %mine group=@all
+return %all
+"""
+
+
+@functools.cache
+def _plan(ranks: int) -> symmc.Plan:
+    return symmc.compile(symmc.from_text(_PROGRAM.format(ranks=ranks, words=WORDS)))
+
+
+class Board:
+    """Rounds in which every rank tells all others some numbers. All ranks call the same rounds in the same order.
+
+    It is a session on the host, whose plan is one all-gather: a rank that died or does not come is named as in any run.
+    """
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        self.session = symmc.Session(_plan(len(ranks.members)), ranks.group(), timeout=ranks.timeout)
+        self.mine = torch.zeros(1, WORDS, dtype=torch.int64)
+        self.all = torch.zeros(len(ranks.members), WORDS, dtype=torch.int64)
+        # Reading and writing single elements of a tensor takes longer than the round.
+        self.words = (ctypes.c_int64 * WORDS).from_address(self.mine.data_ptr())
+        self.found = (ctypes.c_int64 * (WORDS * len(ranks.members))).from_address(self.all.data_ptr())
+        self.rounds = 0
+        """The number of rounds that this rank has begun, which is that of all ranks when a round ends."""
+        self.turn = threading.Lock()
+        self.fitting: set[tuple[int, ...]] = set()
+        """Collectives of all ranks, by their digests, that were found to fit each other: the same on all ranks."""
+        self.is_open = False
+        """Whether a round was begun and not ended."""
+
+    def gather(self, words: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The numbers of all ranks, in their order. An interrupt leaves the round to :meth:`resume`."""
+        if self.is_open:
+            self.resume()
+        self.words[:] = words
+        self.rounds, self.is_open = self.rounds + 1, True
+        self.session.launch((self.mine,), [self.all], None)
+        return self._read()
+
+    def resume(self) -> list[tuple[int, ...]]:
+        """Ends a round that was interrupted."""
+        self.session.wait()
+        return self._read()
+
+    def _read(self) -> list[tuple[int, ...]]:
+        self.is_open = False
+        found = tuple(self.found)
+        return [found[at : at + WORDS] for at in range(0, len(found), WORDS)]
+
+
+_boards: weakref.WeakValueDictionary[tuple, Board] = weakref.WeakValueDictionary()
+"""The boards that compiled functions hold, by their ranks and the limit of their waits."""
+
+
+def board_of(ranks: Ranks, world: object) -> Board:
+    """The board of these ranks, which all of them open together if there is none."""
+    key = (id(world), ranks.members, ranks.timeout)
+    board = _boards.get(key)
+    if board is None:
+        board = _boards[key] = Board(ranks)
+    return board
