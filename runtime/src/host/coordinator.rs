@@ -216,10 +216,7 @@ impl<'a> Coordinator<'a> {
 
     /// What the coordinator found itself is reported by rank 0, if this is its process.
     fn reported(&self, error: RunError) -> RunError {
-        match self.processes.is_none() && error.culprit().is_some() {
-            true => error.reported_by(0),
-            false => error,
-        }
+        if self.processes.is_none() { error.reported_by(0) } else { error }
     }
 
     /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
@@ -496,7 +493,8 @@ fn rank_among_errors(error: &RunError) -> u32 {
         RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::TermsDiffer { .. } => 1,
         RunError::SizesDiffer { .. } => 1,
-        RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
+        RunError::Invalid(_) | RunError::Misplaced { .. } => 1,
+        RunError::Defect(_) | RunError::CannotRun { .. } => 1,
         RunError::Step { .. } | RunError::Data { .. } | RunError::Left { .. } => 2,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,
