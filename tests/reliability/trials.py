@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Random kills, stops, exceptions and drops of ranks, and what the others make of them.
 
 A trial starts the ranks of a small program in one of these forms, and disturbs one of them at a random time:

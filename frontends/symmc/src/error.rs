@@ -445,8 +445,9 @@ fn of_planner(error: &PlanError) -> ErrorKind {
 
 fn of_run(error: &RunError) -> ErrorKind {
     match error {
-        RunError::Invalid(_) | RunError::Misplaced { .. } | RunError::Data { .. } => ErrorKind::Input,
+        RunError::Invalid(_) | RunError::Data { .. } => ErrorKind::Input,
         RunError::CannotRun { .. } => ErrorKind::Unsupported,
+        RunError::Misplaced { .. } => ErrorKind::Input,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources
         }
