@@ -39,7 +39,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 MARK = "SYMMC_TRIAL"
-SIGNALS = ("KILL", "TERM", "ABRT", "HUP")
+SIGNALS = ("KILL", "TERM", "ABRT", "USR1")
 PROMPT = 0.5
 """How soon, in seconds, others learn of a rank that died or left."""
 GATHERING = 2.0

@@ -65,7 +65,10 @@ fn rank(task: &str) -> Result<(), symmc::Error> {
     let program = Program::from_text(SUM)?;
     let plan = symmc::compile(&program, &Config::default())?;
     // A rank that leaves is noticed without the limit.
-    let is_patient = matches!(std::env::var(PEER).as_deref(), Ok("drop" | "panic" | "leave" | "abort" | "fork" | "follow"));
+    let is_patient = matches!(
+        std::env::var(PEER).as_deref(),
+        Ok("drop" | "panic" | "leave" | "abort" | "fork" | "follow")
+    );
     let limit = Duration::from_millis(if is_patient { 120_000 } else { 1500 });
     let config = SessionConfig::default().with_limit(limit);
     let mut session = Session::open(&plan, &group, &config)?;
@@ -100,7 +103,8 @@ fn rank(task: &str) -> Result<(), symmc::Error> {
 /// Forks children that do with the copy of the session what they must not, and runs the session again.
 fn of_fork(mut session: Session) -> Result<(), symmc::Error> {
     let is_refused = |result: Result<(), symmc::Error>| {
-        result.is_err_and(|error| error.kind() == symmc::ErrorKind::Input && error.to_string().contains("fork"))
+        result
+            .is_err_and(|error| error.kind() == symmc::ErrorKind::Input && error.to_string().contains("fork"))
     };
     for what in ["run", "enqueue", "read", "close", "abort", "drop"] {
         // SAFETY: the child calls what a forked child of a caller may call, and ends without a return.

@@ -416,7 +416,10 @@ impl<'a> Coordinator<'a> {
         let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
         let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
         let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));
-        match silent.or_else(|| late.iter().copied().min_by_key(behind)) {
+        // One that has not begun the run may keep it waiting, and is not late by itself.
+        let furthest =
+            || late.iter().copied().min_by_key(behind).map(|rank| culprit::find(self.control, rank, &[]));
+        match silent.or_else(furthest) {
             None => Ok(()),
             Some(rank) => {
                 self.members[rank as usize].phase = Phase::Gone;
@@ -432,6 +435,7 @@ impl<'a> Coordinator<'a> {
             None if self.watched == Watched::Session && progress.running => {
                 format!("in run {}", progress.run)
             }
+            None if progress.beats > 0 => format!("after run {}", progress.run),
             None => "before the first step".into(),
         };
         RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
