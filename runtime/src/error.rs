@@ -182,6 +182,14 @@ pub enum RunError {
         /// The limit in milliseconds.
         limit_ms: u64,
     },
+    /// A process came as a rank that it cannot be in this run.
+    #[error("{detail}")]
+    Misplaced {
+        /// The rank that it says it is.
+        rank: u32,
+        /// Why it cannot be that.
+        detail: String,
+    },
     /// The ranks do not run the same plan.
     #[error("rank {rank} has {found}, rank 0 has {expected}: all ranks must run the same plan")]
     PlanDiffers {
@@ -309,6 +317,7 @@ impl RunError {
             | RunError::DiedOutside { rank, .. }
             | RunError::Refused { rank }
             | RunError::Stuck { rank, .. }
+            | RunError::Misplaced { rank, .. }
             | RunError::PlanDiffers { rank, .. }
             | RunError::VersionDiffers { rank, .. }
             | RunError::TermsDiffer { rank, .. }
@@ -404,10 +413,9 @@ fn peers_text(peers: &[u32]) -> String {
 
 /// What one rank found, for all: with the number of that rank unless the text names a rank already.
 fn reported_text(reporter: u32, cause: &RunError) -> String {
-    match cause.culprit() {
-        Some(_) => cause.to_string(),
-        None => format!("rank {reporter}: {cause}"),
-    }
+    let (text, name) = (cause.to_string(), format!("rank {reporter}"));
+    let is_named = cause.culprit().is_some() || text.starts_with(&name);
+    if is_named { text } else { format!("{name}: {text}") }
 }
 
 /// Names the rank that keeps the others waiting, where the text has not done so.

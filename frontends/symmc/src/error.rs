@@ -469,6 +469,7 @@ fn of_run(error: &RunError) -> ErrorKind {
     match error {
         RunError::Invalid(_) | RunError::Data { .. } | RunError::Bounds { .. } => ErrorKind::Input,
         RunError::CannotRun { .. } => ErrorKind::Unsupported,
+        RunError::Misplaced { .. } => ErrorKind::Input,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources
         }

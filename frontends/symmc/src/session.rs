@@ -437,8 +437,9 @@ impl Session {
     ///
     /// # Errors
     /// A run failed, or the session belongs to the process that this one was forked from.
-    pub fn close(mut self) -> Result<(), Error> {
-        Ok(self.device.take()?.close()?)
+    pub fn close(self) -> Result<(), Error> {
+        let mut device = self.device;
+        Ok(device.take()?.close()?)
     }
 
     /// Ends the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank and
@@ -446,8 +447,9 @@ impl Session {
     ///
     /// # Errors
     /// The session belongs to the process that this one was forked from.
-    pub fn abort(mut self, reason: &str) -> Result<(), Error> {
-        self.device.take()?.abort(reason);
+    pub fn abort(self, reason: &str) -> Result<(), Error> {
+        let mut device = self.device;
+        device.take()?.abort(reason);
         Ok(())
     }
 }

@@ -46,6 +46,7 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
             ],
         ),
         (Resources, RANK, vec![RunError::Refused { rank }]),
+        (Input, RANK, vec![RunError::Misplaced { rank, detail: detail() }]),
     ]
 }
 

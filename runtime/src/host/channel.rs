@@ -200,6 +200,11 @@ impl Channel {
                 Err(Errno::ECONNRESET) => return Ok(None),
                 Err(e) => return Err(self.broken(e)),
             };
+            if got.flags.contains(MsgFlags::MSG_CTRUNC) {
+                // There is room for all in the packet, so the process had none for descriptors.
+                let no_room = std::io::Error::from_raw_os_error(libc::EMFILE);
+                return Err(RunError::exhausted("receiving the descriptors of shared memory", &no_room));
+            }
             let mut fds = Vec::new();
             for message in got.cmsgs().map_err(|e| self.broken(e))? {
                 if let ControlMessageOwned::ScmRights(raw) = message {
@@ -210,11 +215,6 @@ impl Channel {
             let (len, truncated) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
             if truncated {
                 return Err(self.broken("a message is too long"));
-            }
-            if got.flags.contains(MsgFlags::MSG_CTRUNC) {
-                // There is room for all in the packet, so the process had none for descriptors.
-                let no_room = std::io::Error::from_raw_os_error(libc::EMFILE);
-                return Err(RunError::exhausted("receiving the descriptors of shared memory", &no_room));
             }
             if len == 0 {
                 return Ok(None);

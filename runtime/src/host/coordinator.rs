@@ -216,10 +216,7 @@ impl<'a> Coordinator<'a> {
 
     /// What the coordinator found itself is reported by rank 0, if this is its process.
     fn reported(&self, error: RunError) -> RunError {
-        match self.processes.is_none() && error.culprit().is_some() {
-            true => error.reported_by(0),
-            false => error,
-        }
+        if self.processes.is_none() { error.reported_by(0) } else { error }
     }
 
     /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
@@ -419,7 +416,10 @@ impl<'a> Coordinator<'a> {
         let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
         let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
         let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));
-        match silent.or_else(|| late.iter().copied().min_by_key(behind)) {
+        // One that has not begun the run may keep it waiting, and is not late by itself.
+        let furthest =
+            || late.iter().copied().min_by_key(behind).map(|rank| culprit::find(self.control, rank, &[]));
+        match silent.or_else(furthest) {
             None => Ok(()),
             Some(rank) => {
                 self.members[rank as usize].phase = Phase::Gone;
@@ -435,6 +435,7 @@ impl<'a> Coordinator<'a> {
             None if self.watched == Watched::Session && progress.running => {
                 format!("in run {}", progress.run)
             }
+            None if progress.beats > 0 => format!("after run {}", progress.run),
             None => "before the first step".into(),
         };
         RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
@@ -495,7 +496,7 @@ fn rank_among_errors(error: &RunError) -> u32 {
     match error {
         RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::TermsDiffer { .. } => 1,
-        RunError::SizesDiffer { .. } => 1,
+        RunError::SizesDiffer { .. } | RunError::Misplaced { .. } => 1,
         RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
         RunError::Bounds { .. } => 1,
         RunError::Step { .. } | RunError::Data { .. } | RunError::Left { .. } => 2,

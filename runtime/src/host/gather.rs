@@ -101,7 +101,7 @@ impl<'a> Gathering<'a> {
                 break;
             }
             if let Err(error) = self.step() {
-                self.refuse(error);
+                self.refuse(error.reported_by(self.place.rank));
             }
         }
         if let Some(error) = self.fault {
@@ -215,16 +215,14 @@ impl<'a> Gathering<'a> {
     fn seat(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {
-            return Err(RunError::Invalid(format!(
-                "rank {rank} of {ranks} came to a run of {expected} ranks"
-            )));
+            let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
+            return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
         let known = self.guests.iter().any(|g| g.rank == Some(rank));
         let guest = &mut self.guests[at];
         if known || (rank == 0 && !guest.own) {
-            return Err(RunError::Invalid(format!(
-                "two processes say that they are rank {rank} of this run"
-            )));
+            let detail = format!("two processes say that they are rank {rank} of this run");
+            return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
         guest.rank = Some(rank);
         guest.channel.set_peer(rank);

@@ -101,10 +101,11 @@ impl Group {
         self.place.ranks
     }
 
-    /// Tells the other ranks that this one does not come to the next session, and why.
-    pub fn decline(&self, error: &RunError) {
-        if let Ok(place) = self.next() {
-            place.decline(error);
+    /// Tells the other ranks that this one does not come to the next session, and why; the error as all of them have it.
+    pub fn decline(&self, error: RunError) -> RunError {
+        match self.next() {
+            Ok(place) => place.decline(error),
+            Err(refusal) => refusal,
         }
     }
 

@@ -79,9 +79,9 @@ pub fn run_rank_timed(
     job: &RankJob,
     engines: &Engines<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes), RunError> {
-    let needs = prepare(place, job).inspect_err(|error| place.decline(error))?;
+    let needs = prepare(place, job).map_err(|error| place.decline(error))?;
     let terms = job_terms(job.plan, &job.bindings, job.repeats);
-    let identity = identity(job.plan, terms, job.settings).inspect_err(|error| place.decline(error))?;
+    let identity = identity(job.plan, terms, job.settings).map_err(|error| place.decline(error))?;
     let RankJob { plan, settings, config, .. } = job;
     let (groups, watched) = (needs.groups, Watched::Job);
     let joined = Joined::new(place, &Purpose { plan, groups, config, watched, identity, settings })?;
@@ -101,13 +101,14 @@ fn prepare(place: &Membership, job: &RankJob) -> Result<Needs, RunError> {
 }
 
 impl Membership {
-    /// Tells the other ranks that this one cannot begin, and why, so that none waits for it. Ranks that cannot be found
-    /// in a moment are not told.
-    pub fn decline(&self, error: &RunError) {
+    /// Tells the other ranks that this one cannot begin, and why, so that none waits for it; the error as all of them have it.
+    /// Ranks that cannot be found in a moment are not told.
+    pub fn decline(&self, error: RunError) -> RunError {
+        let error = error.reported_by(self.rank);
         match self.rank {
             0 => {
                 if let Ok(Some(listener)) = meeting_point(self) {
-                    refuse(self, &listener, LINGER, error);
+                    refuse(self, &listener, LINGER, &error);
                 }
             }
             _ => {
@@ -119,6 +120,7 @@ impl Membership {
                 let _ = told;
             }
         }
+        error
     }
 
     /// The first message of this rank, which would wait for others so long.
@@ -292,6 +294,7 @@ fn start_coordinator(
     };
     parallel::spawn(work).map_err(|e| {
         let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
+        let error = error.reported_by(place.rank);
         take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.config.limit, &error));
         error
     })
@@ -424,11 +427,13 @@ impl Gathered<'_> {
         drop(listener);
         let result = CallersPart::new(plan, config.callers)
             .and_then(|part| World::create(place.ranks, groups, part.end(), config.first));
-        let world = result.inspect_err(|error| {
+        let world = result.map_err(|error| {
+            let error = error.reported_by(place.rank);
             for channel in &channels {
                 // A rank that cannot be told is gone.
                 let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
             }
+            error
         })?;
         for (rank, channel) in (0..).zip(&channels) {
             let (ranks, arena, first) = (place.ranks, world.arenas[0].len(), config.first);

@@ -82,7 +82,7 @@ impl HostSession {
         config: &HostConfig,
         terms: Vec<(String, String)>,
     ) -> Result<HostSession, RunError> {
-        has_kernels(plan, kernels).inspect_err(|error| group.decline(error))?;
+        has_kernels(plan, kernels).map_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, config, terms)?;
         let built = HostSession::build(plan, group.rank(), kernels, config);
         let mut session = built.map_err(|error| seat.fail(error))?;

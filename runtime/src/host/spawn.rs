@@ -159,3 +159,53 @@ impl Exec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whether children of this process stop right after the fork.
+    static STOPS: AtomicBool = AtomicBool::new(false);
+
+    unsafe extern "C" fn stop_if_asked() {
+        if STOPS.load(Ordering::SeqCst) {
+            // SAFETY: a signal to this process, which is safe in a child after a fork.
+            unsafe { libc::raise(libc::SIGSTOP) };
+        }
+    }
+
+    fn start(program: &str) -> RankProcess {
+        let command = RankCommand { program: PathBuf::from(program), args: Vec::new() };
+        let inherited: OwnedFd = File::open("/dev/null").expect("it is there").into();
+        RankProcess::start(&command, &inherited).expect("a process")
+    }
+
+    #[test]
+    fn a_child_begins_its_program_or_says_why_not_or_is_given_up() {
+        let wait = Duration::from_secs(60);
+        let mut child = start("true");
+        assert!(child.await_begin(wait).expect("the program is there"));
+        while child.ended().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(child.ended().and_then(|status| status.code()), Some(0));
+        let missing = start("/nonexistent").await_begin(wait);
+        assert_eq!(missing.map_err(|e| e.kind()), Err(io::ErrorKind::NotFound));
+
+        // SAFETY: the handler reads a static and raises a signal.
+        assert_eq!(unsafe { libc::pthread_atfork(None, None, Some(stop_if_asked)) }, 0);
+        STOPS.store(true, Ordering::SeqCst);
+        let mut stopped = start("true");
+        STOPS.store(false, Ordering::SeqCst);
+        assert!(!stopped.await_begin(Duration::from_millis(200)).expect("no error"));
+        assert!(stopped.is_stopped() && stopped.ended().is_none());
+        stopped.kill();
+        while stopped.ended().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(stopped.ended().and_then(|status| status.signal()), Some(libc::SIGKILL));
+    }
+}

@@ -58,7 +58,8 @@ pub fn run_threads_timed(job: &Job, registry: &Registry) -> Result<Ran, RunError
         threads.into_iter().map(|t| t?.join().unwrap_or_else(died)).collect()
     });
     if results.iter().any(Result::is_err) {
-        let errors = results.into_iter().filter_map(Result::err).collect();
+        let errors = (0..).zip(results).filter_map(|(rank, result)| Some(result.err()?.reported_by(rank)));
+        let errors = errors.collect();
         return Err(cause(errors));
     }
     let times = (0..ranks).map(|rank| world.control.times(rank)).collect();

@@ -137,10 +137,11 @@ fn decline(place: Option<&Membership>, error: &anyhow::Error) {
     if let Some(place) = place {
         let text = message(error);
         let told = match exit_code(error) {
-            2 => RunError::Invalid(format!("rank {}: {text}", place.rank)),
-            _ => RunError::system(format!("rank {}", place.rank), text),
+            2 => RunError::Invalid(text),
+            _ => RunError::system("this rank cannot begin", text),
         };
-        place.decline(&told);
+        // The command ends with the error as it was found.
+        let _ = place.decline(told);
     }
 }
 

@@ -49,6 +49,8 @@ class SupportsDLPack(Protocol):
 
 class Error(Exception):
     kind: str
+    culprit: int | None
+    reporter: int | None
     rank: int | None
     step: int | None
     node: str | None
@@ -200,7 +202,7 @@ class Session:
     def close(self) -> None: ...
     def __enter__(self) -> Session: ...
     def __exit__(
-        self, *_exception: type[BaseException] | BaseException | TracebackType | None
+        self, *exception: type[BaseException] | BaseException | TracebackType | None
     ) -> Literal[False]: ...
 
 def open(

@@ -65,7 +65,7 @@ impl CudaSession<'static> {
             let terms = gpu.terms(&device)?;
             Ok((caller, device, terms))
         });
-        let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
+        let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
         let comm = seat.comm();
         let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
