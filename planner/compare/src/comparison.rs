@@ -58,7 +58,7 @@ pub struct Shared {
     pub comparison: Comparison,
     /// What pairs of parts showed that were run, by their text.
     pub known: HashMap<String, Verdict>,
-    /// The parts, by the text of the first size.
+    /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
     /// What may still be computed.
     pub room: u128,
