@@ -197,10 +197,22 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// Reports a difference, unless the values agree from the inputs on.
+    /// Reports a difference at the first of the suspect values that a value is computed from, or takes the values as equal
+    /// after all, where more of what they are computed from is computed as well.
     fn settle(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
-        if matches!(self.examine(s, p, true).0, Verdict::Equal(_) | Verdict::Undecided(_)) {
-            return self.agree(s, p);
+        let mut first = first;
+        for _ in 0..=MOST_SUSPECT {
+            let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
+            let found = self.examine(of, first, true).0;
+            if !matches!(found, Verdict::Equal(_) | Verdict::Undecided(_)) {
+                break;
+            }
+            self.agree(of, first);
+            let (found, _, regions) = self.examine(s, p, false);
+            if first == p || matches!(found, Verdict::Equal(_) | Verdict::Undecided(_)) {
+                return self.agree(s, p);
+            }
+            first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }
         let output = output.or(self.feeds[p]);
         let (what, at) = match self.suspects.get(&first) {
@@ -284,22 +296,36 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// The leaves of regions that are to be computed next: those of one side alone, else the last one.
+    /// The leaves of regions that are to be computed next: those of one side alone, else those of integers, else, where an
+    /// input is read by one side alone or all may be, the last one.
     fn to_open(&self, regions: &Regions, thorough: bool) -> Vec<Class> {
         let leaves = |program: &Numbered<'_>, region: &Region| {
-            let computed = |v: &&ValueId| program.graph.def_node(**v).is_some();
             let class = |&v: &ValueId| Some((program.elements[v].as_ref()?.class, v));
-            region.leaves.iter().filter(computed).filter_map(class).collect::<BTreeMap<Class, ValueId>>()
+            region.leaves.iter().filter_map(class).collect::<BTreeMap<Class, ValueId>>()
         };
         let of_source = leaves(&self.source, &regions.of_source);
         let of_planned = leaves(&self.planned, &regions.of_planned);
+        let is_computed = |class: &Class| {
+            let of = |program: &Numbered<'_>, v: Option<&ValueId>| {
+                v.is_some_and(|&v| program.graph.def_node(v).is_some())
+            };
+            of(&self.source, of_source.get(class)) || of(&self.planned, of_planned.get(class))
+        };
         let alone = of_source.keys().filter(|c| !of_planned.contains_key(c));
         let alone = alone.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
-        let alone: Vec<Class> = alone.copied().collect();
-        match of_source.iter().max_by_key(|(_, v)| **v) {
-            Some((&last, _)) if alone.is_empty() && thorough => vec![last],
-            _ => alone,
+        let (alone, inputs): (Vec<Class>, Vec<Class>) = alone.copied().partition(is_computed);
+        if !alone.is_empty() {
+            return alone;
         }
+        let computed: Vec<(Class, ValueId)> =
+            of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
+        // Masks and positions are made of integers that are related; floats hardly ever are.
+        let whole = |&(_, v): &(Class, ValueId)| !self.source.types[v].dtype.is_float();
+        let integers: Vec<Class> = computed.iter().copied().filter(whole).map(|(c, _)| c).collect();
+        if !integers.is_empty() || !thorough && inputs.is_empty() {
+            return integers;
+        }
+        computed.iter().max_by_key(|(_, v)| *v).map(|&(class, _)| class).into_iter().collect()
     }
 
     /// The regions of a pair of values up to what both programs have, but for the classes that are opened.
