@@ -251,7 +251,10 @@ impl<'a> AxisSets<'a> {
             return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
         };
         let shapes = |v: ValueId| &self.program.types[v].shape;
-        let heads = shapes(q).get(lead) == shapes(k).get(lead) && shapes(q).get(lead) == shapes(v).get(lead);
+        // One head of keys and values serves all of the queries.
+        let one = |x: ValueId| shapes(x).get(lead).is_some_and(is_unit);
+        let alike = |x: ValueId| shapes(x).get(lead) == shapes(q).get(lead);
+        let heads = [k, v].into_iter().all(alike) || [k, v].into_iter().all(one);
         let same_rank = [q, k, v].iter().all(|&v| self.rank(v) == rank);
         let of_rows = bounds.iter().any(|b| b.row);
         for axis in 0..rank {
@@ -270,8 +273,12 @@ impl<'a> AxisSets<'a> {
                 a => {
                     let all = same_rank && (a != lead || heads);
                     let same = [k, v].iter().all(|&x| shapes_equal(self.program, x, q, a));
-                    [q, k, v].iter().for_each(|&x| self.join((x, a), to));
-                    all && same
+                    let units = [k, v].iter().all(|&x| shapes(x).get(a).is_some_and(is_unit));
+                    self.join((q, a), to);
+                    if !units {
+                        [k, v].iter().for_each(|&x| self.join((x, a), to));
+                    }
+                    all && (same || units)
                 }
             };
             if !joined {

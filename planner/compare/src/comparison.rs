@@ -60,7 +60,7 @@ pub struct Shared {
     pub comparison: Comparison,
     /// What pairs of parts showed that were run, by their text.
     pub known: HashMap<String, Verdict>,
-    /// The parts, by the text of the first size.
+    /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
     /// The numerics classes that the plan declares.
     pub numerics: Numerics,

@@ -109,12 +109,14 @@ impl Drawing {
             }
             .ok_or_else(wrong);
         }
+        let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
         let random = |p: i64| self.random(leaf.class, (seed, rank), p);
         if ty.dtype.is_float() {
             let element = |&p: &i64| {
                 let mut random = random(p);
                 let x = rounded(leaf.dtype, self.float(kind, &mut random));
-                x * (1.0 + shift * random.symmetric())
+                // Each element by itself, and all of a leaf together, as rounded factors move them.
+                x * (1.0 + shift * (random.symmetric() + together))
             };
             return Tensor::from_f64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
                 .ok_or_else(wrong);

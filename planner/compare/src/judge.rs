@@ -18,7 +18,7 @@ use crate::draw::{Drawing, Kind};
 /// What leaves are moved by to see what rounding does.
 const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
 /// How much more than that may be.
-const TIMES: f64 = 8.0;
+const TIMES: f64 = 4.0;
 /// What may differ of each element where it does not move at all.
 const RELATIVE: f64 = 1.5e-7;
 /// What may differ of the largest element.

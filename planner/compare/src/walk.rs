@@ -5,9 +5,9 @@
 //! Where they do not, the value is *suspect*: it may be one that a rewrite gave an old name, so that a later value
 //! agrees again. Only where that does not come is it a difference.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use symmc_ir::{Bindings, DType, Graph, NodeId, Table, ValueId, text};
+use symmc_ir::{Bindings, DType, Graph, NodeId, Op, Table, ValueId, text};
 use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
@@ -21,8 +21,8 @@ use crate::sizes::{Conditions, Sizes};
 
 /// How many values behind each other may be suspect before the first of them is taken as a difference.
 const MOST_SUSPECT: usize = 4;
-/// The most nodes of a part that reaches back to the inputs.
-const MOST_WHOLE: usize = 2000;
+/// How often more leaves of a part are computed.
+const MOST_OPENED: usize = 12;
 /// The most that one comparison may compute, in elements.
 const ONE: u128 = 1 << 27;
 /// Comparisons of up to this many elements draw more often.
@@ -140,16 +140,7 @@ impl<'a, 's> Walk<'a, 's> {
 
     /// Compares a planned value with one of the source. Of an output it has to be that value.
     fn pair(&mut self, s: ValueId, p: ValueId, output: Option<usize>) {
-        let verdict = match self.regions(s, p, MOST_NODES) {
-            None => {
-                (Verdict::Unknown(format!("a part has more than {MOST_NODES} nodes")), String::new(), None)
-            }
-            Some(regions) => {
-                let (verdict, at) = self.compare(&regions);
-                (verdict, at, Some(regions))
-            }
-        };
-        let (verdict, at, regions) = verdict;
+        let (verdict, at, regions) = self.examine(s, p, false);
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
@@ -206,12 +197,22 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// Reports a difference, unless the values agree from the inputs on.
+    /// Reports a difference at the first of the suspect values that a value is computed from, or takes the values as equal
+    /// after all, where more of what they are computed from is computed as well.
     fn settle(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
-        if let Some(whole) = self.whole(s, p)
-            && matches!(self.compare(&whole).0, Verdict::Equal(_) | Verdict::Undecided(_))
-        {
-            return self.agree(s, p);
+        let mut first = first;
+        for _ in 0..=MOST_SUSPECT {
+            let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
+            let found = self.examine(of, first, true).0;
+            if !matches!(found, Verdict::Equal(_) | Verdict::Undecided(_)) {
+                break;
+            }
+            self.agree(of, first);
+            let (found, _, regions) = self.examine(s, p, false);
+            if first == p || matches!(found, Verdict::Equal(_) | Verdict::Undecided(_)) {
+                return self.agree(s, p);
+            }
+            first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }
         let output = output.or(self.feeds[p]);
         let (what, at) = match self.suspects.get(&first) {
@@ -244,22 +245,97 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    fn regions(&self, s: ValueId, p: ValueId, most: usize) -> Option<Regions> {
-        let shared =
-            |elements: &Table<ValueId, Option<crate::elements::Elements>>,
-             v: ValueId,
-             of: &HashSet<Class>| { elements[v].as_ref().is_some_and(|e| of.contains(&e.class)) };
-        let of_source =
-            region(&self.source, s, most, |v| shared(&self.source.elements, v, &self.in_planned))?;
-        let of_planned =
-            region(&self.planned, p, most, |v| shared(&self.planned.elements, v, &self.in_source))?;
-        Some(Regions { of_source, of_planned })
+    /// Compares two values from what both programs have. What both have is drawn, and may be related in a way that
+    /// equality rests on: where values differ, leaves that one side alone reads are computed as well, and where `thorough`
+    /// one after another of the others.
+    fn examine(&mut self, s: ValueId, p: ValueId, thorough: bool) -> (Verdict, String, Option<Regions>) {
+        let (s, p) = self.before_views(s, p);
+        let mut opened = HashSet::new();
+        let Some(first) = self.regions(s, p, &opened) else {
+            let reason = format!("a part has more than {MOST_NODES} nodes");
+            return (Verdict::Unknown(reason), String::new(), None);
+        };
+        let (verdict, at) = self.compare(&first);
+        if !matches!(verdict, Verdict::Differs(_)) {
+            return (verdict, at, Some(first));
+        }
+        let mut next = self.to_open(&first, thorough);
+        for _ in 0..MOST_OPENED {
+            if next.is_empty() {
+                break;
+            }
+            opened.extend(next);
+            let Some(wider) = self.regions(s, p, &opened) else { break };
+            match self.compare(&wider) {
+                (found @ (Verdict::Equal(_) | Verdict::Undecided(_)), at) => return (found, at, Some(first)),
+                (Verdict::Differs(_), _) => next = self.to_open(&wider, thorough),
+                (Verdict::Unknown(_), _) => break,
+            }
+        }
+        (verdict, at, Some(first))
     }
 
-    /// The regions up to the inputs.
-    fn whole(&self, s: ValueId, p: ValueId) -> Option<Regions> {
-        let of_source = region(&self.source, s, MOST_WHOLE, |_| false)?;
-        let of_planned = region(&self.planned, p, MOST_WHOLE, |_| false)?;
+    /// The values before the same views of all elements: their axes are those that ops compute along.
+    fn before_views(&self, mut s: ValueId, mut p: ValueId) -> (ValueId, ValueId) {
+        loop {
+            let node = |program: &Numbered<'a>, v: ValueId| {
+                program.graph.def_node(v).map(|n| &program.graph.nodes[n])
+            };
+            let (Some(of_source), Some(of_planned)) = (node(&self.source, s), node(&self.planned, p)) else {
+                return (s, p);
+            };
+            let (&[x], &[y]) = (&of_source.inputs[..], &of_planned.inputs[..]) else { return (s, p) };
+            let whole = matches!(of_source.op, Op::Reshape | Op::Permute { .. });
+            let same = of_source.op == of_planned.op
+                && self.source.types[x] == self.planned.types[y]
+                && self.source.types[s] == self.planned.types[p];
+            if !(whole && same) {
+                return (s, p);
+            }
+            (s, p) = (x, y);
+        }
+    }
+
+    /// The leaves of regions that are to be computed next: those of one side alone, else those of integers, else, where an
+    /// input is read by one side alone or all may be, the last one.
+    fn to_open(&self, regions: &Regions, thorough: bool) -> Vec<Class> {
+        let leaves = |program: &Numbered<'_>, region: &Region| {
+            let class = |&v: &ValueId| Some((program.elements[v].as_ref()?.class, v));
+            region.leaves.iter().filter_map(class).collect::<BTreeMap<Class, ValueId>>()
+        };
+        let of_source = leaves(&self.source, &regions.of_source);
+        let of_planned = leaves(&self.planned, &regions.of_planned);
+        let is_computed = |class: &Class| {
+            let of = |program: &Numbered<'_>, v: Option<&ValueId>| {
+                v.is_some_and(|&v| program.graph.def_node(v).is_some())
+            };
+            of(&self.source, of_source.get(class)) || of(&self.planned, of_planned.get(class))
+        };
+        let alone = of_source.keys().filter(|c| !of_planned.contains_key(c));
+        let alone = alone.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
+        let (alone, inputs): (Vec<Class>, Vec<Class>) = alone.copied().partition(is_computed);
+        if !alone.is_empty() {
+            return alone;
+        }
+        let computed: Vec<(Class, ValueId)> =
+            of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
+        // Masks and positions are made of integers that are related; floats hardly ever are.
+        let whole = |&(_, v): &(Class, ValueId)| !self.source.types[v].dtype.is_float();
+        let integers: Vec<Class> = computed.iter().copied().filter(whole).map(|(c, _)| c).collect();
+        if !integers.is_empty() || !thorough && inputs.is_empty() {
+            return integers;
+        }
+        computed.iter().max_by_key(|(_, v)| *v).map(|&(class, _)| class).into_iter().collect()
+    }
+
+    /// The regions of a pair of values up to what both programs have, but for the classes that are opened.
+    fn regions(&self, s: ValueId, p: ValueId, opened: &HashSet<Class>) -> Option<Regions> {
+        let is_leaf = |program: &Numbered<'_>, v: ValueId, of: &HashSet<Class>| {
+            program.elements[v].as_ref().is_some_and(|e| of.contains(&e.class) && !opened.contains(&e.class))
+        };
+        let of_source = region(&self.source, s, MOST_NODES, |v| is_leaf(&self.source, v, &self.in_planned))?;
+        let of_planned =
+            region(&self.planned, p, MOST_NODES, |v| is_leaf(&self.planned, v, &self.in_source))?;
         Some(Regions { of_source, of_planned })
     }
 
@@ -309,7 +385,7 @@ impl<'a, 's> Walk<'a, 's> {
         });
         let part = Parts { templates, few: Vec::new(), same_bits: same_bits(of) };
         let part = part.with_few();
-        let mut run = Run { part: &part, shared: self.shared, elements: 0, key: None, undecided: None };
+        let mut run = Run { part: &part, shared: self.shared, elements: 0, undecided: None };
         let mut up_to = None;
         for &(index, bucket) in self.buckets {
             let sizes = conditions.sizes(&self.numbering.symbols, bucket);
@@ -333,9 +409,11 @@ impl<'a, 's> Walk<'a, 's> {
                 }
             }
         }
-        let Run { elements, key, undecided, .. } = run;
+        let Run { elements, undecided, .. } = run;
         let nodes = [of_source.nodes.len(), of_planned.nodes.len()];
-        self.record(of_planned.root, nodes, key, elements, up_to);
+        let alike = part.at(&Bindings::lower(&self.source.graph.symbols), 2, Precision::Typed);
+        let alike = alike.map_or_else(|_| String::new(), |pair| key(&pair, part.same_bits));
+        self.record(of_planned.root, nodes, alike, elements, up_to);
         match undecided {
             Some((what, at)) => (Verdict::Undecided(what), at),
             None => (Verdict::Equal(elements), String::new()),
@@ -346,7 +424,7 @@ impl<'a, 's> Walk<'a, 's> {
         &mut self,
         root: ValueId,
         nodes: [usize; 2],
-        key: Option<String>,
+        alike: String,
         elements: u64,
         up_to: Option<String>,
     ) {
@@ -355,7 +433,7 @@ impl<'a, 's> Walk<'a, 's> {
         let Shared { comparison, parts, .. } = &mut *self.shared;
         comparison.elements += elements;
         let next = comparison.parts.len();
-        let at = *parts.entry(key.unwrap_or_default()).or_insert(next);
+        let at = *parts.entry(alike).or_insert(next);
         match comparison.parts.get_mut(at) {
             Some(part) => part.places += 1,
             None => comparison.parts.push(Part { value, nodes, places: 1, up_to }),
@@ -411,8 +489,6 @@ struct Run<'p, 'a, 's> {
     part: &'p Parts<'a>,
     shared: &'s mut Shared,
     elements: u64,
-    /// The text of the first size.
-    key: Option<String>,
     undecided: Option<(String, String)>,
 }
 
@@ -441,7 +517,6 @@ impl Run<'_, '_, '_> {
             Err(reason) => return Verdict::Unknown(reason),
         };
         let key = key(&typed, self.part.same_bits);
-        self.key.get_or_insert_with(|| key.clone());
         let verdict = match self.shared.known.get(&key) {
             Some(known) => known.clone(),
             None if cost > self.shared.room => return Verdict::Unknown(TOO_MUCH.into()),
