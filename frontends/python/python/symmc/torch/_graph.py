@@ -186,8 +186,8 @@ class Lifted:
 class _Lifting:
     """What is known while a graph becomes an exported program."""
 
-    def __init__(self, module, graph: torch.fx.Graph, returned):
-        self.module, self.graph = module, graph
+    def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
+        self.module, self.graph, self.is_numbered = module, graph, is_numbered
         self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         self.groups: list[str] = []
@@ -219,7 +219,8 @@ class _Lifting:
         end = next(node for node in graph.nodes if node.op == "output")
         returned = end.args[0]
         graph.erase_node(end)
-        lifting = _Lifting(module, graph, pytree.tree_leaves(returned))
+        # Who belongs to its groups is known by their names alone: of the default group by PyTorch's, of others by the caller's.
+        lifting = _Lifting(module, graph, pytree.tree_leaves(returned), is_numbered=False)
         specs, constants = lifting._constants()
         specs += [_input(node) for node in lifting._kept()]
         mutations, out_specs = lifting._replaced()
@@ -323,12 +324,12 @@ class _Lifting:
         return node
 
     def _rename_groups(self):
-        """Process groups by the order of their first use: their own names may differ between ranks."""
+        """Process groups by the order of their first use, where their own names may differ between ranks; by names otherwise."""
 
         def number(name: str) -> str:
             if name not in self.groups:
                 self.groups.append(name)
-            return str(self.groups.index(name))
+            return str(self.groups.index(name)) if self.is_numbered else name
 
         rename_groups(self.graph, number)
 
