@@ -10,10 +10,25 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 pub fn message(error: &anyhow::Error) -> String {
     let mut parts = Vec::new();
     for cause in error.chain() {
-        parts.push(cause.to_string());
-        if cause.is::<symmc::Error>() {
+        if let Some(error) = cause.downcast_ref::<symmc::Error>() {
+            parts.push(format!("{error}{}", stated_groups(error)));
             break;
         }
+        parts.push(cause.to_string());
     }
     parts.join(": ")
+}
+
+/// The options that state the members of groups, where a program is refused for them; empty or starting with a separator.
+fn stated_groups(error: &symmc::Error) -> String {
+    let groups = error.unknown_groups();
+    let [first, ..] = groups.as_slice() else { return String::new() };
+    let cell = |ranks: &Vec<u32>| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let option = |g: &symmc::UnknownGroup| {
+        let cells: Vec<String> = g.example.iter().map(cell).collect();
+        format!("--group '{}={}'", g.name, cells.join(";"))
+    };
+    let options: Vec<String> = groups.iter().map(option).collect();
+    let all = first.all_ranks.map_or(String::new(), |n| format!(", or --ranks {n} if it is all ranks"));
+    format!("; give the ranks of each cell, such as {}{all}", options.join(" "))
 }

@@ -14,7 +14,8 @@ create_exception!(
     "What went wrong. `kind` says what sort of thing it was. As far as they are known, `culprit` is the rank at fault, \
      `reporter` the rank that noticed it, and `step`, `node`, `op` and `path` say where it happened; `rank` is another name \
      of `culprit`. `findings` lists what a check found, `symbols` the sizes that a program is refused for. `is_of_dtypes` \
-     says that PyTorch raises for the dtypes of the operands, too."
+     says that PyTorch raises for the dtypes of the operands, too. `unknown_groups` names the groups whose members the \
+     program does not tell."
 );
 create_exception!(symmc, InputError, Error, "What was given is not what it should be.");
 create_exception!(
@@ -55,7 +56,7 @@ fn bad_data(fault: DataFault, text: &str) -> PyErr {
 
 /// An exception for an error.
 pub fn raised(error: symmc::Error) -> PyErr {
-    let text = error.to_string();
+    let text = format!("{error}{}", stated_groups(&error));
     let exception = match error.kind() {
         ErrorKind::Input if error.data_fault().is_some() => {
             bad_data(error.data_fault().unwrap_or(DataFault::Other), &text)
@@ -82,8 +83,19 @@ pub fn raised(error: symmc::Error) -> PyErr {
         let _ = value.setattr("findings", error.findings());
         let _ = value.setattr("symbols", error.symbols());
         let _ = value.setattr("is_of_dtypes", error.is_of_dtypes());
+        let groups: Vec<String> = error.unknown_groups().into_iter().map(|g| g.name).collect();
+        let _ = value.setattr("unknown_groups", groups);
     });
     exception
+}
+
+/// The argument that states the members of groups, where a program is refused for them; empty or starting with a separator.
+fn stated_groups(error: &symmc::Error) -> String {
+    let groups = error.unknown_groups();
+    let [first, ..] = groups.as_slice() else { return String::new() };
+    let entries: Vec<String> = groups.iter().map(|g| format!("{:?}: {:?}", g.name, g.example)).collect();
+    let all = first.all_ranks.map_or(String::new(), |n| format!(", or ranks={n} if it is all ranks"));
+    format!("; give the ranks of each cell, such as groups={{{}}}{all}", entries.join(", "))
 }
 
 /// An exception for what the caller gave.
@@ -112,6 +124,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     base.setattr("findings", PyTuple::empty(py))?;
     base.setattr("symbols", PyTuple::empty(py))?;
     base.setattr("is_of_dtypes", false)?;
+    base.setattr("unknown_groups", PyTuple::empty(py))?;
     module.add("Error", base)?;
     let classes = [
         ("InputError", "input", py.get_type::<InputError>()),

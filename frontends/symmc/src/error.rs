@@ -195,6 +195,24 @@ impl Error {
         &[]
     }
 
+    /// The groups of an imported program whose members nothing tells: the caller has to
+    /// ([`OpenOptions::with_groups`](crate::OpenOptions::with_groups)).
+    pub fn unknown_groups(&self) -> Vec<UnknownGroup> {
+        #[cfg(feature = "torch")]
+        if let Cause::Format { cause: Some(cause), .. } = &*self.0
+            && let Some(symmc_torch::ImportError::Undescribed { groups, ranks }) = cause.downcast_ref()
+        {
+            let is_alone = groups.len() == 1 && ranks.is_none();
+            let unknown = |g: &symmc_torch::UndescribedGroup| UnknownGroup {
+                name: g.name.clone(),
+                example: example_cells(g.size, *ranks),
+                all_ranks: g.size.filter(|_| is_alone),
+            };
+            return groups.iter().map(unknown).collect();
+        }
+        Vec::new()
+    }
+
     /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises, too.
     pub fn is_of_dtypes(&self) -> bool {
         #[cfg(feature = "torch")]
@@ -547,4 +565,25 @@ mod tests {
             assert_eq!((error.kind(), error.node()), (kind, node), "{error}");
         }
     }
+}
+
+/// A group of a program whose members nothing tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnknownGroup {
+    /// Its name in the program.
+    pub name: String,
+    /// Cells as they might be: lists of ranks of the size of the group.
+    pub example: Vec<Vec<u32>>,
+    /// The number of ranks with which it would be the group of all ranks, where nothing tells that number.
+    pub all_ranks: Option<u32>,
+}
+
+/// Cells of one size; two cells where the number of ranks is not known.
+#[cfg(feature = "torch")]
+fn example_cells(size: Option<u32>, ranks: Option<u32>) -> Vec<Vec<u32>> {
+    const SHOWN: u32 = 16;
+    let size = size.unwrap_or(2).clamp(1, SHOWN);
+    let ranks = ranks.filter(|n| n.is_multiple_of(size)).unwrap_or(2 * size).min(SHOWN.max(size));
+    (0..ranks / size).map(|cell| (cell * size..(cell + 1) * size).collect()).collect()
 }

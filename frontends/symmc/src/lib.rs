@@ -135,7 +135,7 @@ pub use session::{Gpu, Progress};
 pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
-pub use error::{Error, ErrorKind};
+pub use error::{Error, ErrorKind, UnknownGroup};
 pub use symmc_runtime::DataFault;
 
 /// The ONNX ops that are imported as more than opaque ones, and what they become.

@@ -11,9 +11,11 @@ use indexmap::IndexMap;
 
 use crate::error::ImportError;
 use crate::numbers::{ByRank, Numbers};
+use crate::parts;
 use crate::schema::{
     Argument, Graph, InputSpec, NamedArgument, Node, OutputSpec, Program, Str, SymArgument, SymInt, ValueMeta,
 };
+use crate::scope::tensor_names;
 
 /// What the names of a rank's program are in that of rank 0.
 pub(crate) struct Names {
@@ -32,24 +34,27 @@ pub(crate) struct Merged {
 /// Makes one program of those of all ranks.
 pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged, ImportError> {
     let mut names = Vec::new();
+    if programs.len() > 1 {
+        programs.iter_mut().for_each(parts::unify);
+    }
     let Some((first, others)) = programs.split_first_mut() else {
         return Ok(Merged { names, groups: IndexMap::new() });
     };
-    let mut numbers = vec![collect(first, number)];
+    let mut numbers = vec![numbers_of(first)];
     let mut lists = vec![collect(first, pieces)];
     let mut called = vec![collect(first, group)];
     for (i, other) in others.iter().enumerate() {
         names.push(Comparison::new(first, other).run().map_err(|e| e.of_rank(i + 1))?);
-        numbers.push(collect(other, number));
+        numbers.push(numbers_of(other));
         lists.push(collect(other, pieces));
         called.push(collect(other, group));
     }
     let groups = cells(first, &called)?;
     let (mut at, mut list) = (0, 0);
     visit_mut(&mut first.graph_module.graph, &mut |node, input| {
-        let differing = if number(input).is_some() {
+        let differing = if is_number(input) {
             at += 1;
-            differing(&numbers.iter().filter_map(|n| n.get(at - 1).copied()).collect::<Vec<_>>())
+            differing(&numbers.iter().filter_map(|n| n.get(at - 1)).collect::<Vec<_>>())
         } else if pieces(input).is_some() {
             list += 1;
             differing_pieces(lists.iter().filter_map(|l| l.get(list - 1)).collect())
@@ -64,19 +69,51 @@ pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged, ImportEr
     Ok(Merged { names, groups })
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 enum Number {
     Int(i64),
     Float(f64),
+    /// A size, as the program writes it.
+    Expression(String),
 }
 
-fn number(input: &NamedArgument<'_>) -> Option<Number> {
+/// The number that an argument of a graph is.
+fn number(graph: &Graph<'_>, input: &NamedArgument<'_>) -> Option<Number> {
     match &input.arg {
         Argument::Int(i) => Some(Number::Int(*i)),
         Argument::Float(x) => Some(Number::Float(*x)),
         Argument::SymInt(SymArgument { as_name: None, as_int: Some(i), .. }) => Some(Number::Int(*i)),
+        Argument::SymInt(SymArgument { as_name: Some(name), .. }) => {
+            let value = graph.sym_int_values.get(&**name)?;
+            match (&value.as_expr, value.as_int) {
+                (Some(e), _) => Some(Number::Expression(e.expr_str.to_string())),
+                (None, Some(i)) => Some(Number::Int(i)),
+                (None, None) => None,
+            }
+        }
         _ => None,
     }
+}
+
+/// Whether an argument may be a number.
+fn is_number(input: &NamedArgument<'_>) -> bool {
+    matches!(&input.arg, Argument::Int(_) | Argument::Float(_) | Argument::SymInt(_))
+}
+
+/// What each argument that may be a number is.
+fn numbers_of(program: &Program<'_>) -> Vec<Option<Number>> {
+    fn visit(graph: &Graph<'_>, out: &mut Vec<Option<Number>>) {
+        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
+            match &input.arg {
+                Argument::Graph(inner) => visit(inner, out),
+                _ if is_number(input) => out.push(number(graph, input)),
+                _ => {}
+            }
+        }
+    }
+    let mut out = Vec::new();
+    visit(&program.graph_module.graph, &mut out);
+    out
 }
 
 /// How many rows a rank exchanges with each.
@@ -115,33 +152,33 @@ fn differing_pieces(of_ranks: Vec<&Vec<Piece>>) -> Option<Numbers> {
 }
 
 /// The numbers, if they are not all the same.
-fn differing(of_ranks: &[Number]) -> Option<Numbers> {
+fn differing(of_ranks: &[&Option<Number>]) -> Option<Numbers> {
+    let of_ranks: Vec<&Number> = of_ranks.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
     let same = |a: &Number, b: &Number| match (a, b) {
         (Number::Float(a), Number::Float(b)) => a.to_bits() == b.to_bits(),
         _ => a == b,
     };
-    if of_ranks.windows(2).all(|w| same(&w[0], &w[1])) {
+    if of_ranks.windows(2).all(|w| same(w[0], w[1])) {
         return None;
     }
-    let ints: Option<Vec<i64>> = of_ranks
-        .iter()
-        .map(|n| match n {
-            Number::Int(i) => Some(*i),
-            Number::Float(_) => None,
-        })
-        .collect();
-    Some(match ints {
-        Some(ints) => Numbers::Ints(ints),
-        None => Numbers::Floats(
-            of_ranks
-                .iter()
-                .map(|n| match n {
-                    Number::Int(i) => *i as f64,
-                    Number::Float(x) => *x,
-                })
-                .collect(),
-        ),
-    })
+    let int = |n: &&Number| if let Number::Int(i) = n { Some(*i) } else { None };
+    if let Some(ints) = of_ranks.iter().map(int).collect() {
+        return Some(Numbers::Ints(ints));
+    }
+    let float = |n: &&Number| match n {
+        Number::Int(i) => Some(*i as f64),
+        Number::Float(x) => Some(*x),
+        Number::Expression(_) => None,
+    };
+    if let Some(floats) = of_ranks.iter().map(float).collect() {
+        return Some(Numbers::Floats(floats));
+    }
+    let text = |n: &&Number| match n {
+        Number::Int(i) => format!("Integer({i})"),
+        Number::Float(x) => format!("Float({x:?})"),
+        Number::Expression(text) => text.clone(),
+    };
+    Some(Numbers::Expressions(of_ranks.iter().map(text).collect()))
 }
 
 /// The name of a process group that an argument gives.
@@ -338,13 +375,25 @@ impl<'a, 'p> Comparison<'a, 'p> {
         for (x, y) in a.nodes.iter().zip(&b.nodes) {
             self.node([a, b], x, y)?;
         }
-        count("nodes", a.nodes.len(), b.nodes.len())
+        // One of them ends where the other goes on.
+        let (first, other) = (a.nodes.get(b.nodes.len()), b.nodes.get(a.nodes.len()));
+        let show = |node: Option<&Node<'_>>| node.map_or("no further node".to_string(), called);
+        match first.or(other) {
+            None => Ok(()),
+            Some(_) => {
+                differs(format!("after {} nodes", a.nodes.len().min(b.nodes.len())), show(first), show(other))
+            }
+        }
     }
 
     fn node(&mut self, graphs: [&'a Graph<'p>; 2], a: &'a Node<'p>, b: &'a Node<'p>) -> Compared {
         let place = format!("node `{}` ({})", a.name(), &*a.target);
         if a.target != b.target {
-            return differs(format!("node `{}`", a.name()), &*a.target, &*b.target);
+            let place = match (graphs[0].nodes.len(), graphs[1].nodes.len()) {
+                (x, y) if x == y => format!("node `{}`", a.name()),
+                (x, y) => format!("node `{}`, the first that differs of {x} and {y} nodes", a.name()),
+            };
+            return differs(place, called(a), called(b));
         }
         for i in 0..a.inputs.len().max(b.inputs.len()) {
             let (x, y) = (a.inputs.get(i), b.inputs.get(i));
@@ -358,7 +407,7 @@ impl<'a, 'p> Comparison<'a, 'p> {
                 return differs(format!("{place}, argument {i}"), &*x.name, &*y.name);
             }
             let lists = pieces(x).zip(pieces(y)).is_some_and(|(x, y)| x.len() == y.len());
-            let same_kind = number(x).is_some() && number(y).is_some()
+            let same_kind = number(graphs[0], x).is_some() && number(graphs[1], y).is_some()
                 || group(x).is_some() && group(y).is_some()
                 || lists;
             if !same_kind {
@@ -452,6 +501,16 @@ impl<'a, 'p> Comparison<'a, 'p> {
     }
 }
 
+/// A node with its operator and operands, for messages.
+fn called(node: &Node<'_>) -> String {
+    let operands: Vec<&str> = node.inputs.iter().flat_map(|i| tensor_names(&i.arg)).collect();
+    format!(
+        "{} of {}",
+        &*node.target,
+        if operands.is_empty() { "no tensor".into() } else { operands.join(", ") }
+    )
+}
+
 fn count(what: &str, a: usize, b: usize) -> Compared {
     if a == b { Ok(()) } else { differs(format!("the number of {what}"), a.to_string(), b.to_string()) }
 }
@@ -505,10 +564,10 @@ fn stored<'a>(spec: &'a InputSpec<'_>) -> Option<(&'static str, &'a str, &'a str
     spec.tensor_constant.as_ref().map(|t| ("a constant", &*t.arg.name, &*t.tensor_constant_name))
 }
 
-type Written<'a> = (&'static str, &'a str, Option<&'a str>);
+pub(crate) type Written<'a> = (&'static str, &'a str, Option<&'a str>);
 
 /// What an output is, its value, and the input that it writes.
-fn written<'a>(spec: &'a OutputSpec<'_>) -> Option<Written<'a>> {
+pub(crate) fn written<'a>(spec: &'a OutputSpec<'_>) -> Option<Written<'a>> {
     if let Some(u) = &spec.user_output {
         return match &u.arg {
             Argument::Tensor(n) => Some(("the value", n, None)),

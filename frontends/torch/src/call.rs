@@ -325,10 +325,18 @@ impl<'c, 'p> Call<'c, 'p> {
         match self.get(name) {
             Some(Argument::ByRank(b)) => match &b.numbers {
                 Numbers::Ints(v) => Some((b, v)),
-                Numbers::Floats(_) | Numbers::Lists(_) => None,
+                Numbers::Floats(_) | Numbers::Expressions(_) | Numbers::Lists(_) => None,
             },
             _ => None,
         }
+    }
+
+    /// The sizes of all ranks that an argument is, if they differ and depend on symbols.
+    pub fn dims_by_rank(&self, name: &str) -> Lowered<Option<(&'p ByRank, Vec<Dim>)>> {
+        let Some(Argument::ByRank(b)) = self.get(name) else { return Ok(None) };
+        let Numbers::Expressions(texts) = &b.numbers else { return Ok(None) };
+        let dims = texts.iter().map(|text| self.lowering.symbols.expression(text));
+        Ok(Some((b, dims.collect::<Result<_, _>>()?)))
     }
 
     /// The lists of all ranks that an argument is, if they differ.
@@ -336,7 +344,7 @@ impl<'c, 'p> Call<'c, 'p> {
         match self.get(name) {
             Some(Argument::ByRank(b)) => match &b.numbers {
                 Numbers::Lists(v) => Some((b, v)),
-                Numbers::Ints(_) | Numbers::Floats(_) => None,
+                Numbers::Ints(_) | Numbers::Floats(_) | Numbers::Expressions(_) => None,
             },
             _ => None,
         }

@@ -1,7 +1,7 @@
 //! The dtype handling that PyTorch does implicitly, and groups by name. What rules emit is [`symmc_import::emit`]'s.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Builder, DType, GroupId, ValueId};
+use symmc_ir::{BinaryOp, Builder, DType, Def, GroupId, Op, ValueId};
 
 use crate::call::{Call, Operand};
 use crate::dtype::{self, Weight};
@@ -94,6 +94,15 @@ impl Call<'_, '_> {
                 self.binary(op, x, y)
             }
         }
+    }
+
+    /// The rows of an axis that a rank takes: a view, in programs with ops that write.
+    pub fn part(&mut self, x: ValueId, axis: usize, index: ValueId) -> Lowered<ValueId> {
+        let y = self.emit("take", Op::Take { axis }, &[x, index])?;
+        if let Def::Node(node, _) = self.lowering.builder.graph().values[y].def {
+            self.lowering.parts.insert(node);
+        }
+        Ok(y)
     }
 
     /// A group of the program.

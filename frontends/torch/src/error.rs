@@ -148,7 +148,8 @@ pub enum ImportError {
     },
     /// The archives of two ranks are not one program.
     #[error(
-        "{place}: expected what the archive of rank 0 has, {first}, found {found}; ranks may differ in names, data and single numbers"
+        "{place}: expected what the archive of rank 0 has, {first}, found {found}; ranks may differ in names, data, single numbers and the parts that they take: other branches on the \
+         rank have to be numbers or data before the export"
     )]
     Difference {
         /// The node and argument, input or output.

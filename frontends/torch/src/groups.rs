@@ -22,6 +22,8 @@ pub(crate) struct Ranks {
     /// Whether [`ImportOptions::assumed_ranks`] decided.
     pub assumed: bool,
     pub groups: IndexMap<String, Members>,
+    /// What a user should know of the groups.
+    pub notes: Vec<String>,
 }
 
 /// Who said how many ranks.
@@ -80,13 +82,18 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
     }
     let known = world.map(|s| s.ranks);
     let ranks = known.or(options.assumed_ranks);
-    let mut groups = IndexMap::new();
+    let (mut groups, mut notes) = (IndexMap::new(), Vec::new());
     let mut undescribed = Vec::new();
     for (name, used) in uses {
         let size = used.size.map(|s| s.ranks);
         let members = match options.groups.get(&name) {
             Some(cells) => Members::Cells(cells.clone()),
-            None if name == DEFAULT || ranks == Some(1) || (size.is_some() && size == ranks) => {
+            None if name == DEFAULT || ranks == Some(1) => Members::World,
+            None if size.is_some() && size == ranks => {
+                notes.push(format!(
+                    "group `{name}` has as many ranks as the program: taken as all ranks in ascending order; state its \
+                     members if they have another order"
+                ));
                 Members::World
             }
             None => {
@@ -99,7 +106,7 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
     if !undescribed.is_empty() {
         return Err(ImportError::Undescribed { groups: undescribed, ranks });
     }
-    Ok(Ranks { ranks, assumed: known.is_none() && ranks.is_some(), groups })
+    Ok(Ranks { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
 }
 
 /// The groups that the nodes of a graph use, those of the graphs it wraps included.

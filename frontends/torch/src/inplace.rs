@@ -245,6 +245,10 @@ fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) 
                 c.emit("index_put", Op::IndexPut { axis: *axis, accumulate: false }, &[x, new, index])?
             }
             Op::Reshape => c.reshape(new, c.shape(x))?,
+            Op::Take { axis } => {
+                let operands = [&[x, new], node.inputs.get(1..).unwrap_or_default()].concat();
+                c.emit("index_put", Op::IndexPut { axis: *axis, accumulate: false }, &operands)?
+            }
             _ => {
                 return refused(&format!(
                     "it writes `{name}`, a view that does not show which elements of its base it is"
@@ -264,6 +268,10 @@ fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Lowered<Valu
         let ty: Type = graph.ty(node.outputs[0]).clone();
         at = match node.op {
             Op::Permute { perm } => c.permute(at, perm)?,
+            Op::Take { axis } => match node.inputs.get(1) {
+                Some(&index) => c.part(at, axis, index)?,
+                None => return refused("expected an index of a part, found none"),
+            },
             op => c.emit_as("view", op, &[at], ty)?,
         };
     }

@@ -43,6 +43,7 @@ mod numbers;
 mod operands;
 mod ops;
 mod options;
+mod parts;
 mod ratios;
 mod schema;
 mod scope;
@@ -219,8 +220,8 @@ fn convert(
     stores: &mut [Stores<'_, '_>],
     options: &ImportOptions,
 ) -> Result<Imported, ImportError> {
-    let mut notes = Vec::new();
     let ranks = groups::settle(program, options)?;
+    let mut notes = ranks.notes;
     let range = |name: &str| program.range_constraints.get(name).copied();
     let symbols =
         Symbols::new(&signature::sizes(program), &range, (&options.given, options.max_extent), &mut notes)?;

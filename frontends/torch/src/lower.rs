@@ -1,10 +1,11 @@
 //! A program on its way to a graph: what its names, symbols and groups stand for, and what it declares.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_import::{OpaqueOps, declared};
-use symmc_ir::{Builder, DType, Dim, GroupId, InputId, Op, Tensor, Type, ValueId};
+use symmc_ir::{Builder, DType, Dim, GroupId, InputId, NodeId, Op, Tensor, Type, ValueId};
 
 use crate::dtype;
 use crate::effects::{self, Effects};
@@ -33,6 +34,8 @@ pub(crate) struct Lowering<'p> {
     pub groups: IndexMap<String, GroupId>,
     /// The inputs that hold numbers which differ between ranks, by name.
     pub by_rank: IndexMap<String, ValueId>,
+    /// The nodes whose results are views of their first operand although their op is none: parts that ranks take.
+    pub parts: HashSet<NodeId>,
     /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// The names of the parameters that are buffers and have data in the archive.
@@ -62,6 +65,7 @@ impl<'p> Lowering<'p> {
             symbols,
             groups: IndexMap::new(),
             by_rank: IndexMap::new(),
+            parts: HashSet::new(),
             weights: IndexMap::new(),
             buffers: Vec::new(),
             written: IndexMap::new(),

@@ -14,6 +14,8 @@ pub(crate) struct ByRank {
 pub(crate) enum Numbers {
     Ints(Vec<i64>),
     Floats(Vec<f64>),
+    /// A size of each rank that depends on symbols, as the program writes it.
+    Expressions(Vec<String>),
     /// A list of each rank, in which sizes that depend on symbols are not known.
     Lists(Vec<Vec<Option<i64>>>),
 }
@@ -24,6 +26,7 @@ impl Numbers {
         match self {
             Numbers::Ints(v) => format!("another integer on each rank, {v:?}"),
             Numbers::Floats(v) => format!("another number on each rank, {v:?}"),
+            Numbers::Expressions(v) => format!("another size on each rank, {}", v.join(", ")),
             Numbers::Lists(v) => {
                 let size = |n: &Option<i64>| n.map_or("?".to_string(), |n| n.to_string());
                 let list =
@@ -37,14 +40,15 @@ impl Numbers {
     pub fn is_input(&self) -> bool {
         match self {
             Numbers::Lists(v) => v.iter().flatten().all(Option::is_some),
-            Numbers::Ints(_) | Numbers::Floats(_) => true,
+            Numbers::Ints(_) | Numbers::Floats(_) | Numbers::Expressions(_) => true,
         }
     }
 
     /// The type of what that input holds.
     pub fn ty(&self) -> Type {
         match self {
-            Numbers::Ints(_) => Type::new(DType::I64, vec![]),
+            // Of sizes the input holds which rank it is.
+            Numbers::Ints(_) | Numbers::Expressions(_) => Type::new(DType::I64, vec![]),
             Numbers::Floats(_) => Type::new(DType::F64, vec![]),
             Numbers::Lists(v) => Type::new(DType::I64, vec![Dim::from(v.first().map_or(0, Vec::len) as i64)]),
         }
@@ -55,6 +59,10 @@ impl Numbers {
         match self {
             Numbers::Ints(v) => Tensor::new(DType::I64, [], v.get(rank)?.to_le_bytes().to_vec()),
             Numbers::Floats(v) => Tensor::new(DType::F64, [], v.get(rank)?.to_le_bytes().to_vec()),
+            Numbers::Expressions(v) => {
+                let own = i64::try_from(rank).ok().filter(|_| rank < v.len())?;
+                Tensor::new(DType::I64, [], own.to_le_bytes().to_vec())
+            }
             Numbers::Lists(v) => {
                 let list = v.get(rank)?.iter().copied().collect::<Option<Vec<i64>>>()?;
                 let bytes = list.iter().flat_map(|i| i.to_le_bytes()).collect();

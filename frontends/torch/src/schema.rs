@@ -153,6 +153,16 @@ pub(crate) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
+    /// A node that no file has.
+    pub fn new(
+        target: Str<'a>,
+        name: Str<'a>,
+        inputs: Vec<NamedArgument<'a>>,
+        outputs: Vec<Argument<'a>>,
+    ) -> Node<'a> {
+        Node { target, inputs, outputs, name: Some(name) }
+    }
+
     /// The node's own name, else that of its first result, else its target.
     pub fn name(&self) -> &str {
         self.name.as_deref().or_else(|| self.results().into_iter().flatten().next()).unwrap_or(&self.target)

@@ -140,7 +140,7 @@ pub(crate) fn base_of(c: &Call<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>
     let graph = c.lowering.builder.graph();
     let (mut at, mut chain) = (value, Vec::new());
     while let Def::Node(node, _) = graph.values[at].def {
-        if !graph.nodes[node].op.is_view() {
+        if !graph.nodes[node].op.is_view() && !c.lowering.parts.contains(&node) {
             break;
         }
         chain.push(node);

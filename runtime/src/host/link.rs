@@ -266,7 +266,8 @@ impl Ends {
     fn explains(&self, verdict: &RunError, known: &RunError) -> bool {
         let is_end_of_coordinator = verdict.reporter() == Some(self.comm.rank());
         let is_known = !matches!(known.cause(), RunError::Aborted { .. });
-        !matches!(verdict, RunError::Aborted { .. }) && !(is_end_of_coordinator && is_known)
+        let says_nothing = matches!(verdict, RunError::Aborted { .. }) || is_end_of_coordinator && is_known;
+        !says_nothing
     }
 
     /// The end of the process that coordinates the run, before it said how that ended.

@@ -59,6 +59,7 @@ class Error(Exception):
     findings: Sequence[str]
     symbols: Sequence[str]
     is_of_dtypes: bool
+    unknown_groups: Sequence[str]
 
 class InputError(Error): ...
 class DataError(InputError, RuntimeError): ...

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use symmc_torch::{ImportError, ImportOptions, UndescribedGroup};
+use symmc_torch::{ImportError, ImportOptions};
 
 use super::advice::{advised, noted, stem, stem_of_ranks};
 use super::import::{Imported, OpenOptions};
@@ -40,8 +40,7 @@ pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions
             ImportError::Rank { rank, source } => (rank, *source),
             e => (0, e),
         };
-        let message = format!("{}{}", message(&e), advice(&e));
-        Error::misread(paths.get(rank).unwrap_or(path), message, e)
+        Error::misread(paths.get(rank).unwrap_or(path), message(&e), e)
     })?;
     let mut notes = noted(imported.notes, &imported.open);
     if let (Some(file), true) = (&beside, imported.ranks_assumed) {
@@ -64,27 +63,4 @@ fn message(error: &ImportError) -> String {
         }
         other => other.to_string(),
     }
-}
-
-/// What helps where an archive cannot be imported; empty or starting with a separator.
-fn advice(error: &ImportError) -> String {
-    let ImportError::Undescribed { groups, ranks } = error else { return String::new() };
-    let example = |g: &UndescribedGroup| format!(" --group '{}={}'", g.name, cells(g.size, *ranks));
-    let given: String = groups.iter().map(example).collect();
-    let all = match groups.as_slice() {
-        [UndescribedGroup { size: Some(n), .. }] if ranks.is_none() => {
-            format!(", or --ranks {n} if it is all ranks")
-        }
-        _ => String::new(),
-    };
-    format!("; give the ranks of each cell, such as{given}{all}")
-}
-
-/// Cells of so many ranks each, as `--group` takes them; two cells where the number of ranks is not known.
-fn cells(size: Option<u32>, ranks: Option<u32>) -> String {
-    const SHOWN: u32 = 16;
-    let size = size.unwrap_or(2).clamp(1, SHOWN);
-    let ranks = ranks.filter(|n| n.is_multiple_of(size)).unwrap_or(2 * size).min(SHOWN.max(size));
-    let cell = |c: u32| (c * size..(c + 1) * size).map(|r| r.to_string()).collect::<Vec<_>>().join(",");
-    (0..ranks / size).map(cell).collect::<Vec<_>>().join(";")
 }

@@ -51,6 +51,13 @@ pub(super) const ROWS: &[Row] = &[
         let (x, source) = (c.first()?, c.tensor("src")?);
         let axis = c.axis("dim", c.rank(x))?;
         let n = c.extent(x, axis);
+        if let Some(index) = index_by_rank(c, x, axis)? {
+            let source = c.cast(source, c.dtype(x))?;
+            let source = c.unsqueeze(source, axis)?;
+            let op = Op::IndexPut { axis, accumulate: false };
+            let y = c.emit("index_put", op, &[x, source, index])?;
+            return c.done(y);
+        }
         let index = c.dim("index")?;
         let start = c.counted(index, &n);
         let source = c.unsqueeze(source, axis)?;
@@ -81,13 +88,12 @@ fn slice(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-/// A slice that starts elsewhere on each rank and has one length on all: the rows of an index. It is no view, so
-/// that writing it would not write `x`.
+/// A slice that starts elsewhere on each rank and has one length on all: the rows of an index.
 fn slice_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<ValueId>> {
     match rows_by_rank(c, x, axis, step)? {
         None => Ok(None),
         Some((Rows::Same(start), len)) => c.slice(x, axis, start, len, step).map(Some),
-        Some((Rows::OfRank(index), _)) => c.emit("take", Op::Take { axis }, &[x, index]).map(Some),
+        Some((Rows::OfRank(index), _)) => c.part(x, axis, index).map(Some),
     }
 }
 
@@ -101,14 +107,15 @@ enum Rows {
 
 /// What a slice takes whose start or end is another on each rank, and how many; `None` where neither is.
 fn rows_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<(Rows, Dim)>> {
+    if let Some(found) = symbolic_rows(c, x, axis, step)? {
+        return Ok(Some(found));
+    }
     let (start, end) = (c.ints_by_rank("start"), c.ints_by_rank("end"));
     let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
-    let Some(extent) = n.as_const().filter(|_| step > 0 && !c.lowering.in_place) else {
+    let Some(extent) = n.as_const().filter(|_| step > 0) else {
         return Err(Stop::Broken(format!(
-            "a slice that differs between ranks: expected an axis of known extent, a positive step and no op in place, \
-             found {n:?}, {step} and {} in place",
-            if c.lowering.in_place { "ops" } else { "none" }
+            "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
         )));
     };
     let of_ranks = |c: &Call<'_, '_>, name: &str, default: i64| -> Lowered<Vec<i64>> {
@@ -142,19 +149,79 @@ fn rows_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Low
     Ok(Some((Rows::OfRank(index), len.into())))
 }
 
+/// What a slice takes that begins at another size on each rank, such as so many times its length, and how many.
+fn symbolic_rows(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<(Rows, Dim)>> {
+    let (start, end) = (c.dims_by_rank("start")?, c.dims_by_rank("end")?);
+    let Some(ranks) = start.as_ref().or(end.as_ref()).map(|(_, v)| v.len()) else { return Ok(None) };
+    let n = c.extent(x, axis);
+    let of_ranks = |c: &Call<'_, '_>, name: &str, default: Dim| -> Lowered<Vec<Dim>> {
+        if let Some((_, ints)) = c.ints_by_rank(name) {
+            return Ok(ints.iter().map(|&i| Dim::from(i)).collect());
+        }
+        let one = c.opt_dim(name)?.filter(|d| d.as_const() != Some(i64::MAX)).unwrap_or(default);
+        Ok(vec![one; ranks])
+    };
+    let starts = match &start {
+        Some((_, dims)) => dims.clone(),
+        None => of_ranks(c, "start", 0.into())?,
+    };
+    let ends = match &end {
+        Some((_, dims)) => dims.clone(),
+        None => of_ranks(c, "end", n.clone())?,
+    };
+    let lengths: Vec<Dim> = starts.iter().zip(&ends).map(|(s, e)| e.clone() - s.clone()).collect();
+    let within = |d: &Dim| c.bounds(d).0 >= 0;
+    let is_inside = starts.iter().all(within) && ends.iter().all(|e| within(&(n.clone() - e.clone())));
+    let len = match lengths.as_slice() {
+        [len, rest @ ..] if step == 1 && is_inside && rest.iter().all(|l| l == len) => len.clone(),
+        _ => {
+            return Err(Stop::Broken(format!(
+                "a slice that differs between ranks: expected parts of one length within {n:?} and a step of 1 on all \
+                 ranks, found starts {starts:?}, lengths {lengths:?} and a step of {step}"
+            )));
+        }
+    };
+    match starts.first() {
+        Some(first) if starts.iter().all(|s| s == first) => {
+            return Ok(Some((Rows::Same(first.clone()), len)));
+        }
+        _ => {}
+    }
+    let rank = match start.as_ref().or(end.as_ref()) {
+        Some((own, _)) => c.number_of_rank(own)?,
+        None => return Ok(None),
+    };
+    let mut table = Vec::with_capacity(ranks);
+    for start in &starts {
+        let start = c.dim_tensor(start, DType::I64)?;
+        table.push(c.reshape(start, vec![1.into()])?);
+    }
+    let table = c.concat(&table, 0)?;
+    let start = c.emit("take", Op::Take { axis: 0 }, &[table, rank])?;
+    let line = c.iota(len.clone(), 0, 1, DType::I64)?;
+    let index = c.binary(BinaryOp::Add, line, start)?;
+    Ok(Some((Rows::OfRank(index), len)))
+}
+
 /// An element of an axis that is another on each rank.
 fn select_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<Option<ValueId>> {
+    let Some(index) = index_by_rank(c, x, axis)? else { return Ok(None) };
+    let one = c.part(x, axis, index)?;
+    c.drop_axis(one, axis).map(Some)
+}
+
+/// The index that is another on each rank, as one of one element.
+fn index_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<Option<ValueId>> {
     let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
     let within = |n: i64| at.iter().all(|i| (0..n).contains(i));
-    if c.lowering.in_place || !n.as_const().is_some_and(within) {
+    if !n.as_const().is_some_and(within) {
         return Err(Stop::Broken(format!(
-            "an index that differs between ranks: expected integers from 0 to a known extent and no op in place, \
-             found {at:?} of {n:?}"
+            "an index that differs between ranks: expected integers from 0 to a known extent, found {at:?} of {n:?}"
         )));
     }
     let index = c.number_of_rank(index)?;
-    c.emit("take", Op::Take { axis }, &[x, index]).map(Some)
+    c.reshape(index, vec![1.into()]).map(Some)
 }
 
 fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<ValueId> {

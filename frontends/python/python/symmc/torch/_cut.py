@@ -100,6 +100,9 @@ def _found(module: torch.fx.GraphModule, search: Search):
         try:
             return _compiled(graph.module, search)
         except Refused as found:
+            if found.error.is_of_dtypes:
+                # Eager raises there: what the operator is made of might not.
+                return _Raising(given, found.error)
             failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
             search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
             if failed and not search.fixes and (found.symbols or search.are_sizes(failed)):
@@ -291,6 +294,18 @@ class _Elsewhere:
 
     def __call__(self, inputs: list):
         return list(self.module(*inputs) if self.function is None else self.function(list(inputs)))
+
+
+class _Raising:
+    """A graph with operands of dtypes for which PyTorch raises, though not while it is traced: eager runs it up to there."""
+
+    def __init__(self, module: torch.fx.GraphModule, error: symmc.Error):
+        self._boxed_call = True
+        self.module, self.error = _as_tuple(module), error
+
+    def __call__(self, inputs: list):
+        self.module(*inputs)
+        raise self.error
 
 
 def _by_inductor(module: torch.fx.GraphModule):

@@ -10,7 +10,7 @@ from torch.export import graph_signature as signature
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch import _graph, _refused
+from symmc.torch import _graph, _ranks, _refused
 from symmc.torch._expand import Expanded
 
 
@@ -63,6 +63,7 @@ class _Opening:
         try:
             program = _graph.opened([_graph.archived(self._with(graph))], **self.options)
         except symmc.Error as error:
+            error.args = (str(error) + _ranks.known_members(error.unknown_groups), *error.args[1:])
             node = _refused.at_fault(error, nodes)
             return None, [] if node is None else [node.meta[_graph.NUMBER]], error
         return program, [node.meta[_graph.NUMBER] for node in _refused.opaque(program, nodes)], None

@@ -189,8 +189,8 @@ class Lifted:
 class _Lifting:
     """What is known while a graph becomes an exported program."""
 
-    def __init__(self, module, graph: torch.fx.Graph, returned):
-        self.module, self.graph = module, graph
+    def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
+        self.module, self.graph, self.is_numbered = module, graph, is_numbered
         self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         self.groups: list[str] = []
@@ -222,7 +222,8 @@ class _Lifting:
         end = next(node for node in graph.nodes if node.op == "output")
         returned = end.args[0]
         graph.erase_node(end)
-        lifting = _Lifting(module, graph, pytree.tree_leaves(returned))
+        # The members of its groups are looked up by name: those of the default group are all ranks, others the caller states.
+        lifting = _Lifting(module, graph, pytree.tree_leaves(returned), is_numbered=False)
         specs, constants = lifting._constants()
         specs += [_input(node) for node in lifting._kept()]
         mutations, out_specs = lifting._replaced()
@@ -326,9 +327,11 @@ class _Lifting:
         return node
 
     def _rename_groups(self):
-        """Process groups by the order in which they were made: their own names may differ between ranks."""
+        """Process groups by the order in which they were made, where their own names may differ between ranks; by names
+        otherwise."""
         self.groups = in_order(groups_in(self.graph))
-        rename_groups(self.graph, lambda name: str(self.groups.index(name)))
+        if self.is_numbered:
+            rename_groups(self.graph, lambda name: str(self.groups.index(name)))
 
 
 def groups_of(node: torch.fx.Node) -> list[str]:

@@ -254,6 +254,15 @@ def members_of(name: str) -> tuple[int, ...]:
         raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)") from error
 
 
+def known_members(names: Iterable[str]) -> str:
+    """What PyTorch knows here of groups by these names, for messages: the ranks of a group that this rank is in."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    found = {name: group for name in names if (group := _of_torch(name)) is not None}
+    ranks = [f"group `{name}` has the ranks {dist.get_process_group_ranks(group)}" for name, group in found.items()]
+    return f"; on rank {dist.get_rank()} of this job {', '.join(ranks)}" if ranks else ""
+
+
 def _expect_initialized() -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError("torch.distributed has no process group: call init_process_group before")
