@@ -139,6 +139,11 @@ impl Mapped {
         Ok(Mapped { path: path.to_path_buf(), file, map, stamp })
     }
 
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether the file is what it was when it was opened.
     ///
     /// # Errors

@@ -20,6 +20,9 @@ use crate::text::{is_identifier, write_string};
 
 mod corner;
 mod quotient;
+mod switches;
+
+pub use switches::Switch;
 
 /// An integer expression in normal form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -53,7 +53,7 @@ pub struct Input {
     pub value: ValueId,
     /// What it is to the caller.
     pub kind: InputKind,
-    /// The name under which weights are stored (`l.0.qkv.weight`); empty for arguments without one.
+    /// The name that it has where the program came from (`l.0.qkv.weight`); empty without one. See [`Graph::stored_name`].
     pub source: String,
     /// The data of a constant.
     pub data: Option<Arc<Tensor>>,
@@ -193,6 +193,11 @@ impl Graph {
     /// The name of a value, without the leading `%`.
     pub fn name_of(&self, value: ValueId) -> &str {
         &self.values[value].name
+    }
+
+    /// The name under which files of tensors hold an input: its source, or the name of its value if it has none.
+    pub fn stored_name<'g>(&'g self, input: &'g Input) -> &'g str {
+        if input.source.is_empty() { self.name_of(input.value) } else { &input.source }
     }
 
     /// The name of a node: that of its first result.

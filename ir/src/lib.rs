@@ -10,6 +10,7 @@
 
 pub mod attention;
 mod backing;
+pub mod bounds;
 pub mod builder;
 pub mod collective;
 pub mod decision;
@@ -20,9 +21,11 @@ pub mod graph;
 pub mod ids;
 pub mod infer;
 pub mod interp;
+pub mod known;
 pub mod layout;
 pub mod machine;
 mod named;
+pub mod numerics;
 pub mod op;
 pub mod parallel;
 pub mod random;
@@ -34,6 +37,7 @@ pub mod verify;
 
 pub use attention::{Bound, Side};
 pub use backing::{Backing, Mapped, Part};
+pub use bounds::{BoundsChecks, OutOfBounds};
 pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveKind, CollectiveName, Contract, Exit, Meets, ReduceOp, Splits, Variant,
@@ -43,6 +47,7 @@ pub use dispatch::{Dispatch, Form, Overwriting};
 pub use entity::Table;
 pub use graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, Output, OutputKind, Value};
 pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
+pub use numerics::{Numerics, NumericsClass};
 pub use op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
 pub use symbol::{Symbol, SymbolId};
 pub use tensor::Tensor;

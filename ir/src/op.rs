@@ -158,6 +158,20 @@ impl Op {
         }
     }
 
+    /// The operands that index the first operand, by position, each with the axis that it indexes; of a node with this many
+    /// operands.
+    pub fn index_operands(&self, operands: usize) -> Vec<(usize, usize)> {
+        match self {
+            Op::Take { axis }
+            | Op::GatherElements { axis }
+            | Op::ScatterElements { axis, .. }
+            | Op::IndexAdd { axis } => vec![(1, *axis)],
+            Op::Index { axis } => (1..operands).map(|i| (i, axis + i - 1)).collect(),
+            Op::IndexPut { axis, .. } => (2..operands).map(|i| (i, axis + i - 2)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The collective, if it is one.
     pub fn as_collective(&self) -> Option<&Collective> {
         match self {

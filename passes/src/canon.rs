@@ -22,7 +22,6 @@ pub mod broadcasts;
 pub mod collectives;
 pub mod constants;
 pub mod identities;
-pub mod known;
 pub mod norms;
 pub mod products;
 pub mod rotary;
@@ -30,7 +29,7 @@ pub mod seen;
 pub mod stored;
 pub mod views;
 
-use symmc_ir::Graph;
+use symmc_ir::{BoundsChecks, Graph};
 
 use crate::error::PassError;
 use crate::rewrite::{Report, Rule, rewrite};
@@ -62,19 +61,19 @@ pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
 /// # Errors
 /// As [`canonicalize`].
 pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
-    crate::error::verified("before", "canonicalize", graph)?;
-    let (mut out, mut report) = rewrite(graph, RULES);
+    crate::error::verified_before("canonicalize", graph)?;
+    let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
     if let Some(stored) = stored::as_read(&out) {
         // The permutations that are left change nothing, and views behind them may be one.
         let more;
-        (out, more) = rewrite(&stored, RULES);
+        (out, more) = rewrite(&stored, RULES, &BoundsChecks::default());
         for (rule, count) in more.fired {
             *report.fired.entry(rule).or_default() += count;
         }
         report.nodes_after = more.nodes_after;
     }
     if cfg!(debug_assertions) {
-        crate::error::verified("after", "canonicalize", &out)?;
+        crate::error::verified_after("canonicalize", &out)?;
     }
     Ok((out, report))
 }

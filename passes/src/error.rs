@@ -1,6 +1,7 @@
 //! Why a pass gives up.
 
 use symmc_ir::Graph;
+use symmc_ir::verify::{self, Violation};
 use thiserror::Error;
 
 /// A program that a pass cannot work on.
@@ -55,11 +56,16 @@ pub enum PassError {
     Internal(String),
 }
 
-/// Verifies a graph before or after a pass.
-pub(crate) fn verified(when: &'static str, pass: &'static str, graph: &Graph) -> Result<(), PassError> {
-    symmc_ir::verify::verify(graph).map_err(|violations| PassError::Invalid {
-        when,
-        pass,
-        violations: violations.iter().map(|v| v.to_string()).collect(),
-    })
+/// Verifies a graph before a pass.
+pub(crate) fn verified_before(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
+    verify::verify(graph).map_err(|found| invalid("before", pass, &found))
+}
+
+/// Verifies what a pass gives.
+pub(crate) fn verified_after(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
+    verify::verify_derived(graph).map_err(|found| invalid("after", pass, &found))
+}
+
+fn invalid(when: &'static str, pass: &'static str, found: &[Violation]) -> PassError {
+    PassError::Invalid { when, pass, violations: found.iter().map(ToString::to_string).collect() }
 }

@@ -7,7 +7,7 @@
 //! `build` from the solutions.
 //!
 //! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
-//! the profile. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
+//! the profile, nor has more collectives, or collectives of more bytes, than before. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
 //! order of a hash map: the same program and profile give the same result on every machine.
 
 mod beside;
@@ -26,15 +26,15 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, Op, SymbolId, Variant};
+use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
 
-use crate::error::{PassError, verified};
+use crate::error::{PassError, verified_after};
 use context::Context;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
 pub use solve::Limits;
-use solve::{Decided, Solution, solve};
+use solve::{Decided, RuleSets, Solution, solve};
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
@@ -51,8 +51,8 @@ pub struct LowerConfig {
     /// The most bytes of symmetric memory that one collective may ask for ([`Variant::symmetric_bytes`]); variants that
     /// need more are not considered. `None` for no limit.
     pub symmetric: Option<u64>,
-    /// Whether rules whose two sides round differently are used.
-    pub allow_rounding_changes: bool,
+    /// The numerics classes of rules that may be used.
+    pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
     pub limits: Limits,
 }
@@ -66,7 +66,7 @@ impl LowerConfig {
             bound: BTreeSet::new(),
             variants: None,
             symmetric: None,
-            allow_rounding_changes: false,
+            numerics: Numerics::STRICT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
     }
@@ -106,8 +106,8 @@ pub fn lower_with_report(
     }
     let graph = narrowed(graph, config)?;
     let context = context(&graph, config)?;
-    let regions = region::cut(&graph, &config.bound, config.allow_rounding_changes, &context);
-    let rules = rules::compiled(config.allow_rounding_changes).map_err(PassError::Internal)?;
+    let regions = region::cut(&graph, &config.bound, config.numerics, &context);
+    let rules = RuleSets::compiled(config.numerics).map_err(PassError::Internal)?;
     let mut known: HashMap<&Key, usize> = HashMap::new();
     let mut solutions: Vec<Solution> = Vec::new();
     let mut solved = Vec::with_capacity(regions.len());
@@ -132,7 +132,7 @@ pub fn lower_with_report(
     let (out, names) = build::build(&graph, &solved)
         .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))?;
     if cfg!(debug_assertions) {
-        verified("after", "lower", &out)?;
+        verified_after("lower", &out)?;
     }
     let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
     for (s, names) in solved.iter().zip(&names) {
@@ -185,7 +185,6 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
         symmetric: config.symmetric,
-        rounding: config.allow_rounding_changes,
     }))
 }
 

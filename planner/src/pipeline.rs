@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use symmc_ir::machine::Profile;
-use symmc_ir::verify::verify;
-use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
+use symmc_ir::verify::verify_derived;
+use symmc_ir::{Graph, InputId, Node, Numerics, Op, parallel, text};
 use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
 
 use crate::bucket::{Decided, bucket};
@@ -50,6 +50,8 @@ pub struct PlanConfig {
     pub symm_limit: Option<u64>,
     /// How hard to pack.
     pub pack: symmc_pack::Config,
+    /// The numerics classes that the passes were allowed, which the plan states.
+    pub numerics: Numerics,
 }
 
 impl Default for PlanConfig {
@@ -68,6 +70,7 @@ impl Default for PlanConfig {
                 exact: 400_000,
                 capacity: None,
             },
+            numerics: Numerics::STRICT,
         }
     }
 }
@@ -119,6 +122,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         source: SourceProgram { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
         machine: config.machine.clone(),
         ranks,
+        numerics: config.numerics,
         programs: texts,
         arenas: arenas(&buckets)?,
         fixed,
@@ -288,7 +292,7 @@ fn distinct(prepared: Vec<Result<Prepared, PlanError>>) -> Result<(Vec<Prepared>
             let hull = &mut p.graph.symbols[s];
             (hull.min, hull.max) = (hull.min.min(range.min), hull.max.max(range.max));
         }
-        match same.filter(|_| verify(&p.graph).is_ok()) {
+        match same.filter(|_| verify_derived(&p.graph).is_ok()) {
             Some(i) => {
                 programs[i].graph.symbols = p.graph.symbols;
                 of.push(i);

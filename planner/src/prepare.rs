@@ -243,6 +243,8 @@ struct Rebuild<'a> {
     /// The new value of each old one that is built already.
     map: Table<ValueId, ValueId>,
     names: HashSet<String>,
+    /// The next number to put behind each name that is taken.
+    next: HashMap<String, usize>,
 }
 
 impl<'a> Rebuild<'a> {
@@ -255,7 +257,7 @@ impl<'a> Rebuild<'a> {
             map[input.value] =
                 graph.add_input(input.kind, name, source, value.ty.clone(), input.data.clone());
         }
-        Rebuild { old, graph, map, names: HashSet::new() }
+        Rebuild { old, graph, map, names: HashSet::new(), next: HashMap::new() }
     }
 
     fn node(&mut self, id: NodeId, operands: Vec<ValueId>) -> NodeId {
@@ -276,11 +278,13 @@ impl<'a> Rebuild<'a> {
         if self.names.is_empty() {
             self.names = self.old.values.values().map(|v| v.name.clone()).collect();
         }
-        let mut name = format!("{}.{suffix}", self.old.name_of(of));
-        let mut count = 1;
+        let base = format!("{}.{suffix}", self.old.name_of(of));
+        let mut name = base.clone();
+        // Numbers below the next one are taken, so that many copies of one value need no search each.
+        let next = self.next.entry(base.clone()).or_insert(2);
         while !self.names.insert(name.clone()) {
-            count += 1;
-            name = format!("{}.{suffix}.{count}", self.old.name_of(of));
+            name = format!("{base}.{next}");
+            *next += 1;
         }
         let ty: Type = self.old.ty(of).clone();
         let node = self.graph.add_node(Op::Copy, vec![self.map[of]], vec![(name, ty)]);

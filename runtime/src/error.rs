@@ -2,10 +2,15 @@
 //!
 //! A [`RunError`] crosses process boundaries: every rank reports its own, and the coordinator picks the
 //! cause. It therefore holds text and numbers only, and is serialised on the control sockets.
+//!
+//! Three questions have one answer each: which rank is at fault ([`RunError::culprit`]), which rank noticed it
+//! ([`RunError::reporter`]), and at which step it happened ([`RunError::step`]). An error that one rank found reaches the
+//! others as [`RunError::Reported`], with its cause unchanged.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use symmc_ir::OutOfBounds;
 use symmc_plan::UnreadPlan;
 
 use crate::custom::Mismatch;
@@ -74,6 +79,16 @@ pub enum RunError {
         /// What is wrong, with expected and found.
         detail: String,
     },
+    /// The program reads outside of an axis at the sizes of the run; no step ran.
+    #[error("%{node} ({op}): {detail}")]
+    Bounds {
+        /// The node of the imported program: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// The index, the axis and its extent.
+        detail: String,
+    },
     /// There is no memory of this size.
     #[error("{what} of {bytes} bytes cannot be allocated: {error}")]
     Memory {
@@ -94,12 +109,14 @@ pub enum RunError {
     },
     /// A rank waited for its peers as long as the limit allows.
     #[error(
-        "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit",
-        missing = peers_text(peers)
+        "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit{behind}",
+        missing = peers_text(peers), behind = behind_text(*culprit, peers)
     )]
     Limit {
         /// The rank that waited.
         rank: u32,
+        /// The rank that all wait for in the end: one of `peers`, or a rank that these wait for themselves.
+        culprit: u32,
         /// The ranks that did not come.
         peers: Vec<u32>,
         /// The index of the step.
@@ -165,6 +182,14 @@ pub enum RunError {
         /// The limit in milliseconds.
         limit_ms: u64,
     },
+    /// A process came as a rank that it cannot be in this run.
+    #[error("{detail}")]
+    Misplaced {
+        /// The rank that it says it is.
+        rank: u32,
+        /// Why it cannot be that.
+        detail: String,
+    },
     /// The ranks do not run the same plan.
     #[error("rank {rank} has {found}, rank 0 has {expected}: all ranks must run the same plan")]
     PlanDiffers {
@@ -185,6 +210,16 @@ pub enum RunError {
         /// The version of `rank`.
         found: String,
     },
+    /// The ranks do not run the same plan in the same way: with the same sizes, seed or tensors.
+    #[error("rank {rank} runs {found}, rank 0 {expected}: all ranks must run alike")]
+    TermsDiffer {
+        /// The rank that differs.
+        rank: u32,
+        /// How rank 0 runs: `with tokens=5`.
+        expected: String,
+        /// How `rank` runs: `with tokens=6`.
+        found: String,
+    },
     /// The ranks of a session do not run with the same sizes.
     #[error(
         "run {run}: rank {rank} runs it with {sizes}, rank {peer} with other sizes: all ranks must run alike"
@@ -199,7 +234,33 @@ pub enum RunError {
         /// The sizes of `rank`: `n=4`.
         sizes: String,
     },
-    /// Another rank ended the run.
+    /// A rank left the session that the others still run.
+    #[error("rank {rank} {how}")]
+    Left {
+        /// The rank that left.
+        rank: u32,
+        /// How: `closed its session after 3 runs`.
+        how: String,
+    },
+    /// A caller waited for its own runs as long as it wanted. They go on.
+    #[error("run {run} of rank {rank} has not ended within {limit_ms} ms, and goes on")]
+    Unfinished {
+        /// The rank whose caller waited.
+        rank: u32,
+        /// The first run that has not ended, from 0.
+        run: u64,
+        /// How long it waited, in milliseconds.
+        limit_ms: u64,
+    },
+    /// What another rank found, with the cause as that rank reported it.
+    #[error("{}", reported_text(*reporter, cause))]
+    Reported {
+        /// The rank that found it.
+        reporter: u32,
+        /// What it found.
+        cause: Box<RunError>,
+    },
+    /// The run ended elsewhere, and no cause is known.
     #[error("rank {rank} stopped: {reason}")]
     Aborted {
         /// The rank that stopped.
@@ -231,6 +292,12 @@ impl RunError {
         RunError::System { what: what.into(), error: error.to_string() }
     }
 
+    /// The error of ranks that want to run when `rank` has closed its session.
+    pub(crate) fn closed(rank: u32, runs: u64) -> Self {
+        let count = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
+        RunError::Left { rank, how: format!("closed its session after {count}") }
+    }
+
     /// The error of a thread, a process or a descriptor that could not be had.
     pub(crate) fn exhausted(what: impl Into<String>, error: &std::io::Error) -> Self {
         let (what, limits) = (what.into(), [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM]);
@@ -240,37 +307,91 @@ impl RunError {
         }
     }
 
-    /// The rank that it is about, if that is known and there is one.
-    pub fn rank(&self) -> Option<u32> {
+    /// The rank at fault: that failed, died, stopped, left, did not come, or differs from the others. Unknown where the run
+    /// or the system is at fault, and no rank.
+    pub fn culprit(&self) -> Option<u32> {
         match self {
             RunError::Step { rank, .. }
             | RunError::Data { rank, .. }
-            | RunError::Limit { rank, .. }
             | RunError::Died { rank, .. }
             | RunError::DiedOutside { rank, .. }
             | RunError::Refused { rank }
             | RunError::Stuck { rank, .. }
+            | RunError::Misplaced { rank, .. }
             | RunError::PlanDiffers { rank, .. }
             | RunError::VersionDiffers { rank, .. }
-            | RunError::SizesDiffer { rank, .. }
+            | RunError::TermsDiffer { rank, .. }
+            | RunError::SizesDiffer { peer: rank, .. }
+            | RunError::Left { rank, .. }
             | RunError::Aborted { rank, .. }
             | RunError::Protocol { rank, .. } => Some(*rank),
+            RunError::Limit { culprit, .. } => Some(*culprit),
             RunError::CannotRun { rank, .. } => *rank,
-            RunError::Absent { ranks, .. } => match ranks[..] {
-                [rank] => Some(rank),
-                _ => None,
-            },
+            RunError::Absent { ranks, .. } => ranks.first().copied(),
+            RunError::Reported { reporter, cause } => cause.culprit().or(Some(*reporter)),
             RunError::Invalid(_)
+            | RunError::Bounds { .. }
             | RunError::Defect(_)
             | RunError::Memory { .. }
             | RunError::Exhausted { .. }
+            | RunError::Unfinished { .. }
             | RunError::System { .. } => None,
+        }
+    }
+
+    /// The rank that noticed it; unknown where a launcher did that is no rank, or where the error has not left its rank.
+    pub fn reporter(&self) -> Option<u32> {
+        match self {
+            RunError::Step { rank, .. }
+            | RunError::Data { rank, .. }
+            | RunError::Limit { rank, .. }
+            | RunError::SizesDiffer { rank, .. }
+            | RunError::Unfinished { rank, .. }
+            | RunError::Reported { reporter: rank, .. } => Some(*rank),
+            RunError::CannotRun { rank, .. } => *rank,
+            _ => None,
+        }
+    }
+
+    /// The index of the step in its bucket.
+    pub fn step(&self) -> Option<usize> {
+        match self.cause() {
+            RunError::Step { step, .. }
+            | RunError::Data { step, .. }
+            | RunError::Limit { step, .. }
+            | RunError::Died { step, .. } => Some(*step),
+            _ => None,
+        }
+    }
+
+    /// The error as the rank that found it has it.
+    pub fn cause(&self) -> &RunError {
+        match self {
+            RunError::Reported { cause, .. } => cause.cause(),
+            own => own,
+        }
+    }
+
+    /// The same, found by `reporter`, unless its reporter is known already, or it only says that the run ended.
+    #[must_use]
+    pub fn reported_by(self, reporter: u32) -> RunError {
+        match self.reporter() {
+            _ if matches!(self, RunError::Aborted { .. }) => self,
+            Some(_) => self,
+            None => RunError::Reported { reporter, cause: Box::new(self) },
         }
     }
 
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
-        matches!(self, RunError::Aborted { .. })
+        matches!(self, RunError::Aborted { .. } | RunError::Reported { .. })
+    }
+}
+
+impl From<OutOfBounds> for RunError {
+    fn from(found: OutOfBounds) -> RunError {
+        let OutOfBounds { node, op, message: detail } = found;
+        RunError::Bounds { node, op: op.to_string(), detail }
     }
 }
 
@@ -288,4 +409,19 @@ fn rank_text(rank: Option<u32>) -> String {
 fn peers_text(peers: &[u32]) -> String {
     let list = peers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     if peers.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }
+}
+
+/// What one rank found, for all: with the number of that rank unless the text names a rank already.
+fn reported_text(reporter: u32, cause: &RunError) -> String {
+    let (text, name) = (cause.to_string(), format!("rank {reporter}"));
+    let is_named = cause.culprit().is_some() || text.starts_with(&name);
+    if is_named { text } else { format!("{name}: {text}") }
+}
+
+/// Names the rank that keeps the others waiting, where the text has not done so.
+fn behind_text(culprit: u32, peers: &[u32]) -> String {
+    match peers {
+        [peer] if *peer == culprit => String::new(),
+        _ => format!("; rank {culprit} keeps the others waiting"),
+    }
 }

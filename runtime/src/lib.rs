@@ -11,6 +11,8 @@ pub mod error;
 pub mod exec;
 pub mod host;
 pub mod kernels;
+pub mod output_file;
+pub mod process;
 pub mod session;
 
 pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};

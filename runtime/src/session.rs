@@ -167,4 +167,8 @@ pub trait DeviceSession: Send {
     /// # Errors
     /// A run failed.
     fn close(self: Box<Self>) -> Result<(), RunError>;
+
+    /// Ends the session on all ranks at once, for this reason, without a wait for others. Dropping a session that was not
+    /// closed does the same, without a reason.
+    fn abort(self: Box<Self>, reason: &str);
 }

@@ -3,7 +3,7 @@
 //! A seed names a trial: its program ([`symmc_cases::programs`]), the machine profile, the variants that may be chosen
 //! or are given, the limit of the symmetric arena, bound arguments, buckets, the order of steps, and a few runs of one
 //! session, each with symbols and arguments of its own. Ranks are threads, calm or delayed at random, or processes.
-//! Integers must be equal; floats near, because passes may round elsewhere.
+//! Integers must be equal; floats near, because passes may round elsewhere. Nor may a plan differ from its source.
 //!
 //! The suite `trials` runs some in each test run; `cargo run --release -p symmc-tests --example check_trials -- COUNT`
 //! runs as many as wanted.
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Order, Profile, Program};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Order, Profile, Program, SourceStatus};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, SeedConfig};
@@ -252,6 +252,10 @@ fn run(
     story: &mut String,
     processes: Option<&RankCommand>,
 ) -> Result<Done, String> {
+    let compared = symmc::compare_with_source(plan);
+    if compared.status() == SourceStatus::Different {
+        return Err(format!("differs from its source: {:?}", compared.differences));
+    }
     let turns = session(graph, r)?;
     let chaos = r.one_in(4).then(|| r.next());
     let lanes = if chaos.is_some() || r.one_in(4) { LaneThreads::Each } else { LaneThreads::One };

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use symmc::{Config, Group, Program, Session, SessionConfig};
 use symmc_tests::Processes;
 
-/// What a rank does, in an environment variable.
+/// What a rank does, in an environment variable, and what another one does.
 const TASK: &str = "SYMMC_TEST_TASK";
+const PEER: &str = "SYMMC_TEST_PEER";
 
 const SUM: &str = "program \"sum\" ranks 2\ngroup @all world\narg %x: f32[256]\n\
     %y: f32[256] = neg %x\n%z: f32[256] = all_reduce %y op=sum group=@all\nreturn %z\n";
@@ -20,6 +21,8 @@ fn start(port: u16, tasks: [&str; 2]) -> Processes {
     let start = |(rank, task): (usize, &&str)| {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "as_a_rank", "--nocapture"]).env(TASK, task);
+        // The task of the rank that does not simply run.
+        command.env(PEER, tasks.iter().find(|task| **task != "run").unwrap_or(&"run"));
         let port = format!("{}", 20000 + u32::from(port) + std::process::id() % 20000);
         let environment = [
             ("RANK", rank.to_string()),
@@ -52,7 +55,8 @@ fn said(child: Child) -> String {
 fn as_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
     if let Err(error) = rank(&task) {
-        println!("\nsaid: {:?}: {error}", error.kind());
+        let (culprit, reporter) = (error.culprit(), error.reporter());
+        println!("\nsaid: {:?}, culprit {culprit:?}, reporter {reporter:?}: {error}", error.kind());
     }
 }
 
@@ -60,7 +64,13 @@ fn rank(task: &str) -> Result<(), symmc::Error> {
     let group = Group::from_env()?.expect("a launcher's environment");
     let program = Program::from_text(SUM)?;
     let plan = symmc::compile(&program, &Config::default())?;
-    let config = SessionConfig::default().with_limit(Duration::from_millis(1500));
+    // A rank that leaves is noticed without the limit.
+    let is_patient = matches!(
+        std::env::var(PEER).as_deref(),
+        Ok("drop" | "panic" | "leave" | "abort" | "fork" | "follow")
+    );
+    let limit = Duration::from_millis(if is_patient { 120_000 } else { 1500 });
+    let config = SessionConfig::default().with_limit(limit);
     let mut session = Session::open(&plan, &group, &config)?;
     session.write("x", &1f32.to_ne_bytes().repeat(256))?;
     session.run()?;
@@ -73,9 +83,54 @@ fn rank(task: &str) -> Result<(), symmc::Error> {
         }
         "rest" => std::thread::sleep(Duration::from_millis(3500)),
         "leave" => return session.close(),
+        "drop" => return Ok(drop(session)),
+        "panic" => panic!("with a session that is open"),
+        "abort" => return session.abort("no more food"),
+        "fork" => return of_fork(session),
+        // The other one runs once after each child.
+        "follow" => {
+            for _ in 0..5 {
+                session.run()?;
+            }
+        }
         task => panic!("{task}"),
     }
     session.run()?;
+    println!("\nsaid: {:?}", session.read("z")?.to_f64()[0]);
+    session.close()
+}
+
+/// Forks children that do with the copy of the session what they must not, and runs the session again.
+fn of_fork(mut session: Session) -> Result<(), symmc::Error> {
+    let is_refused = |result: Result<(), symmc::Error>| {
+        result
+            .is_err_and(|error| error.kind() == symmc::ErrorKind::Input && error.to_string().contains("fork"))
+    };
+    for what in ["run", "enqueue", "read", "close", "abort", "drop"] {
+        // SAFETY: the child calls what a forked child of a caller may call, and ends without a return.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "a process");
+        if child == 0 {
+            let is_right = match what {
+                "run" => is_refused(session.run()),
+                "enqueue" => is_refused(session.enqueue()),
+                "read" => is_refused(session.read("z").map(drop)),
+                "close" => is_refused(session.close()),
+                "abort" => is_refused(session.abort("in a child")),
+                _ => {
+                    drop(session);
+                    true
+                }
+            };
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(if is_right { 0 } else { 3 }) };
+        }
+        let mut status = 0;
+        // SAFETY: the call writes to the place it is given.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child that does {what}");
+        session.run()?;
+    }
     println!("\nsaid: {:?}", session.read("z")?.to_f64()[0]);
     session.close()
 }
@@ -130,5 +185,32 @@ fn a_rank_that_stops_or_leaves_is_named_on_the_other() {
         let (text, other) = if tasks[0] == "run" { (a, 1) } else { (b, 0) };
         assert!(text.contains(&format!("rank {other}")), "{tasks:?}: {text}");
         assert!(took < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_between_runs_ends_the_session_of_the_other_at_once() {
+    let ways = [
+        ("drop", "dropped its session without closing it"),
+        ("panic", "dropped its session without closing it"),
+        ("abort", "aborted its session: no more food"),
+        ("leave", "closed its session after 1 run"),
+    ];
+    for (port, (task, how)) in (8..).step_by(2).zip(ways) {
+        for (offset, tasks) in [(0, ["run", task]), (1, [task, "run"])] {
+            let ([a, b], _) = ran(port + offset, tasks);
+            let (text, other) = if tasks[0] == "run" { (a, 1) } else { (b, 0) };
+            // At once: with the limit of two minutes it would be that which is told.
+            assert!(text.contains(&format!("culprit Some({other})")), "{tasks:?}: {text}");
+            assert!(text.contains(&format!("rank {other} {how}")), "{tasks:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn nothing_in_a_forked_child_reaches_the_peers_of_its_parent() {
+    for (port, tasks) in [(20, ["fork", "follow"]), (21, ["follow", "fork"])] {
+        let (said, _) = ran(port, tasks);
+        assert_eq!(said, ["-2.0", "-2.0"], "{tasks:?}");
     }
 }

@@ -34,7 +34,8 @@ struct Last {
     text: CString,
     node: Option<CString>,
     op: Option<CString>,
-    rank: i64,
+    culprit: i64,
+    reporter: i64,
     step: i64,
 }
 
@@ -90,7 +91,8 @@ fn keep(error: &Error) -> symmc_status {
         text: c_text(&error.to_string()),
         node: error.node().map(c_text),
         op: error.op().map(c_text),
-        rank: number(error.rank().map(i64::from)),
+        culprit: number(error.culprit().map(i64::from)),
+        reporter: number(error.reporter().map(i64::from)),
         step: number(error.step().and_then(|step| i64::try_from(step).ok())),
     };
     let status = last.status;
@@ -119,10 +121,23 @@ pub extern "C" fn symmc_last_error() -> *const c_char {
     last(c"".as_ptr(), |last| last.text.as_ptr())
 }
 
-/// The rank that the last error of this thread is about, -1 if it is about none or not known.
+/// The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not come, or differs from
+/// the others; never one that only waited. -1 if it is none or not known.
+#[unsafe(no_mangle)]
+pub extern "C" fn symmc_last_error_culprit() -> i64 {
+    last(-1, |last| last.culprit)
+}
+
+/// The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are the same on all ranks.
+#[unsafe(no_mangle)]
+pub extern "C" fn symmc_last_error_reporter() -> i64 {
+    last(-1, |last| last.reporter)
+}
+
+/// Another name of symmc_last_error_culprit.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_rank() -> i64 {
-    last(-1, |last| last.rank)
+    symmc_last_error_culprit()
 }
 
 /// The step that the last error of this thread is about, counted from 0 in its bucket, -1 if it is about none.

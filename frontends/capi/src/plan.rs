@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::path::Path;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Numerics};
 
 use crate::error::{c_text, free, guard, handle, handle_mut, make, slice, symmc_status, text};
 use crate::program::symmc_program;
@@ -26,7 +26,10 @@ impl symmc_plan {
 
 /// What was decided, for people.
 fn report(plan: &CheckedPlan) -> String {
-    let mut lines = vec![format!("{}: {} ranks, machine {}", plan.source.name, plan.ranks, plan.machine)];
+    let numerics =
+        if plan.numerics.is_strict() { String::new() } else { format!(", numerics {}", plan.numerics) };
+    let mut lines =
+        vec![format!("{}: {} ranks, machine {}{numerics}", plan.source.name, plan.ranks, plan.machine)];
     for bucket in &plan.buckets {
         lines.push(bucket.range());
         for decision in &bucket.decisions {
@@ -127,6 +130,25 @@ pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
         // SAFETY: by the caller.
         let options = unsafe { handle_mut(options, "options") }?;
         options.0.symm_limit = Some(bytes).filter(|&bytes| bytes > 0);
+        Ok(())
+    })
+}
+
+/// Sets which changes of rounding the plan may make: `strict` for none, or one or more of `reassociate`, `narrow` and
+/// `narrow-f16`, separated by commas.
+///
+/// # Safety
+/// `options` are options, `classes` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_set_numerics(
+    options: *mut symmc_options,
+    classes: *const c_char,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (options, classes) = unsafe { (handle_mut(options, "options")?, text(classes, "the classes")?) };
+        let numerics = classes.parse::<Numerics>();
+        options.0.numerics = numerics.map_err(|e| Error::new(ErrorKind::Input, format!("numerics: {e}")))?;
         Ok(())
     })
 }

@@ -462,7 +462,8 @@ pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> sy
     unsafe { with(session, |session| session.session.resume()) }
 }
 
-/// Waits until all runs have ended and ends the session, which is freed whatever is returned.
+/// Waits until all runs have ended and ends the session, which is freed whatever is returned. In a process that was forked
+/// from the one that opened it this is an error, and nothing happens to the session of the parent.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, and none does from now on.
@@ -478,8 +479,9 @@ pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> sym
     })
 }
 
-/// Ends a session without waiting for its runs: where one is in progress the sessions of the other ranks end with an error
-/// too. NULL is none.
+/// Ends a session without waiting for its runs or for other ranks. The sessions of the other ranks end at once, with an error
+/// that names this rank; symmc_session_close ends a session in order. In a process that was forked from the one that opened
+/// it, nothing happens to the session of the parent. NULL is ignored.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, or NULL, and none does from now on.

@@ -166,6 +166,15 @@ fn a_rank_that_dies_or_stops_ends_the_runs_of_the_others_and_leaves_nothing_behi
 }
 
 #[test]
+fn a_rank_that_frees_its_session_ends_that_of_its_peer_and_a_forked_child_none() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaving.c");
+    let folder = tempfile::tempdir().expect("a folder");
+    for way in [C, CPP].into_iter().filter(|way| has(way.compiler)) {
+        assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "all left\n");
+    }
+}
+
+#[test]
 fn what_callers_do_wrong_is_a_status_with_a_text() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, said) in [("wrong.c", "all refused\n"), ("strange.c", "nothing broke\n")] {

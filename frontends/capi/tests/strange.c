@@ -140,6 +140,10 @@ static void options(void) {
     fails(symmc_options_set_machine(options, ""));
     fails(symmc_options_set_machine(options, "/"));
     fails(symmc_options_set_machine(options, NULL));
+    must(symmc_options_set_numerics(options, "reassociate,narrow"));
+    fails(symmc_options_set_numerics(options, "relaxed"));
+    fails(symmc_options_set_numerics(options, ""));
+    fails(symmc_options_set_numerics(options, NULL));
     must(symmc_compile(program, options, &plan));
     symmc_options_free(options);
     symmc_plan_free(plan);

@@ -103,10 +103,12 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   symmc plan model.pt2 -o model.plan.json && symmc check model.plan.json
 
-Safety is proven, for every sequence of runs and sizes. That the planned programs compute what the source does is compared,
-on drawn inputs at small sizes; what is too large for that or has no kernels here is named and not compared.
+Safety is proven, for every sequence of runs and sizes. That the planned programs compute what the source does is compared:
+node by node, and on drawn values where the nodes differ, at both ends of each bucket and where conditions on sizes change.
+The last lines say whether the plan is equal to its source, equal by comparison of the parts that they name, or not compared.
 
-Exit codes: 0 safe, and no difference found; 1 unsafe or different, with every finding; 2 not a plan.";
+Exit codes: 0 safe, and no difference found; 1 unsafe or different, with up to 100 findings, or with --require-compared
+a part that was not compared; 2 not a plan.";
 
 const PRINT_EXAMPLES: &str = "\
 Examples:
@@ -172,6 +174,9 @@ pub enum PlanFormat {
 pub struct CheckArgs {
     /// The plan
     pub plan: PathBuf,
+    /// Fail if anything of the plan was not compared with its source
+    #[arg(long)]
+    pub require_compared: bool,
 }
 
 /// Arguments of `symmc print`.

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use symmc::unstable::ir::text;
+use symmc::{SourceComparison, SourceStatus};
 
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
 use crate::load;
@@ -67,28 +68,56 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     put(&format!("{at}: safe on {}. {}\n", count(plan.ranks, "rank"), plan.report()))?;
     let compared = symmc::compare_with_source(&plan);
     put(&format!("{at}: {}", against_source(&compared)))?;
-    compared.agreed()?;
-    Ok(ExitCode::SUCCESS)
+    let compared = compared.agreed()?;
+    let failed = args.require_compared && compared.status() == SourceStatus::NotCompared;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// The most parts that are named one by one.
+const MOST_PARTS: usize = 20;
+
 /// What was compared with the source, and what was not.
-fn against_source(compared: &symmc::SourceComparison) -> String {
+fn against_source(compared: &SourceComparison) -> String {
     let buckets = |n: usize| count(n as u64, "bucket");
-    let mut text = match (compared.compared, compared.differences.len()) {
-        (_, n) if n > 0 => format!("{} from its source on drawn inputs\n", count(n as u64, "difference")),
-        (0, _) => "not compared with its source\n".to_string(),
-        (n, _) => format!(
-            "computes what its source does in {} of {} on drawn inputs ({}); compared, not proven\n",
-            n,
-            buckets(compared.buckets),
+    let parts = |n: usize| count(n as u64, "part");
+    let mut text = match compared.status() {
+        SourceStatus::Equal => {
+            format!("equal to its source, node for node, in {}\n", buckets(compared.buckets))
+        }
+        SourceStatus::EqualByParts => format!(
+            "equal to its source by comparison of {} on drawn values ({}); all else is equal node for node\n",
+            parts(compared.parts.len()),
             count(compared.elements, "element"),
         ),
+        SourceStatus::Different => {
+            let all = compared.differences.len() + compared.more_differences;
+            format!("{} from its source\n", count(all as u64, "difference"))
+        }
+        _ => {
+            let left = compared.left_out.iter().map(|(_, n)| n).sum();
+            format!("not compared with its source in {}; no difference found in what was\n", parts(left))
+        }
     };
+    for part in compared.parts.iter().take(MOST_PARTS) {
+        let places = if part.places > 1 { format!(", in {} places", part.places) } else { String::new() };
+        let up_to =
+            part.up_to.as_ref().map_or(String::new(), |at| format!(", up to {at} as more takes too long"));
+        text.push_str(&format!(
+            "  compared: %{} ({} of the source, {} planned{places}{up_to})\n",
+            part.value,
+            count(part.source_nodes as u64, "node"),
+            part.planned_nodes,
+        ));
+    }
+    if let Some(more) = compared.parts.len().checked_sub(MOST_PARTS).filter(|more| *more > 0) {
+        text.push_str(&format!("  compared: {} more\n", parts(more)));
+    }
     for (reason, times) in &compared.left_out {
-        text.push_str(&format!("  not compared ({}): {reason}\n", buckets(*times)));
+        let places = if *times > 1 { format!(" (and {} more)", times - 1) } else { String::new() };
+        text.push_str(&format!("  not compared: {reason}{places}\n"));
     }
     for what in &compared.undecided {
-        text.push_str(&format!("  differs for some drawn inputs alone, as ties and roundings do: {what}\n"));
+        text.push_str(&format!("  differs for some drawn values alone, as ties and roundings do: {what}\n"));
     }
     text
 }

@@ -101,7 +101,7 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
         config = config.with_slack(percent / 100.0);
     }
     if let Some(numerics) = args.numerics {
-        config = config.with_numerics(numerics.into());
+        config = config.with_numerics(numerics);
     }
     Ok(config.with_variants(variants).with_symm_limit(args.symm_limit))
 }

@@ -1,6 +1,7 @@
-//! Standard output that may fail: a full disk is an error with a message, not a panic.
+//! What a command writes. Standard output may fail: a full disk is an error with a message, not a panic.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -8,4 +9,9 @@ use anyhow::{Context, Result};
 pub fn put(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing to standard output")
+}
+
+/// Refuses an output file that is one of the files that the command reads.
+pub fn refuse_overwrite(output: Option<&Path>, inputs: &[PathBuf]) -> Result<()> {
+    Ok(output.map_or(Ok(()), |path| symmc::refuse_overwrite(path, inputs))?)
 }

@@ -35,10 +35,12 @@ pub fn rest(plan: &CheckedPlan) -> String {
     fixed(plan) + &unserved(plan) + &gpu::dependent_launch(plan)
 }
 
-/// Ranks, machine and buckets.
+/// Ranks, machine, numerics classes if there are any, and buckets.
 pub fn sizes(plan: &Plan) -> String {
     let (ranks, buckets) = (count(plan.ranks, "rank"), count(plan.buckets.len() as u64, "bucket"));
-    format!("{ranks}, machine {}, {buckets}", plan.machine)
+    let numerics =
+        if plan.numerics.is_strict() { String::new() } else { format!(", numerics {}", plan.numerics) };
+    format!("{ranks}, machine {}{numerics}, {buckets}", plan.machine)
 }
 
 /// One line for each symbol whose largest values no bucket serves.

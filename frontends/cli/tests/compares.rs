@@ -250,7 +250,10 @@ fn an_output_file_is_whole_or_not_there() {
     let run = "run hf_llama_tp2.pt2 --tensors hf_llama_tp2.safetensors";
     says(&format!("{run} --output {here}"), &["this is a folder", "outputs"]);
     says(&format!("{run} --output {here}/no/o.safetensors"), &["no folder", "/no"]);
-    says(&format!("{run} --output hf_llama_tp2.safetensors"), &["would replace", "hf_llama_tp2.safetensors"]);
+    says(
+        &format!("{run} --output hf_llama_tp2.safetensors"),
+        &["read by the same command", "hf_llama_tp2.safetensors"],
+    );
     says(&format!("{run} --set tokens=3 --seed 1 --output {here}/o.safetensors"), &["tokens"]);
     let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --timeout 0.001 --chaos 1")));
     assert!(out.status.success() || std::fs::read_dir(dir.path()).expect("a folder").count() == 0);

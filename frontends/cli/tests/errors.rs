@@ -82,6 +82,35 @@ fn sizes_that_do_not_fit() {
     says("plan hf_llama_tp2_core.pt2 --ranks 1025", &["1025", "1024"]);
 }
 
+/// An index or a slice that the program knows, outside of a dynamic axis: an element of another row lies there, or none.
+#[test]
+fn positions_outside_of_a_dynamic_axis() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |nodes: &str, options: &str, parts: &[&str]| {
+        let program = format!(
+            "program \"p\" ranks 2\nsymbol t in 1..=16\nsymbol k in 0..=8\ngroup @all world\narg %x: i64[4, t]\n\
+             param %tab: i64[8, 2]\nconst %i: i64[1] = hex\"0500000000000000\"\n{nodes}\n\
+             %z: i64[2, 1] = all_reduce %h op=sum group=@all\nreturn %z\n"
+        );
+        let file = write(dir.path(), "p.symm", program.as_bytes());
+        says(&format!("run {file} --seed 1 --compare none {options}"), parts);
+        let plan = dir.path().join("p.json").display().to_string();
+        stdout(&format!("plan {file} -o {plan} --bucket t=4,16"));
+        says(&format!("run {plan} --seed 1 --compare none {options}"), parts);
+    };
+    let taken = "%y: i64[4, 1] = take %x, %i axis=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
+    run(taken, "--set t=3", &["%y (take)", "index 5", "axis 1 of %x", "extent is t = 3"]);
+    let sliced =
+        "%y: i64[4, 1] = slice %x axis=1 start=k step=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
+    run(sliced, "--set t=3 --set k=5", &["%y (slice)", "index k = 5", "axis 1 of %x", "extent is t = 3"]);
+    let last =
+        "%y: i64[4, 1] = slice %x axis=1 start=t - 5 step=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
+    run(last, "--set t=4", &["%y (slice)", "index t - 5 = -1", "axis 1 of %x", "extent is t = 4"]);
+    let positions = "%p: i64[t] = iota start=0 step=1\n%e: i64[t, 2] = take %tab, %p axis=0\n\
+                     %c: i64[t, 1] = slice %e axis=1 start=0 step=1\n%h: i64[2, 1] = slice %c axis=0 start=0 step=1";
+    run(positions, "--set t=9", &["%e (take)", "index t - 1 = 8", "axis 0 of %tab", "extent is 8"]);
+}
+
 #[test]
 fn names_that_do_not_exist() {
     says("plan megatron_tp4_f32.pt2 --machine gpu9000", &["gpu9000", "h200x4"]);

@@ -236,6 +236,58 @@ fn a_rank_that_dies_or_cannot_begin_is_named_to_all() {
 }
 
 #[test]
+fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
+    let case = Case::new();
+    let mut codes = Vec::new();
+    for rank in [0, 2] {
+        for (i, limit) in [7, 8, 9, 10, 11, 12, 13, 14, 16, 18].into_iter().enumerate() {
+            let port = format!("2{rank}{i}");
+            let limited = format!("ulimit -n {limit} && exec {} {RUN}", env!("CARGO_BIN_EXE_symmc"));
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", &limited]).envs(torch(rank, 3, &port)).current_dir(case.dir.path());
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut ranks = vec![command.spawn().expect("a shell starts")];
+            ranks.extend((0..3).filter(|&other| other != rank).map(|other| case.rank(RUN, other, 3, &port)));
+            let outputs = ends(ranks);
+            let text = said(&outputs[0]);
+            let code = outputs[0].status.code();
+            assert!(matches!(code, Some(0 | 2)), "rank {rank}, {limit} files: {code:?} {text}");
+            // What cannot even start as a rank is not known to be one.
+            let is_rank = text.contains(&format!("rank {rank}"));
+            for output in outputs.iter().filter(|_| is_rank) {
+                assert_eq!(output.status.code(), code, "rank {rank}, {limit} files: {}", said(output));
+                assert!(said(output).contains("open files"), "rank {rank}, {limit} files: {}", said(output));
+            }
+            codes.push((code, is_rank));
+        }
+    }
+    // The limits are where they matter.
+    assert!(codes.contains(&(Some(2), true)) && codes.contains(&(Some(0), false)), "{codes:?}");
+}
+
+#[test]
+fn the_step_is_named_when_rank_0_dies() {
+    let case = Case::new();
+    let line = format!("{RUN} --repeat 100000000");
+    // It may die before its first step, or between two of them; soon it dies within one.
+    let is_named = |attempt: u32| {
+        let port = format!("30{attempt}");
+        let mut ranks: Vec<Child> = (0..3).map(|rank| case.rank(&line, rank, 3, &port)).collect();
+        std::thread::sleep(Duration::from_millis(600) * (attempt + 1));
+        let mut first = ranks.remove(0);
+        first.kill().expect("killed");
+        first.wait().expect("reaped");
+        let outputs = ends(ranks);
+        for output in &outputs {
+            assert_eq!(output.status.code(), Some(1), "{}", said(output));
+            assert!(said(output).contains("rank 0 di"), "{}", said(output));
+        }
+        outputs.iter().all(|output| said(output).contains("rank 0 died") && said(output).contains("at step"))
+    };
+    assert!((0..8).any(is_named), "no step was named");
+}
+
+#[test]
 fn differences_are_named_on_all_ranks_with_one_code() {
     let case = Case::new();
     case.write("q.symm", "q", 3, "relu");

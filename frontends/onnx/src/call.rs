@@ -322,8 +322,8 @@ impl<'c, 'p> Call<'c, 'p> {
         let Some(t) = a.t.as_deref() else {
             return broken(format!("expected a tensor as `{name}`, found none"));
         };
-        let data = self.lowering.beside.load(t);
-        data.map(|d| Some(Arc::new(d))).map_err(|m| Stop::Broken(format!("`{name}`: {m}")))
+        let data = self.lowering.beside.read(t);
+        data.map(Some).map_err(|m| Stop::Broken(format!("`{name}`: {m}")))
     }
 
     /// The dtype that an attribute names.

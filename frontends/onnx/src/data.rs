@@ -142,6 +142,14 @@ impl Beside {
         self.own.iter().chain(open.values()).try_for_each(|file| file.unchanged())
     }
 
+    /// The files of data that the model named so far.
+    pub fn data_files(&self) -> Vec<PathBuf> {
+        let files = self.open.borrow();
+        let mut paths: Vec<PathBuf> = files.values().map(|file| file.path().to_path_buf()).collect();
+        paths.sort();
+        paths
+    }
+
     /// Bytes of the model's file, in that file where it is mapped.
     fn inline(&self, raw: &Bytes) -> Option<Part> {
         if let Some(own) = &self.own {
@@ -185,6 +193,14 @@ impl Beside {
             Tensor::new(dtype, shape.clone(), bytes)
         };
         made.ok_or_else(expected)
+    }
+
+    /// A stored tensor with its data in memory that no other process changes.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); or its file cannot be read, or changed.
+    pub fn read(&self, tensor: &proto::Tensor) -> Result<Arc<Tensor>, String> {
+        Arc::new(self.load(tensor)?).loaded().map_err(|e| e.to_string())
     }
 
     /// The bytes of a tensor in a file of its own; `count` are as many as it has elements for.

@@ -1,6 +1,8 @@
 //! Which fields the messages of the format have. The decoder skips fields that [`crate::proto`] does not declare; here
 //! those that do not change what a program computes are told from those that nobody knows, which are refused.
 
+use bytes::Buf;
+
 use crate::error::Reason;
 
 /// A message of the format with its fields.
@@ -64,45 +66,51 @@ static MODEL: Message = Message {
 };
 
 /// Fails where a model that was decoded has a field that is not known.
-pub(crate) fn all_known(model: &[u8]) -> Result<(), Reason> {
-    walk(&MODEL, model).map_err(|found| Reason::Version {
+pub(crate) fn all_known(model: &mut dyn Buf) -> Result<(), Reason> {
+    walk(&MODEL, model, 0).map_err(|found| Reason::Version {
         expected: format!("fields that version {} of the format has", crate::versions::FORMAT.1),
         found,
     })
 }
 
-/// The bytes are a sound message, as they were decoded before: that bounds the nesting, too.
-fn walk(message: &Message, mut bytes: &[u8]) -> Result<(), String> {
-    while !bytes.is_empty() {
-        let Some((key, rest)) = varint(bytes) else { return Ok(()) };
+/// Walks a message that ends where `end` bytes remain. The bytes are a sound message, as they were decoded before: that
+/// bounds the nesting, too.
+fn walk(message: &Message, model: &mut dyn Buf, end: usize) -> Result<(), String> {
+    while model.remaining() > end {
+        let Some(key) = varint(model) else { return Ok(()) };
         let field = key >> 3;
         let nested = message.nested.iter().find(|(number, _)| *number == field);
         if nested.is_none() && !message.plain.contains(&field) {
             return Err(format!("field {field} of a {}", message.name));
         }
-        let skipped = match key & 7 {
-            0 => varint(rest).map(|(_, rest)| (&[][..], rest)),
-            1 => rest.split_at_checked(8),
-            5 => rest.split_at_checked(4),
-            2 => varint(rest).and_then(|(n, rest)| rest.split_at_checked(usize::try_from(n).ok()?)),
+        let length = match key & 7 {
+            0 => varint(model).map(|_| 0),
+            1 => Some(8),
+            5 => Some(4),
+            2 => varint(model),
             _ => None,
         };
-        let Some((content, rest)) = skipped else { return Ok(()) };
-        if let Some((_, inner)) = nested {
-            walk(inner, content)?;
+        let length = length.and_then(|n| usize::try_from(n).ok());
+        let Some(length) = length.filter(|&n| n <= model.remaining()) else { return Ok(()) };
+        match nested {
+            Some((_, inner)) if key & 7 == 2 => {
+                let end = model.remaining() - length;
+                walk(inner, model, end)?;
+            }
+            _ => model.advance(length),
         }
-        bytes = rest;
     }
     Ok(())
 }
 
-/// A number of seven bits a byte, and what follows it.
-fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+/// A number of seven bits a byte.
+fn varint(model: &mut dyn Buf) -> Option<u64> {
     let mut value = 0u64;
-    for (i, byte) in bytes.iter().enumerate().take(10) {
+    for i in 0..10 {
+        let byte = model.has_remaining().then(|| model.get_u8())?;
         value |= u64::from(byte & 0x7f) << (7 * i);
         if byte & 0x80 == 0 {
-            return Some((value, &bytes[i + 1..]));
+            return Some(value);
         }
     }
     None

@@ -31,6 +31,7 @@ mod emit;
 mod error;
 mod evaluate;
 mod fields;
+mod file_buf;
 mod fold;
 pub mod fuzz;
 mod inline;
@@ -51,7 +52,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use indexmap::IndexMap;
 use prost::Message;
 use symmc_import::declared::verified;
@@ -61,6 +62,7 @@ use symmc_ir::{Backing, Builder, Graph, Mapped, Tensor};
 pub use error::{ImportError, Reason};
 
 use data::Beside;
+use file_buf::FileBuf;
 use lower::Lowering;
 use node::normalised;
 use parameters::Parameters;
@@ -148,6 +150,8 @@ pub struct Imported {
     pub notes: Vec<String>,
     /// The symbols to which neither the program nor the caller gives an upper bound.
     pub open: Vec<String>,
+    /// Files of data that the models name.
+    pub data_files: Vec<PathBuf>,
 }
 
 /// Imports a program from the files of its ranks, that of rank 0 first, or from one of them.
@@ -157,7 +161,7 @@ pub struct Imported {
 pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, ImportError> {
     let mut models = Vec::with_capacity(files.len());
     for file in files {
-        models.push(decode(&file.bytes).map_err(|reason| reason.of(&file.name))?);
+        models.push(decode(file).map_err(|reason| reason.of(&file.name))?);
     }
     let Some(first) = files.first() else {
         return Err(Reason::Ranks("expected a file for each rank, found none".into()).of(&options.name));
@@ -171,8 +175,12 @@ pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, Imp
             convert(file, model, beside, &parameters, files.len(), options)?;
         beside.unchanged().map_err(|e| Reason::Io(e).of(&file.name))?;
         match &mut imported {
-            None => imported = Some(Imported { graph, weights: vec![weights], notes, open }),
+            None => {
+                let (weights, data_files) = (vec![weights], beside.data_files());
+                imported = Some(Imported { graph, weights, notes, open, data_files });
+            }
             Some(all) => {
+                all.data_files.extend(beside.data_files());
                 let weights = compare::agree(&first.name, &all.graph, graph, weights).map_err(of_file)?;
                 all.weights.push(weights);
             }
@@ -205,30 +213,45 @@ pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
     ops::supported()
 }
 
-fn decode(bytes: &Bytes) -> Result<proto::Model, Reason> {
+/// Decodes a model. A mapped file is read by position: see [`FileBuf`].
+fn decode(source: &Source) -> Result<proto::Model, Reason> {
+    let Some(file) = &source.file else {
+        return decode_from(&mut source.bytes.clone(), &mut source.bytes.clone());
+    };
+    let open = || FileBuf::new(file.clone(), source.bytes.clone());
+    let (mut message, mut fields) = (open(), open());
+    let model = decode_from(&mut message, &mut fields);
+    // What is wrong with the file explains what is wrong with the model.
+    message.finish().and_then(|()| fields.finish()).map_err(Reason::Io)?;
+    model
+}
+
+/// Decodes a model from one buffer, and checks from another one of the same bytes that all its fields are known.
+fn decode_from(message: &mut impl Buf, fields: &mut impl Buf) -> Result<proto::Model, Reason> {
+    let (size, head) = (message.remaining(), message.chunk().iter().take(64).copied().collect::<Vec<u8>>());
     let model =
-        proto::Model::decode(bytes.clone()).map_err(|e| Reason::Model(found(bytes, &e.to_string())))?;
+        proto::Model::decode(message).map_err(|e| Reason::Model(describe(&head, size, &e.to_string())))?;
     let Some(graph) = &model.graph else {
-        return Err(Reason::Model(found(bytes, "no graph")));
+        return Err(Reason::Model(describe(&head, size, "no graph")));
     };
     if let Some(sparse) = graph.sparse_initializer.first() {
         let tensor = sparse.values.as_ref().map_or(String::new(), |v| v.name.clone());
         return Err(Reason::Tensor { tensor, message: "it is sparse, which is not read".into() });
     }
     versions::of_model(&model)?;
-    fields::all_known(bytes)?;
+    fields::all_known(fields)?;
     Ok(model)
 }
 
-/// What bytes are that are no model.
-fn found(bytes: &[u8], why: &str) -> String {
-    let kind = match bytes {
+/// Describes a file that is no model by how it begins.
+fn describe(head: &[u8], size: usize, why: &str) -> String {
+    let kind = match head {
         [] => "an empty file",
         [b'P', b'K', ..] => "a zip archive",
         [b'{', ..] => "JSON",
         b if b.starts_with(b"version https://git-lfs") => "a pointer of Git LFS",
-        b if b.iter().take(64).all(|c| c.is_ascii_graphic() || c.is_ascii_whitespace()) => "text",
-        _ => return format!("{} bytes that are none or are damaged: {why}", bytes.len()),
+        b if b.iter().all(|c| c.is_ascii_graphic() || c.is_ascii_whitespace()) => "text",
+        _ => return format!("{size} bytes that are none or are damaged: {why}"),
     };
     kind.to_string()
 }

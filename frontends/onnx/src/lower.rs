@@ -162,11 +162,11 @@ impl<'p> Lowering<'p> {
         let name = tensor.name.as_str();
         let error = |message: String| Reason::Tensor { tensor: name.to_string(), message };
         let (dtype, shape) = data::layout(tensor).map_err(error)?;
-        let data = Arc::new(self.beside.load(tensor).map_err(error)?);
         let constant = is_constant(dtype, &shape) && !self.parameters.contains(tensor);
         if constant {
-            return Ok(Binding::Known(Known::Data(data), None));
+            return Ok(Binding::Known(Known::Data(self.beside.read(tensor).map_err(error)?), None));
         }
+        let data = Arc::new(self.beside.load(tensor).map_err(error)?);
         if self.scratch {
             return Err(Stop::Opaque("it reads a parameter".into()));
         }

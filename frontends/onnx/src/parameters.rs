@@ -55,7 +55,7 @@ pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Paramete
     // What cannot be read is told where it is used.
     let read = |place: &Place<'_>, beside: &Beside| {
         let small = data::layout(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-        (small || !place.initializer).then(|| beside.load(place.tensor).ok()).flatten()
+        (small || !place.initializer).then(|| beside.read(place.tensor).ok()).flatten()
     };
     let expected = places(first);
     for (model, own) in models.iter().zip(beside).skip(1) {

@@ -11,8 +11,10 @@ create_exception!(
     symmc,
     Error,
     PyException,
-    "What went wrong. `kind` says what sort of thing it was; `rank`, `step`, `node`, `op` and `path` are what it is about, as \
-     far as it is known; `findings` lists what a check found, `symbols` the sizes that a program is refused for."
+    "What went wrong. `kind` says what sort of thing it was. As far as they are known, `culprit` is the rank at fault, \
+     `reporter` the rank that noticed it, and `step`, `node`, `op` and `path` say where it happened; `rank` is another name \
+     of `culprit`. `findings` lists what a check found, `symbols` the sizes that a program is refused for. `is_of_dtypes` \
+     says that PyTorch raises for the dtypes of the operands, too."
 );
 create_exception!(symmc, InputError, Error, "What was given is not what it should be.");
 create_exception!(
@@ -70,13 +72,16 @@ pub fn raised(error: symmc::Error) -> PyErr {
     Python::attach(|py| {
         let value = exception.value(py);
         // An exception takes any attribute.
-        let _ = value.setattr("rank", error.rank());
+        let _ = value.setattr("culprit", error.culprit());
+        let _ = value.setattr("rank", error.culprit());
+        let _ = value.setattr("reporter", error.reporter());
         let _ = value.setattr("step", error.step());
         let _ = value.setattr("node", error.node());
         let _ = value.setattr("op", error.op());
         let _ = value.setattr("path", error.path());
         let _ = value.setattr("findings", error.findings());
         let _ = value.setattr("symbols", error.symbols());
+        let _ = value.setattr("is_of_dtypes", error.is_of_dtypes());
     });
     exception
 }
@@ -101,11 +106,12 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let base = py.get_type::<Error>();
     base.setattr("kind", "error")?;
-    for name in ["rank", "step", "node", "op", "path"] {
+    for name in ["culprit", "reporter", "rank", "step", "node", "op", "path"] {
         base.setattr(name, py.None())?;
     }
     base.setattr("findings", PyTuple::empty(py))?;
     base.setattr("symbols", PyTuple::empty(py))?;
+    base.setattr("is_of_dtypes", false)?;
     module.add("Error", base)?;
     let classes = [
         ("InputError", "input", py.get_type::<InputError>()),

@@ -89,8 +89,9 @@ fn profile(name: &Path) -> PyResult<Profile> {
 /// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
 /// ranks, where the program leaves it open. buckets: the largest value of each bucket, by symbol. bind: the arguments that
 /// are written straight into the symmetric arena; True for all. slack: how much more memory than the leanest order the
-/// chosen one may take, as a fraction. symm_limit: the bytes that the symmetric arena may take. numerics: "strict", or "relaxed"
-/// where sums of floats may be added up or rounded in another order than the program says.
+/// chosen one may take, as a fraction. symm_limit: the bytes that the symmetric arena may take. numerics: which changes of
+/// rounding the plan may make: "strict" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
+/// commas.
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
 #[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, slack=None, symm_limit=None, numerics=None))]
@@ -129,11 +130,9 @@ pub fn compile(
         config = config.with_slack(slack);
     }
     config = config.with_symm_limit(symm_limit);
-    config = config.with_numerics(match numerics.as_deref() {
-        None | Some("strict") => Numerics::Strict,
-        Some("relaxed") => Numerics::Relaxed,
-        Some(found) => return Err(refused(format!("numerics: expected strict or relaxed, found {found:?}"))),
-    });
+    if let Some(text) = numerics {
+        config = config.with_numerics(read_numerics(&text)?);
+    }
     let given = program.0.clone();
     long(py, "compile", move || match ranks {
         None => symmc::compile(&given, &config),
@@ -144,6 +143,16 @@ pub fn compile(
         }
     })
     .map(Plan)
+}
+
+/// Refuses what names no numerics classes.
+#[pyfunction]
+pub fn check_numerics(text: &str) -> PyResult<()> {
+    read_numerics(text).map(drop)
+}
+
+fn read_numerics(text: &str) -> PyResult<Numerics> {
+    text.parse().map_err(|e| refused(format!("numerics: {e}")))
 }
 
 /// Reads a plan from a file, and proves it safe.
@@ -168,6 +177,12 @@ impl Plan {
     #[getter]
     fn name(&self) -> &str {
         &self.0.source.name
+    }
+
+    /// The numerics classes that it was made with, separated by commas; "strict" for none.
+    #[getter]
+    fn numerics(&self) -> String {
+        self.0.numerics.to_string()
     }
 
     /// The number of ranks.

@@ -440,14 +440,17 @@ impl Session {
         Ok(slf)
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
-        if _exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
+    /// Closes the session; after an exception it ends on all ranks at once, which are told the exception.
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
+        if exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
             self.close(py)?;
-        } else {
-            // The exception explains more than what ending the session would say.
-            let open = self.open_now()?.take();
-            py.detach(|| drop(open));
+        } else if let Some(open) = self.open_now()?.take() {
+            let Open { session, bound, retired, .. } = open;
+            let reason = reason_of(exception);
+            // The exception explains more than an error of ending the session.
+            let _ = py.detach(|| session.abort(&reason));
+            drop((bound, retired));
         }
         Ok(false)
     }
@@ -456,6 +459,18 @@ impl Session {
         let place = self.gpu.map_or("host".to_string(), |gpu| format!("GPU {gpu}"));
         format!("<symmc.Session {:?}: rank {}, {place}>", self.name, self.rank)
     }
+}
+
+/// The longest text of an exception that other ranks are told.
+const LONGEST_REASON: usize = 300;
+
+/// An exception in one line: its type and its text. What `__exit__` was given: the type, the exception and the traceback.
+fn reason_of(exception: &Bound<'_, PyTuple>) -> String {
+    let kind = exception.get_item(0).and_then(|kind| kind.getattr("__name__")?.extract::<String>());
+    let kind = kind.unwrap_or_else(|_| "an exception".into());
+    let text = exception.get_item(1).and_then(|value| value.str()?.extract::<String>()).unwrap_or_default();
+    let whole = if text.is_empty() { kind } else { format!("{kind}: {text}") };
+    whole.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
 }
 
 fn values(py: Python<'_>, all: Vec<symmc::Value>) -> PyResult<Vec<Value>> {

@@ -51,16 +51,21 @@ return %c
 
 
 class Numerics(unittest.TestCase):
-    """Sums of floats are added up in another order where that is allowed, and only there."""
+    """Sums of floats are added up in another order where a class allows that, and only there."""
 
-    def test_two_reductions_become_one_where_rounding_may_change(self):
+    def test_two_reductions_become_one_where_sums_may_be_reassociated(self):
         reductions = {}
-        for numerics in (None, "strict", "relaxed"):
+        for numerics in (None, "strict", "narrow", "reassociate", "narrow, reassociate"):
             plan = symmc.compile(symmc.from_text(SUMS), numerics=numerics)
-            reductions[numerics] = str(plan.__reduce__()).count("all_reduce %") - SUMS.count("all_reduce %")
-        self.assertEqual(reductions, {None: 2, "strict": 2, "relaxed": 1})
-        with self.assertRaisesRegex(symmc.InputError, "numerics: expected strict or relaxed, found"):
-            symmc.compile(symmc.from_text(SUMS), numerics="fast")
+            reductions[plan.numerics] = str(plan.__reduce__()).count("all_reduce %") - SUMS.count("all_reduce %")
+        self.assertEqual(reductions, {"strict": 2, "narrow": 2, "reassociate": 1, "reassociate,narrow": 1})
+
+    def test_other_classes_are_refused(self):
+        for found in ("fast", "", "strict,narrow"):
+            with self.assertRaisesRegex(symmc.InputError, "numerics: .*found"):
+                symmc.compile(symmc.from_text(SUMS), numerics=found)
+        with self.assertRaisesRegex(symmc.InputError, "relaxed was replaced by classes"):
+            symmc.compile(symmc.from_text(SUMS), numerics="relaxed")
 
 
 class Exported:

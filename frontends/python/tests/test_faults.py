@@ -84,7 +84,7 @@ def groups(rank):
     raised(lambda: symmc.Session(plan, gone), symmc.InputError, "not there any more")
     if rank == 0:
         error = raised(lambda: symmc.Session(plan, dist.group.WORLD, timeout=1), symmc.PeerError, "rank 1", within=3)
-        assert error.rank == 1
+        assert error.culprit == error.rank == 1
     dist.barrier()
     # All of it leaves the group as it was, but for who did not come.
     run = summed()

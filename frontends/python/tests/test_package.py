@@ -512,6 +512,36 @@ except symmc.PeerError as error:
         self.assertEqual((ranks[0].returncode, ranks[1].returncode), (0, -signal.SIGKILL), error)
         self.assertIn("rank 1", out)
 
+    def test_a_rank_that_leaves_without_closing_ends_the_others_at_once(self):
+        work = """
+def fill(session):
+    for name in ("x", "state"):
+        session.write(name, np.zeros(4, np.float32))
+    session.run()
+try:
+    # Without word of rank 1 it would wait for two minutes.
+    if os.environ["RANK"] == "0":
+        with symmc.Session(plan, timeout=120) as session:
+            fill(session)
+            for _ in range(10**9):
+                session.run()
+    else:
+        {leave}
+except symmc.Error as error:
+    print(type(error).__name__, error.culprit, error.rank, error.reporter, error)
+"""
+        ways = {
+            "with symmc.Session(plan, timeout=120) as session: fill(session); raise ValueError('boom')": "aborted its session: ValueError: boom",
+            "session = symmc.Session(plan, timeout=120); fill(session); del session": "dropped its session without closing it",
+            "session = symmc.Session(plan, timeout=120); fill(session); raise ValueError('boom')": "",
+            "session = symmc.Session(plan, timeout=120); fill(session); session.close()": "closed its session after 1 run",
+        }
+        for leave, how in ways.items():
+            ranks = as_ranks(work.replace("{leave}", leave))
+            out, error = ranks[0].communicate(timeout=60)
+            ranks[1].communicate(timeout=60)
+            self.assertRegex(out, "^PeerError 1 1 [01] rank 1 " + how, error)
+
     def test_ctrl_c_ends_a_wait(self):
         ranks = as_ranks(
             """

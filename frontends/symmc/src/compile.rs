@@ -9,7 +9,7 @@ use symmc_check::CheckedPlan;
 use symmc_check::{CheckError, Report};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
-use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, SymbolId, Variant, parallel};
+use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, Numerics, SymbolId, Variant, parallel};
 use symmc_passes::{LowerConfig, PassError};
 use symmc_plan::{Decision, Plan};
 use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError};
@@ -40,19 +40,8 @@ pub struct Config {
     /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
     /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
-    /// Whether results may be rounded in other places than the program says.
+    /// Which changes of rounding the plan may make; strict unless set.
     pub numerics: Numerics,
-}
-
-/// Whether results may be rounded in other places than a program says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Numerics {
-    /// Collectives are rewritten only where that rounds alike.
-    #[default]
-    Strict,
-    /// Also where sums of floats are added up or rounded in another order, as when a cast or a sum passes a reduction.
-    Relaxed,
 }
 
 impl Default for Config {
@@ -67,7 +56,7 @@ impl Default for Config {
             order,
             slack,
             symm_limit,
-            numerics: Numerics::Strict,
+            numerics: Numerics::STRICT,
         }
     }
 }
@@ -108,9 +97,9 @@ impl Config {
         Config { symm_limit: symm_limit.into(), ..self }
     }
 
-    /// Sets whether results may be rounded in other places.
-    pub fn with_numerics(self, numerics: Numerics) -> Config {
-        Config { numerics, ..self }
+    /// Sets which changes of rounding the plan may make.
+    pub fn with_numerics(self, numerics: impl Into<Numerics>) -> Config {
+        Config { numerics: numerics.into(), ..self }
     }
 }
 
@@ -237,6 +226,7 @@ impl Pipeline<'_> {
             order: self.config.order,
             slack: self.config.slack,
             symm_limit: self.config.symm_limit,
+            numerics: self.config.numerics,
             ..PlanConfig::default()
         };
         symmc_planner::plan(&self.program.graph, inputs, &config)
@@ -377,7 +367,7 @@ fn lower(
         bound: held.chain(bound.iter().copied()).collect(),
         variants: config.variants.clone(),
         symmetric,
-        allow_rounding_changes: config.numerics == Numerics::Relaxed,
+        numerics: config.numerics,
         ..LowerConfig::new(config.profile.clone())
     };
     symmc_passes::lower(canonical, &lower)

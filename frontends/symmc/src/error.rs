@@ -1,7 +1,8 @@
 //! The one error type of the API.
 //!
 //! An [`Error`] has a kind, which says who is to blame and decides what a command's exit code is, a text that names the
-//! thing, what was found and what was expected, and, as far as they are known, the rank, the step, the node and the op.
+//! thing, what was found and what was expected, and, as far as they are known, the rank at fault, the rank that reported it,
+//! the step, the node and the op.
 //! What it came from is its [source](std::error::Error::source); the text holds that already.
 
 use std::error::Error as StdError;
@@ -148,9 +149,20 @@ impl Error {
         }
     }
 
-    /// The rank that it is about: that failed, that waited, or that differs from rank 0.
+    /// The rank at fault: the one that failed, died, stopped, left, did not come, or differs from the others. Never a rank
+    /// that only waited.
+    pub fn culprit(&self) -> Option<u32> {
+        self.place().culprit
+    }
+
+    /// The rank that noticed it. An error has the same culprit and reporter on every rank.
+    pub fn reporter(&self) -> Option<u32> {
+        self.place().reporter
+    }
+
+    /// Another name of [`culprit`](Self::culprit).
     pub fn rank(&self) -> Option<u32> {
-        self.place().rank
+        self.culprit()
     }
 
     /// The index of the step in its bucket.
@@ -183,11 +195,23 @@ impl Error {
         &[]
     }
 
-    /// What is wrong with the data of a step, if that is why a run failed. The session has ended on all ranks then, which may
-    /// open another one together and go on.
+    /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises, too.
+    pub fn is_of_dtypes(&self) -> bool {
+        #[cfg(feature = "torch")]
+        if let Cause::Format { cause: Some(cause), .. } = &*self.0 {
+            let error: Option<&symmc_torch::ImportError> = cause.downcast_ref();
+            return error.is_some_and(symmc_torch::ImportError::is_of_dtypes);
+        }
+        false
+    }
+
+    /// What is wrong with the data or the sizes of a run, if that is why it failed. A run that failed for its data ended the
+    /// session on all ranks; they may open another one together and go on.
     pub fn data_fault(&self) -> Option<DataFault> {
-        match &*self.0 {
-            Cause::Run(RunError::Data { fault, .. }) => Some(*fault),
+        let Cause::Run(error) = &*self.0 else { return None };
+        match error.cause() {
+            RunError::Data { fault, .. } => Some(*fault),
+            RunError::Bounds { .. } => Some(DataFault::Index),
             _ => None,
         }
     }
@@ -211,7 +235,10 @@ impl Error {
     /// Whether an op lacks a kernel that its embedder registers.
     pub fn is_about_kernels(&self) -> bool {
         match &*self.0 {
-            Cause::Run(RunError::CannotRun { why, .. }) => !matches!(why, Mismatch::Backend(_)),
+            Cause::Run(error) => match error.cause() {
+                RunError::CannotRun { why, .. } => !matches!(why, Mismatch::Backend(_)),
+                _ => false,
+            },
             _ => false,
         }
     }
@@ -330,7 +357,8 @@ impl From<RunError> for Error {
 /// Where in a run or a program something is, as far as it is known.
 #[derive(Clone, Copy, Default)]
 struct Place<'e> {
-    rank: Option<u32>,
+    culprit: Option<u32>,
+    reporter: Option<u32>,
     step: Option<usize>,
     node: Option<&'e str>,
     op: Option<&'e str>,
@@ -338,17 +366,16 @@ struct Place<'e> {
 
 impl<'e> Place<'e> {
     fn of_run(error: &'e RunError) -> Place<'e> {
-        let place = Place { rank: error.rank(), ..Place::default() };
-        match error {
-            RunError::CannotRun { node, op, .. } => Place { node: Some(node), op: Some(op), ..place },
-            RunError::Step { step, node, op, .. }
-            | RunError::Data { step, node, op, .. }
-            | RunError::Limit { step, node, op, .. }
-            | RunError::Died { step, node, op, .. } => {
-                Place { step: Some(*step), node: Some(node), op: Some(op), ..place }
-            }
-            _ => place,
-        }
+        let (node, op) = match error.cause() {
+            RunError::CannotRun { node, op, .. }
+            | RunError::Bounds { node, op, .. }
+            | RunError::Step { node, op, .. }
+            | RunError::Data { node, op, .. }
+            | RunError::Limit { node, op, .. }
+            | RunError::Died { node, op, .. } => (Some(node.as_str()), Some(op.as_str())),
+            _ => (None, None),
+        };
+        Place { culprit: error.culprit(), reporter: error.reporter(), step: error.step(), node, op }
     }
 
     #[cfg(feature = "torch")]
@@ -359,19 +386,19 @@ impl<'e> Place<'e> {
     }
 
     fn of_interpreter(error: &'e InterpError) -> Place<'e> {
-        let rank = |rank: &usize| u32::try_from(*rank).ok();
+        let on = |rank: &usize| {
+            let rank = u32::try_from(*rank).ok();
+            Place { culprit: rank, reporter: rank, ..Place::default() }
+        };
         match error {
-            InterpError::Op { rank: at, node, op, .. } => {
-                Place { rank: rank(at), step: None, node: Some(node), op: Some(op) }
-            }
+            InterpError::Op { rank, node, op, .. } => Place { node: Some(node), op: Some(op), ..on(rank) },
             InterpError::Type { node, op, .. } => {
                 Place { node: Some(node), op: Some(op), ..Place::default() }
             }
-            InterpError::InputDType { rank: at, input, .. }
-            | InterpError::InputShape { rank: at, input, .. } => {
-                Place { rank: rank(at), node: Some(input), ..Place::default() }
+            InterpError::InputDType { rank, input, .. } | InterpError::InputShape { rank, input, .. } => {
+                Place { node: Some(input), ..on(rank) }
             }
-            InterpError::InputCount { rank: at, .. } => Place { rank: rank(at), ..Place::default() },
+            InterpError::InputCount { rank, .. } => on(rank),
             InterpError::NoData { input: value }
             | InterpError::UnboundSymbol { value, .. }
             | InterpError::Extent { value, .. }
@@ -440,22 +467,28 @@ fn of_planner(error: &PlanError) -> ErrorKind {
 
 fn of_run(error: &RunError) -> ErrorKind {
     match error {
-        RunError::Invalid(_) | RunError::Data { .. } => ErrorKind::Input,
+        RunError::Invalid(_) | RunError::Data { .. } | RunError::Bounds { .. } => ErrorKind::Input,
         RunError::CannotRun { .. } => ErrorKind::Unsupported,
+        RunError::Misplaced { .. } => ErrorKind::Input,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources
         }
-        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => ErrorKind::Disagreement,
-        RunError::SizesDiffer { .. } => ErrorKind::Disagreement,
+        RunError::PlanDiffers { .. }
+        | RunError::VersionDiffers { .. }
+        | RunError::TermsDiffer { .. }
+        | RunError::SizesDiffer { .. } => ErrorKind::Disagreement,
         RunError::Step { .. } | RunError::System { .. } => ErrorKind::Run,
         RunError::Limit { .. }
         | RunError::Died { .. }
         | RunError::DiedOutside { .. }
         | RunError::Stuck { .. }
         | RunError::Absent { .. }
+        | RunError::Left { .. }
+        | RunError::Unfinished { .. }
         | RunError::Aborted { .. }
         | RunError::Protocol { .. } => ErrorKind::Peer,
         RunError::Defect(_) => ErrorKind::Defect,
+        RunError::Reported { cause, .. } => of_run(cause),
     }
 }
 

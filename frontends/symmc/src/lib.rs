@@ -97,26 +97,26 @@ pub use tensors::TensorFile;
 pub use weights::Weights;
 
 // Plans, their proof and their reports.
-pub use against_source::{SourceComparison, compare_with_source};
+pub use against_source::{ComparedPart, SourceComparison, SourceStatus, compare_with_source};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
 pub use compile::{
-    Bind, BucketSpec, Config, Numerics, Stages, canonical, check, checked, compile, compile_timed, lowered,
-    read_plan,
+    Bind, BucketSpec, Config, Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan,
 };
 pub use machine::machine;
 pub use symmc_check::CheckedPlan;
 pub use symmc_check::Report;
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
+pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};
 pub use symmc_plan::Plan;
 pub use symmc_planner::Order;
 
 // Runs.
 pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
-pub use outputs::{check_output, write_file, write_outputs};
+pub use outputs::{check_output, refuse_overwrite, write_file, write_outputs};
 pub use recorded::Expected;
-pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed};
+pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed, run_with_noise};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, arena::ArenaSource};
 pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};

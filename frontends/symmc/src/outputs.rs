@@ -1,18 +1,19 @@
-//! Files that are written, whole or not at all: one of the outputs of a run is in the form that [`TensorFile`](crate::TensorFile)
-//! reads.
+//! Files that are written, whole or not at all: see [`output_file`]. The outputs of a run have the form that
+//! [`TensorFile`](crate::TensorFile) reads.
 
-use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use symmc_ir::{DType, Graph, InputKind, OutputKind, Tensor};
+use symmc_runtime::output_file::{self, Destination, FileId, PendingFile};
 
 use crate::error::Error;
 
 /// Writes the outputs of these ranks: `rank{r}.out.<i>` is the i-th returned output of rank `r`, and the new value of an
 /// input that the program changes has that input's name, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file appears
-/// whole or not at all; where a link stands, in the link's place.
+/// whole or not at all. A symbolic link at `path` is replaced; what it points to stays as it is.
 ///
 /// # Errors
 /// The file cannot be written, or something else that is no file stands there.
@@ -22,85 +23,108 @@ pub fn write_outputs(
     ranks: Range<usize>,
     outputs: &[Vec<Tensor>],
 ) -> Result<(), Error> {
-    let mut views: Vec<(String, TensorView<'_>)> = Vec::new();
+    let mut tensors: Vec<(String, &Tensor)> = Vec::new();
     for (rank, outputs) in ranks.zip(outputs) {
-        for (name, tensor) in names(graph).iter().zip(outputs) {
-            let view = TensorView::new(dtype(tensor.dtype()), tensor.shape().to_vec(), tensor.data())
-                .map_err(|e| Error::format(path, e))?;
-            views.push((format!("rank{rank}.{name}"), view));
-        }
+        let of_rank = names(graph).into_iter().zip(outputs);
+        tensors.extend(of_rank.map(|(name, tensor)| (format!("rank{rank}.{name}"), tensor)));
     }
-    let place = place(path)?;
-    let part = Part::beside(&place);
-    serialize_to_file(views, None, &part.0).map_err(|e| Error::format(path, e))?;
-    let written = File::open(&part.0).and_then(|f| f.sync_all()).and_then(|()| fs::rename(&part.0, &place));
-    written.map_err(|e| Error::io(path, e))
+    refuse_streams(path)?;
+    let header = sorted_header(&mut tensors).map_err(|e| Error::format(path, e))?;
+    let write = || {
+        let mut pending = PendingFile::create(path)?;
+        write_tensors(pending.file(), &header, &tensors)?;
+        pending.file().sync_all()?;
+        pending.commit()
+    };
+    write().map_err(|e| Error::io(path, e))
 }
 
-/// Writes a file, as of a plan: it appears whole or not at all, and an older one stays as it was until then. What a link
-/// leads to is replaced, not the link; a device or a pipe takes the bytes as they come.
+/// The header of a safetensors file. Sorts the tensors as they follow it: larger elements first, so that all are aligned.
+fn sorted_header(tensors: &mut [(String, &Tensor)]) -> Result<Vec<u8>, String> {
+    tensors.sort_by(|(name, tensor), (other_name, other)| {
+        dtype(other.dtype()).cmp(&dtype(tensor.dtype())).then_with(|| name.cmp(other_name))
+    });
+    let mut end = 0;
+    let describe = |(name, tensor): &(String, &Tensor)| {
+        let start = end;
+        end += tensor.data().len();
+        let info = TensorInfo {
+            dtype: dtype(tensor.dtype()),
+            shape: tensor.shape().to_vec(),
+            data_offsets: (start, end),
+        };
+        (name.clone(), info)
+    };
+    let infos = tensors.iter().map(describe).collect();
+    let metadata = Metadata::new(None, infos).map_err(|e| e.to_string())?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+fn write_tensors(file: impl Write, header: &[u8], tensors: &[(String, &Tensor)]) -> io::Result<()> {
+    let mut file = BufWriter::new(file);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header)?;
+    for (_, tensor) in tensors {
+        file.write_all(tensor.data())?;
+    }
+    file.flush()
+}
+
+/// Writes a file, as of a plan: it appears whole or not at all, and an older one stays as it was until then. A symbolic link
+/// at `path` is replaced; what it points to stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) takes the
+/// bytes as they come.
 ///
 /// # Errors
 /// It cannot be written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let written = match fs::metadata(path) {
-        Ok(found) if found.is_file() => fs::canonicalize(path).and_then(|place| {
-            let part = Part::beside(&place);
-            fs::write(&part.0, bytes)?;
-            fs::set_permissions(&part.0, found.permissions())?;
-            fs::rename(&part.0, &place)
-        }),
-        Ok(_) => fs::write(path, bytes),
-        Err(_) => {
-            let part = Part::beside(path);
-            fs::write(&part.0, bytes).and_then(|()| fs::rename(&part.0, path))
-        }
-    };
-    written.map_err(|e| Error::io(path, e))
+    output_file::write(path, bytes).map_err(|e| Error::io(path, e))
 }
 
-/// Refuses a place where no file can be written, before any work.
+/// Refuses a place where no file can be written, before any work. What stands there is not touched.
 ///
 /// # Errors
-/// It is a folder, a device, a pipe or a socket, or lies in no folder.
+/// It is a folder, a device, a pipe or a socket, or no file can be created in its folder.
 pub fn check_output(path: &Path) -> Result<(), Error> {
-    let path = &place(path)?;
+    refuse_streams(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         return Err(Error::format(path, format!("there is no folder {}", folder.display())));
     }
-    let part = Part::beside(path);
-    File::create(&part.0).map(drop).map_err(|e| Error::io(path, e))
+    output_file::check(path).map_err(|e| Error::io(path, e))
 }
 
-/// Where a file goes that is written to a path: what a link leads to is replaced, not the link. Nothing but a file is
-/// replaced, as `/dev/null` would be.
-fn place(path: &Path) -> Result<PathBuf, Error> {
-    let found = match fs::metadata(path) {
-        Ok(found) if found.is_file() => return fs::canonicalize(path).map_err(|e| Error::io(path, e)),
-        Ok(found) if found.is_dir() => "a folder",
-        Ok(_) => "a device, a pipe or a socket",
-        // Nothing stands there, or the folder is at fault.
-        Err(_) => return Ok(path.to_path_buf()),
+/// Refuses to write to a file that was read, under any of its names: through symbolic links, and as a hard link.
+///
+/// # Errors
+/// `path` leads to the same file as one of `inputs`.
+pub fn refuse_overwrite<'p>(path: &Path, inputs: impl IntoIterator<Item = &'p PathBuf>) -> Result<(), Error> {
+    let Some(output) = FileId::of(path) else { return Ok(()) };
+    match inputs.into_iter().find(|input| FileId::of(input) == Some(output)) {
+        None => Ok(()),
+        Some(input) if input == path => Err(Error::format(
+            path,
+            "this file is read by the same command; expected another name for the output",
+        )),
+        Some(input) => Err(Error::format(
+            path,
+            format!(
+                "this is the file {}, which is read by the same command; expected another name for the output",
+                input.display()
+            ),
+        )),
+    }
+}
+
+/// Refuses what cannot hold a file of tensors.
+fn refuse_streams(path: &Path) -> Result<(), Error> {
+    let found = match Destination::at(path).map_err(|e| Error::io(path, e))? {
+        Destination::File => return Ok(()),
+        Destination::Folder => "a folder",
+        Destination::Stream => "a device, a pipe or a socket",
     };
     Err(Error::format(path, format!("this is {found}; expected a file to write outputs to")))
-}
-
-/// A file under another name until it is whole; it is removed if it never is.
-struct Part(PathBuf);
-
-impl Part {
-    fn beside(path: &Path) -> Part {
-        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        Part(path.with_file_name(format!(".{name}.{}.part", std::process::id())))
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        // Renamed or never made, it is not there.
-        let _ = fs::remove_file(&self.0);
-    }
 }
 
 /// What each output is called in a file, without its rank.
@@ -112,7 +136,7 @@ fn names(graph: &Graph) -> Vec<String> {
             let arguments = graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
             match arguments.map(|(other, _)| other).position(|other| other == id) {
                 Some(index) => format!("in.{index}"),
-                None => format!("w.{}", graph.inputs[id].source),
+                None => format!("w.{}", graph.stored_name(&graph.inputs[id])),
             }
         }
     };

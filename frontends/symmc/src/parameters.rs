@@ -1,5 +1,6 @@
 //! The parameters of a rank: from a file of tensors, or from the weights that came with the program.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use symmc_ir::{Graph, Input, InputKind, Tensor};
@@ -18,7 +19,7 @@ pub(crate) fn parameter(
     input: &Input,
     expected: &dyn Fn() -> String,
 ) -> Result<Option<Arc<Tensor>>, Error> {
-    let source = &input.source;
+    let source = graph.stored_name(input);
     let own = weights.of(rank, graph.ranks.unwrap_or_default()).and_then(|w| w.get(source)).cloned();
     let Some(file) = tensors else { return Ok(own) };
     if let Some(tensor) = file.weight(rank, source)? {
@@ -38,9 +39,30 @@ pub(crate) fn parameter(
     }
 }
 
+/// Refuses a parameter without a source whose value has the name of another parameter's source: a file of tensors would give
+/// both the same tensor.
+pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
+    let parameters = || graph.inputs.values().filter(|i| i.kind == InputKind::Parameter);
+    let sources: HashMap<&str, &Input> =
+        parameters().filter(|i| !i.source.is_empty()).map(|i| (i.source.as_str(), i)).collect();
+    for input in parameters().filter(|i| i.source.is_empty()) {
+        let name = graph.name_of(input.value);
+        if let Some(other) = sources.get(name) {
+            let other = graph.name_of(other.value);
+            return Err(Error::request(format!(
+                "the parameter %{name} has no source, so tensors hold it as {name:?}, which is the source of %{other}: give \
+                 %{name} a source of its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses a file that gives a rank another value of what is a constant of the program.
 pub(crate) fn hold_constant(file: &TensorFile, rank: u32, input: &Input, data: &Tensor) -> Result<(), Error> {
-    match file.weight(rank, &input.source)? {
+    // A constant without a source is no weight of the program.
+    let found = if input.source.is_empty() { None } else { file.weight_loaded(rank, &input.source)? };
+    match found {
         Some(found) if *found != *data => Err(Error::format(
             file.path(),
             format!(
@@ -63,6 +85,7 @@ pub(crate) fn parameters(
     tensors: Option<&TensorFile>,
     rank: u32,
 ) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
+    expect_distinct_names(graph)?;
     let mut out = Vec::new();
     for input in graph.inputs.values() {
         match (&input.data, tensors) {
@@ -76,11 +99,11 @@ pub(crate) fn parameters(
         }
         let expected = || graph.ty(input.value).dtype.to_string();
         let found = parameter(graph, weights, tensors, rank, input, &expected)?;
-        let source = &input.source;
+        let source = graph.stored_name(input);
         let none = || Error::request(format!("no file of tensors gives rank {rank} the weight {source}"));
         let tensor = found.ok_or_else(none)?.loaded();
         let unread = |e| Error::request(format!("the weight {source} of rank {rank} cannot be read: {e}"));
-        out.push((source.clone(), tensor.map_err(unread)?));
+        out.push((source.to_string(), tensor.map_err(unread)?));
     }
     Ok(out)
 }

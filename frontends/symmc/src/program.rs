@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_import::ranges;
-use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
+use symmc_ir::{Graph, Input, InputKind, Members, Tensor, text, verify};
 
 use crate::error::{Error, ranks as ranks_text};
 use crate::files::{beside, head, read_on, utf8};
@@ -39,6 +39,8 @@ pub struct Program {
     pub weights: Weights,
     /// What the importer wants people to know.
     pub notes: Vec<String>,
+    /// All files that the program was read from: its own, those of the other ranks, and files of data that they name.
+    pub files: Vec<PathBuf>,
 }
 
 impl Program {
@@ -52,29 +54,30 @@ impl Program {
         let is_archive = is_archive(path, &head);
         if !is_archive && is_onnx(path, &head) {
             // The importer reads it.
-            return Program::imported(path, read_models(&[path.to_path_buf()], options)?, options);
+            let paths = [path.to_path_buf()];
+            return Program::imported(&paths, read_models(&paths, options)?, options);
         }
         let bytes = read_on(path, head, file)?;
         if is_archive {
-            return Program::imported(
-                path,
-                read_archives(&[path.to_path_buf()], &[bytes], options)?,
-                options,
-            );
+            let paths = [path.to_path_buf()];
+            return Program::imported(&paths, read_archives(&paths, &[bytes], options)?, options);
         }
         let (mut graph, weights, mut notes) = (parse(path, bytes, options)?, Weights::default(), Vec::new());
         ranges::narrow_all(&mut graph.symbols, &options.given(), &mut notes)
             .map_err(|e| Error::misread(path, e.to_string(), e))?;
-        let program = Program { path: path.to_path_buf(), graph, weights, notes };
+        let files = vec![path.to_path_buf()];
+        let program = Program { path: path.to_path_buf(), graph, weights, notes, files };
         // The importers verify what they give.
         program.verify()?;
         program.on_tensors(options)
     }
 
     /// A program that a reader of its format gives, which verified it.
-    fn imported(path: &Path, imported: Imported, options: &OpenOptions) -> Result<Self, Error> {
-        let Imported { graph, weights, notes } = imported;
-        Program { path: path.to_path_buf(), graph, weights, notes }.on_tensors(options)
+    fn imported(paths: &[PathBuf], imported: Imported, options: &OpenOptions) -> Result<Self, Error> {
+        let Imported { graph, weights, notes, data_files } = imported;
+        let path = paths.first().cloned().unwrap_or_default();
+        let files = paths.iter().cloned().chain(data_files).collect();
+        Program { path, graph, weights, notes, files }.on_tensors(options)
     }
 
     /// Takes from the tensors that the program will run on what it leaves open.
@@ -83,7 +86,8 @@ impl Program {
         if self.graph.ranks.is_none() {
             self.set_ranks(file.ranks())?;
         }
-        for input in self.graph.inputs.values_mut().filter(|i| i.kind == InputKind::Constant) {
+        let stored = |i: &&mut Input| i.kind == InputKind::Constant && !i.source.is_empty();
+        for input in self.graph.inputs.values_mut().filter(stored) {
             let Some(data) = input.data.clone() else { continue };
             if file.contradicts(&input.source, &data)?.is_none() {
                 continue;
@@ -109,7 +113,9 @@ impl Program {
         if let [path] = paths {
             return Program::open(path, options);
         }
-        let Some(first) = paths.first() else { return Err(Error::request("no file is named")) };
+        if paths.is_empty() {
+            return Err(Error::request("no file is named"));
+        }
         let mut archives = Vec::new();
         for (i, path) in paths.iter().enumerate() {
             let (head, file) = head(path, PROGRAM)?;
@@ -125,9 +131,9 @@ impl Program {
             }
         }
         if !archives.is_empty() {
-            return Program::imported(first, read_archives(paths, &archives, options)?, options);
+            return Program::imported(paths, read_archives(paths, &archives, options)?, options);
         }
-        Program::imported(first, read_models(paths, options)?, options)
+        Program::imported(paths, read_models(paths, options)?, options)
     }
 
     /// A program in text form; its name stands for a file.
@@ -149,7 +155,8 @@ impl Program {
     /// The graph breaks an invariant of the IR.
     pub fn from_graph(graph: Graph) -> Result<Self, Error> {
         let path = PathBuf::from(&graph.name);
-        let program = Program { path, graph, weights: Weights::default(), notes: Vec::new() };
+        let (weights, notes, files) = (Weights::default(), Vec::new(), Vec::new());
+        let program = Program { path, graph, weights, notes, files };
         program.verify()?;
         Ok(program)
     }
@@ -178,6 +185,7 @@ impl Program {
         }
         let Some(beside) = beside(&self.path) else { return Ok(None) };
         self.set_ranks(TensorFile::open(&beside)?.ranks())?;
+        self.files.push(beside.clone());
         Ok(Some(beside))
     }
 

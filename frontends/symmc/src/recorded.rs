@@ -79,7 +79,7 @@ impl Names {
         let returned = graph.outputs.iter().filter(|o| returns(o)).count();
         let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).count();
         let taken = graph.inputs.values().filter(|i| i.kind != InputKind::Argument);
-        let sources: BTreeSet<&str> = taken.map(|i| i.source.as_str()).collect();
+        let sources: BTreeSet<&str> = taken.map(|i| graph.stored_name(i)).collect();
         let is_weight =
             |name: &str| sources.contains(name) || weights.tied(name).any(|n| sources.contains(n));
         let mut out = Names {

@@ -15,6 +15,9 @@ use symmc_runtime::host::{
 use crate::error::Error;
 use crate::workload::Workload;
 
+/// Runs with noise of two seeds have the same noise only after this many.
+const RUNS_OF_A_SEED: u64 = 1 << 32;
+
 /// Where a plan runs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -141,7 +144,7 @@ pub fn run_timed(
     config: &RunConfig,
 ) -> Result<Ran, Error> {
     if let Backend::Interpreter = backend {
-        return interpret(plan, work, config);
+        return interpret(plan, work, config, None);
     }
     let job = Job {
         plan,
@@ -156,8 +159,27 @@ pub fn run_timed(
     })
 }
 
+/// The outputs of the interpreter, for each rank, with noise on every rounding that is drawn from a seed. Outputs that differ
+/// much from those of [`Backend::Interpreter`] are sensitive to rounding errors: other backends differ there too.
+///
+/// # Errors
+/// As [`run`] by the interpreter.
+pub fn run_with_noise(
+    plan: &CheckedPlan,
+    work: &Workload,
+    config: &RunConfig,
+    seed: u64,
+) -> Result<Vec<Vec<Tensor>>, Error> {
+    interpret(plan, work, config, Some(seed)).map(|ran| ran.outputs)
+}
+
 /// Interprets the imported program as often as asked; inputs that outputs mutate have their new value from run to run.
-fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Ran, Error> {
+fn interpret(
+    plan: &CheckedPlan,
+    work: &Workload,
+    config: &RunConfig,
+    noise: Option<u64>,
+) -> Result<Ran, Error> {
     let graph = plan.source_program();
     config.kernels.check(graph)?;
     let kernels = config.kernels.interpreted();
@@ -167,9 +189,16 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
     let mut times = Vec::new();
     let mut run = |inputs: &[Vec<Arc<Tensor>>]| {
         let start = Instant::now();
-        let outputs = interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(Error::interpreter);
+        let outputs = match noise {
+            None => interp::run_with(graph, &work.bindings, inputs, &kernels),
+            // Each run has noise of its own.
+            Some(seed) => {
+                let seed = seed.wrapping_mul(RUNS_OF_A_SEED).wrapping_add(times.len() as u64);
+                interp::run_with_noise(graph, &work.bindings, inputs, &kernels, seed)
+            }
+        };
         times.push(start.elapsed());
-        outputs
+        outputs.map_err(Error::interpreter)
     };
     let mut outputs = run(&inputs)?;
     for _ in 1..config.repeats {

@@ -1,6 +1,7 @@
 //! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
 
 pub(crate) mod buffer;
+mod device;
 mod share;
 mod shared;
 pub(crate) mod slot;
@@ -23,6 +24,7 @@ pub use values::{Place, Value, ValueKind};
 use crate::error::Error;
 use crate::run::in_reach;
 use crate::workload::find_symbol;
+use device::OwnDevice;
 
 /// How a session runs.
 #[derive(Clone, Debug)]
@@ -102,15 +104,17 @@ impl SessionConfig {
 /// ([`write`](Self::write)), in memory of the caller ([`bind`](Self::bind)), or at its [`address`](Self::address). What
 /// an output replaces is replaced where it lies.
 ///
-/// A run that fails ends the session on every rank; after that all calls give the error. Dropping a session while a run is
-/// in progress ends it on the other ranks too.
+/// A run that fails ends the session on every rank; after that all calls give the error. So does a rank that drops its
+/// session without [closing](Self::close) it, whether a run is in progress or not: the other ranks get the error at once,
+/// in the run that is in progress or in their next call.
+///
+/// A session belongs to the process that opened it. In a forked process its calls are errors, and dropping it there does
+/// nothing to the session of the parent.
 pub struct Session {
     plan: CheckedPlan,
     rank: u32,
     bindings: Bindings,
-    device: Box<dyn DeviceSession>,
-    /// What runs of the device may read: goes after it.
-    shared: shared::Shared,
+    device: OwnDevice,
 }
 
 impl std::fmt::Debug for Session {
@@ -148,9 +152,9 @@ impl Session {
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
         let device = Session::on_device(plan, group, config)?;
         let (plan, rank, bindings) = (plan.clone(), group.rank(), Bindings::new());
-        let mut session = Session { plan, rank, bindings, device, shared: shared::Shared::default() };
+        let mut session = Session { plan, rank, bindings, device: OwnDevice::new(device) };
         if session.is_sized() {
-            session.device.set(&session.bindings)?;
+            session.device.get_mut()?.set(&session.bindings)?;
         }
         Ok(session)
     }
@@ -213,12 +217,16 @@ impl Session {
         }
         let old = std::mem::replace(&mut self.bindings, bindings);
         if self.is_sized()
-            && let Err(error) = self.device.set(&self.bindings)
+            && let Err(error) = self.apply_sizes()
         {
             self.bindings = old;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(())
+    }
+
+    fn apply_sizes(&mut self) -> Result<(), Error> {
+        Ok(self.device.get_mut()?.set(&self.bindings)?)
     }
 
     fn is_sized(&self) -> bool {
@@ -281,7 +289,7 @@ impl Session {
     /// There is no such input or output, a symbol has no value, or there is no memory.
     pub fn address(&mut self, name: &str) -> Result<Memory, Error> {
         let port = self.port(name, values::Prefer::Either)?;
-        let spot = self.device.spot(port)?;
+        let spot = self.device.get_mut()?.spot(port)?;
         if spot.owner == Owner::Program {
             return Err(Error::request(format!(
                 "{name} is a constant of the program: it has no memory to write"
@@ -321,7 +329,7 @@ impl Session {
     pub fn unbind(&mut self, name: &str) -> Result<(), Error> {
         let port = self.port(name, values::Prefer::Either)?;
         // SAFETY: no memory is lent.
-        unsafe { self.device.lend(port, None)? };
+        unsafe { self.device.get_mut()?.lend(port, None)? };
         self.hold(port, None);
         Ok(())
     }
@@ -334,7 +342,7 @@ impl Session {
         let Port::Input(input) = self.port(name, values::Prefer::Input)? else {
             return Err(Error::request(format!("{name} is an output: only inputs are written")));
         };
-        Ok(self.device.write(input, data)?)
+        Ok(self.device.get_mut()?.write(input, data)?)
     }
 
     /// The value of an output, or of an input, as it is now.
@@ -345,7 +353,7 @@ impl Session {
         let port = self.port(name, values::Prefer::Output)?;
         let value = self.value_of(name, port)?;
         let mut data = vec![0; value.bytes];
-        self.device.read(port, &mut data)?;
+        self.device.get_mut()?.read(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);
         tensor.ok_or_else(|| RunError::Defect(format!("{name}: its bytes do not fit its extents")).into())
     }
@@ -355,7 +363,7 @@ impl Session {
     /// # Errors
     /// A symbol has no value, an input has no data, other ranks run with other sizes, or the run failed on some rank.
     pub fn run(&mut self) -> Result<(), Error> {
-        Ok(self.device.run()?)
+        Ok(self.device.get_mut()?.run()?)
     }
 
     /// Starts one run behind those that were started, and returns.
@@ -363,7 +371,7 @@ impl Session {
     /// # Errors
     /// As [`run`](Self::run), as far as it is known now.
     pub fn enqueue(&mut self) -> Result<(), Error> {
-        Ok(self.device.enqueue(None)?)
+        Ok(self.device.get_mut()?.enqueue(None)?)
     }
 
     /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`): the run begins after what is
@@ -377,18 +385,18 @@ impl Session {
     /// # Safety
     /// The stream exists, until all runs there have ended.
     pub unsafe fn enqueue_on(&mut self, stream: *mut std::ffi::c_void) -> Result<(), Error> {
-        Ok(self.device.enqueue(Some(RawStream(stream)))?)
+        Ok(self.device.get_mut()?.enqueue(Some(RawStream(stream)))?)
     }
 
     /// The bytes that the session takes of its device now.
     pub fn taken(&self) -> Taken {
-        self.device.taken()
+        self.device.get().map(|device| device.taken()).unwrap_or_default()
     }
 
     /// How often the session recorded runs on its GPU, and what became of the recordings: one is made for new sizes and for
     /// memory that none fits, and as many are kept as `Gpu::with_kept` says.
     pub fn recordings(&self) -> Recordings {
-        self.device.recordings()
+        self.device.get().map(|device| device.recordings()).unwrap_or_default()
     }
 
     /// Whether all runs have ended.
@@ -396,7 +404,7 @@ impl Session {
     /// # Errors
     /// One failed.
     pub fn poll(&mut self) -> Result<bool, Error> {
-        Ok(self.device.poll()?)
+        Ok(self.device.get_mut()?.poll()?)
     }
 
     /// Waits until all runs have ended.
@@ -404,7 +412,7 @@ impl Session {
     /// # Errors
     /// One failed, or they have not ended within `limit` and go on.
     pub fn wait(&mut self, limit: Duration) -> Result<(), Error> {
-        Ok(self.device.wait(in_reach(limit))?)
+        Ok(self.device.get_mut()?.wait(in_reach(limit))?)
     }
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume). All ranks call both, between runs. Memory of
@@ -413,7 +421,7 @@ impl Session {
     /// # Errors
     /// A run is in progress, or a rank failed.
     pub fn release(&mut self) -> Result<(), Error> {
-        Ok(self.device.release()?)
+        Ok(self.device.get_mut()?.release()?)
     }
 
     /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
@@ -421,14 +429,27 @@ impl Session {
     /// # Errors
     /// There is no memory, or a rank failed.
     pub fn resume(&mut self) -> Result<(), Error> {
-        Ok(self.device.resume()?)
+        Ok(self.device.get_mut()?.resume()?)
     }
 
-    /// Waits until all runs have ended, and ends the session. Dropping it does not wait.
+    /// Waits until all runs have ended, and ends the session. Other ranks may close theirs later; one that runs it again
+    /// gets an error that names this rank.
     ///
     /// # Errors
-    /// A run failed.
+    /// A run failed, or the session belongs to the process that this one was forked from.
     pub fn close(self) -> Result<(), Error> {
-        Ok(self.device.close()?)
+        let mut device = self.device;
+        Ok(device.take()?.close()?)
+    }
+
+    /// Ends the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank and
+    /// the reason. Dropping a session that was not closed does the same, without a reason.
+    ///
+    /// # Errors
+    /// The session belongs to the process that this one was forked from.
+    pub fn abort(self, reason: &str) -> Result<(), Error> {
+        let mut device = self.device;
+        device.take()?.abort(reason);
+        Ok(())
     }
 }

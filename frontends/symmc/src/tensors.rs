@@ -1,20 +1,26 @@
 //! Files of recorded tensors: weights, inputs and expected outputs of every rank in one safetensors file.
 //!
 //! Names: `rank{r}.w.<source>` is a weight, `rank{r}.in.<i>` the i-th argument, `rank{r}.out.<i>` the i-th
-//! returned output of rank `r`. The file is mapped, and tensors are parts of the mapping: their data are read when
-//! they are used, and reach ranks and devices from there.
+//! returned output of rank `r`. The file is mapped, and tensors are parts of the mapping. Another process may shorten the
+//! file while it is mapped, which raises SIGBUS where lost pages are touched: the header and the data that this process
+//! uses are read by position.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata};
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
 
 use crate::content::FileContent;
 use crate::error::Error;
 use crate::files::is_stream;
+
+/// The longest header, as of the safetensors library.
+const MAX_HEADER: usize = 100_000_000;
 
 /// An open file of recorded tensors.
 pub struct TensorFile {
@@ -43,10 +49,15 @@ impl TensorFile {
                 "this is a device, a pipe or a socket; expected a safetensors file",
             ));
         }
-        let map = Mapped::open(path).map_err(|e| Error::io(path, e))?;
-        let (length, header) = SafeTensors::read_metadata(map.bytes())
-            .map_err(|e| Error::format(path, format!("not a safetensors file: {e}")))?;
-        let start = length + 8;
+        TensorFile::read(path, Mapped::open(path).map_err(|e| Error::io(path, e))?)
+    }
+
+    /// Reads the header of a mapped file, by position: another process may shorten the file at any time.
+    fn read(path: &Path, map: Mapped) -> Result<Self, Error> {
+        let (start, header) = read_header(&map).map_err(|e| match e {
+            HeaderError::Io(cause) => Error::io(path, cause),
+            HeaderError::Format(found) => Error::format(path, format!("not a safetensors file: {found}")),
+        })?;
         let mut ranks = 0;
         let mut inputs = false;
         let mut outputs = false;
@@ -111,13 +122,19 @@ impl TensorFile {
         self.get(&format!("rank{rank}.w.{source}"))
     }
 
+    /// A weight of a rank in memory that no other process changes.
+    pub(crate) fn weight_loaded(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
+        let found = self.weight(rank, source)?;
+        found.map(|t| t.loaded()).transpose().map_err(|e| Error::request(e.to_string()))
+    }
+
     /// The first rank whose tensor of this name is not `data`, where the file has one.
     ///
     /// # Errors
     /// See [`get`](Self::get).
     pub fn contradicts(&self, source: &str, data: &Tensor) -> Result<Option<u32>, Error> {
         for rank in 0..self.ranks {
-            if self.weight(rank, source)?.is_some_and(|t| *t != *data) {
+            if self.weight_loaded(rank, source)?.is_some_and(|t| *t != *data) {
                 return Ok(Some(rank));
             }
         }
@@ -178,10 +195,109 @@ impl fmt::Debug for TensorFile {
     }
 }
 
+/// Why a file has no header that can be used.
+enum HeaderError {
+    Io(io::Error),
+    Format(SafeTensorError),
+}
+
+/// Where the data starts, and the header before it.
+fn read_header(map: &Mapped) -> Result<(usize, Metadata), HeaderError> {
+    let size = map.size();
+    let mut length = [0; 8];
+    if size < length.len() {
+        return Err(HeaderError::Format(SafeTensorError::HeaderTooSmall));
+    }
+    map.read(0, &mut length).map_err(HeaderError::Io)?;
+    let length = usize::try_from(u64::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if length > MAX_HEADER {
+        return Err(HeaderError::Format(SafeTensorError::HeaderTooLarge));
+    }
+    let start = length + 8;
+    if start > size {
+        return Err(HeaderError::Format(SafeTensorError::InvalidHeaderLength));
+    }
+    let mut header = vec![0; length];
+    map.read(8, &mut header).map_err(HeaderError::Io)?;
+    let text =
+        std::str::from_utf8(&header).map_err(SafeTensorError::InvalidHeader).map_err(HeaderError::Format)?;
+    let header: Metadata = serde_json::from_str(text)
+        .map_err(SafeTensorError::InvalidHeaderDeserialization)
+        .map_err(HeaderError::Format)?;
+    match header.data_len() == size - start {
+        true => Ok((start, header)),
+        false => Err(HeaderError::Format(SafeTensorError::MetadataIncompleteBuffer)),
+    }
+}
+
 /// `rank{r}.{rest}` as its parts.
 fn split(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
     let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
     let rank = rank.parse().ok().filter(|&r: &u32| r < MAX_RANKS)?;
     known.then_some((rank, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, OpenOptions};
+
+    use super::*;
+
+    /// A file with one weight of rank 0, of so many floats.
+    fn file(folder: &Path, elements: usize) -> PathBuf {
+        let bytes = elements * 4;
+        let header =
+            format!(r#"{{"rank0.w.w":{{"dtype":"F32","shape":[{elements}],"data_offsets":[0,{bytes}]}}}}"#);
+        let path = folder.join("w.safetensors");
+        let header_length = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&header_length[..], header.as_bytes(), &vec![0; bytes]].concat()).unwrap();
+        path
+    }
+
+    /// Each length that a file may be cut to after it was mapped, and before it was mapped.
+    #[test]
+    fn a_file_that_is_shortened_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = fs::metadata(file(folder.path(), 5000)).unwrap().len();
+        for cut in [0, 1, 7, 8, 9, 40, 100, 4096, 8192, whole - 1] {
+            let path = file(folder.path(), 5000);
+            let map = Mapped::open(&path).unwrap();
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(cut).unwrap();
+            let error = TensorFile::read(&path, map).unwrap_err().to_string();
+            assert!(
+                error.contains("changed while it was in use") && error.contains("w.safetensors"),
+                "{error}"
+            );
+            let error = TensorFile::open(&path).unwrap_err().to_string();
+            assert!(error.contains("not a safetensors file"), "{cut}: {error}");
+        }
+        let path = file(folder.path(), 5000);
+        let opened = TensorFile::open(&path).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(200).unwrap();
+        let zeros = Tensor::zeros(DType::F32, [5000]).unwrap();
+        let error = opened.contradicts("w", &zeros).unwrap_err();
+        assert!(error.to_string().contains("changed while it was in use"), "{error}");
+    }
+
+    #[test]
+    fn headers_that_are_none_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        let with_length = |length: u64, text: &[u8]| [&length.to_le_bytes()[..], text].concat();
+        for bytes in [
+            Vec::new(),
+            vec![1; 7],
+            with_length(u64::MAX, b"{}"),
+            with_length(100_000_001, b"{}"),
+            with_length(3, b"{}"),
+            with_length(2, b"\xff\xff"),
+            with_length(2, b"[]"),
+            with_length(2, b"{}rest"),
+        ] {
+            fs::write(&path, &bytes).unwrap();
+            let error = TensorFile::open(&path).unwrap_err().to_string();
+            assert!(error.contains("not a safetensors file") || bytes.is_empty(), "{error}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use symmc_runtime::host::Term;
 use crate::content::WeightContent;
 use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
-use crate::parameters::{hold_constant, parameter};
+use crate::parameters::{expect_distinct_names, hold_constant, parameter};
 use crate::program::Program;
 use crate::recorded::{self, Expected, Recording, recording};
 use crate::tensors::TensorFile;
@@ -107,6 +107,9 @@ impl Workload {
                 format!("the program runs on {}, the file is for {found}", ranks_text(ranks)),
             ));
         }
+        if tensors.is_some() {
+            expect_distinct_names(graph)?;
+        }
         let mut notes = Vec::new();
         let set = requested(graph, &draw.symbols)?;
         let given = given(graph, tensors, draw, ranks, &set)?;
@@ -138,7 +141,8 @@ impl Workload {
         };
         notes.extend(note);
         let mut settings = settings(tensors, draw, drawn.is_some(), &notes);
-        if graph.inputs.values().any(|i| weights.of(0, ranks).is_some_and(|w| w.contains_key(&i.source))) {
+        let has_weight = |i| weights.of(0, ranks).is_some_and(|w| w.contains_key(graph.stored_name(i)));
+        if graph.inputs.values().any(has_weight) {
             settings.push(Term::content("weights", Arc::new(WeightContent(weights.clone()))));
         }
         Ok(Workload { bindings, inputs, expected, incomparable, notes, settings })
@@ -418,7 +422,7 @@ impl Sources<'_> {
         }
         let name = match input.kind {
             InputKind::Argument => format!("rank{rank}.in.{}", argument.saturating_sub(1)),
-            _ => format!("rank{rank}.w.{}", input.source),
+            _ => format!("rank{rank}.w.{}", self.graph.stored_name(input)),
         };
         let (expected, found) = (self.describe(input), format!("{}{:?}", tensor.dtype(), tensor.shape()));
         Err(Error::request(format!(

@@ -14,19 +14,23 @@ const NOWHERE: Place = (None, None, None);
 const RANK: Place = (Some(3), None, None);
 const STEP: Place = (Some(3), Some(7), Some("add"));
 
-/// Errors of runs, of every form, by their kind and what they say of where they happened.
+/// Errors of one rank, of every form, by their kind and what they say of where they happened.
 fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
-    use ErrorKind::{Defect, Disagreement, Input, Peer, Resources, Run, Unsupported};
+    use ErrorKind::{Defect, Input, Resources, Run, Unsupported};
     let text = |t: &str| t.to_string();
     let (node, op, detail, how) = (|| text("y"), || text("add"), || text("no"), || text("exit code 3"));
-    let (rank, step, bytes, limit_ms, run) = (3, 7, 64, 30, 0);
+    let (rank, step, bytes) = (3, 7, 64);
     let (why, fault) = (Mismatch::NoKernel, DataFault::Index);
-    let (expected, found) = (|| text("a"), || text("b"));
     vec![
         (Input, NOWHERE, vec![RunError::Invalid(detail())]),
         (Defect, NOWHERE, vec![RunError::Defect(detail())]),
         (Run, NOWHERE, vec![RunError::system("mmap", "no")]),
         (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), fault, detail: detail() }]),
+        (
+            Input,
+            (None, None, Some("add")),
+            vec![RunError::Bounds { node: node(), op: op(), detail: detail() }],
+        ),
         (Run, STEP, vec![RunError::Step { rank, step, node: node(), op: op(), detail: detail() }]),
         (
             Unsupported,
@@ -42,22 +46,44 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
             ],
         ),
         (Resources, RANK, vec![RunError::Refused { rank }]),
+        (Input, RANK, vec![RunError::Misplaced { rank, detail: detail() }]),
+    ]
+}
+
+/// The same of errors that ranks have of each other.
+fn of_peers() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
+    use ErrorKind::{Disagreement, Peer};
+    let text = |t: &str| t.to_string();
+    let (node, op, detail, how) = (|| text("y"), || text("add"), || text("no"), || text("exit code 3"));
+    let (rank, step, limit_ms, run) = (3, 7, 30, 0);
+    let (expected, found) = (|| text("a"), || text("b"));
+    vec![
         (
             Peer,
             STEP,
             vec![
-                RunError::Limit { rank, peers: vec![1], step, node: node(), op: op(), run, limit_ms },
+                RunError::Limit {
+                    rank: 1,
+                    culprit: rank,
+                    peers: vec![rank],
+                    step,
+                    node: node(),
+                    op: op(),
+                    run,
+                    limit_ms,
+                },
                 RunError::Died { rank, how: how(), step, node: node(), op: op(), run },
             ],
         ),
-        (Peer, NOWHERE, vec![RunError::Absent { ranks: vec![1, 2], limit_ms }]),
+        (Peer, NOWHERE, vec![RunError::Unfinished { rank, run, limit_ms }]),
         (
             Peer,
             RANK,
             vec![
                 RunError::DiedOutside { rank, how: how(), when: text("before the first step") },
                 RunError::Stuck { rank, at: text("at step 3"), limit_ms },
-                RunError::Absent { ranks: vec![3], limit_ms },
+                RunError::Absent { ranks: vec![3, 4], limit_ms },
+                RunError::Left { rank, how: text("closed its session after 3 runs") },
                 RunError::Aborted { rank, reason: detail() },
                 RunError::Protocol { rank, detail: detail() },
             ],
@@ -68,7 +94,8 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
             vec![
                 RunError::PlanDiffers { rank, expected: expected(), found: found() },
                 RunError::VersionDiffers { rank, expected: expected(), found: found() },
-                RunError::SizesDiffer { rank, peer: 0, run: 7, sizes: text("n=4") },
+                RunError::TermsDiffer { rank, expected: expected(), found: found() },
+                RunError::SizesDiffer { rank: 0, peer: rank, run: 7, sizes: text("n=4") },
             ],
         ),
     ]
@@ -76,15 +103,34 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
 
 #[test]
 fn an_error_of_a_run_says_of_what_kind_it_is_and_where_it_happened() {
-    for (kind, place, errors) in runs() {
+    for (kind, place, errors) in runs().into_iter().chain(of_peers()) {
         for run in errors {
             let error = Error::from(run.clone());
             assert_eq!(error.kind(), kind, "{error}");
-            assert_eq!((error.rank(), error.step(), error.op()), place, "{error}");
+            assert_eq!((error.culprit(), error.step(), error.op()), place, "{error}");
+            assert_eq!(error.rank(), error.culprit(), "{error}");
             assert_eq!(error.node(), place.2.map(|_| "y"), "{error}");
             assert_eq!(error.to_string(), run.to_string());
             let source = error.source().and_then(|s| s.downcast_ref::<RunError>());
             assert_eq!(source, Some(&run));
+        }
+    }
+}
+
+#[test]
+fn what_a_rank_reports_is_the_same_error_on_all_others() {
+    for (kind, (culprit, step, op), errors) in runs().into_iter().chain(of_peers()) {
+        for run in errors {
+            let own = run.reporter();
+            let is_last_word = matches!(run, RunError::Aborted { .. });
+            let reported = Error::from(run.clone().reported_by(2));
+            assert_eq!((reported.kind(), reported.step(), reported.op()), (kind, step, op), "{reported}");
+            assert_eq!(reported.reporter(), if is_last_word { None } else { own.or(Some(2)) }, "{reported}");
+            // Where no rank is at fault it is the one that has the problem.
+            let found = reported.culprit();
+            assert!(found == culprit || culprit.is_none() && found == Some(2), "{reported}: {found:?}");
+            let text = reported.to_string();
+            assert!(text.contains(&run.to_string()) && text.contains("rank "), "{text}");
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Where the outputs of a run are written: a file is replaced whole, a link is followed, and nothing else is touched.
+//! Where the outputs of a run are written: a file is replaced whole, a link is replaced by the file, and nothing else is touched.
 #![cfg(unix)]
 
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 
-use symmc::{Tensor, TensorFile};
+use symmc::{Graph, Tensor, TensorFile};
 use symmc_ir::{DType, text};
 
 const PROGRAM: &str = r#"program "p" ranks 1
@@ -13,35 +14,87 @@ arg %x: f32[2]
 return %y
 "#;
 
-#[test]
-fn what_is_no_file_is_refused_and_stays() {
-    let dir = tempfile::tempdir().expect("a folder");
+fn program() -> (Graph, Vec<Vec<Tensor>>) {
     let graph = text::parse(PROGRAM).expect("a program");
-    let output = vec![vec![Tensor::from_f64(DType::F32, [2], &[1.0, 2.0]).expect("two elements")]];
-    let socket = dir.path().join("socket");
-    let _listener = UnixListener::bind(&socket).expect("a socket");
-    let link = dir.path().join("link");
-    symlink(&socket, &link).expect("a link");
-    for path in [&socket, &link] {
-        let found = symmc::check_output(path).expect_err("no file").to_string();
-        assert!(found.contains("a device, a pipe or a socket"), "{found}");
-        symmc::write_outputs(path, &graph, 0..1, &output).expect_err("no file");
-    }
-    assert!(socket.symlink_metadata().expect("it stays").file_type().is_socket());
-    assert!(link.symlink_metadata().expect("it stays").file_type().is_symlink());
+    (graph, vec![vec![Tensor::from_f64(DType::F32, [2], &[1.0, 2.0]).expect("two elements")]])
+}
+
+fn read(path: &Path) -> Vec<f64> {
+    TensorFile::open(path).expect("tensors").get("rank0.out.0").expect("f32").expect("there").to_f64()
 }
 
 #[test]
-fn a_link_leads_to_the_file_that_is_written() {
+fn a_stream_or_a_folder_is_refused_and_stays() {
     let dir = tempfile::tempdir().expect("a folder");
-    let graph = text::parse(PROGRAM).expect("a program");
-    let output = vec![vec![Tensor::from_f64(DType::F32, [2], &[1.0, 2.0]).expect("two elements")]];
+    let (graph, output) = program();
+    let socket = dir.path().join("socket");
+    let _listener = UnixListener::bind(&socket).expect("a socket");
+    let refused = [(socket.as_path(), "a device, a pipe or a socket"), (dir.path(), "a folder")];
+    let streams = ["/dev/null", "/dev/stdout", "/dev/fd/2"].map(|path| (Path::new(path), "a device"));
+    for (path, what) in refused.into_iter().chain(streams) {
+        let found = symmc::check_output(path).expect_err("no file").to_string();
+        assert!(found.contains(what), "{found}");
+        symmc::write_outputs(path, &graph, 0..1, &output).expect_err("no file");
+    }
+    assert!(socket.symlink_metadata().expect("it stays").file_type().is_socket());
+}
+
+#[test]
+fn a_link_is_replaced_by_the_file_and_its_target_stays() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (graph, output) = program();
     let (file, link) = (dir.path().join("file.safetensors"), dir.path().join("link.safetensors"));
     std::fs::write(&file, b"old").expect("written");
-    symlink(&file, &link).expect("a link");
-    symmc::check_output(&link).expect("a file");
-    symmc::write_outputs(&link, &graph, 0..1, &output).expect("written");
-    assert!(link.symlink_metadata().expect("it stays").file_type().is_symlink());
-    let written = TensorFile::open(&file).expect("tensors").get("rank0.out.0").expect("f32").expect("there");
-    assert_eq!(written.to_f64(), [1.0, 2.0]);
+    for target in [file.as_path(), Path::new("missing"), Path::new("/dev/null"), dir.path()] {
+        let _ = std::fs::remove_file(&link);
+        symlink(target, &link).expect("a link");
+        symmc::check_output(&link).expect("a file can be written");
+        assert!(link.symlink_metadata().expect("it stays").file_type().is_symlink(), "nothing is touched");
+        symmc::write_outputs(&link, &graph, 0..1, &output).expect("written");
+        assert!(link.symlink_metadata().expect("written").is_file());
+        assert_eq!(read(&link), [1.0, 2.0]);
+        assert_eq!(std::fs::read(&file).expect("it stays"), b"old");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 2, "no other file is left");
+}
+
+#[test]
+fn outputs_of_all_types_are_aligned_and_read_back() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("o.safetensors");
+    let tensors: Vec<Tensor> =
+        DType::ALL.iter().filter_map(|&d| Tensor::from_f64(d, [3], &[1.0, 0.0, 1.0])).collect();
+    let program: String =
+        tensors.iter().enumerate().map(|(i, t)| format!("arg %x{i}: {}[3]\n", t.dtype())).collect();
+    let copies: String =
+        tensors.iter().enumerate().map(|(i, t)| format!("%y{i}: {}[3] = copy %x{i}\n", t.dtype())).collect();
+    let returned: Vec<String> = (0..tensors.len()).map(|i| format!("%y{i}")).collect();
+    let text = format!("program \"p\" ranks 1\n{program}{copies}return {}\n", returned.join(", "));
+    let graph = text::parse(&text).expect("a program");
+    symmc::write_outputs(&path, &graph, 0..1, std::slice::from_ref(&tensors)).expect("written");
+    let file = TensorFile::open(&path).expect("tensors");
+    for (i, tensor) in tensors.iter().enumerate() {
+        let found = file.get(&format!("rank0.out.{i}")).expect("known").expect("there");
+        assert_eq!(*found, *tensor);
+        let part = found.part().expect("a part of the file, not a copy");
+        assert!(part.range().start.is_multiple_of(tensor.dtype().size()));
+    }
+}
+
+#[test]
+fn a_file_that_is_read_is_not_overwritten_by_any_of_its_names() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("a.symm"), "x").expect("written");
+    std::fs::write(at("b.symm"), "x").expect("written");
+    symlink("a.symm", at("link")).expect("a link");
+    std::fs::hard_link(at("a.symm"), at("hard")).expect("a link");
+    let inputs = [at("missing"), at("b.symm"), at("link")];
+    for output in ["a.symm", "b.symm", "link", "hard", "./a.symm"] {
+        let error = symmc::refuse_overwrite(&at(output), &inputs).expect_err("it is read");
+        assert!(error.is_bad_input() && error.to_string().contains(output), "{error}");
+    }
+    for output in ["missing", "c.symm", "no/folder"] {
+        symmc::refuse_overwrite(&at(output), &inputs).expect("it is not read");
+    }
 }

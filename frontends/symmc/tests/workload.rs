@@ -137,6 +137,41 @@ fn a_parameter_that_the_file_lacks_is_an_error() {
 }
 
 #[test]
+fn a_parameter_without_a_source_is_stored_under_the_name_of_its_value() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let gather = |program: &str, names: &[(&str, f32)]| {
+        let tensors: Vec<(&str, &[usize], f32)> =
+            names.iter().map(|&(name, x)| (name, &[2][..], x)).collect();
+        let graph = text::parse(program).expect("a program");
+        Workload::gather(&graph, &Weights::default(), Some(&file(&dir, &tensors)), &Draw::default())
+    };
+    let program = r#"program "p" ranks 1
+param %a: f32[2]
+param %b: f32[2]
+param %c: f32[2] source "stored"
+const %d: f32[2] = hex"0000803f00000040"
+%s: f32[2] = sub %a, %b
+%t: f32[2] = add %s, %c
+%u: f32[2] = add %t, %d
+return %u
+mutate %b = %t
+"#;
+    let work = gather(program, &[("rank0.w.a", 1.0), ("rank0.w.b", 2.0), ("rank0.w.stored", 3.0)]);
+    let work = work.expect("inputs");
+    let first: Vec<f64> = work.inputs[0].iter().map(|t| t.to_f64()[0]).collect();
+    assert_eq!(first, [1.0, 2.0, 3.0, 1.0]);
+    // A tensor without a name is no parameter's, and a missing one is named.
+    let error = gather(program, &[("rank0.w.", 1.0), ("rank0.w.stored", 3.0)]).expect_err("no weights");
+    assert!(error.to_string().contains("rank0.w.a is missing"), "{error}");
+    let shadowed = program.replace(r#"source "stored""#, r#"source "a""#);
+    let error = gather(&shadowed, &[("rank0.w.a", 1.0), ("rank0.w.b", 2.0)]).expect_err("two of one name");
+    assert!(
+        error.is_bad_input() && error.to_string().contains("%a") && error.to_string().contains("%c"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_tied_weight_is_taken_by_its_other_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);

@@ -14,7 +14,7 @@ use crate::dtype;
 use crate::lower::{Lowered, Lowering, Stop};
 use crate::numbers::{ByRank, Numbers};
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
-use crate::scope::Binding;
+use crate::scope::{Binding, tensor_names};
 
 /// An operand that may be a tensor or a number.
 #[derive(Clone, Debug)]
@@ -25,6 +25,16 @@ pub(crate) enum Operand {
     Dim(Dim),
     /// A float that is one, in PyTorch's words.
     Ratio(String),
+}
+
+impl Operand {
+    /// The operand with a number rounded to this dtype, as the kernels have it that take no wider number than the tensor's.
+    pub fn stored(&self, dtype: DType) -> Operand {
+        match self {
+            Operand::Scalar(s) => Operand::Scalar(dtype::stored(*s, dtype)),
+            other => other.clone(),
+        }
+    }
 }
 
 /// Arguments that say where and how a tensor is stored, not what it holds.
@@ -175,6 +185,16 @@ impl<'c, 'p> Call<'c, 'p> {
             None => Ok(()),
             Some(i) => broken(format!("expected no argument `{}`, found {}", &*i.name, i.arg.describe())),
         }
+    }
+
+    /// The dtypes of the tensors that an argument is. Looking at them is not reading the argument.
+    pub fn dtypes(&self, name: &str) -> Vec<DType> {
+        if let Some(value) = self.given(name) {
+            return vec![self.dtype(value)];
+        }
+        let argument = self.inputs.iter().find(|i| &*i.name == name);
+        let names = argument.map_or_else(Vec::new, |i| tensor_names(&i.arg));
+        names.into_iter().filter_map(|n| self.lowering.scope.value(n).ok()).map(|v| self.dtype(v)).collect()
     }
 
     /// The value that a wrapper gives for an argument.

@@ -4,7 +4,7 @@
 //! the common dtype: among operands of one category (bool, integer, floating-point) tensors with axes
 //! outrank tensors without, which outrank Python scalars; a higher category outranks all.
 
-use symmc_ir::{DType, Scalar};
+use symmc_ir::{DType, Float, Scalar, Tensor};
 
 /// PyTorch's default floating-point dtype: what a Python float becomes beside integers.
 pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
@@ -112,6 +112,14 @@ pub(crate) fn of_scalar(s: Scalar) -> DType {
         Scalar::Bool(_) => DType::Bool,
         Scalar::Int(_) => DType::I64,
         Scalar::Float(_) => DEFAULT_FLOAT,
+    }
+}
+
+/// The scalar as a tensor of this dtype holds it: rounded to the dtype where that is a floating-point type.
+pub(crate) fn stored(s: Scalar, dtype: DType) -> Scalar {
+    match Tensor::from_f64(dtype, [], &[s.as_f64()]) {
+        Some(one) if dtype.is_float() => one.to_f64().first().map_or(s, |&x| Scalar::Float(Float(x))),
+        _ => s,
     }
 }
 

@@ -66,6 +66,17 @@ impl Call<'_, '_> {
         }
     }
 
+    /// An operand of a composite that is computed in a wider dtype than that of the op: a tensor takes the dtype of the op first.
+    pub fn widened(&mut self, o: Operand, dtype: DType, wide: DType) -> Lowered<Operand> {
+        Ok(match o {
+            Operand::Tensor(v) => {
+                let v = self.cast(v, dtype)?;
+                Operand::Tensor(self.cast(v, wide)?)
+            }
+            other => other,
+        })
+    }
+
     /// Two operands of any kind, of which at least one is a tensor, after conversion to `dtype`.
     pub fn apply(&mut self, op: BinaryOp, a: &Operand, b: &Operand, dtype: DType) -> Lowered<ValueId> {
         match (a, b) {

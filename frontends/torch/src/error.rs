@@ -176,6 +176,16 @@ pub enum ImportError {
         /// What was expected and found.
         message: String,
     },
+    /// The operands of a node have dtypes that its operator does not take together: PyTorch raises, too.
+    #[error("node `{node}` ({op}): {message}")]
+    Dtypes {
+        /// The name of the node.
+        node: String,
+        /// Its target.
+        op: String,
+        /// What was expected and found.
+        message: String,
+    },
     /// The graph breaks an invariant of the IR, such as the limits of extents.
     #[error("the program cannot be represented: {0}")]
     Graph(String),
@@ -199,10 +209,22 @@ impl ImportError {
     /// The node that it is about, and its target.
     pub fn node(&self) -> Option<(&str, &str)> {
         match self {
-            ImportError::Node { node, op, .. } | ImportError::Type { node, op, .. } => Some((node, op)),
+            ImportError::Node { node, op, .. }
+            | ImportError::Type { node, op, .. }
+            | ImportError::Dtypes { node, op, .. } => Some((node, op)),
             ImportError::Rank { source, .. } => source.node(),
             ImportError::Extents { error, .. } => error.node(),
             _ => None,
+        }
+    }
+
+    /// Whether operands have dtypes for which PyTorch raises, too.
+    pub fn is_of_dtypes(&self) -> bool {
+        match self {
+            ImportError::Dtypes { .. } => true,
+            ImportError::Rank { source, .. } => source.is_of_dtypes(),
+            ImportError::Extents { error, .. } => error.is_of_dtypes(),
+            _ => false,
         }
     }
 

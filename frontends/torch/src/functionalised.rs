@@ -8,6 +8,7 @@ use symmc_ir::ValueId;
 use crate::call::Call;
 use crate::effects::{self, Writes};
 use crate::lower::{Lowered, Stop};
+use crate::operands;
 use crate::ops::{self, pieces};
 use crate::sharing::separate;
 
@@ -47,6 +48,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, op: &str) -> Lowered {
     }
     c.give(1, given);
     c.wants_all = true;
+    operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
     rule(c)?;
     c.all_read()?;
     let new = c.take_results();

@@ -19,6 +19,7 @@ use symmc_ir::{Def, InputKind, NodeId, Op, Type, ValueId};
 use crate::call::Call;
 use crate::effects::{self, Writes};
 use crate::lower::{Lowered, Stop};
+use crate::operands;
 use crate::ops;
 use crate::scope::{Binding, tensor_names};
 use crate::sharing::base_of;
@@ -36,7 +37,13 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
         Some(target) => ops::find(target),
         None => ops::find_writing(&c.node.target),
     };
-    lower_by(c, writes, |c| rule.map_or_else(|| Err(Stop::Opaque("no rule for it".into())), |rule| rule(c)))
+    lower_by(c, writes, |c| match rule {
+        Some(rule) => {
+            operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
+            rule(c)
+        }
+        None => Err(Stop::Opaque("no rule for it".into())),
+    })
 }
 
 /// Lowers a call of an op that writes, by a rule for the new contents.

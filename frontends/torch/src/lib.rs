@@ -40,6 +40,7 @@ mod inline;
 mod inplace;
 mod lower;
 mod numbers;
+mod operands;
 mod ops;
 mod options;
 mod ratios;

@@ -12,6 +12,7 @@ use crate::functionalised;
 use crate::inline;
 use crate::inplace;
 use crate::lower::{Lowered, Lowering, Stop};
+use crate::operands;
 use crate::ops;
 use crate::schema::{Argument, Graph, Node};
 use crate::scope::{Binding, tensor_names};
@@ -131,6 +132,7 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         Effect::Resizes | Effect::Unclear => Err(Stop::Opaque("no rule for it".into())),
         _ => match ops::find(&call.node.target) {
             Some(rule) => {
+                operands::check(call, &call.node.target)?;
                 rule(call)?;
                 call.all_read()?;
                 sharing::separate_results(call)

@@ -4,10 +4,12 @@
 //! expected element, `|found - expected| <= absolute + relative * |expected|`; NaN is near NaN only, and an infinity
 //! near itself only. A sum in another order is off by a fraction of its terms, not of its result, and terms are as
 //! large as typical elements: [`Tolerance::of`] takes the absolute part from the median of the expected magnitudes,
-//! which no single large element moves.
+//! which no single large element moves. The fraction follows from the types in which the element was computed, which its
+//! [`RoundingHistory`] tells.
 
 use std::fmt;
 
+use super::rounding::RoundingHistory;
 use crate::tensor::Tensor;
 use crate::types::DType;
 
@@ -18,6 +20,8 @@ pub struct Tolerance {
     pub absolute: f64,
     /// So much of the expected element's magnitude.
     pub relative: f64,
+    /// Whether an infinity or NaN may stand for a finite element.
+    pub may_overflow: bool,
 }
 
 /// The most magnitudes that a median is taken of; larger tensors are sampled evenly.
@@ -25,24 +29,33 @@ const SAMPLES: usize = 1 << 20;
 
 impl Tolerance {
     /// No difference at all.
-    pub const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
+    pub const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0, may_overflow: false };
 
     /// An absolute tolerance alone.
     pub fn absolute(absolute: f64) -> Tolerance {
-        Tolerance { absolute, relative: 0.0 }
+        Tolerance { absolute, ..Tolerance::EXACT }
     }
 
-    /// The default for results that other kernels computed, with sums in another order: a fraction of each element
-    /// ([`fraction`](Self::fraction)), and the same fraction of a typical one, the median of the magnitudes that are
-    /// neither 0 nor infinite. Integers and booleans are exact.
+    /// The default for results that other kernels computed in the type that they have, with sums in another order: a
+    /// fraction of each element ([`fraction`](Self::fraction)), and the same fraction of a typical one, the median of the
+    /// magnitudes that are neither 0 nor infinite. Integers and booleans are exact.
     pub fn of(expected: &Tensor) -> Tolerance {
-        let relative = Tolerance::fraction(expected.dtype());
-        if relative == 0.0 {
+        Tolerance::of_history(&RoundingHistory::rounded_to(expected.dtype()), expected)
+    }
+
+    /// The default for results with this rounding history: as [`of`](Self::of), by the coarsest type that the result, or
+    /// anything it was computed from, was rounded to. Integers, booleans, and results in whose history nothing was rounded
+    /// are exact.
+    pub fn of_history(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
+        let coarsest = |of: fn(DType) -> f64| history.types().map(of).fold(0.0, f64::max);
+        let relative = coarsest(Tolerance::fraction);
+        if relative == 0.0 || !expected.dtype().is_float() {
             return Tolerance::EXACT;
         }
         // Below its normal numbers a format's steps are larger than any fraction of the number.
-        let steps = 4.0 * least_step(expected.dtype());
-        Tolerance { absolute: relative * typical(expected) + steps, relative }
+        let steps = 4.0 * coarsest(least_step);
+        let absolute = relative * typical(expected) + steps;
+        Tolerance { absolute, relative, may_overflow: history.may_overflow() }
     }
 
     /// The fraction that elements of a dtype may differ by: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and 4e-2 for bf16.
@@ -105,13 +118,17 @@ pub struct Comparison {
     /// The largest absolute difference; infinite where one is infinite and the other is not the same
     /// infinity. Elements that are NaN on a side do not count here.
     pub max_abs: f64,
-    /// The largest difference as a fraction of the expected element, among those that are not expected to be 0 or
-    /// infinite.
-    pub max_rel: f64,
+    /// The largest difference as a multiple of what the tolerance allows at that element; infinite where it allows none.
+    /// Elements that are NaN on a side do not count here.
+    pub of_tolerance: f64,
     /// The element that is farthest from what the tolerance allows; `None` if all elements are equal.
     pub worst: Option<Difference>,
-    /// The number of elements that are NaN on one side only.
+    /// The number of elements that are NaN on one side only, and that the tolerance does not allow.
     pub nan_mismatch: usize,
+    /// The number of elements that are infinite or NaN instead of finite, as the tolerance allows.
+    pub overflowed: usize,
+    /// The number of elements that differ by more than the tolerance, but not by more than roundings move them.
+    pub sensitive: usize,
     /// What differs if the tensors have not the same dtype and shape; then nothing else was compared.
     pub type_mismatch: Option<String>,
 }
@@ -128,6 +145,11 @@ pub struct Difference {
 }
 
 impl Comparison {
+    /// Whether types agree and no element differs, or was allowed to.
+    pub fn is_equal(&self) -> bool {
+        self.agrees() && self.max_abs == 0.0 && self.overflowed + self.sensitive == 0
+    }
+
     /// Whether types agree and every element is within the tolerance.
     pub fn agrees(&self) -> bool {
         self.type_mismatch.is_none() && self.beyond == 0
@@ -139,7 +161,32 @@ impl fmt::Display for Comparison {
         if let Some(what) = &self.type_mismatch {
             return f.write_str(what);
         }
-        write!(f, "largest absolute difference {:.2e}, relative {:.2e}", self.max_abs, self.max_rel)?;
+        match (self.max_abs, self.of_tolerance) {
+            (0.0, _) if self.beyond + self.sensitive == 0 => f.write_str("equal")?,
+            (0.0, _) if self.sensitive == 0 => f.write_str("equal where both are numbers")?,
+            (most, share) if self.beyond == 0 => {
+                write!(
+                    f,
+                    "largest absolute difference {most:.2e}, at most {:.1} % of the tolerance",
+                    100.0 * share
+                )?;
+            }
+            (most, times) if times.is_finite() => {
+                write!(f, "largest absolute difference {most:.2e}, up to {times:.3e} times the tolerance")?;
+            }
+            (most, _) => write!(f, "largest absolute difference {most:.2e}")?,
+        }
+        if self.overflowed > 0 {
+            let (some, all) = (self.overflowed, self.elements);
+            write!(f, ", {some} of {all} elements infinite or NaN, which the numerics class allows")?;
+        }
+        if self.sensitive > 0 {
+            let (some, all) = (self.sensitive, self.elements);
+            write!(
+                f,
+                ", {some} of {all} elements beyond it, but no farther than noise on every rounding moves them"
+            )?;
+        }
         if self.beyond > 0 {
             write!(f, ", {} of {} elements beyond", self.beyond, self.elements)?;
         }
@@ -155,15 +202,85 @@ impl fmt::Display for Comparison {
     }
 }
 
+/// How far elements move when every rounding of the run that computed them is moved
+/// ([`run_with_noise`](super::run_with_noise)).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Spread {
+    /// For each element the largest move that was seen; infinite where it became, or ceased to be, infinite or NaN.
+    moved: Vec<f64>,
+}
+
+/// Correct results may be this much farther apart than the largest move that was seen.
+const BEYOND_SEEN: f64 = 2.0;
+
+impl Spread {
+    /// No element moves.
+    pub fn none(expected: &Tensor) -> Spread {
+        Spread { moved: vec![0.0; expected.numel()] }
+    }
+
+    /// Takes in one run with noise; whether an element moved farther than before.
+    pub fn widen(&mut self, expected: &Tensor, noisy: &Tensor) -> bool {
+        let mut wider = false;
+        for (i, moved) in self.moved.iter_mut().enumerate().take(noisy.numel()) {
+            let now = distance(noisy, expected, i);
+            let now = if now.is_nan() { f64::INFINITY } else { now };
+            if now > *moved {
+                *moved = now;
+                wider = true;
+            }
+        }
+        wider
+    }
+
+    fn covers(&self, element: usize, difference: f64) -> bool {
+        match self.moved.get(element) {
+            Some(moved) if moved.is_infinite() => true,
+            Some(moved) => difference <= BEYOND_SEEN * moved,
+            None => false,
+        }
+    }
+}
+
+/// How far two elements are from each other; NaN if one of them alone is NaN.
+fn distance(found: &Tensor, expected: &Tensor, i: usize) -> f64 {
+    match found.dtype().is_float() {
+        true => difference(found.get_f64(i), expected.get_f64(i)),
+        false => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
+    }
+}
+
 /// Compares element by element: integers and booleans exactly, floats within `tolerance`.
 pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Comparison {
+    compare_within(found, expected, tolerance, None)
+}
+
+/// [`compare()`], except that elements which are beyond the tolerance, but not farther than roundings move them, are counted
+/// apart ([`Comparison::sensitive`]).
+pub fn compare_with_spread(
+    found: &Tensor,
+    expected: &Tensor,
+    tolerance: Tolerance,
+    spread: &Spread,
+) -> Comparison {
+    compare_within(found, expected, tolerance, Some(spread))
+}
+
+fn compare_within(
+    found: &Tensor,
+    expected: &Tensor,
+    tolerance: Tolerance,
+    spread: Option<&Spread>,
+) -> Comparison {
     let mut out = Comparison {
         elements: 0,
         beyond: 0,
         max_abs: 0.0,
-        max_rel: 0.0,
+        of_tolerance: 0.0,
         worst: None,
         nan_mismatch: 0,
+        overflowed: 0,
+        sensitive: 0,
         type_mismatch: None,
     };
     if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
@@ -182,23 +299,27 @@ pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Compa
     let mut worst: Option<(f64, usize)> = None;
     for i in 0..out.elements {
         let e = expected.get_f64(i);
-        let difference = match exact {
-            true => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
-            false => difference(found.get_f64(i), e),
-        };
+        let difference = distance(found, expected, i);
         if difference == 0.0 {
+            continue;
+        }
+        let is_finite = |tensor: &Tensor| tensor.get_f64(i).is_finite();
+        if tolerance.may_overflow && is_finite(expected) && !is_finite(found) {
+            out.overflowed += 1;
             continue;
         }
         let allowed = tolerance.allowed(e);
         let within = difference.is_finite() && difference <= allowed;
+        if !within && spread.is_some_and(|spread| spread.covers(i, difference)) {
+            out.sensitive += 1;
+            continue;
+        }
         out.beyond += usize::from(!within);
         if difference.is_nan() {
             out.nan_mismatch += 1;
         } else {
             out.max_abs = out.max_abs.max(difference);
-            if e != 0.0 && e.is_finite() {
-                out.max_rel = out.max_rel.max(difference / e.abs());
-            }
+            out.of_tolerance = out.of_tolerance.max(difference / allowed);
         }
         // The farther beyond what is allowed the worse; what is no number is worst.
         let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
@@ -250,22 +371,60 @@ mod tests {
     fn differences_are_found() {
         let at_most = |x| compare(&f32s(&[1.0, -4.0, 3.0]), &f32s(&[1.0, -5.5, 2.0]), Tolerance::absolute(x));
         let c = at_most(1.4);
-        assert_eq!((c.max_abs, c.max_rel, c.elements, c.beyond), (1.5, 0.5, 3, 1));
+        assert_eq!((c.max_abs, c.of_tolerance, c.elements, c.beyond), (1.5, 1.5 / 1.4, 3, 1));
         let worst = Difference { at: vec![1], found: "-4.0".into(), expected: "-5.5".into() };
         assert_eq!(c.worst, Some(worst));
         assert!(at_most(1.5).agrees() && !c.agrees());
-        let half = Tolerance { absolute: 0.0, relative: 0.5 };
+        let half = Tolerance { relative: 0.5, ..Tolerance::EXACT };
         assert!(compare(&f32s(&[3.0]), &f32s(&[2.0]), half).agrees());
         assert!(!compare(&f32s(&[3.1]), &f32s(&[2.0]), half).agrees());
     }
 
     #[test]
+    fn the_report_measures_against_the_tolerance() {
+        let line = |found: &[f64], expected: &[f64], tolerance| {
+            compare(&f32s(found), &f32s(expected), tolerance).to_string()
+        };
+        // Near zero a difference can be many times the element, and be nothing.
+        let near_zero = line(&[1e-9, 1.0], &[1e-12, 1.0], Tolerance::absolute(1e-6));
+        assert_eq!(near_zero, "largest absolute difference 9.99e-10, at most 0.1 % of the tolerance");
+        let beyond = line(&[3.0], &[1.0], Tolerance::absolute(0.5));
+        assert!(
+            beyond
+                .starts_with("largest absolute difference 2.00e0, up to 4.000e0 times the tolerance, 1 of 1"),
+            "{beyond}"
+        );
+        assert!(
+            line(&[3.0], &[1.0], Tolerance::EXACT).starts_with("largest absolute difference 2.00e0, 1 of 1")
+        );
+        assert_eq!(line(&[3.0], &[3.0], Tolerance::EXACT), "equal");
+        assert!(
+            line(&[f64::NAN], &[1.0], Tolerance::EXACT).starts_with("equal where both are numbers, 1 of 1")
+        );
+    }
+
+    #[test]
+    fn a_class_of_a_smaller_range_allows_what_is_not_finite() {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
+        let c = compare(&f32s(&[inf, nan, 1.0]), &f32s(&[1e5, -1.0, 1.0]), f16);
+        assert!(c.agrees() && c.overflowed == 2, "{c}");
+        assert_eq!(c.to_string(), "equal, 2 of 3 elements infinite or NaN, which the numerics class allows");
+        // Not the other way round, nor another number, nor another infinity.
+        for (found, expected) in [(1.0, inf), (1.0, nan), (2.0, 1.0), (-inf, inf)] {
+            assert!(!compare(&f32s(&[found]), &f32s(&[expected]), f16).agrees(), "{found} for {expected}");
+        }
+    }
+
+    #[test]
     fn special_values() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
-        let wide = Tolerance { absolute: inf, relative: inf };
+        let wide = Tolerance { absolute: inf, relative: inf, may_overflow: false };
         let near = |a: &[f64], b: &[f64], t| compare(&f32s(a), &f32s(b), t);
         assert!(near(&[inf, nan, -inf], &[inf, nan, -inf], Tolerance::EXACT).agrees());
-        for tolerance in [Tolerance::EXACT, Tolerance { absolute: 1e9, relative: 1e9 }, wide] {
+        for tolerance in
+            [Tolerance::EXACT, Tolerance { absolute: 1e9, relative: 1e9, may_overflow: false }, wide]
+        {
             let c = near(&[nan, 1.0], &[1.0, nan], tolerance);
             assert_eq!((c.nan_mismatch, c.beyond, c.agrees()), (2, 2, false));
             for (a, b) in [(1.0, inf), (inf, 1.0), (-inf, inf), (nan, inf), (inf, nan)] {
@@ -277,7 +436,7 @@ mod tests {
 
     #[test]
     fn integers_and_booleans_are_exact_whatever_the_tolerance() {
-        let wide = Tolerance { absolute: 1e30, relative: 1.0 };
+        let wide = Tolerance { absolute: 1e30, relative: 1.0, may_overflow: true };
         let big = |x| Tensor::from_i64(DType::I64, vec![1, 1], &[x]).unwrap();
         let c = compare(&big(i64::MAX), &big(i64::MAX - 1), wide);
         assert_eq!((c.max_abs, c.beyond), (1.0, 1));

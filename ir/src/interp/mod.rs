@@ -22,16 +22,19 @@ mod error;
 mod index;
 mod linear;
 mod movement;
+mod noise;
 mod reduce;
 mod registry;
+mod rounding;
 mod seed;
 
 use std::sync::Arc;
 
 pub use bind::{bindings_from, solve_bindings};
-pub use compare::{Comparison, Difference, Tolerance, compare};
+pub use compare::{Comparison, Difference, Spread, Tolerance, compare, compare_with_spread};
 pub use error::{InterpError, OpError};
 pub use registry::{CustomCall, Registry};
+pub use rounding::{RoundingHistory, Runs, output_histories, rounding_histories};
 pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
 
 use crate::Graph;
@@ -45,6 +48,7 @@ use crate::tensor::Tensor;
 use crate::text::{op_name, with_symbol_names};
 use crate::types::{DType, Type};
 use array::Array;
+use noise::{Extent, Noise};
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
 /// graph, constants included; the result holds all outputs of each rank in order.
@@ -69,11 +73,23 @@ pub fn run_with(
     inputs: &[Vec<Arc<Tensor>>],
     registry: &Registry,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
-    let mut run = Run::new(graph, bindings, inputs, registry)?;
-    for node in graph.nodes.keys() {
-        run.step(node)?;
-    }
-    run.outputs()
+    Run::new(graph, bindings, inputs, registry)?.finish()
+}
+
+/// [`run_with`] with noise on every rounding, drawn from a seed: outputs that differ much from those of [`run_with`] are
+/// sensitive to rounding errors.
+///
+/// # Errors
+/// As [`run_with`].
+pub fn run_with_noise(
+    graph: &Graph,
+    bindings: &Bindings,
+    inputs: &[Vec<Arc<Tensor>>],
+    registry: &Registry,
+    seed: u64,
+) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    let run = Run::new(graph, bindings, inputs, registry)?;
+    Run { noise: Some(Noise { seed }), ..run }.finish()
 }
 
 /// The state of a run between two nodes.
@@ -89,6 +105,7 @@ struct Run<'a> {
     is_output: Table<ValueId, bool>,
     /// For each rank the values that are computed and still used. Inputs enter at their first use.
     values: Vec<Table<ValueId, Option<Array>>>,
+    noise: Option<Noise>,
 }
 
 impl<'a> Run<'a> {
@@ -122,7 +139,14 @@ impl<'a> Run<'a> {
         let none = Table::filled(None, graph.values.len());
         let values = vec![none; ranks as usize];
         let shapes = shapes.into_iter().collect();
-        Ok(Run { graph, bindings, inputs, registry, shapes, last_use, is_output, values })
+        Ok(Run { graph, bindings, inputs, registry, shapes, last_use, is_output, values, noise: None })
+    }
+
+    fn finish(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
+        for node in self.graph.nodes.keys() {
+            self.step(node)?;
+        }
+        self.outputs()
     }
 
     /// Runs a node on all ranks and drops what is not used any more.
@@ -233,7 +257,14 @@ impl<'a> Run<'a> {
     }
 
     fn store(&mut self, rank: usize, node: NodeId, results: Vec<Array>) {
-        for (&v, array) in self.graph.nodes[node].outputs.iter().zip(results) {
+        let graph = self.graph;
+        let computed = &graph.nodes[node];
+        for (k, (&v, array)) in computed.outputs.iter().zip(results).enumerate() {
+            let extent = if computed.op.is_element_wise() { Extent::Element } else { Extent::Terms };
+            let array = match self.noise.filter(|_| rounding::rounds(graph, computed, k)) {
+                Some(noise) => noise.applied(node.index(), array, extent),
+                None => array,
+            };
             debug_assert_eq!(array.shape, self.shapes[v], "%{}", self.graph.name_of(v));
             debug_assert_eq!(array.dtype, self.graph.ty(v).dtype, "%{}", self.graph.name_of(v));
             self.values[rank][v] = Some(array);

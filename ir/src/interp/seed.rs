@@ -112,6 +112,19 @@ impl<'a> Seeds<'a> {
         self.drawn(id, rank, most)
     }
 
+    /// One past the largest integer that an input may have where it is an index; `None` if it is none.
+    ///
+    /// # Errors
+    /// As [`seeded_inputs_with`].
+    pub fn index_limit(&self, id: InputId) -> Result<Option<u64>, InterpError> {
+        index_limit(self.graph, self.bindings, &self.users, self.graph.inputs[id].value)
+    }
+
+    /// Whether an input says where groups of rows end, so that its elements ascend.
+    pub fn ends_groups(&self, id: InputId) -> bool {
+        ends_groups(self.graph, &self.users, self.graph.inputs[id].value)
+    }
+
     fn drawn(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
         let Seeds { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];

@@ -1,6 +1,9 @@
 //! The reference interpreter: each op, whole programs and collectives.
 
+mod bounds;
 mod common;
 mod elementwise;
+mod noise;
+mod rounding;
 mod runs;
 mod structured;

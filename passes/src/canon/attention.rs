@@ -1,9 +1,9 @@
 //! Attention that was written out, whose mask says what positions see, or whose heads are repeated.
 
 use symmc_ir::attention::{self, Bound, Operands};
+use symmc_ir::known::Known;
 use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, UnaryOp, ValueId, infer};
 
-use super::known::Known;
 use super::seen::additive::{self, Additive};
 use super::seen::bounds::{self, Split};
 use super::seen::condition::Condition;

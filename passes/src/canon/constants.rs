@@ -1,8 +1,8 @@
 //! Values whose elements are known become a `full`, or an `iota` under views.
 
+use symmc_ir::known::Known;
 use symmc_ir::{Dim, Op, Type};
 
-use super::known::Known;
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.

@@ -1,8 +1,8 @@
 //! Ops that change nothing, and ops that a simpler one expresses bit for bit.
 
+use symmc_ir::known::{Known, exact};
 use symmc_ir::{BinaryOp, DType, Float, Op, Scalar, Type, UnaryOp, ValueId};
 
-use super::known::{Known, exact};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.

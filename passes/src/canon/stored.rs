@@ -5,9 +5,8 @@
 //! axes of extent 1 away or adds some, it is stored so. That rests on all readers, so it is no rule of the rewriter, which
 //! sees a node before those that read it.
 
+use symmc_ir::known::non_unit;
 use symmc_ir::{Graph, NodeId, Op, Type, ValueId};
-
-use super::known::non_unit;
 
 /// The graph with results of attention stored as all their readers permute them; `None` if there are none.
 pub fn as_read(graph: &Graph) -> Option<Graph> {

@@ -4,9 +4,9 @@
 //! ([`super::broadcasts`]); permutations that only move axes of extent 1 become reshapes, so that they join
 //! their neighbours.
 
+use symmc_ir::known::{Known, is_within, non_unit};
 use symmc_ir::{Dim, Op, Type, ValueId};
 
-use super::known::{Known, non_unit};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
@@ -268,7 +268,8 @@ fn concat_of_slices(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     Some(Rewrite::Node(node.op.clone(), inputs))
 }
 
-/// Elements at positions that are known: the result is a view.
+/// Elements at positions that are known: the result is a view. Positions that are not known to lie within the axis for all
+/// sizes become one only where the run checks them.
 fn index_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::Take { axis } | Op::Index { axis }) = &node.op else { return None };
     let (&x, indices) = node.inputs.split_first()?;
@@ -286,7 +287,10 @@ fn index_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         };
         let count = along.map_or(Dim::from(1), |a| node.ty.shape[axis + a].clone());
         let last = Dim::from(start) + (count.clone() - Dim::from(1)) * Dim::from(step);
-        let outside = start < 0 || step < 1 || shape[axis + k].provably_le(&last, cx.symbols());
+        let inside =
+            cx.indices_are_checked() || is_within(&Dim::from(start), &last, &shape[axis + k], cx.symbols());
+        let never = shape[axis + k].provably_le(&last, cx.symbols());
+        let outside = start < 0 || step < 1 || never || !inside;
         let again = along.is_some() && moved.iter().any(|m: &(i64, i64, Option<usize>, Dim)| m.2 == along);
         if outside || again {
             return None;

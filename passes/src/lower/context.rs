@@ -15,8 +15,6 @@ pub struct Context {
     pub variants: Option<Vec<Variant>>,
     /// The most bytes of symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
-    /// Whether rules that change rounding are used.
-    pub rounding: bool,
 }
 
 impl Context {

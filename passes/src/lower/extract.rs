@@ -3,8 +3,9 @@
 //! The cost of a program is the sum over its nodes, each counted once. The cheapest is searched greedily:
 //! for each class the set of classes that its best node needs is carried along, so that a part that two
 //! nodes share is not paid twice; roots are taken one after another, and what earlier ones took is free for
-//! later ones. This is exact for the tree-like regions that programs have; the caller compares the result
-//! with plain everywhere.
+//! later ones. This is exact for the tree-like regions that programs have. Elsewhere the order of the roots matters: a sum
+//! of all-reduces that is taken before its parts are known to be needed costs a collective more. The caller tries both
+//! directions and compares the result with the program as it was ([`Traffic`]) and with plain everywhere.
 //!
 //! All orders are those of ids and nodes, and of two equal costs the first is kept, with plain before all
 //! others: equal inputs give equal results on every machine.
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
 use egg::{Id, Language};
-use symmc_ir::{CollectiveKind, Variant};
+use symmc_ir::{CollectiveKind, CollectiveName, Variant};
 
 use super::language::{self, Graph, Lang};
 
@@ -103,6 +104,48 @@ pub fn cheapest(graph: &Graph, roots: &[Id], uses: &Uses) -> Option<(Taken, Take
 /// The cost of taken nodes together.
 pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
     taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
+}
+
+/// How many collectives run and how many bytes they have. An all-gather of a reduce-scatter that nothing else uses is an
+/// all-reduce in two steps, and counts as one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    /// The number of collectives.
+    pub collectives: usize,
+    /// Their bytes ([`Context::collective_bytes`](super::context::Context::collective_bytes)).
+    pub bytes: u64,
+}
+
+impl Traffic {
+    /// The traffic of taken nodes, of which the values of `roots` are used elsewhere too.
+    pub fn of(graph: &Graph, taken: &Taken, roots: &[Id]) -> Option<Traffic> {
+        let mut users: BTreeMap<Id, Vec<&Lang>> = BTreeMap::new();
+        for node in taken.values() {
+            node.children().iter().for_each(|&child| users.entry(graph.find(child)).or_default().push(node));
+        }
+        let used_elsewhere = |class: Id| roots.iter().any(|&root| graph.find(root) == class);
+        let mut out = Traffic::default();
+        for (&class, node) in taken.iter().filter(|(_, node)| matches!(node, Lang::Collective(..))) {
+            let (collective, operands) = language::as_collective(graph, node)?;
+            let gathers = |user: &&Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
+            let only_gathered =
+                users.get(&class).is_some_and(|users| users.len() == 1 && users.iter().all(gathers));
+            let scatters = matches!(collective.kind, CollectiveKind::ReduceScatter(_));
+            if scatters && only_gathered && !used_elsewhere(class) {
+                continue;
+            }
+            let operand = language::value(graph, *operands.first()?)?.ty()?;
+            let result = language::value(graph, class)?.ty()?;
+            out.collectives += 1;
+            out.bytes += graph.analysis.context.collective_bytes(&collective.kind, operand, result);
+        }
+        Some(out)
+    }
+
+    /// Whether neither the number nor the bytes of the collectives exceed those of `other`.
+    pub fn is_within(&self, other: &Traffic) -> bool {
+        self.collectives <= other.collectives && self.bytes <= other.bytes
+    }
 }
 
 /// The best node found for a class.

@@ -1,7 +1,7 @@
 //! Regions: the parts of a program that the e-graph looks at.
 //!
-//! A region holds collectives that feed one another and, when rules that change rounding are used, the sums
-//! and casts next to them. Everything else is a leaf. Regions that are equal up to the names of their values
+//! A region holds collectives that feed one another and the sums and casts next to them that the rules in use can move
+//! across an all-reduce. Everything else is a leaf. Regions that are equal up to the names of their values
 //! have equal [`Key`]s: the key holds all that a choice depends on, so that it is made once for all of them.
 //!
 //! The work of a choice grows with the cube of the region's size, so long chains are cut into pieces of [`MOST`] nodes:
@@ -12,7 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, view_of};
-use symmc_ir::{BinaryOp, CollectiveKind, Def, Dim, Graph, InputId, NodeId, Op, Type, ValueId, Variant};
+use symmc_ir::{
+    BinaryOp, CollectiveKind, Def, Dim, Graph, InputId, Node, NodeId, Numerics, NumericsClass, Op, ReduceOp,
+    Type, ValueId, Variant,
+};
 
 use super::beside::beside;
 use super::context::Context;
@@ -76,8 +79,8 @@ pub struct Use {
 pub const MOST: usize = 48;
 
 /// The regions of a program, in order of their first node.
-pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool, context: &Context) -> Vec<Region> {
-    let pieces = pieces(graph, &members(graph, rounding));
+pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, numerics: Numerics, context: &Context) -> Vec<Region> {
+    let pieces = pieces(graph, &members(graph, numerics));
     let mut piece_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (i, nodes) in pieces.iter().enumerate() {
         nodes.iter().for_each(|n| piece_of[n.index()] = Some(i));
@@ -109,30 +112,43 @@ fn pieces(graph: &Graph, members: &BTreeSet<NodeId>) -> Vec<Vec<NodeId>> {
 }
 
 /// The nodes that belong to regions, in program order.
-fn members(graph: &Graph, rounding: bool) -> BTreeSet<NodeId> {
-    let all_reduce = |v: ValueId| {
-        let op = graph.def_node(v).map(|n| &graph.nodes[n].op);
-        op.and_then(Op::as_collective).is_some_and(|c| matches!(c.kind, CollectiveKind::AllReduce(_)))
+fn members(graph: &Graph, numerics: Numerics) -> BTreeSet<NodeId> {
+    let reassociates = numerics.allows(NumericsClass::Reassociate);
+    let narrows = numerics.allows(NumericsClass::Narrow) || numerics.allows(NumericsClass::NarrowF16);
+    let follows_all_reduce = |v: ValueId| {
+        let node = graph.def_node(v).map(|n| &graph.nodes[n]);
+        node.is_some_and(|node| all_reduce(node).is_some())
     };
     let mut out = BTreeSet::new();
     for (n, node) in graph.nodes.iter() {
         let same_shape = node.inputs.iter().all(|&v| graph.ty(v).shape == graph.ty(node.outputs[0]).shape);
-        let near = match &node.op {
+        let is_member = match &node.op {
             Op::Collective(_) => true,
-            Op::Binary(BinaryOp::Add) if rounding => same_shape && node.inputs.iter().all(|&v| all_reduce(v)),
-            Op::Cast if rounding => all_reduce(node.inputs[0]),
+            Op::Binary(BinaryOp::Add) if reassociates => {
+                same_shape && node.inputs.iter().all(|&v| follows_all_reduce(v))
+            }
+            Op::Cast if narrows => follows_all_reduce(node.inputs[0]),
             _ => false,
         };
-        if near {
+        if is_member {
             out.insert(n);
         }
-        // A cast that feeds an all-reduce.
-        if rounding && matches!(node.op, Op::Collective(_)) {
+        // A cast that feeds an all-reduce; only maxima and minima can be taken before it in every plan.
+        let extremum = |op| matches!(op, ReduceOp::Max | ReduceOp::Min);
+        if all_reduce(node).is_some_and(|op| narrows || extremum(op)) {
             let casts = node.inputs.iter().filter_map(|&v| graph.def_node(v));
             out.extend(casts.filter(|&d| graph.nodes[d].op == Op::Cast));
         }
     }
     out
+}
+
+/// The reduction of an all-reduce.
+fn all_reduce(node: &Node) -> Option<ReduceOp> {
+    match node.op.as_collective()?.kind {
+        CollectiveKind::AllReduce(op) => Some(op),
+        _ => None,
+    }
 }
 
 /// The values that a node uses which is not of the piece that defines them, or that are outputs.

@@ -2,11 +2,16 @@
 //!
 //! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others
 //! are [`RULES`]. A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
-//! condition may also bind variables that only the right side has, such as the shape of a reshape. Rules
-//! whose two sides round differently are marked and only used on request.
+//! condition may also bind variables that only the right side has, such as the shape of a reshape. A rule whose two sides
+//! differ in a bit names the numerics class that allows it, and is only used for plans of that class.
+//!
+//! # Types and ranges
+//! bf16 has the range of f32, so a sum of f32 that is carried as bf16 ends infinite only where it nearly did before. f16 and
+//! f64 have other ranges: no rule of the classes `reassociate` and `narrow` takes a sum of these. Maxima and minima stay
+//! within the range of their operands, so they can be carried in any type to which they are rounded anyway.
 
 use egg::{Applier, Id, Pattern, PatternAst, Rewrite, SearchMatches, Subst, Symbol, Var};
-use symmc_ir::{CollectiveKind, DType, Dim, Splits, Type, Variant};
+use symmc_ir::{CollectiveKind, DType, Dim, Numerics, NumericsClass, ReduceOp, Splits, Type, Variant};
 
 use super::language::{self, Attr, Facts, Graph, Lang};
 
@@ -22,8 +27,8 @@ pub struct Rule {
     pub to: &'static str,
     /// When.
     pub when: When,
-    /// Whether the two sides round differently.
-    pub rounds: bool,
+    /// The class that a plan needs for it; none where the two sides have equal bits.
+    pub class: Option<NumericsClass>,
 }
 
 /// The condition of a rule.
@@ -78,7 +83,7 @@ pub const RULES: &[Rule] = &[
         from: "(all_reduce ?op ?g ?x)",
         to: "(all_gather ?g (reduce_scatter ?op ?g ?x))",
         when: When::Holds(leading_divides),
-        rounds: false,
+        class: None,
     },
     Rule {
         name: "all_reduce_in_flat_pieces",
@@ -87,7 +92,7 @@ pub const RULES: &[Rule] = &[
         from: "(all_reduce ?op ?g ?x)",
         to: "(reshape ?shape (all_gather ?g (reduce_scatter ?op ?g (reshape ?flat ?x))))",
         when: When::Holds(elements_divide),
-        rounds: false,
+        class: None,
     },
     Rule {
         name: "all_gather_of_reduce_scatter",
@@ -95,39 +100,74 @@ pub const RULES: &[Rule] = &[
         from: "(all_gather ?g (reduce_scatter ?op ?g ?x))",
         to: "(all_reduce ?op ?g ?x)",
         when: When::Always,
-        rounds: false,
+        class: None,
     },
     Rule {
         name: "sum_of_all_reduces",
         equation: "all_reduce(x) + all_reduce(y) = all_reduce(x + y)",
         from: "(add (all_reduce sum ?g ?x) (all_reduce sum ?g ?y))",
         to: "(all_reduce sum ?g (add ?x ?y))",
-        when: When::Always,
-        rounds: true,
+        when: When::Holds(range_is_wide),
+        class: Some(NumericsClass::Reassociate),
     },
     Rule {
         name: "narrow_before_all_reduce",
-        equation: "cast(all_reduce(x)) = all_reduce(cast(x)) to a narrower type",
+        equation: "cast(all_reduce(x)) = all_reduce(cast(x)) from f32 to bf16",
         from: "(cast ?t (all_reduce ?op ?g ?x))",
         to: "(all_reduce ?op ?g (cast ?t ?x))",
-        when: When::Holds(narrows),
-        rounds: true,
+        when: When::Holds(narrows_to_bf16),
+        class: Some(NumericsClass::Narrow),
+    },
+    Rule {
+        name: "narrow_before_all_reduce_f16",
+        equation: "cast(all_reduce(x)) = all_reduce(cast(x)) from f32 to f16",
+        from: "(cast ?t (all_reduce ?op ?g ?x))",
+        to: "(all_reduce ?op ?g (cast ?t ?x))",
+        when: When::Holds(narrows_to_f16),
+        class: Some(NumericsClass::NarrowF16),
+    },
+    // Rounding is monotone, but two small numbers of different sign can become zeros of which another is taken.
+    Rule {
+        name: "narrow_before_extremum",
+        equation: "cast(all_reduce(x)) = all_reduce(cast(x)) to a narrower float type where the all-reduce takes the maximum \
+                   or minimum",
+        from: "(cast ?t (all_reduce ?op ?g ?x))",
+        to: "(all_reduce ?op ?g (cast ?t ?x))",
+        when: When::Holds(narrows_extremum),
+        class: Some(NumericsClass::Narrow),
     },
     Rule {
         name: "widen_after_all_reduce",
-        equation: "all_reduce(cast(x)) = cast(all_reduce(x)) from a narrower type",
+        equation: "all_reduce(cast(x)) = cast(all_reduce(x)) from bf16 to f32",
         from: "(all_reduce ?op ?g (cast ?t ?x))",
         to: "(cast ?t (all_reduce ?op ?g ?x))",
-        when: When::Holds(widens),
-        rounds: true,
+        when: When::Holds(widens_bf16),
+        class: Some(NumericsClass::Narrow),
+    },
+    Rule {
+        name: "widen_after_all_reduce_f16",
+        equation: "all_reduce(cast(x)) = cast(all_reduce(x)) from f16 to f32",
+        from: "(all_reduce ?op ?g (cast ?t ?x))",
+        to: "(cast ?t (all_reduce ?op ?g ?x))",
+        when: When::Holds(widens_f16),
+        class: Some(NumericsClass::NarrowF16),
+    },
+    Rule {
+        name: "widen_after_extremum",
+        equation: "all_reduce(cast(x)) = cast(all_reduce(x)) to a wider float type where the all-reduce takes the maximum or \
+                   minimum",
+        from: "(all_reduce ?op ?g (cast ?t ?x))",
+        to: "(cast ?t (all_reduce ?op ?g ?x))",
+        when: When::Holds(widens_extremum),
+        class: None,
     },
 ];
 
-/// The rules for the e-graph, without those that change rounding unless `rounding`.
+/// The rules for the e-graph that plans of these classes may use.
 ///
 /// # Errors
 /// The name of a rule whose patterns do not parse, which the tests exclude.
-pub(super) fn compiled(rounding: bool) -> Result<Vec<Rewrite<Lang, Facts>>, String> {
+pub(super) fn compiled(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Facts>>, String> {
     let rewrite = |name: &str, from: &str, to: &str, when| {
         let error = |e: String| format!("rule {name}: {e}");
         let from: Pattern<Lang> = from.parse().map_err(|e| error(format!("{e}")))?;
@@ -136,7 +176,7 @@ pub(super) fn compiled(rounding: bool) -> Result<Vec<Rewrite<Lang, Facts>>, Stri
     };
     let rules =
         variant_rules().into_iter().map(|rule| rewrite(&rule.name, &rule.from, &rule.to, When::VariantRuns));
-    let usable = RULES.iter().filter(|r| rounding || !r.rounds);
+    let usable = RULES.iter().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
     rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
 }
 
@@ -232,17 +272,62 @@ fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     Some(())
 }
 
-/// The dtypes of the cast's operand and of its result, both floats.
-fn cast_types(graph: &Graph, subst: &Subst) -> Option<(DType, DType)> {
-    let Attr::DType(to) = language::attr(graph, bound(subst, "?t")?)? else { return None };
-    let from = type_of(graph, subst, "?x")?.dtype;
-    (from.is_float() && to.is_float()).then_some((from, *to))
+/// Whether sums of the operands may be taken in places where they are larger than in the program: f16 is left alone.
+fn range_is_wide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    (type_of(graph, subst, "?x")?.dtype != DType::F16).then_some(())
 }
 
-fn narrows(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
-    cast_types(graph, subst).filter(|(from, to)| to.size() < from.size()).map(|_| ())
+/// A cast next to an all-reduce.
+struct CastNearAllReduce {
+    from: DType,
+    to: DType,
+    op: ReduceOp,
 }
 
-fn widens(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
-    cast_types(graph, subst).filter(|(from, to)| to.size() > from.size()).map(|_| ())
+impl CastNearAllReduce {
+    fn bound(graph: &Graph, subst: &Subst) -> Option<CastNearAllReduce> {
+        let Attr::DType(to) = language::attr(graph, bound(subst, "?t")?)? else { return None };
+        let Attr::Reduce(op) = language::attr(graph, bound(subst, "?op")?)? else { return None };
+        let from = type_of(graph, subst, "?x")?.dtype;
+        Some(CastNearAllReduce { from, to: *to, op: *op })
+    }
+
+    fn is_of_floats(&self) -> bool {
+        self.from.is_float() && self.to.is_float()
+    }
+
+    fn takes_extremum(&self) -> bool {
+        matches!(self.op, ReduceOp::Max | ReduceOp::Min)
+    }
+
+    /// Whether it is an accumulation next to a cast between these types.
+    fn accumulates(&self, from: DType, to: DType) -> Option<()> {
+        ((self.from, self.to) == (from, to) && !self.takes_extremum()).then_some(())
+    }
+}
+
+fn narrows_to_bf16(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    CastNearAllReduce::bound(graph, subst)?.accumulates(DType::F32, DType::BF16)
+}
+
+fn narrows_to_f16(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    CastNearAllReduce::bound(graph, subst)?.accumulates(DType::F32, DType::F16)
+}
+
+fn widens_bf16(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    CastNearAllReduce::bound(graph, subst)?.accumulates(DType::BF16, DType::F32)
+}
+
+fn widens_f16(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    CastNearAllReduce::bound(graph, subst)?.accumulates(DType::F16, DType::F32)
+}
+
+fn narrows_extremum(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    let cast = CastNearAllReduce::bound(graph, subst)?;
+    (cast.takes_extremum() && cast.is_of_floats() && cast.to.size() < cast.from.size()).then_some(())
+}
+
+fn widens_extremum(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    let cast = CastNearAllReduce::bound(graph, subst)?;
+    (cast.takes_extremum() && cast.is_of_floats() && cast.to.size() > cast.from.size()).then_some(())
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
-use symmc_ir::{BinaryOp, Op, Type};
+use symmc_ir::{BinaryOp, Numerics, Op, Type};
 
 use super::context::Context;
-use super::extract::{self, Cost, Taken, Uses};
+use super::extract::{self, Cost, Taken, Traffic, Uses};
 use super::imported::Imported;
 use super::language::{self, Facts, Graph, Lang};
 use super::region::Key;
+use super::rules;
 
 /// Where the e-graph of one region stops growing.
 #[derive(Clone, Copy, Debug)]
@@ -81,34 +82,22 @@ const MAX_DEPTH: usize = 16;
 
 /// Chooses how a region is run; `None` if a collective has no way at all, which a profile with plain
 /// excludes.
-pub fn solve(
-    key: &Key,
-    context: &Arc<Context>,
-    rules: &[Rewrite<Lang, Facts>],
-    limits: &Limits,
-) -> Option<Solution> {
-    let facts = |leaves| Facts { context: context.clone(), leaves, beside_us: key.beside as f64 };
-    let mut graph = Graph::new(facts(key.leaves.clone())).with_explanations_enabled();
-    let imported = Imported::new(&mut graph, key)?;
-    graph.rebuild();
-    let runner: Runner<Lang, Facts> = Runner::new(facts(Vec::new()))
-        .with_egraph(graph)
-        .with_scheduler(SimpleScheduler)
-        .with_iter_limit(limits.iterations)
-        .with_node_limit(limits.nodes)
-        .with_time_limit(Duration::MAX)
-        .run(rules);
-    let applied = runner.iterations.iter().flat_map(|i| &i.applied);
-    let fired = applied.map(|(rule, &times)| (rule.to_string(), times)).collect();
-    let mut graph = runner.egraph;
+pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limits) -> Option<Solution> {
+    let saturate = |rules| Saturated::new(key, context, rules, limits);
+    let extracted = |saturated: Saturated| saturated.cheapest(key).map(|ways| (saturated, ways));
+    let with_classes = if rules.exact_alone() { None } else { extracted(saturate(&rules.all)?) };
+    let found = with_classes.or_else(|| extracted(saturate(&rules.exact)?));
+    let (saturated, (taken, best)) = match found {
+        Some(found) => found,
+        None => {
+            let saturated = saturate(&rules.exact)?;
+            let ways = saturated.by_plain(key)?;
+            (saturated, ways)
+        }
+    };
+    let Saturated { mut graph, imported, fired } = saturated;
     let uses = uses(&graph, &imported, key);
     let roots = imported.classes(&graph, key, |u| u.outside);
-    let plain = imported.plain(&graph);
-    let (mut taken, mut best) = extract::cheapest(&graph, &roots, &uses)?;
-    if extract::total(&graph, &taken, &uses)? > extract::total(&graph, &plain, &uses)? {
-        best.extend(plain.clone());
-        taken = plain;
-    }
     let unchanged = imported.plain(&graph);
     let chooser = Chooser {
         graph: &graph,
@@ -129,6 +118,91 @@ pub fn solve(
         }
     }
     Some(Solution { steps, results, decisions, fired })
+}
+
+/// The rules of a lowering.
+pub struct RuleSets {
+    /// All that the numerics classes of the plan allow.
+    all: Vec<Rewrite<Lang, Facts>>,
+    /// Those whose two sides have equal bits.
+    exact: Vec<Rewrite<Lang, Facts>>,
+}
+
+impl RuleSets {
+    /// The rules for plans of these classes.
+    ///
+    /// # Errors
+    /// A rule does not parse, which the tests exclude.
+    pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
+        Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::STRICT)? })
+    }
+
+    fn exact_alone(&self) -> bool {
+        self.all.len() == self.exact.len()
+    }
+}
+
+/// A region as an e-graph to which rules were applied.
+struct Saturated {
+    graph: Graph,
+    imported: Imported,
+    fired: Vec<(String, usize)>,
+}
+
+impl Saturated {
+    fn new(
+        key: &Key,
+        context: &Arc<Context>,
+        rules: &[Rewrite<Lang, Facts>],
+        limits: &Limits,
+    ) -> Option<Saturated> {
+        let facts = |leaves| Facts { context: context.clone(), leaves, beside_us: key.beside as f64 };
+        let mut graph = Graph::new(facts(key.leaves.clone())).with_explanations_enabled();
+        let imported = Imported::new(&mut graph, key)?;
+        graph.rebuild();
+        let runner: Runner<Lang, Facts> = Runner::new(facts(Vec::new()))
+            .with_egraph(graph)
+            .with_scheduler(SimpleScheduler)
+            .with_iter_limit(limits.iterations)
+            .with_node_limit(limits.nodes)
+            .with_time_limit(Duration::MAX)
+            .run(rules);
+        let applied = runner.iterations.iter().flat_map(|i| &i.applied);
+        let fired = applied.map(|(rule, &times)| (rule.to_string(), times)).collect();
+        Some(Saturated { graph: runner.egraph, imported, fired })
+    }
+
+    /// The cheapest nodes that neither have more collectives than the program nor cost more than plain everywhere, and for
+    /// every class the cheapest by itself; `None` if none were found.
+    fn cheapest(&self, key: &Key) -> Option<(Taken, Taken)> {
+        let uses = uses(&self.graph, &self.imported, key);
+        let mut roots = self.imported.classes(&self.graph, key, |u| u.outside);
+        let plain = self.imported.plain(&self.graph);
+        let allowed = Traffic::of(&self.graph, &plain, &roots)?;
+        let mut least = extract::total(&self.graph, &plain, &uses)?;
+        let mut found = None;
+        for _ in 0..2 {
+            let (taken, best) = extract::cheapest(&self.graph, &roots, &uses)?;
+            let us = extract::total(&self.graph, &taken, &uses)?;
+            let cheaper = if found.is_none() { us <= least } else { us < least };
+            if cheaper && Traffic::of(&self.graph, &taken, &roots)?.is_within(&allowed) {
+                least = us;
+                found = Some((taken, best));
+            }
+            roots.reverse();
+        }
+        found
+    }
+
+    /// The region as it was imported, run by plain, and for every class the cheapest by itself.
+    fn by_plain(&self, key: &Key) -> Option<(Taken, Taken)> {
+        let uses = uses(&self.graph, &self.imported, key);
+        let roots = self.imported.classes(&self.graph, key, |u| u.outside);
+        let plain = self.imported.plain(&self.graph);
+        let (_, mut best) = extract::cheapest(&self.graph, &roots, &uses)?;
+        best.extend(plain.clone());
+        Some((plain, best))
+    }
 }
 
 /// How the classes of a region are used.

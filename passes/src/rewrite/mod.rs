@@ -16,13 +16,13 @@
 
 mod compact;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use indexmap::IndexMap;
-use symmc_ir::{Def, Dim, Graph, NodeId, Op, Output, Symbol, SymbolId, Table, Type, ValueId};
+use symmc_ir::known::{Context, Known};
+use symmc_ir::{BoundsChecks, Def, Dim, Graph, NodeId, Op, Output, Symbol, SymbolId, Table, Type, ValueId};
 
-use crate::canon::known::{Context, Known};
 use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
 
@@ -77,6 +77,10 @@ pub struct Rewriter<'r> {
     graph: Graph,
     known: Table<ValueId, Option<Known>>,
     facts: Facts,
+    /// Whether the bounds checks of the source cover the node that is being rewritten.
+    covers_node: bool,
+    /// Values of nodes whose indices the bounds checks of the source cover.
+    covered: HashSet<ValueId>,
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [Rule]],
     fired: IndexMap<&'static str, usize>,
@@ -84,14 +88,16 @@ pub struct Rewriter<'r> {
     depth: usize,
 }
 
-/// Rewrites a graph by the rules of some tables.
-pub fn rewrite(graph: &Graph, rules: &[&[Rule]]) -> (Graph, Report) {
+/// Rewrites a graph by the rules of some tables. `checks` are those of the graph if it is the source of a plan, whose runs
+/// evaluate them; none otherwise.
+pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Graph, Report) {
     let mut to = Rewriter::new(graph, rules);
     let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
     for (old, new) in graph.inputs.values().zip(to.graph.inputs.values()) {
         map[old.value] = Some(new.value);
     }
-    for node in graph.nodes.values() {
+    for (id, node) in graph.nodes.iter() {
+        to.covers_node = checks.covers(id);
         let inputs: Vec<ValueId> = node.inputs.iter().filter_map(|&v| map[v]).collect();
         if let [result] = node.outputs[..] {
             let value = &graph.values[result];
@@ -131,6 +137,8 @@ impl<'r> Rewriter<'r> {
             graph: out,
             known,
             facts: Facts::default(),
+            covers_node: false,
+            covered: HashSet::new(),
             interned: HashMap::new(),
             rules,
             fired: IndexMap::new(),
@@ -181,6 +189,17 @@ impl<'r> Rewriter<'r> {
         &self.facts
     }
 
+    /// Whether every run checks that the indices of the node that is being rewritten lie within their axes. A node that a
+    /// rule adds has no such check.
+    pub fn indices_are_checked(&self) -> bool {
+        self.depth == 1 && self.covers_node
+    }
+
+    /// Whether every run checks that the indices of the node that gives this value lie within their axes.
+    pub fn is_checked(&self, value: ValueId) -> bool {
+        self.covered.contains(&value)
+    }
+
     /// Adds a node that a replacement needs; `part` says in its name what it is for.
     pub fn emit(&mut self, part: &str, op: Op, inputs: &[ValueId], ty: Type) -> ValueId {
         let name = format!("{}.{part}", self.name);
@@ -222,6 +241,9 @@ impl<'r> Rewriter<'r> {
             let id = self.intern(node.op, node.inputs, vec![(name, node.ty.clone())]);
             self.graph.nodes[id].outputs[0]
         });
+        if self.depth == 0 && self.covers_node {
+            self.covered.insert(value);
+        }
         debug_assert_eq!(*self.ty(value), node.ty, "a rule changed the type of %{}", self.name);
         value
     }

@@ -1,7 +1,7 @@
 //! Lowering on small programs: `tests/lower/*.symm`.
 //!
 //! The words behind a case's name: `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
-//! `only=VARIANT`, `rounding`; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
+//! `only=VARIANT`, `numerics=CLASS`; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use symmc_ir::decision::Decision;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, Op, Variant, text};
+use symmc_ir::{Graph, InputId, NumericsClass, Op, Variant, text};
 use symmc_passes::lower::lower_with_report;
 use symmc_passes::lower::rules::{RULES, variant_rules};
 use symmc_passes::{LowerConfig, lower};
@@ -26,13 +26,15 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
             Some(("bind", name)) => {
                 config.bound.insert(input(&case.program, name));
             }
+            Some(("numerics", name)) => {
+                config.numerics = config.numerics.with(NumericsClass::from_name(name).unwrap());
+            }
             Some(("only", name)) => only.push(Variant::from_name(name).unwrap()),
             Some((symbol, range)) => {
                 let (min, max) = range.split_once("..").unwrap();
                 let id = case.program.symbols.iter().find(|(_, s)| s.name == symbol).unwrap().0;
                 config.symbols.insert(id, (min.parse().unwrap(), max.parse().unwrap()));
             }
-            None if word == "rounding" => config.allow_rounding_changes = true,
             None => rules.push(word.clone()),
         }
     }
@@ -128,7 +130,7 @@ fn cases() {
             let bindings = bindings(&out, which);
             let worst = difference(&case.program, &out, &bindings, 3);
             assert!(
-                worst <= if config.allow_rounding_changes { 1e-2 } else { 0.0 },
+                worst <= if config.numerics.is_strict() { 0.0 } else { 1e-2 },
                 "{}: differs by {worst}",
                 case.at
             );

@@ -3,6 +3,7 @@
 mod canon;
 mod common;
 mod errors;
+mod folding;
 mod lower;
 mod masks;
 mod programs;

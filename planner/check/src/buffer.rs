@@ -6,11 +6,17 @@ use symmc_ir::{Op, ValueId};
 use symmc_plan::{ALIGN, ArenaKind, Bucket, Buffer, ExitBarrier, Memory, Plan, Reach, Totals};
 
 use super::error::CheckError;
+use super::findings::Findings;
+use super::fixed::FixedMemory;
 use super::step::Schedule;
 
 /// Checks the buffers of a bucket as they are declared: within their arena, aligned, apart while alive
 /// together, and apart from fixed memory.
-pub fn declared(plan: &Plan, index: usize, bucket: &Bucket, errors: &mut Vec<CheckError>) {
+pub fn declared(
+    (plan, fixed): (&Plan, &FixedMemory),
+    (index, bucket): (usize, &Bucket),
+    errors: &mut Findings,
+) {
     let steps = bucket.steps.len();
     for (i, b) in bucket.buffers.iter().enumerate() {
         let expected = size_of(plan, b.arena);
@@ -27,11 +33,9 @@ pub fn declared(plan: &Plan, index: usize, bucket: &Bucket, errors: &mut Vec<Che
             let (bucket, first, last) = (index, b.first, b.last);
             errors.push(CheckError::BufferSteps { bucket, buffer: i, first, last, steps });
         }
-        if b.arena == ArenaKind::Symmetric {
-            let meets = |f: &symmc_plan::Fixed| f.offset < end && b.offset < f.offset.saturating_add(f.size);
-            if let Some(fixed) = plan.fixed.iter().position(meets).filter(|_| b.size > 0) {
-                errors.push(CheckError::BufferFixedOverlap { bucket: index, buffer: i, fixed });
-            }
+        let reached = b.arena == ArenaKind::Symmetric && b.size > 0;
+        if let Some(fixed) = fixed.within(b.offset, end).filter(|_| reached) {
+            errors.push(CheckError::BufferFixedOverlap { bucket: index, buffer: i, fixed });
         }
     }
     for arena in [ArenaKind::Ordinary, ArenaKind::Symmetric] {
@@ -69,8 +73,9 @@ fn turns(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
 }
 
 /// Sweeps over the steps with the buffers that are alive, by offset.
-fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Vec<CheckError>) {
+fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Findings) {
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut known: HashSet<(usize, usize)> = HashSet::new();
     let end = |i: usize| bucket.buffers[i].offset.saturating_add(bucket.buffers[i].size);
     for (_, ends, i) in turns(bucket, arena) {
         let b = &bucket.buffers[i];
@@ -88,9 +93,8 @@ fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut 
         match below.or(above) {
             Some(j) if j != i => {
                 let (first, second) = (i.min(j), i.max(j));
-                let error = CheckError::BuffersOverlap { bucket: index, first, second };
-                if !errors.contains(&error) {
-                    errors.push(error);
+                if known.insert((first, second)) {
+                    errors.push(CheckError::BuffersOverlap { bucket: index, first, second });
                 }
             }
             _ => {
@@ -101,7 +105,7 @@ fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut 
 }
 
 /// Checks what the steps do to the buffers: within their lifetime, and as their reach says.
-pub fn used(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
+pub fn used(schedule: &Schedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
     let mut reach = vec![Reach::Local; bucket.buffers.len()];
     let buffer_of = |v: ValueId| match schedule.locations[v].as_ref().map(|h| h.range.memory) {
@@ -140,7 +144,7 @@ pub fn used(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
 }
 
 /// Checks the sums of a bucket.
-pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
+pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
     let (ordinary_peak, ordinary_bound) = sums(bucket, ArenaKind::Ordinary);
     let (symmetric_peak, symmetric_bound) = sums(bucket, ArenaKind::Symmetric);
@@ -194,7 +198,7 @@ fn sums(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
 }
 
 /// Checks that decisions speak of the program, and that each node belongs to at most one.
-pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut Vec<CheckError>) {
+pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut Findings) {
     let bucket = schedule.index;
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
@@ -229,7 +233,7 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
 }
 
 /// Checks that the copies that the plan lists are copies of the program.
-pub fn copies(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
+pub fn copies(schedule: &Schedule<'_>, errors: &mut Findings) {
     let (program, graph) = (schedule.program, &schedule.program.graph);
     let mut seen = BTreeSet::new();
     for copy in &schedule.bucket.copies {

@@ -125,6 +125,20 @@ pub enum CheckError {
     Signature { program: ProgramId, what: String, expected: String, found: String },
     #[error("{program}: group {group} has other members than in {other}")]
     GroupMembers { program: ProgramId, group: String, other: ProgramId },
+    #[error("{program}: custom op {custom:?} has {what} {found}, in the source it has {expected}")]
+    CustomDeclaration {
+        program: ProgramId,
+        custom: String,
+        what: &'static str,
+        expected: String,
+        found: String,
+    },
+    #[error("no bucket names program {program}")]
+    ProgramUnused { program: usize },
+    #[error("the plan calls its source {found:?}, the source calls itself {expected:?}")]
+    SourceName { expected: String, found: String },
+    #[error("{what} has {found} bytes, expected at most {expected}")]
+    TextTooLong { what: String, expected: usize, found: usize },
 
     #[error("the plan has {found} buckets, expected at least {expected}: it serves no sizes")]
     BucketsMissing { expected: usize, found: usize },
@@ -206,6 +220,10 @@ pub enum CheckError {
     WaitNotEarlier { at: At, found: usize },
     #[error("{at}: it waits for step {found} of its own lane")]
     WaitOwnLane { at: At, found: usize },
+    #[error("{at}: it waits for step {found} more than once")]
+    WaitTwice { at: At, found: usize },
+    #[error("{at}: {field} is {found}, expected {expected}")]
+    StepField { at: At, field: &'static str, expected: &'static str, found: String },
     #[error("{at}: the collective has no variant that runs it")]
     VariantMissing { at: At },
     #[error("{at}: the plan does not say whether the exit barrier of {variant} stays")]
@@ -260,6 +278,10 @@ pub enum CheckError {
     Unordered { at: At, group: String, earlier: At },
     #[error("{reader} reads %{value}, which {lost} wrote over")]
     Lost { reader: Moment, value: String, lost: Moment },
+
+    // More than are kept.
+    #[error("{count} more findings are not listed")]
+    More { count: usize },
 }
 
 /// A program that a plan carries.

@@ -69,6 +69,8 @@ mod checked;
 mod clock;
 mod context;
 mod error;
+mod findings;
+mod fixed;
 #[doc(hidden)]
 pub mod fuzz;
 mod inplace;
@@ -85,5 +87,6 @@ mod time;
 
 pub use checked::CheckedPlan;
 pub use error::{Access, At, CheckError, Moment, ProgramId, Side, Who};
+pub use findings::MOST;
 pub use prove::{Proof, check, prove};
 pub use report::Report;

@@ -11,6 +11,7 @@ use symmc_ir::{Def, Dim, Graph, GroupId, InputKind, OutputKind, SymbolId, Table,
 use symmc_plan::{ArenaKind, Bucket, Memory, Placed, Plan, Role, Symbols};
 
 use super::error::CheckError;
+use super::findings::Findings;
 use super::program::{PlannedProgram, Programs};
 
 /// Memory that steps write, numbered: the two arenas, then one for each output.
@@ -135,7 +136,7 @@ pub fn locations(
     (index, bucket): (usize, &Bucket),
     program: &PlannedProgram,
     symbols: &Symbols,
-    errors: &mut Vec<CheckError>,
+    errors: &mut Findings,
 ) -> Table<ValueId, Option<Location>> {
     let mut locations: Table<ValueId, Option<Location>> = Table::filled(None, program.graph.values.len());
     let resolver = Resolver { plan, programs, index, bucket, program, symbols };
@@ -165,7 +166,7 @@ struct Resolver<'a> {
 }
 
 impl Resolver<'_> {
-    fn location(&self, value: ValueId, place: &Placed, errors: &mut Vec<CheckError>) -> Option<Location> {
+    fn location(&self, value: ValueId, place: &Placed, errors: &mut Findings) -> Option<Location> {
         let graph = &self.program.graph;
         let (name, ty) = (graph.name_of(value).to_string(), graph.ty(value));
         let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
@@ -236,7 +237,7 @@ impl Resolver<'_> {
         value: ValueId,
         name: &str,
         memory: Memory,
-        errors: &mut Vec<CheckError>,
+        errors: &mut Findings,
     ) -> Option<(Option<Space>, u64, u64)> {
         let graph = &self.program.graph;
         let bucket = self.index;
@@ -274,13 +275,13 @@ impl Resolver<'_> {
     }
 
     /// Inputs and outputs must lie where the caller puts and finds them.
-    fn ends(&self, locations: &Table<ValueId, Option<Location>>, errors: &mut Vec<CheckError>) {
+    fn ends(&self, locations: &Table<ValueId, Option<Location>>, errors: &mut Findings) {
         let (graph, bucket) = (&self.program.graph, self.index);
         let at_zero =
             |location: &Location| location.range.start.as_const() == Some(0) && location.range.rank.is_none();
         for (id, input) in graph.inputs.iter() {
             let Some(location) = &locations[input.value] else { continue };
-            let bound = bound(self.plan, id.index());
+            let bound = self.programs.fixed.bound(id.index());
             let expected = bound.map_or(Memory::Input(id.index()), Memory::Fixed);
             let replaces = |k: usize| graph.outputs.get(k).is_some_and(|o| o.kind == OutputKind::Mutates(id));
             let replaced =
@@ -314,11 +315,6 @@ impl Resolver<'_> {
             }
         }
     }
-}
-
-/// The fixed memory that an input is bound to.
-pub fn bound(plan: &Plan, input: usize) -> Option<usize> {
-    plan.fixed.iter().position(|f| f.role == Role::Bound { input })
 }
 
 /// Whether the caller writes a bound input at the start of each run, not only before the first: it is an

@@ -1,22 +1,23 @@
 //! The plan as a whole: its programs, their ranks, groups and signatures, and its fixed memory.
 
-use std::collections::BTreeMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 
-use symmc_ir::collective::LL128_LINE;
 use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{Dim, Graph, GroupId, Members, Type, parallel};
-use symmc_plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, Symbols, Unread, VERSION, sha256};
+use symmc_ir::{CustomOp, Dim, Graph, GroupId, Members, Type, parallel};
+use symmc_plan::{ArenaKind, Arenas, Bucket, MAX_SIZE, Plan, ReadProgram, Symbols, Unread, VERSION, sha256};
 
 use super::error::{CheckError, ProgramId};
+use super::findings::Findings;
+use super::fixed::FixedMemory;
 
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
 
 /// A planned program.
 pub struct PlannedProgram {
-    read: symmc_plan::ReadProgram,
+    read: ReadProgram,
     /// The index of each of its groups in [`Programs::groups`].
     groups: Vec<usize>,
 }
@@ -28,15 +29,15 @@ impl PlannedProgram {
     }
 
     /// The program alone.
-    pub fn into_read(self) -> symmc_plan::ReadProgram {
+    pub fn into_read(self) -> ReadProgram {
         self.read
     }
 }
 
 impl Deref for PlannedProgram {
-    type Target = symmc_plan::ReadProgram;
+    type Target = ReadProgram;
 
-    fn deref(&self) -> &symmc_plan::ReadProgram {
+    fn deref(&self) -> &ReadProgram {
         &self.read
     }
 }
@@ -57,8 +58,12 @@ pub struct Programs {
     pub source: Graph,
     /// The planned ones.
     pub planned: Vec<PlannedProgram>,
-    /// All groups of the planned programs, each name once.
+    /// All groups of all programs, each name once.
     pub groups: Vec<Group>,
+    /// The index of each group in `groups` by its name.
+    group_of: HashMap<String, usize>,
+    /// The fixed memory of the plan.
+    pub fixed: FixedMemory,
 }
 
 /// Reads the programs of a plan.
@@ -66,14 +71,21 @@ pub struct Programs {
 /// # Errors
 /// What is wrong with the version, the number of ranks, a text or its signature. Nothing else of the plan
 /// has a meaning then.
-pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
+pub fn read(plan: &Plan) -> Result<Programs, Findings> {
+    let mut errors = Findings::default();
     if plan.version != VERSION {
-        return Err(vec![CheckError::Version { expected: VERSION, found: plan.version }]);
+        errors.push(CheckError::Version { expected: VERSION, found: plan.version });
+        return Err(errors);
     }
     if !(1..=MAX_RANKS).contains(&plan.ranks) {
-        return Err(vec![CheckError::Ranks { expected: MAX_RANKS, found: plan.ranks }]);
+        errors.push(CheckError::Ranks { expected: MAX_RANKS, found: plan.ranks });
+        return Err(errors);
     }
-    let mut errors = Vec::new();
+    unused(plan, &mut errors);
+    texts_for_people(plan, &mut errors);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
     let hash = sha256(plan.source.text.as_bytes());
     if hash != plan.source.hash {
         errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
@@ -82,7 +94,7 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
     let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
     let mut read = Vec::with_capacity(texts.len());
-    let one = |(program, text): (ProgramId, &String)| (program, symmc_plan::ReadProgram::read(text));
+    let one = |(program, text): (ProgramId, &String)| (program, ReadProgram::read(text));
     for (program, result) in parallel::map(texts, lines, one) {
         match result {
             Ok(program) => read.push(program),
@@ -104,54 +116,139 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
         let (program, found) = (ProgramId::Source, source.ranks);
         errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
     }
-    for (p, symmc_plan::ReadProgram { graph, .. }) in planned.iter().enumerate() {
+    if source.name != plan.source.name {
+        let (expected, found) = (source.name.clone(), plan.source.name.clone());
+        errors.push(CheckError::SourceName { expected, found });
+    }
+    for (p, ReadProgram { graph, .. }) in planned.iter().enumerate() {
         let program = ProgramId::Planned(p);
         if graph.ranks != Some(plan.ranks) {
             errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found: graph.ranks });
         }
         signature(&source, graph, program, &mut errors);
+        customs(&source, graph, program, &mut errors);
     }
-    let (groups, of_program) = groups(&planned, plan.ranks, &mut errors);
+    let (groups, group_of, of_program) = groups(&source, &planned, plan.ranks, &mut errors);
     if !errors.is_empty() {
         return Err(errors);
     }
     let planned = planned.into_iter().zip(of_program).map(|(read, groups)| PlannedProgram { read, groups });
-    Ok(Programs { source, planned: planned.collect(), groups })
+    let fixed = FixedMemory::new(plan);
+    Ok(Programs { source, planned: planned.collect(), groups, group_of, fixed })
 }
 
-/// The groups of all programs by name, and for each program the index of each of its groups.
+/// Checks that buckets name all programs: a program that serves no sizes has no meaning.
+fn unused(plan: &Plan, errors: &mut Findings) {
+    if plan.buckets.is_empty() {
+        return;
+    }
+    let used: HashSet<usize> = plan.buckets.iter().map(|b| b.program).collect();
+    let unused = (0..plan.programs.len()).filter(|program| !used.contains(program));
+    errors.extend(unused.map(|program| CheckError::ProgramUnused { program }));
+}
+
+/// The most bytes of a text for people.
+const MAX_TEXT: usize = 4096;
+
+/// Checks that what the plan says to people has a length that they can read.
+fn texts_for_people(plan: &Plan, errors: &mut Findings) {
+    let mut bound = |what: &dyn Fn() -> String, text: &str| {
+        if text.len() > MAX_TEXT {
+            let (expected, found) = (MAX_TEXT, text.len());
+            errors.push(CheckError::TextTooLong { what: what(), expected, found });
+        }
+    };
+    bound(&|| "the name of the machine".into(), &plan.machine);
+    for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
+        for (value, place) in places.iter() {
+            bound(&|| format!("bucket {b}: why %{value} lies where it does"), &place.why);
+        }
+        for d in decisions {
+            let names = d.alternatives.iter().map(|a| &a.name).chain(d.rules.iter().map(|r| &r.name));
+            names.for_each(|name| {
+                bound(&|| format!("bucket {b}: a name in the decision for %{}", d.collective), name)
+            });
+        }
+    }
+}
+
+/// Checks that custom ops are declared as in the source.
+fn customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
+    let of_source: HashMap<&str, &CustomOp> = source.customs.values().map(|c| (c.name.as_str(), c)).collect();
+    let group = |graph: &Graph, custom: &CustomOp| match custom.group.and_then(|g| graph.groups.get(g)) {
+        Some(group) => format!("{:?}", group.name),
+        None => "none".to_string(),
+    };
+    for custom in planned.customs.values() {
+        let mut differs = |what, expected: String, found: String| {
+            if expected != found {
+                let custom = custom.name.clone();
+                errors.push(CheckError::CustomDeclaration { program, custom, what, expected, found });
+            }
+        };
+        let Some(expected) = of_source.get(custom.name.as_str()) else {
+            differs("a declaration", "none".into(), "one".into());
+            continue;
+        };
+        differs("the group", group(source, expected), group(planned, custom));
+        let positions = |of: &[usize]| format!("{of:?}");
+        let operands = [expected, &custom].map(|c| positions(&c.symmetric_operands));
+        let [of_source, of_planned] = operands;
+        differs("the symmetric operands", of_source, of_planned);
+        let results = [expected, &custom].map(|c| positions(&c.symmetric_results));
+        let [of_source, of_planned] = results;
+        differs("the symmetric results", of_source, of_planned);
+    }
+}
+
+/// The groups of all programs, the index of each by name, and for each planned program the indices of its groups. A group of
+/// one name has the same cells in all of them, the source included.
 fn groups(
-    planned: &[symmc_plan::ReadProgram],
+    source: &Graph,
+    planned: &[ReadProgram],
     ranks: u32,
-    errors: &mut Vec<CheckError>,
-) -> (Vec<Group>, Vec<Vec<usize>>) {
-    let mut all: Vec<Group> = Vec::new();
-    let mut first: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    errors: &mut Findings,
+) -> (Vec<Group>, HashMap<String, usize>, Vec<Vec<usize>>) {
+    let (mut all, mut first): (Vec<Group>, Vec<ProgramId>) = (Vec::new(), Vec::new());
+    let mut index: HashMap<String, usize> = HashMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
-    for (p, symmc_plan::ReadProgram { graph, .. }) in planned.iter().enumerate() {
+    let graphs = planned.iter().enumerate().map(|(p, read)| (ProgramId::Planned(p), &read.graph));
+    for (program, graph) in [(ProgramId::Source, source)].into_iter().chain(graphs) {
         let mut of_group = Vec::with_capacity(graph.groups.len());
         for (id, group) in graph.groups.iter() {
-            let size = graph.group_size(id).unwrap_or(ranks);
-            let &mut (at, other) = first.entry(group.name.clone()).or_insert((all.len(), p));
+            let at = *index.entry(group.name.clone()).or_insert(all.len());
             match all.get(at) {
                 None => {
+                    let size = graph.group_size(id).unwrap_or(ranks);
                     all.push(Group { name: group.name.clone(), members: group.members.clone(), size });
+                    first.push(program);
                 }
-                Some(known) if known.members != group.members => {
-                    let (group, other) = (group.name.clone(), ProgramId::Planned(other));
-                    errors.push(CheckError::GroupMembers { program: ProgramId::Planned(p), group, other });
+                Some(known) if !same_cells(&known.members, &group.members, ranks) => {
+                    let (group, other) = (group.name.clone(), first[at]);
+                    errors.push(CheckError::GroupMembers { program, group, other });
                 }
                 Some(_) => {}
             }
             of_group.push(at);
         }
-        of_program.push(of_group);
+        if program != ProgramId::Source {
+            of_program.push(of_group);
+        }
     }
-    (all, of_program)
+    (all, index, of_program)
+}
+
+/// Whether two groups have the same cells in the same order: that of all ranks may be written out.
+fn same_cells(a: &Members, b: &Members, ranks: u32) -> bool {
+    let is_world = |members: &Members| match members {
+        Members::World => true,
+        Members::Cells(cells) => matches!(&cells[..], [cell] if cell.iter().copied().eq(0..ranks)),
+    };
+    a == b || is_world(a) && is_world(b)
 }
 
 /// Compares inputs and outputs of a planned program with those of the source.
-fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Vec<CheckError>) {
+fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let mut differ = |what: String, expected: String, found: String| {
         if expected != found {
             errors.push(CheckError::Signature { program, what, expected, found });
@@ -200,8 +297,8 @@ fn types(source: &Type, planned: &Type, narrowed: &Symbols, graph: &Graph) -> [S
     [words(source, narrowed), words(planned, &graph.symbols)]
 }
 
-/// Checks that there is a bucket, and that the arenas have sizes that memory can hold.
-pub fn whole(plan: &Plan, errors: &mut Vec<CheckError>) {
+/// Checks that there is a bucket, and that the arenas have sizes that memory can hold; and the fixed memory.
+pub fn whole(plan: &Plan, programs: &Programs, errors: &mut Findings) {
     if plan.buckets.is_empty() {
         errors.push(CheckError::BucketsMissing { expected: 1, found: 0 });
     }
@@ -211,43 +308,6 @@ pub fn whole(plan: &Plan, errors: &mut Vec<CheckError>) {
             errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found });
         }
     }
-}
-
-/// Checks the fixed memory.
-pub fn fixed(plan: &Plan, programs: &Programs, errors: &mut Vec<CheckError>) {
-    for (i, f) in plan.fixed.iter().enumerate() {
-        let end = f.offset.saturating_add(f.size);
-        if end > plan.arenas.symmetric {
-            let expected = plan.arenas.symmetric;
-            errors.push(CheckError::FixedOutside { fixed: i, expected, found: end });
-        }
-        let expected = if matches!(f.role, Role::Landing { .. }) { LL128_LINE } else { ALIGN };
-        if f.offset % expected != 0 {
-            errors.push(CheckError::FixedMisaligned { fixed: i, expected, found: f.offset });
-        }
-        match &f.role {
-            Role::Bound { input } if *input >= programs.source.inputs.len() => {
-                let expected = programs.source.inputs.len();
-                errors.push(CheckError::FixedInput { fixed: i, expected, found: *input });
-            }
-            Role::Landing { group, zone }
-                if *zone > 1 || programs.groups.iter().all(|g| g.name != *group) =>
-            {
-                errors.push(CheckError::FixedZone { fixed: i, found: format!("{group}, zone {zone}") });
-            }
-            _ => {}
-        }
-        if let Some(first) = plan.fixed[..i].iter().position(|other| other.role == f.role) {
-            errors.push(CheckError::FixedTwice { first, second: i });
-        }
-    }
-    let mut by_offset: Vec<(usize, &Fixed)> =
-        plan.fixed.iter().enumerate().filter(|(_, f)| f.size > 0).collect();
-    by_offset.sort_by_key(|(i, f)| (f.offset, *i));
-    for pair in by_offset.windows(2) {
-        let ((first, a), (second, b)) = (pair[0], pair[1]);
-        if b.offset < a.offset.saturating_add(a.size) {
-            errors.push(CheckError::FixedOverlap { first, second });
-        }
-    }
+    let has_group = |name: &str| programs.group_of.contains_key(name);
+    super::fixed::check((plan, &programs.fixed), programs.source.inputs.len(), has_group, errors);
 }

@@ -7,6 +7,7 @@ use symmc_plan::{Bucket, Plan, Symbols};
 
 use super::context::Context;
 use super::error::CheckError;
+use super::findings::Findings;
 use super::overlap::Overlaps;
 use super::program::{self, PlannedProgram, Programs};
 use super::report::Report;
@@ -24,28 +25,32 @@ pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
 /// [`check`] that gives the programs it read as well, so that nobody has to read them again.
 ///
 /// # Errors
-/// What the plan breaks. Rules about texts come first; places, buffers and steps are looked at when the texts
-/// are right, and time when everything else is.
+/// What the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number of the others.
+/// Rules about texts come first; places, buffers and steps are looked at when the texts are right, and time when
+/// everything else is.
 pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
+    proof(plan).map_err(Findings::into_errors)
+}
+
+fn proof(plan: &Plan) -> Result<Proof, Findings> {
     let programs = program::read(plan)?;
-    let mut errors = Vec::new();
+    let mut errors = Findings::default();
     let mut report = Report { buckets: plan.buckets.len(), ..Report::default() };
-    program::whole(plan, &mut errors);
-    program::fixed(plan, &programs, &mut errors);
-    let (mut schedules, mut uses) = (Vec::new(), Vec::new());
+    program::whole(plan, &programs, &mut errors);
+    let (mut schedules, mut uses) = (Vec::new(), Findings::default());
     for (schedule, misplaced, misused) in of_buckets(plan, &programs) {
         schedules.extend(schedule);
-        errors.extend(misplaced);
-        uses.extend(misused);
+        errors.append(misplaced);
+        uses.append(misused);
     }
     ranges_overlap(plan, &mut errors);
-    errors.extend(uses);
+    errors.append(uses);
     for schedule in &schedules {
         report.steps += schedule.steps.len();
         report.values += schedule.locations.values().flatten().count();
     }
     if errors.is_empty() {
-        errors = time::check(&programs, &schedules, plan.ranks, &mut report);
+        errors.extend(time::check(&programs, &schedules, plan.ranks, &mut report));
     }
     drop(schedules);
     if !errors.is_empty() {
@@ -67,14 +72,11 @@ pub struct Proof {
 }
 
 /// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
-fn of_buckets<'a>(
-    plan: &'a Plan,
-    programs: &'a Programs,
-) -> Vec<(Option<Schedule<'a>>, Vec<CheckError>, Vec<CheckError>)> {
+fn of_buckets<'a>(plan: &'a Plan, programs: &'a Programs) -> Vec<(Option<Schedule<'a>>, Findings, Findings)> {
     let steps = plan.buckets.iter().map(|b| b.steps.len()).sum();
     let sources: HashSet<&str> = programs.source.values.values().map(|v| v.name.as_str()).collect();
     parallel::map(plan.buckets.iter().enumerate().collect(), steps, |(i, bucket)| {
-        let (mut misplaced, mut misused) = (Vec::new(), Vec::new());
+        let (mut misplaced, mut misused) = (Findings::default(), Findings::default());
         let schedule = schedule(plan, programs, i, bucket, &mut misplaced);
         if let Some(schedule) = &schedule {
             if schedule.steps.len() == schedule.bucket.steps.len() {
@@ -94,7 +96,7 @@ fn schedule<'a>(
     programs: &'a Programs,
     index: usize,
     bucket: &'a Bucket,
-    errors: &mut Vec<CheckError>,
+    errors: &mut Findings,
 ) -> Option<Schedule<'a>> {
     let Some(program) = programs.planned.get(bucket.program) else {
         let (expected, found) = (programs.planned.len(), bucket.program);
@@ -102,7 +104,7 @@ fn schedule<'a>(
         return None;
     };
     let symbols = symbols(programs, program, index, bucket, errors)?;
-    buffer::declared(plan, index, bucket, errors);
+    buffer::declared((plan, &programs.fixed), (index, bucket), errors);
     let locations = place::locations((plan, programs), (index, bucket), program, &symbols, errors);
     let overlaps = Overlaps::new(&locations, &symbols);
     let (of_bucket, overlap) = (&symbols, &overlaps);
@@ -127,7 +129,7 @@ fn symbols(
     program: &PlannedProgram,
     index: usize,
     bucket: &Bucket,
-    errors: &mut Vec<CheckError>,
+    errors: &mut Findings,
 ) -> Option<Symbols> {
     let symbols = match program.symbols(bucket) {
         Ok(symbols) => symbols,
@@ -149,8 +151,9 @@ fn symbols(
     Some(symbols)
 }
 
-/// Each size must have at most one bucket. Buckets are compared where their ranges of one symbol meet.
-fn ranges_overlap(plan: &Plan, errors: &mut Vec<CheckError>) {
+/// Each size must have at most one bucket. A bucket that serves sizes of others is reported once, with one of them: where
+/// many are equal, their pairs are too many to look at.
+fn ranges_overlap(plan: &Plan, errors: &mut Findings) {
     let symbols = plan.buckets.first().map(|b| b.symbols.keys().collect::<Vec<_>>()).unwrap_or_default();
     // A bucket without the symbols of the others is reported for that.
     let ranges = |(i, b): (usize, &Bucket)| {
@@ -159,18 +162,26 @@ fn ranges_overlap(plan: &Plan, errors: &mut Vec<CheckError>) {
     };
     let mut ranges: Vec<(usize, Vec<[i64; 2]>)> =
         plan.buckets.iter().enumerate().filter_map(ranges).collect();
-    let starts = |axis: usize| ranges.iter().map(|(_, r)| r[axis][0]).collect::<HashSet<i64>>().len();
-    let Some(axis) = (0..symbols.len()).max_by_key(|&axis| starts(axis)) else {
+    let Some(axis) = (0..symbols.len()).min_by_key(|&axis| meetings(&ranges, axis)) else {
         let pairs = (1..plan.buckets.len()).map(|second| CheckError::BucketsOverlap { first: 0, second });
         return errors.extend(pairs);
     };
     ranges.sort_by_key(|(i, r)| (r[axis][0], *i));
     let mut found = Vec::new();
     for (k, (a, x)) in ranges.iter().enumerate() {
-        let behind = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
-        let meets = behind.filter(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
+        let mut behind = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
+        let meets = behind.find(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
         found.extend(meets.map(|(b, _)| (a.max(b), a.min(b))));
     }
     found.sort_unstable();
     errors.extend(found.into_iter().map(|(&second, &first)| CheckError::BucketsOverlap { first, second }));
+}
+
+/// How many pairs of ranges meet along one symbol.
+fn meetings(ranges: &[(usize, Vec<[i64; 2]>)], axis: usize) -> u64 {
+    let mut starts: Vec<i64> = ranges.iter().map(|(_, r)| r[axis][0]).collect();
+    starts.sort_unstable();
+    let up_to = |end: i64| starts.partition_point(|&start| start <= end) as u64;
+    let before = |first: i64| starts.partition_point(|&start| start < first) as u64;
+    ranges.iter().map(|(_, r)| up_to(r[axis][1]).saturating_sub(before(r[axis][0]))).sum()
 }

@@ -9,6 +9,7 @@ use symmc_plan::{Bucket, ExitBarrier, Lane, Role, Run, Symbols};
 
 use super::context::{Context, is_whole, share};
 use super::error::{At, CheckError, Side};
+use super::findings::Findings;
 use super::inplace::{InPlace, Overlay, Reading, overlay};
 use super::overlap::Overlaps;
 use super::place::{Location, written_each_run};
@@ -94,7 +95,7 @@ impl Schedule<'_> {
 }
 
 /// Resolves the steps of a bucket.
-pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
+pub fn steps(ctx: &Context<'_>, errors: &mut Findings) -> Vec<Step> {
     let graph = &ctx.program.graph;
     let mut step_of: HashMap<NodeId, usize> = HashMap::with_capacity(ctx.bucket.steps.len());
     let mut runs = Vec::with_capacity(ctx.bucket.steps.len());
@@ -135,13 +136,7 @@ pub fn bound_inputs(
 }
 
 /// Checks that operands are defined and waits point at earlier steps.
-fn order(
-    ctx: &Context<'_>,
-    s: usize,
-    run: Run,
-    step_of: &HashMap<NodeId, usize>,
-    errors: &mut Vec<CheckError>,
-) {
+fn order(ctx: &Context<'_>, s: usize, run: Run, step_of: &HashMap<NodeId, usize>, errors: &mut Findings) {
     let graph = &ctx.program.graph;
     for (_, _, x) in run.operands(ctx.program) {
         let def = graph.def_node(ctx.program.base(x)).and_then(|n| step_of.get(&n));
@@ -151,8 +146,11 @@ fn order(
         }
     }
     let step = &ctx.bucket.steps[s];
+    let mut known = HashSet::with_capacity(step.waits.len());
     for &found in &step.waits {
-        if found >= s {
+        if !known.insert(found) {
+            errors.push(CheckError::WaitTwice { at: ctx.at(s), found });
+        } else if found >= s {
             errors.push(CheckError::WaitNotEarlier { at: ctx.at(s), found });
         } else if ctx.bucket.steps[found].lane == step.lane {
             errors.push(CheckError::WaitOwnLane { at: ctx.at(s), found });
@@ -160,7 +158,7 @@ fn order(
     }
 }
 
-fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Vec<CheckError>) -> Step {
+fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Findings) -> Step {
     let program = ctx.program;
     let step = &ctx.bucket.steps[s];
     let mut out = Step {
@@ -201,12 +199,36 @@ fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Vec<CheckError>) 
     if out.sync.is_none() && step.exit.is_some() && !communicates {
         errors.push(CheckError::ExitUnexpected { at: ctx.at(s) });
     }
+    fields(ctx, s, communicates, errors);
     shared_bytes(ctx, s, run, contract.as_ref(), &mut out, errors);
     out
 }
 
+/// The most blocks that a step may name.
+const MAX_BLOCKS: u32 = 1024;
+
+/// What a step says beside its node, lane and waits belongs to a collective.
+fn fields(ctx: &Context<'_>, s: usize, communicates: bool, errors: &mut Findings) {
+    let step = &ctx.bucket.steps[s];
+    let mut unfit = |field, expected, found| {
+        errors.push(CheckError::StepField { at: ctx.at(s), field, expected, found });
+    };
+    match step.blocks {
+        Some(found) if !communicates => {
+            unfit("blocks", "none where no collective runs", found.to_string());
+        }
+        Some(found) if !(1..=MAX_BLOCKS).contains(&found) => {
+            unfit("blocks", "1 to 1024", found.to_string());
+        }
+        _ => {}
+    }
+    if let Some(found) = step.exit_bytes.filter(|_| step.exit.is_none()) {
+        unfit("exit_bytes", "none where no exit barrier can be dropped", found.to_string());
+    }
+}
+
 /// What a reduction reads and writes is stored contiguously, at one place on all ranks.
-fn level(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Vec<CheckError>) {
+fn level(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Findings) {
     let graph = &ctx.program.graph;
     let operands = run.operands(ctx.program).map(|(_, _, x)| (x, Side::Operand));
     let results = run.results(ctx.program).into_iter().map(|r| (r, Side::Result));
@@ -230,7 +252,7 @@ fn shared_bytes(
     run: Run,
     contract: Option<&Contract>,
     out: &mut Step,
-    errors: &mut Vec<CheckError>,
+    errors: &mut Findings,
 ) {
     let graph = &ctx.program.graph;
     for (i, &r) in out.writes.iter().enumerate() {
@@ -268,7 +290,7 @@ fn collective(
     s: usize,
     node: &Node,
     out: &mut Step,
-    errors: &mut Vec<CheckError>,
+    errors: &mut Findings,
 ) -> Option<Contract> {
     let c = node.op.as_collective()?;
     let at = || ctx.at(s);
@@ -322,7 +344,7 @@ fn collective(
 
 /// Checks that the library finds the operands and results of all ranks of a cell at one place in its window. The operand
 /// of an all-gather is read by its own rank alone, and may lie at its piece of what the group gathers.
-fn windows(ctx: &Context<'_>, s: usize, node: &Node, errors: &mut Vec<CheckError>) {
+fn windows(ctx: &Context<'_>, s: usize, node: &Node, errors: &mut Findings) {
     let Some(c) = node.op.as_collective() else { return };
     let graph = &ctx.program.graph;
     let gathers = c.kind == CollectiveKind::AllGather;
@@ -341,7 +363,7 @@ fn windows(ctx: &Context<'_>, s: usize, node: &Node, errors: &mut Vec<CheckError
 }
 
 /// Checks the two landing zones of a variant that uses them; whether it does.
-fn landing(ctx: &Context<'_>, s: usize, node: &Node, variant: Variant, errors: &mut Vec<CheckError>) -> bool {
+fn landing(ctx: &Context<'_>, s: usize, node: &Node, variant: Variant, errors: &mut Findings) -> bool {
     let Some(c) = node.op.as_collective() else { return false };
     let uses =
         variant.contract(&c.kind).is_some_and(|c| c.touch == symmc_ir::collective::Touch::WriteLanding);
@@ -354,7 +376,7 @@ fn landing(ctx: &Context<'_>, s: usize, node: &Node, variant: Variant, errors: &
     for zone in 0..2 {
         let role = Role::Landing { group: group.name.clone(), zone };
         let (at, group) = (ctx.at(s), group.name.clone());
-        match ctx.plan.fixed.iter().find(|f| f.role == role).map(|f| f.size) {
+        match ctx.programs.fixed.of_role(&role).and_then(|f| ctx.plan.fixed.get(f)).map(|f| f.size) {
             None => errors.push(CheckError::LandingMissing { at, group, zone }),
             Some(found) if found < expected => {
                 errors.push(CheckError::LandingTooSmall { at, group, zone, expected, found });
@@ -366,7 +388,7 @@ fn landing(ctx: &Context<'_>, s: usize, node: &Node, variant: Variant, errors: &
 }
 
 /// A custom op touches the symmetric operands and results of its peers between entry and exit.
-fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut Vec<CheckError>) {
+fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut Findings) {
     let Op::Custom(id) = node.op else { return };
     let op = &ctx.program.graph.customs[id];
     let operands: Vec<ValueId> =
@@ -398,7 +420,7 @@ fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut
 }
 
 /// Checks that peers can reach a value: it lies in the symmetric arena, aligned.
-fn symmetric(ctx: &Context<'_>, s: usize, value: ValueId, side: Side, errors: &mut Vec<CheckError>) {
+fn symmetric(ctx: &Context<'_>, s: usize, value: ValueId, side: Side, errors: &mut Findings) {
     let (graph, layout) = (&ctx.program.graph, &ctx.program.layouts[value]);
     let Some(location) = &ctx.locations[layout.base] else { return };
     let name = graph.name_of(value).to_string();

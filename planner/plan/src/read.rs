@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use symmc_ir::Graph;
+use symmc_ir::interp::{RoundingHistory, Runs, output_histories};
 use symmc_ir::text::{self, ParseError};
 use thiserror::Error;
 
@@ -65,6 +66,20 @@ impl ReadPlan {
         cell.get_or_init(|| ReadProgram::read(text))
             .as_ref()
             .map_err(|e| UnreadPlan::Program(index, e.clone()))
+    }
+
+    /// The rounding history of each output for comparisons with a planned program: that of the source, extended by what
+    /// the numerics classes of the plan allow.
+    ///
+    /// # Errors
+    /// As [`program`](Self::program).
+    pub fn output_histories(&self, program: usize, runs: Runs) -> Result<Vec<RoundingHistory>, UnreadPlan> {
+        let planned = output_histories(&self.program(program)?.graph, runs);
+        let source = output_histories(&self.source, runs).into_iter();
+        Ok(source
+            .zip(&planned)
+            .map(|(source, planned)| source.allowing(self.plan.numerics, planned))
+            .collect())
     }
 
     /// The planned programs, each with whether its text is one.

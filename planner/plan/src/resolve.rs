@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::text::{self, ParseError};
-use symmc_ir::verify::{Violation, verify};
+use symmc_ir::verify::{Violation, verify_derived};
 use symmc_ir::{Dim, Dispatch, Graph, GroupId, NodeId, Symbol, SymbolId, Table, ValueId};
 use thiserror::Error;
 
@@ -86,7 +86,7 @@ impl ReadProgram {
     /// The text does not parse, or what it says is not valid.
     pub fn read(text: &str) -> Result<ReadProgram, Unread> {
         let graph = text::parse(text).map_err(Unread::Text)?;
-        verify(&graph).map_err(Unread::Invalid)?;
+        verify_derived(&graph).map_err(Unread::Invalid)?;
         let layouts = layouts(&graph);
         let (dispatch_of, inner) = (graph.dispatch_of(), graph.inner(|v| layouts[v].base));
         let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();

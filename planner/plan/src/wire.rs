@@ -8,19 +8,19 @@
 //! # What a planned program looks like
 //! - Its inputs and outputs are those of the imported program, in the same order.
 //! - Every collective carries its variant. Every copy is a `copy` node.
-//! - Every value is a *base* (see `symmc_ir::layout`) with a [`Place`], or a view of one. Bases are
-//!   stored
-//!   contiguously.
+//! - Every value is a *base* (see `symmc_ir::layout`) with a [`Place`], a view of one, or inner to a dispatch
+//!   (`symmc_ir::dispatch`). Bases are stored contiguously.
 //! - Output `k` is a base at [`Memory::Output`]`(k)`, and no two outputs are the same value.
-//! - Every node but the views is exactly one [`Step`].
-//! - The nodes stand in the order of the steps.
+//! - Every node but the views is exactly one [`Step`], or belongs to a dispatch that is one; a step names the first node of its
+//!   dispatch. (The planner writes nodes in the order of the steps; nothing rests on that.)
 //!
 //! An input that an output replaces may lie at [`Memory::Output`] of that output: the two are then one memory, whose
 //! content the caller gives before the run and finds replaced after it. Nothing reads the input once a step has
 //! written there.
 //!
 //! # Values that share bytes
-//! Several values may have one place, or one may lie within another, in these cases. An operand that keeps its bytes, of
+//! ARCHITECTURE.md defines what a plan must satisfy. In short, several values may have one place, or one may lie within another,
+//! in these cases; results of dispatches go by the rules of their forms. An operand that keeps its bytes, of
 //! an all-gather or a `concat`, may be read later; the others are read for the last time by the node that writes the
 //! result.
 //! - The result of `unary`, `binary`, `binary_scalar`, `select`, `cast` or `copy` lies on an operand of the
@@ -29,8 +29,9 @@
 //! - The result of `softmax`, `rms_norm`, `layer_norm`, `cumsum`, `rotary_embedding`, `scatter_elements`, `index_add` or
 //!   `index_put` lies on its first operand likewise; no other operand has bytes in common with it. The scatters then move
 //!   nothing but what they store.
-//! - The operand of an all-gather lies at its rank's piece of the result (`by_rank`), and the result of an
-//!   all-reduce or a broadcast on its operand, where the contract of the variant says `in_place`.
+//! - The operand of an all-gather lies at its rank's piece of the result (`by_rank`), the result of a reduce-scatter at its
+//!   rank's piece of the operand, and the result of an all-reduce or a broadcast on its operand, where the contract of the
+//!   variant says `in_place`.
 //! - An operand of `concat` lies at its own piece of the result, when the pieces are contiguous there. The
 //!   node then moves nothing for it.
 //!
@@ -45,6 +46,7 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
+use symmc_ir::numerics::Numerics;
 use thiserror::Error;
 
 mod entries;
@@ -83,6 +85,11 @@ pub struct Plan {
     pub machine: String,
     /// The number of ranks.
     pub ranks: u32,
+    /// The numerics classes that the planned programs make use of, or may: `["reassociate", "narrow"]`. Absent where the
+    /// plan is strict, as in all plans from before there were classes. Nothing of safety rests on it; it says how far
+    /// results may differ from those of the source ([`Numerics`]).
+    #[serde(default, skip_serializing_if = "Numerics::is_strict")]
+    pub numerics: Numerics,
     /// The text of each planned program; a bucket names one by its index.
     pub programs: Vec<String>,
     /// The sizes of the two arenas, the same on every rank and for every bucket.

@@ -1,4 +1,6 @@
-//! What a proof takes its work from: not pairs of values, not pairs of buckets, and not every rank.
+//! What plans and proofs take their work from: not pairs of values, not pairs of buckets, and not every rank.
+
+use std::collections::BTreeSet;
 
 use symmc_check::{Report, check};
 use symmc_ir::{Graph, Members, Variant, text};
@@ -87,4 +89,24 @@ fn ranks_of_a_large_mesh_share_what_they_know() {
     }
     let report = proof(&graph, &[BucketInput { graph: graph.clone(), decisions: Vec::new() }]);
     assert_eq!((report.simulated, report.examined), (1024, 1));
+}
+
+/// Each output needs a copy of its own. A search for each name from the first would take minutes here.
+#[test]
+fn copies_of_one_value_are_named_one_after_the_other() {
+    const COPIES: usize = 20_000;
+    let source = format!(
+        "program \"copies\" ranks 1\narg %x: f32[4]\n%x.out.3: f32[4] = neg %x\n{}return %x.out.3\n",
+        "return %x\n".repeat(COPIES)
+    );
+    let graph = text::parse(&source).unwrap_or_else(|e| panic!("{e}"));
+    let input = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+    let plan = plan(&graph, &[input], &PlanConfig::default()).expect("plans");
+    let found: BTreeSet<&str> = plan.buckets[0].steps.iter().map(|step| step.node.as_str()).collect();
+    // One of these names is that of the program's own node.
+    let names: Vec<String> =
+        std::iter::once("x.out".to_string()).chain((2..=COPIES + 1).map(|n| format!("x.out.{n}"))).collect();
+    let expected: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(found.len(), COPIES + 1);
+    assert!(found == expected, "{:?}", found.symmetric_difference(&expected).next());
 }

@@ -22,5 +22,5 @@ pub(crate) fn bound(plan: &ReadPlan, bucket: usize, rank: u32) -> Option<Bound> 
     let symbols = &plan.buckets.get(bucket)?.symbols;
     let program = PreparedBucket::new(plan, bucket, rank, &Registry::new()).ok()?;
     let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));
-    program.bind(&upper.collect()).ok()
+    program.bind_for_size(&upper.collect()).ok()
 }

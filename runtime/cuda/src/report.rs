@@ -47,6 +47,7 @@ impl Report<'_> {
         let (node, op) = self.name_of(missed.step);
         RunError::Limit {
             rank: self.bound.rank(),
+            culprit: missed.peer,
             peers: vec![missed.peer],
             step: missed.step,
             node,

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use symmc_plan::Lane;
-use symmc_runtime::RunError;
+use symmc_runtime::{RunError, output_file};
 
 use crate::exchange::Exchange;
 
@@ -49,7 +49,7 @@ pub fn write(path: &Path, steps: &[TracedStep], exchange: &dyn Exchange) -> Resu
     let all: Vec<Vec<TracedStep>> =
         all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>().map_err(broken)?;
     let text = serde_json::to_vec(&chrome(&all)).map_err(broken)?;
-    std::fs::write(path, text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
+    output_file::write(path, &text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
 }
 
 /// The events of all ranks.

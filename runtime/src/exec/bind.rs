@@ -31,6 +31,19 @@ impl PreparedBucket {
     /// # Errors
     /// A symbol has no value in the bucket's range, or a value does not fit its memory.
     pub fn bind(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
+        self.resolve(symbols, Purpose::Run)
+    }
+
+    /// Resolves the program to find out what it needs at these sizes, which need not be sizes that it can run at: a view that
+    /// reaches beyond its base starts where that does. The result must not run.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_for_size(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
+        self.resolve(symbols, Purpose::Size)
+    }
+
+    fn resolve(&self, symbols: &IndexMap<String, i64>, purpose: Purpose) -> Result<Bound, RunError> {
         let mut bindings = Bindings::new();
         for (id, symbol) in self.graph.symbols.iter() {
             let value = symbols.get(&symbol.name).copied();
@@ -40,7 +53,8 @@ impl PreparedBucket {
             })?;
             bindings.set(id, value);
         }
-        let mut binder = Binder { program: self, graph: &self.graph, bindings, inner: HashMap::new() };
+        let mut binder =
+            Binder { program: self, graph: &self.graph, bindings, purpose, inner: HashMap::new() };
         binder.place_inner()?;
         let steps = self.steps.iter().enumerate();
         let steps = steps.map(|(i, s)| binder.step(i, s)).collect::<Result<Vec<_>, _>>()?;
@@ -57,10 +71,19 @@ impl PreparedBucket {
     }
 }
 
+/// What a resolved program is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Run,
+    /// Its sizes alone.
+    Size,
+}
+
 struct Binder<'a> {
     program: &'a PreparedBucket,
     graph: &'a Graph,
     bindings: Bindings,
+    purpose: Purpose,
     /// Where the inner values of each dispatch start.
     inner: HashMap<ValueId, usize>,
 }
@@ -166,7 +189,10 @@ impl Binder<'_> {
                 steps.try_fold(first, |at, (&n, &s)| at.checked_add((n as i64 - 1).checked_mul(s as i64)?))
             };
             let inside = |at: Option<i64>| at.is_some_and(|at| (0..elements).contains(&at));
-            if !inside(reach(1)) || !inside(reach(-1)) {
+            let is_inside = inside(reach(1)) && inside(reach(-1));
+            if !is_inside && self.purpose == Purpose::Size {
+                first = 0;
+            } else if !is_inside {
                 let base = self.graph.name_of(layout.base);
                 return Err(
                     self.invalid(value, format!("it reaches beyond the {elements} elements of %{base}"))

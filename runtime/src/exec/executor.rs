@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Bindings, Graph};
+use symmc_ir::{Bindings, BoundsChecks, Graph};
 use symmc_plan::{Plan, ReadPlan};
 
 use super::bound::Bound;
@@ -25,6 +25,8 @@ pub struct Executor {
     rank: u32,
     registry: Registry,
     config: ExecConfig,
+    /// What the sizes of a run must satisfy for the imported program to stay within its axes.
+    bounds: BoundsChecks,
     /// Each bucket's program, once it is needed.
     programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
@@ -48,8 +50,9 @@ impl Executor {
             return Err(RunError::Invalid(format!("the plan is for {ranks} ranks, this is rank {rank}")));
         }
         let programs = plan.buckets.iter().map(|_| None).collect();
+        let bounds = BoundsChecks::of(plan.source_program());
         let (plan, registry, scratch) = (plan.clone(), registry.clone(), Default::default());
-        Ok(Executor { plan, rank, registry, config, programs, bound: Vec::new(), scratch })
+        Ok(Executor { plan, rank, registry, config, bounds, programs, bound: Vec::new(), scratch })
     }
 
     /// The index of the bucket that serves these values of the imported program's symbols.
@@ -68,7 +71,9 @@ impl Executor {
         }
         let at_most = |program: &PreparedBucket| {
             let symbols = &self.plan.buckets.get(program.bucket)?.symbols;
-            program.bind(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect()).ok()
+            program
+                .bind_for_size(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect())
+                .ok()
         };
         self.programs.iter().flatten().map(|program| (program, at_most(program))).collect()
     }
@@ -115,14 +120,15 @@ impl Executor {
     /// Everything resolved for these values of the imported program's symbols.
     ///
     /// # Errors
-    /// No bucket serves them, the bucket cannot run (it holds an op without a kernel), or its memory does
-    /// not hold its values.
+    /// No bucket serves them, the imported program reads outside of an axis, the bucket cannot run (it holds an op without
+    /// a kernel), or its memory does not hold its values.
     pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>, RunError> {
         if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
             return Ok(bound.clone());
         }
         let named = self.by_name(bindings);
         let bucket = bucket_of(&self.plan, &named)?;
+        self.bounds.evaluate(self.plan.source_program(), bindings)?;
         let bound = Arc::new(self.program(bucket)?.bind(&named)?);
         if self.bound.len() == KEPT {
             self.bound.remove(0);

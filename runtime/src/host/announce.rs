@@ -18,12 +18,19 @@ impl Comm {
     /// # Errors
     /// A peer begins it in another way, is too far behind, or failed. Each ends the run on all ranks.
     pub fn announce(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<(), RunError> {
-        let agreed = self.await_peers(run).and_then(|()| self.compare(run, digest, sizes));
+        let agreed = self.expect_open(run).and_then(|()| self.await_peers(run));
+        let agreed = agreed.and_then(|()| self.compare(run, digest, sizes));
         agreed.inspect_err(|error| {
             if !error.is_consequence() {
                 self.abort(error);
             }
         })
+    }
+
+    /// Refuses a run that a peer does not run any more, because it closed its session.
+    fn expect_open(&self, run: u64) -> Result<(), RunError> {
+        let closed = |rank| Some((rank, self.control().closed(rank).filter(|runs| *runs <= run)?));
+        (0..self.ranks()).find_map(closed).map_or(Ok(()), |(rank, runs)| Err(RunError::closed(rank, runs)))
     }
 
     /// Waits until all peers are near enough.
@@ -38,11 +45,10 @@ impl Comm {
         let waited = self.waiter.until(|| (0..self.ranks()).all(is_near));
         match waited {
             Ok(()) => Ok(()),
-            Err(Ended::Aborted) => Err(control
-                .abort_reason()
-                .unwrap_or_else(|| RunError::Aborted { rank: 0, reason: "the run ends".into() })),
-            Err(Ended::Limit) => {
-                let peer = (0..self.ranks()).find(|&peer| !is_near(peer)).unwrap_or(0);
+            Err(Ended::Aborted) => Err(control.end_reason()),
+            Err(Ended::Limit { silent }) => {
+                let late = (0..self.ranks()).find(|&peer| !is_near(peer));
+                let peer = silent.or(late).unwrap_or(0);
                 let at =
                     format!("more than {ANNOUNCED} runs behind rank {}, which begins run {run}", self.rank());
                 let limit_ms = self.waiter.limit().as_millis() as u64;
@@ -94,6 +100,22 @@ mod tests {
         let error = a.announce(200, 7, &|| "n=4".into()).expect_err("they differ");
         assert!(error.to_string().contains("run 200: rank 0 runs it with n=4"), "{error}");
         assert!(b.control().aborted());
+    }
+
+    #[test]
+    fn a_run_that_a_peer_closed_its_session_before_is_refused() {
+        let [a, b] = ranks(1000);
+        for run in 0..3 {
+            a.announce(run, 7, &String::new).expect("it is the first");
+        }
+        b.control().set_closed(1, 2);
+        a.announce(1, 7, &String::new).expect("rank 1 ran that too");
+        let error = a.announce(2, 7, &String::new).expect_err("rank 1 has closed its session");
+        assert_eq!(
+            (error.culprit(), error.to_string().as_str()),
+            (Some(1), "rank 1 closed its session after 2 runs")
+        );
+        assert_eq!(b.control().abort_reason().and_then(|e| e.reporter()), Some(0));
     }
 
     #[test]

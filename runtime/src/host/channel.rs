@@ -5,14 +5,15 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recvmsg, sendmsg,
-    shutdown, sockopt,
+    setsockopt, shutdown, sockopt,
 };
+use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,11 +22,13 @@ use super::inputs::FileStamp;
 use crate::error::RunError;
 
 /// The version of the messages.
-pub(super) const PROTOCOL: u32 = 3;
+pub(super) const PROTOCOL: u32 = 4;
 /// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
 const BATCH: usize = 64;
+/// How long one end waits for the other to make room for a message.
+const SENDING: Duration = Duration::from_secs(1);
 
 /// What the coordinator tells a rank.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -109,6 +112,7 @@ struct Packet {
 impl Channel {
     /// A channel on a connected socket.
     pub fn new(fd: OwnedFd, peer: u32) -> Self {
+        bound_sending(&fd);
         Channel { fd, peer }
     }
 
@@ -145,6 +149,7 @@ impl Channel {
             match sendmsg::<()>(self.fd.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
                 Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                 Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Err(self.broken("the other end reads no messages")),
                 Err(e) => return Err(self.broken(e)),
             }
         }
@@ -175,6 +180,7 @@ impl Channel {
     }
 
     fn receive_packet(&self, deadline: Option<Instant>) -> Result<Option<Packet>, RunError> {
+        let mut was_reset = false;
         loop {
             if !self.readable(deadline)? {
                 return Err(self.broken("no message within the limit"));
@@ -186,9 +192,19 @@ impl Channel {
             let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
                 Ok(got) => got,
                 Err(Errno::EINTR) => continue,
+                // The other end closed with messages unread. What it sent before is there still.
+                Err(Errno::ECONNRESET) if !was_reset => {
+                    was_reset = true;
+                    continue;
+                }
                 Err(Errno::ECONNRESET) => return Ok(None),
                 Err(e) => return Err(self.broken(e)),
             };
+            if got.flags.contains(MsgFlags::MSG_CTRUNC) {
+                // There is room for all in the packet, so the process had none for descriptors.
+                let no_room = std::io::Error::from_raw_os_error(libc::EMFILE);
+                return Err(RunError::exhausted("receiving the descriptors of shared memory", &no_room));
+            }
             let mut fds = Vec::new();
             for message in got.cmsgs().map_err(|e| self.broken(e))? {
                 if let ControlMessageOwned::ScmRights(raw) = message {
@@ -239,6 +255,13 @@ impl Channel {
     }
 }
 
+/// Bounds how long connecting and sending wait for the other end, which may be stopped.
+pub(super) fn bound_sending(fd: &OwnedFd) {
+    let limit = TimeVal::milliseconds(SENDING.as_millis() as i64);
+    // A system that refuses it leaves sending without a bound; messages are few, and fit the buffer.
+    let _ = setsockopt(fd, sockopt::SendTimeout, &limit);
+}
+
 /// Whether the process at the other end belongs to this user.
 pub fn same_user(fd: &OwnedFd) -> bool {
     getsockopt(fd, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == getuid().as_raw())
@@ -262,7 +285,7 @@ pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, Run
             // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
             Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-            Err(e) => return Err(RunError::system("accepting a rank", e)),
+            Err(e) => return Err(RunError::exhausted("accepting a rank", &e.into())),
         }
     }
 }

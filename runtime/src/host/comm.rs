@@ -194,6 +194,6 @@ impl Comm {
 
     /// Ends the run on all ranks for this reason.
     pub fn abort(&self, reason: &RunError) {
-        self.world.control.abort(self.rank, &reason.to_string());
+        self.world.control.abort(self.rank, reason);
     }
 }

@@ -1,9 +1,10 @@
 //! The control segment: the words through which the ranks of a run signal each other.
 //!
 //! It holds, each on cache lines of its own:
-//! - the abort word, with who ended the run and why;
-//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, and the runs of a session that it
-//!   announced last;
+//! - the coordinator's sign of life ([`super::pulse`]);
+//! - the abort word, with the error that ended the run;
+//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, its sign of life, after how many runs
+//!   it closed its session, and the runs that it announced last;
 //! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
 //!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read);
 //! - per group and rank two signals of puts into that rank, `free` and `landed`.
@@ -25,14 +26,19 @@ use crate::error::RunError;
 const LINE: usize = 128;
 const ABORT: usize = LINE;
 const ABORT_TEXT: usize = 2 * LINE;
-const ABORT_TEXT_LEN: usize = 2048;
 const RANKS: usize = 4096;
+const ABORT_TEXT_LEN: usize = RANKS - ABORT_TEXT;
+/// The longest text of an error of which only the text is kept; JSON may take six bytes for one of them.
+const ABORT_REASON_LEN: usize = 500;
 const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
 const FLAGS_SIZE: usize = 5 * LINE;
 /// Runs of a rank whose announcements are kept.
 pub(super) const ANNOUNCED: u64 = 64;
-/// Behind the times of a rank's runs: whether it is within one.
+/// After the times of a rank's runs: whether it is within one, its sign of life, and one more than the runs after which it
+/// closed its session.
 const RUNNING: usize = 56;
+const PULSE: usize = 64;
+const CLOSED: usize = 72;
 
 /// A counter of one rank in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -183,6 +189,36 @@ impl Control {
         self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
+    /// The sign of life of a rank.
+    pub(super) fn pulse(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank) + LINE + PULSE)
+    }
+
+    /// Shows a sign of life of a rank; one thread of the rank does that.
+    pub(super) fn show_life(&self, rank: u32) {
+        advance(self.pulse(rank));
+    }
+
+    /// Shows a sign of life of the coordinator.
+    pub(super) fn show_coordinator_life(&self) {
+        advance(self.coordinator_pulse());
+    }
+
+    /// The coordinator's sign of life.
+    pub(super) fn coordinator_pulse(&self) -> &AtomicU32 {
+        self.word(0)
+    }
+
+    /// Records that `rank` closed its session after this many runs.
+    pub(super) fn set_closed(&self, rank: u32, runs: u64) {
+        self.long(self.rank_at(rank) + LINE + CLOSED).store(runs.wrapping_add(1), Ordering::Release);
+    }
+
+    /// After how many runs `rank` closed its session, if it has.
+    pub(super) fn closed(&self, rank: u32) -> Option<u64> {
+        self.long(self.rank_at(rank) + LINE + CLOSED).load(Ordering::Acquire).checked_sub(1)
+    }
+
     /// Records that `rank` goes on, wherever it is.
     pub fn beat(&self, rank: u32) {
         self.long(self.rank_at(rank) + LINE + 16).fetch_add(1, Ordering::Relaxed);
@@ -230,19 +266,17 @@ impl Control {
         }
     }
 
-    /// Ends the run for all ranks. The first caller's reason stays.
-    pub fn abort(&self, rank: u32, reason: &str) {
+    /// Ends the run for all ranks, for a reason that `rank` reports. The first caller's reason stays.
+    pub fn abort(&self, rank: u32, reason: &RunError) {
         let state = self.word(ABORT);
         if state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            let mut len = reason.len().min(ABORT_TEXT_LEN);
-            while !reason.is_char_boundary(len) {
-                len -= 1;
-            }
+            let text = record(rank, reason);
+            let len = text.len().min(ABORT_TEXT_LEN);
             // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to
             // 1 writes it; readers look at it after they saw state 2.
             unsafe {
-                let text = self.segment.as_ptr().add(ABORT_TEXT);
-                std::ptr::copy_nonoverlapping(reason.as_ptr(), text, len);
+                let to = self.segment.as_ptr().add(ABORT_TEXT);
+                std::ptr::copy_nonoverlapping(text.as_ptr(), to, len);
             }
             self.word(ABORT + 4).store(rank, Ordering::Relaxed);
             self.word(ABORT + 8).store(len as u32, Ordering::Relaxed);
@@ -257,13 +291,13 @@ impl Control {
         self.word(ABORT).load(Ordering::Acquire) != 0
     }
 
-    /// Who ended the run and why.
+    /// Why the run ended, as a [`RunError::Reported`].
     pub fn abort_reason(&self) -> Option<RunError> {
         match self.word(ABORT).load(Ordering::Acquire) {
             0 => None,
             1 => Some(RunError::Aborted { rank: 0, reason: "the run ends".into() }),
             _ => {
-                let rank = self.word(ABORT + 4).load(Ordering::Relaxed);
+                let reporter = self.word(ABORT + 4).load(Ordering::Relaxed);
                 let len = self.word(ABORT + 8).load(Ordering::Relaxed) as usize;
                 let mut text = vec![0; len.min(ABORT_TEXT_LEN)];
                 // SAFETY: the text lies within the segment and does not change after state 2.
@@ -271,9 +305,19 @@ impl Control {
                     let from = self.segment.as_ptr().add(ABORT_TEXT);
                     std::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
                 }
-                Some(RunError::Aborted { rank, reason: String::from_utf8_lossy(&text).into_owned() })
+                let unread = |_| RunError::Aborted { rank: reporter, reason: "the run ends".into() };
+                let cause = serde_json::from_slice(&text).unwrap_or_else(unread);
+                Some(match cause {
+                    RunError::Reported { .. } => cause,
+                    cause => RunError::Reported { reporter, cause: Box::new(cause) },
+                })
             }
         }
+    }
+
+    /// The same of a run that is known to have ended.
+    pub(super) fn end_reason(&self) -> RunError {
+        self.abort_reason().unwrap_or_else(|| RunError::Aborted { rank: 0, reason: "the run ends".into() })
     }
 
     #[inline]
@@ -302,6 +346,22 @@ impl Control {
         // SAFETY: as in `word`.
         unsafe { AtomicU64::from_ptr(self.segment.as_ptr().add(offset).cast()) }
     }
+}
+
+/// Counts up a word that one thread writes. 0 says that it is not counted.
+fn advance(word: &AtomicU32) {
+    word.store(word.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
+}
+
+/// An error as the segment holds it: of one that is too long, the beginning of its text.
+fn record(rank: u32, reason: &RunError) -> Vec<u8> {
+    let whole = serde_json::to_vec(reason).unwrap_or_default();
+    if !whole.is_empty() && whole.len() <= ABORT_TEXT_LEN {
+        return whole;
+    }
+    let reason_text: String = reason.to_string().chars().take(ABORT_REASON_LEN).collect();
+    let rank = reason.culprit().unwrap_or(rank);
+    serde_json::to_vec(&RunError::Aborted { rank, reason: reason_text }).unwrap_or_default()
 }
 
 /// Whether a counter has reached `target`, whichever way both wrapped.
@@ -353,15 +413,33 @@ mod tests {
             let times = RunTimes::of(&[Duration::from_nanos(7), Duration::from_nanos(9)]);
             c.set_times(rank, times);
             assert_eq!((c.times(rank), c.progress(rank)), (times, p));
+            assert_eq!((c.closed(rank), c.pulse(rank).load(Ordering::Relaxed)), (None, 0));
+            c.set_closed(rank, 0);
+            c.show_life(rank);
+            assert_eq!((c.closed(rank), c.progress(rank)), (Some(0), p));
         }
         assert!(!c.aborted());
     }
 
     #[test]
-    fn the_first_abort_stays() {
+    fn the_first_abort_stays_with_all_that_is_known_of_it() {
         let c = control();
-        c.abort(1, "first");
-        c.abort(2, "second");
-        assert_eq!(c.abort_reason(), Some(RunError::Aborted { rank: 1, reason: "first".into() }));
+        let step =
+            |rank| RunError::Step { rank, step: 4, node: "y".into(), op: "add".into(), detail: "no".into() };
+        c.abort(1, &step(1));
+        c.abort(2, &step(2));
+        let reason = c.abort_reason().expect("it has ended");
+        assert_eq!((reason.culprit(), reason.reporter(), reason.step()), (Some(1), Some(1), Some(4)));
+        assert_eq!((reason.cause(), reason.to_string()), (&step(1), step(1).to_string()));
+        assert!(reason.is_consequence());
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_and_still_names_the_rank() {
+        let c = control();
+        c.abort(1, &RunError::Invalid("\u{1}\u{10ffff}".repeat(5000)));
+        let reason = c.abort_reason().expect("it has ended");
+        assert_eq!((reason.culprit(), reason.reporter()), (Some(1), Some(1)));
+        assert!(reason.to_string().starts_with("rank 1 stopped: \u{1}"), "{reason}");
     }
 }

@@ -1,9 +1,10 @@
 //! The coordinator of a run: compares what the ranks run, starts them together, watches them, and decides
 //! why a run ended.
 //!
-//! It talks to every rank over a control socket and reads how far each came from the control segment. When
-//! something ends the run it sets the abort word, so that every wait ends, listens a moment longer for a
-//! better explanation (a rank that died explains why another one waited too long), and tells every rank.
+//! It talks to every rank over a control socket and reads how far each came from the control segment. Until all ranks have
+//! started it follows the machine of [`super::joining`]. When something ends the run it sets the abort word, so that
+//! every wait ends, listens a moment longer for a better explanation (a rank that died explains why another one waited
+//! too long), and tells every rank.
 
 use std::time::{Duration, Instant};
 
@@ -14,19 +15,16 @@ use symmc_ir::{Bindings, SymbolId};
 use symmc_plan::Plan;
 
 use super::channel::{Channel, FromRank, Identity, PROTOCOL, ToRank};
-use super::control::Control;
+use super::control::{Control, Progress};
+use super::culprit;
 use super::job::locate;
+use super::joining::{Answer, Coordinating, Fault, Order, Stage, Timeouts};
+use super::pulse::{ActiveClock, Observer, TICK};
 use super::terms::Term;
 use crate::error::RunError;
 
-/// How often the clock and the ranks' progress are looked at.
-const TICK: Duration = Duration::from_millis(50);
 /// How long after the first failure others are listened to.
 const GRACE: Duration = Duration::from_millis(150);
-/// Ranks have at least this long to start.
-const STARTING: Duration = Duration::from_secs(10);
-/// How long ranks may take to read their contents.
-const DIGESTING: Duration = Duration::from_secs(600);
 /// A rank that hangs is noticed this much later than its peers' waits end, because they know more.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -103,17 +101,13 @@ impl Identity {
     }
 }
 
-/// How far a rank is in the protocol.
+/// What the coordinator expects of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Nothing was heard of it.
-    New,
-    /// It said what it runs.
-    Known,
-    /// It reads its contents, to give their digests.
-    Asked,
-    /// Its memory is loaded.
-    Ready,
+    /// What its stage of joining says.
+    Joining,
+    /// It runs the plan.
+    Running,
     /// It has run the plan.
     Done,
     /// It failed, or is gone.
@@ -128,13 +122,16 @@ pub(super) struct Member {
     identity: Option<Identity>,
     /// Its progress when it last changed, and when that was.
     beats: u64,
-    since: Instant,
+    since: Duration,
+    /// Since when its process was seen stopped.
+    stopped: Option<Duration>,
 }
 
 impl Member {
-    /// A rank behind this channel.
+    /// A rank at the other end of this channel.
     pub fn new(channel: Channel) -> Self {
-        Member { channel, phase: Phase::New, identity: None, beats: 0, since: Instant::now() }
+        let (phase, since) = (Phase::Joining, Duration::ZERO);
+        Member { channel, phase, identity: None, beats: 0, since, stopped: None }
     }
 }
 
@@ -147,6 +144,15 @@ pub(super) enum Watched {
     Session,
 }
 
+/// The processes of ranks, where a launcher started them.
+pub(super) trait RankProcesses {
+    /// How the process of a rank ended, if it has.
+    fn ended(&mut self, rank: u32) -> Option<End>;
+
+    /// Whether the process of a rank is stopped by a signal.
+    fn is_stopped(&mut self, rank: u32) -> bool;
+}
+
 /// Watches the ranks of one run.
 pub(super) struct Coordinator<'a> {
     pub watched: Watched,
@@ -156,13 +162,22 @@ pub(super) struct Coordinator<'a> {
     pub limit: Duration,
     /// The ranks in order.
     pub members: Vec<Member>,
-    /// When ranks were asked for digests of their contents, if they were.
-    pub asked: Option<Instant>,
-    /// Tells how the process of a rank ended, if it has.
-    pub ended: &'a mut dyn FnMut(u32) -> Option<End>,
+    pub joining: Coordinating,
+    pub clock: ActiveClock,
+    /// The processes of ranks, where this one started them; without them it is the process of rank 0.
+    pub processes: Option<&'a mut dyn RankProcesses>,
+    pub observer: Observer,
 }
 
-impl Coordinator<'_> {
+impl<'a> Coordinator<'a> {
+    /// Coordinates a job of ranks that were sent the shared memory just now.
+    pub fn new(plan: &'a Plan, control: &'a Control, members: Vec<Member>, limit: Duration) -> Self {
+        let mut clock = ActiveClock::start();
+        let joining = Coordinating::welcomed(control.ranks(), Timeouts::new(limit), clock.now());
+        let (watched, observer) = (Watched::Job, Observer::new(control));
+        Coordinator { watched, plan, control, limit, members, joining, clock, processes: None, observer }
+    }
+
     /// Takes the run from the first message of every rank to the end, and tells every rank how it ended.
     ///
     /// # Errors
@@ -178,13 +193,13 @@ impl Coordinator<'_> {
     }
 
     fn until_the_end(&mut self) -> Result<(), RunError> {
-        let started = Instant::now();
         let mut errors: Vec<RunError> = Vec::new();
         let mut last = None;
         loop {
-            if let Err(error) = self.step(started) {
+            if let Err(error) = self.step(errors.is_empty()) {
+                let error = self.reported(error);
                 if errors.is_empty() {
-                    self.control.abort(error.rank().unwrap_or(0), &error.to_string());
+                    self.control.abort(error.reporter().unwrap_or(0), &error);
                     last = Some(Instant::now() + GRACE);
                 }
                 errors.push(error);
@@ -199,29 +214,28 @@ impl Coordinator<'_> {
         }
     }
 
-    /// Waits for the next event and handles it.
-    fn step(&mut self, started: Instant) -> Result<(), RunError> {
+    /// What the coordinator found itself is reported by rank 0, if this is its process.
+    fn reported(&self, error: RunError) -> RunError {
+        if self.processes.is_none() { error.reported_by(0) } else { error }
+    }
+
+    /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
+    fn step(&mut self, goes_well: bool) -> Result<(), RunError> {
         for rank in self.poll()? {
             self.hear(rank)?;
         }
-        let (since, limit) = match self.asked {
-            Some(asked) => (asked, self.limit.max(DIGESTING)),
-            None => (started, self.limit.max(STARTING)),
-        };
-        let late = since.elapsed() > limit;
-        let unready = |m: &Member| matches!(m.phase, Phase::New | Phase::Known | Phase::Asked);
-        let silent = self.members.iter().position(unready);
-        if let (true, Some(rank)) = (late, silent) {
-            self.members[rank].phase = Phase::Gone;
-            return Err(self.stuck(rank as u32));
+        let now = self.clock.now();
+        self.control.show_coordinator_life();
+        if !goes_well {
+            return Ok(());
         }
-        if silent.is_none() {
-            self.check_closed()?;
-            for rank in 0..self.members.len() {
-                self.check_progress(rank)?;
+        match self.joining.stage() {
+            Stage::Started => {
+                self.check_closed(now)?;
+                self.check_progress(now)
             }
+            _ => self.check_joining(now),
         }
-        Ok(())
     }
 
     /// The ranks that have something to say.
@@ -241,43 +255,32 @@ impl Coordinator<'_> {
 
     /// Handles the next message of a rank.
     fn hear(&mut self, rank: usize) -> Result<(), RunError> {
+        let now = self.clock.now();
         let member = &mut self.members[rank];
-        member.since = Instant::now();
+        member.since = now;
         let message = member.channel.receive(Some(Instant::now() + self.limit));
         match message.inspect_err(|_| member.phase = Phase::Gone)? {
-            Some(FromRank::Hello(identity)) if member.phase == Phase::New => {
-                member.phase = Phase::Known;
+            Some(FromRank::Hello(identity)) => {
                 member.identity = Some(identity);
-                if self.all(Phase::Known) { self.settle() } else { Ok(()) }
+                self.answered(rank, Answer::Hello)
             }
-            Some(FromRank::Digests(digests)) if member.phase == Phase::Asked => {
-                member.phase = Phase::Known;
+            Some(FromRank::Digests(digests)) => {
                 for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
                     let digest = digests.iter().find(|(of, _)| of == name);
                     digest.iter().for_each(|(_, digest)| value.clone_from(digest));
                 }
-                if self.all(Phase::Known) { self.settle() } else { Ok(()) }
+                self.answered(rank, Answer::Digests)
             }
-            Some(FromRank::Ready) if member.phase == Phase::Known => {
-                member.phase = Phase::Ready;
-                match self.all(Phase::Ready) {
-                    true => self.tell(&ToRank::Start),
-                    false => Ok(()),
-                }
-            }
-            Some(FromRank::Done) if member.phase == Phase::Ready => {
+            Some(FromRank::Ready) => self.answered(rank, Answer::Ready),
+            Some(FromRank::Done) if member.phase == Phase::Running => {
                 member.phase = Phase::Done;
                 Ok(())
             }
             Some(FromRank::Failed(error)) => {
                 member.phase = Phase::Gone;
-                Err(error)
+                Err(error.reported_by(rank as u32))
             }
-            Some(other) => {
-                let detail = format!("unexpected {other:?} in phase {:?}", member.phase);
-                member.phase = Phase::Gone;
-                Err(RunError::Protocol { rank: rank as u32, detail })
-            }
+            Some(other) => Err(self.unexpected(rank, &format!("{other:?}"))),
             None => {
                 member.phase = Phase::Gone;
                 Err(self.died(rank as u32))
@@ -285,29 +288,72 @@ impl Coordinator<'_> {
         }
     }
 
+    /// Takes a rank's answer, and goes on once all have answered.
+    fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
+        let now = self.clock.now();
+        match self.joining.answer(rank as u32, answer, now) {
+            None => Err(self.unexpected(rank, &format!("{answer:?}"))),
+            Some(Some(Order::Compare)) => self.settle(now),
+            Some(Some(Order::Start)) => {
+                self.members.iter_mut().for_each(|m| m.phase = Phase::Running);
+                self.tell(&ToRank::Start, now)
+            }
+            Some(Some(Order::Welcome) | None) => Ok(()),
+        }
+    }
+
+    fn unexpected(&mut self, rank: usize, found: &str) -> RunError {
+        let member = &mut self.members[rank];
+        let expected = format!("{:?}, phase {:?}", self.joining.stage(), member.phase);
+        member.phase = Phase::Gone;
+        RunError::Protocol { rank: rank as u32, detail: format!("unexpected {found} in {expected}") }
+    }
+
     fn all(&self, phase: Phase) -> bool {
         self.members.iter().all(|m| m.phase == phase)
     }
 
-    fn tell(&mut self, message: &ToRank) -> Result<(), RunError> {
-        let now = Instant::now();
+    fn tell(&mut self, message: &ToRank, now: Duration) -> Result<(), RunError> {
         self.members.iter_mut().for_each(|m| m.since = now);
         self.members.iter().try_for_each(|m| m.channel.send(message))
     }
 
     /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
     /// asked for, once.
-    fn settle(&mut self) -> Result<(), RunError> {
+    fn settle(&mut self, now: Duration) -> Result<(), RunError> {
         let identities: Vec<&Identity> = self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
         let Some((first, others)) = identities.split_first() else { return Ok(()) };
         let alike = others.iter().all(|other| other.terms == first.terms);
-        if !alike && self.asked.is_none() && others.iter().all(|o| o.differs_in_contents_alone(first)) {
-            self.asked = Some(Instant::now());
-            self.members.iter_mut().for_each(|m| m.phase = Phase::Asked);
-            return self.tell(&ToRank::Digest);
+        let is_first = self.joining.stage() == Stage::Comparing;
+        if !alike && is_first && others.iter().all(|o| o.differs_in_contents_alone(first)) {
+            self.joining.compared(true, now);
+            return self.tell(&ToRank::Digest, now);
         }
         self.compare()?;
-        self.tell(&ToRank::Proceed)
+        self.joining.compared(false, now);
+        self.tell(&ToRank::Proceed, now)
+    }
+
+    /// Notices a rank that does not answer while the run opens.
+    fn check_joining(&mut self, now: Duration) -> Result<(), RunError> {
+        self.observer.look(now);
+        if let Some(processes) = &mut self.processes {
+            for (rank, member) in (0..).zip(&mut self.members) {
+                let is_stopped = processes.is_stopped(rank);
+                member.stopped = is_stopped.then(|| member.stopped.unwrap_or(now));
+            }
+        }
+        let silence = |rank: u32| {
+            let stopped = self.members.get(rank as usize).and_then(|m| m.stopped);
+            // A process that this one started may take its time before the first sign of life, unless it is stopped.
+            let started = || stopped.map_or(Duration::ZERO, |at| now.saturating_sub(at));
+            self.observer.silence(rank, now).or_else(|| self.processes.is_some().then(started))
+        };
+        let Some(Fault::Late(rank, waited)) = self.joining.overdue(now, &silence) else { return Ok(()) };
+        if let Some(member) = self.members.get_mut(rank as usize) {
+            member.phase = Phase::Gone;
+        }
+        Err(self.stuck(rank, waited))
     }
 
     /// Whether all ranks run the same version and plan.
@@ -327,64 +373,85 @@ impl Coordinator<'_> {
             if other.terms != first.terms {
                 let (found, expected) =
                     (unlike(&other.terms, &first.terms), unlike(&first.terms, &other.terms));
-                return Err(RunError::Invalid(format!(
-                    "rank {rank} runs {found}, rank 0 {expected}: all ranks must run alike"
-                )));
+                return Err(RunError::TermsDiffer { rank, expected, found });
             }
         }
         Ok(())
     }
 
-    /// Notices that a session cannot run any more, because a rank has closed it for longer than the limit.
-    fn check_closed(&mut self) -> Result<(), RunError> {
-        let closed = |m: &Member| m.phase == Phase::Done && m.since.elapsed() > self.limit;
-        let Some(rank) = self.members.iter().position(closed) else { return Ok(()) };
+    /// Notices that a session cannot run any more: because a rank runs what another one that has closed does not run, or a
+    /// rank has closed for longer than the limit.
+    fn check_closed(&mut self, now: Duration) -> Result<(), RunError> {
         if self.watched == Watched::Job || self.all(Phase::Done) {
             return Ok(());
         }
-        Err(RunError::Aborted { rank: rank as u32, reason: "it closed its session".into() })
-    }
-
-    /// Notices a rank that begins no step for longer than the limit.
-    fn check_progress(&mut self, rank: usize) -> Result<(), RunError> {
-        let progress = self.control.progress(rank as u32);
-        let member = &mut self.members[rank];
-        if member.phase != Phase::Ready {
-            return Ok(());
-        }
-        let idle = self.watched == Watched::Session && !progress.running;
-        if progress.beats != member.beats || idle {
-            member.beats = progress.beats;
-            member.since = Instant::now();
-            return Ok(());
-        }
-        if member.since.elapsed() > self.limit + PATIENCE {
-            member.phase = Phase::Gone;
-            return Err(self.stuck(rank as u32));
+        let open = self.members.iter().zip(0..).filter(|(m, _)| m.phase == Phase::Running);
+        let progress: Vec<Progress> = open.map(|(_, rank)| self.control.progress(rank)).collect();
+        for (rank, member) in (0..).zip(&self.members).filter(|(_, m)| m.phase == Phase::Done) {
+            let runs = self.control.closed(rank);
+            let is_missed = |p: &Progress| p.running && runs.is_some_and(|runs| p.run >= runs);
+            if now.saturating_sub(member.since) > self.limit || progress.iter().any(is_missed) {
+                let left = || RunError::Left { rank, how: "closed its session".into() };
+                return Err(runs.map_or_else(left, |runs| RunError::closed(rank, runs)));
+            }
         }
         Ok(())
     }
 
-    fn stuck(&self, rank: u32) -> RunError {
+    /// Notices ranks that begin no step for longer than the limit, and names the one that is furthest behind.
+    fn check_progress(&mut self, now: Duration) -> Result<(), RunError> {
+        let mut late: Vec<u32> = Vec::new();
+        for (rank, member) in (0..).zip(&mut self.members).filter(|(_, m)| m.phase == Phase::Running) {
+            let progress = self.control.progress(rank);
+            let idle = self.watched == Watched::Session && !progress.running;
+            if progress.beats != member.beats || idle {
+                member.beats = progress.beats;
+                member.since = now;
+            }
+            if now.saturating_sub(member.since) > self.limit + PATIENCE {
+                late.push(rank);
+            }
+        }
+        self.observer.look(now);
+        let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
+        let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
+        let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));
+        // One that has not begun the run may keep it waiting, and is not late by itself.
+        let furthest =
+            || late.iter().copied().min_by_key(behind).map(|rank| culprit::find(self.control, rank, &[]));
+        match silent.or_else(furthest) {
+            None => Ok(()),
+            Some(rank) => {
+                self.members[rank as usize].phase = Phase::Gone;
+                Err(self.stuck(rank, self.limit))
+            }
+        }
+    }
+
+    fn stuck(&self, rank: u32, waited: Duration) -> RunError {
         let progress = self.control.progress(rank);
         let at = match locate(self.plan, &progress) {
             Some((step, node, op)) => format!("at step {step} ({op} %{node}), run {}", progress.run),
             None if self.watched == Watched::Session && progress.running => {
                 format!("in run {}", progress.run)
             }
+            None if progress.beats > 0 => format!("after run {}", progress.run),
             None => "before the first step".into(),
         };
-        RunError::Stuck { rank, at, limit_ms: self.limit.as_millis() as u64 }
+        RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
     }
 
     /// The error of a rank whose socket closed.
     fn died(&mut self, rank: u32) -> RunError {
-        let mut how = (self.ended)(rank);
-        let until = Instant::now() + GRACE;
-        while how.is_none() && Instant::now() < until {
-            // The socket closes a moment before the process can be reaped.
-            std::thread::sleep(Duration::from_millis(1));
-            how = (self.ended)(rank);
+        let mut how = None;
+        if let Some(processes) = &mut self.processes {
+            let until = Instant::now() + GRACE;
+            how = processes.ended(rank);
+            while how.is_none() && Instant::now() < until {
+                // The socket closes a moment before the process can be reaped.
+                std::thread::sleep(Duration::from_millis(1));
+                how = processes.ended(rank);
+            }
         }
         match how {
             Some(End { code: Some(REFUSED), .. }) => RunError::Refused { rank },
@@ -420,18 +487,24 @@ pub(super) fn death(plan: &Plan, control: &Control, rank: u32, how: Option<Strin
 
 /// The error that explains the others.
 pub(super) fn cause(errors: Vec<RunError>) -> RunError {
-    let weight = |e: &RunError| match e {
+    let none = || RunError::system("the run", "failed without an error");
+    errors.into_iter().min_by_key(rank_among_errors).unwrap_or_else(none)
+}
+
+/// The less it is, the more an error explains.
+fn rank_among_errors(error: &RunError) -> u32 {
+    match error {
         RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
-        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
-        RunError::SizesDiffer { .. } => 1,
+        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::TermsDiffer { .. } => 1,
+        RunError::SizesDiffer { .. } | RunError::Misplaced { .. } => 1,
         RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
-        RunError::Step { .. } | RunError::Data { .. } => 2,
+        RunError::Bounds { .. } => 1,
+        RunError::Step { .. } | RunError::Data { .. } | RunError::Left { .. } => 2,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,
         RunError::Limit { .. } => 4,
-        RunError::Stuck { .. } | RunError::Absent { .. } => 5,
+        RunError::Stuck { .. } | RunError::Absent { .. } | RunError::Unfinished { .. } => 5,
         RunError::Aborted { .. } => 6,
-    };
-    let none = || RunError::system("the run", "failed without an error");
-    errors.into_iter().min_by_key(weight).unwrap_or_else(none)
+        RunError::Reported { cause, .. } => rank_among_errors(cause),
+    }
 }

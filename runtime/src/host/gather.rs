@@ -1,7 +1,8 @@
 //! Rank 0 gathers the ranks of a run that another launcher started.
 //!
 //! Every process that connects says which rank it is. When a rank is there twice, comes from another run, cannot
-//! begin or dies meanwhile, the others are still awaited for a moment, so that all of them learn the same.
+//! begin or dies meanwhile, the others are still awaited for a moment, so that all of them learn the same. That holds too
+//! where this process has no descriptor left for them: one is kept for that case, and they are served one after another.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -11,11 +12,24 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::channel::{Channel, FromRank, ToRank, accept, same_user};
+use super::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
 use super::membership::Membership;
+use super::pulse::{ActiveClock, TICK};
 use crate::error::RunError;
 
 /// How long ranks that have not come are awaited once the run cannot be.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// How long a process that connected may take to say which rank it is, where others wait for its descriptor.
+const SAYING: Duration = Duration::from_millis(200);
+
+/// All ranks, and the machine that they have joined.
+pub(super) struct GatheredRanks {
+    /// By rank.
+    pub channels: Vec<Channel>,
+    pub machine: Coordinating,
+    pub clock: ActiveClock,
+}
 
 /// A process that connected.
 struct Guest {
@@ -33,49 +47,62 @@ pub(super) struct Gathering<'a> {
     place: &'a Membership,
     listener: &'a OwnedFd,
     limit: Duration,
-    until: Instant,
-    /// The ranks that are to come.
-    awaited: Vec<u32>,
+    machine: Coordinating,
+    clock: ActiveClock,
     guests: Vec<Guest>,
     fault: Option<RunError>,
+    /// Given up for the descriptor of a process that comes when there is no other.
+    spare: Option<OwnedFd>,
+    /// Whether there are no descriptors left.
+    is_starved: bool,
 }
 
 impl<'a> Gathering<'a> {
     /// Awaits the ranks of the run of `place` for `limit`.
     pub fn new(place: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
-        let until = Instant::now() + limit;
-        let awaited = (0..place.ranks).collect();
-        Gathering { place, listener, limit, until, awaited, guests: Vec::new(), fault: None }
+        let mut clock = ActiveClock::start();
+        let machine = Coordinating::new(place.ranks, Timeouts::new(limit), clock.now());
+        let spare = listener.try_clone().ok();
+        let (guests, fault) = (Vec::new(), None);
+        Gathering { place, listener, limit, machine, clock, guests, fault, spare, is_starved: false }
     }
 
-    /// The run cannot be: whoever comes is told so.
+    /// The run cannot be: processes that come are told so.
     pub fn refuse(&mut self, error: RunError) {
         if self.fault.is_none() {
-            self.until = self.until.min(Instant::now() + LINGER);
+            let now = self.clock.now();
+            self.machine.hasten(now + LINGER);
             self.fault = Some(error);
         }
     }
 
-    /// This process's own rank need not come.
-    pub fn seat_self(&mut self) {
-        self.awaited.retain(|&rank| rank != self.place.rank);
+    /// Counts this process's own rank as there.
+    pub fn count_self(&mut self) {
+        self.count(self.place.rank);
+    }
+
+    /// Counts a rank as there.
+    fn count(&mut self, rank: u32) {
+        let now = self.clock.now();
+        // The machine orders the welcome by its next stage.
+        let _ = self.machine.answer(rank, Answer::Join, now);
     }
 
     /// A channel to each rank, once all have come.
     ///
     /// # Errors
     /// Ranks did not come, or one that came cannot take part. All that came have been told.
-    pub fn all(mut self) -> Result<Vec<Channel>, RunError> {
-        let mut absent = self.absent();
-        while !absent.is_empty() && Instant::now() < self.until {
-            if let Err(error) = self.step() {
-                self.refuse(error);
+    pub fn all(mut self) -> Result<GatheredRanks, RunError> {
+        while self.machine.stage() == Stage::Gathering {
+            let now = self.clock.now();
+            if let Some(Fault::Absent(ranks)) = self.machine.overdue(now, &|_| None) {
+                let limit_ms = self.limit.as_millis() as u64;
+                self.refuse(RunError::Absent { ranks, limit_ms }.reported_by(self.place.rank));
+                break;
             }
-            absent = self.absent();
-        }
-        if !absent.is_empty() {
-            let limit_ms = self.limit.as_millis() as u64;
-            self.refuse(RunError::Absent { ranks: absent, limit_ms });
+            if let Err(error) = self.step() {
+                self.refuse(error.reported_by(self.place.rank));
+            }
         }
         if let Some(error) = self.fault {
             for guest in &self.guests {
@@ -87,7 +114,8 @@ impl<'a> Gathering<'a> {
         self.turn_away();
         let mut guests: Vec<Guest> = self.guests.into_iter().filter(|g| g.rank.is_some()).collect();
         guests.sort_by_key(|guest| guest.rank);
-        Ok(guests.into_iter().map(|guest| guest.channel).collect())
+        let channels = guests.into_iter().map(|guest| guest.channel).collect();
+        Ok(GatheredRanks { channels, machine: self.machine, clock: self.clock })
     }
 
     /// Tells those who came to a run that has all its ranks.
@@ -102,20 +130,13 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// The ranks that have not come.
-    fn absent(&self) -> Vec<u32> {
-        let here = |rank: u32| self.guests.iter().any(|g| g.rank == Some(rank));
-        self.awaited.iter().copied().filter(|&rank| !here(rank)).collect()
-    }
-
     /// Waits for someone who comes, speaks or leaves.
     fn step(&mut self) -> Result<(), RunError> {
-        let left = self.until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30) + 1;
         let heard: Vec<usize> = (0..self.guests.len()).filter(|&g| !self.guests[g].gone).collect();
         let channels = heard.iter().map(|&g| self.guests[g].channel.fd());
         let all = std::iter::once(self.listener.as_fd()).chain(channels);
         let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+        match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(RunError::system("waiting for ranks", e)),
         }
@@ -132,8 +153,17 @@ impl<'a> Gathering<'a> {
 
     /// Takes a connection.
     fn welcome(&mut self) -> Result<(), RunError> {
-        let Some(fd) = accept(self.listener, Instant::now())? else { return Ok(()) };
-        if same_user(&fd) {
+        let accepted = match accept(self.listener, Instant::now()) {
+            Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
+                self.is_starved = true;
+                return Err(error.reported_by(self.place.rank));
+            }
+            accepted => accepted?,
+        };
+        let Some(fd) = accepted else { return Ok(()) };
+        if self.is_starved {
+            self.refuse_at_once(fd);
+        } else if same_user(&fd) {
             let peer = getsockopt(&fd, sockopt::PeerCredentials);
             let own = peer.is_ok_and(|peer| peer.pid() as u32 == std::process::id());
             self.guests.push(Guest { channel: Channel::new(fd, 0), own, rank: None, gone: false });
@@ -141,22 +171,37 @@ impl<'a> Gathering<'a> {
         Ok(())
     }
 
+    /// Tells a process why there is no run, and gives its descriptor back.
+    fn refuse_at_once(&mut self, fd: OwnedFd) {
+        let (channel, fault) = (Channel::new(fd, 0), self.fault.clone());
+        if let Ok(Some(FromRank::Join { rank, .. })) = channel.receive(Some(Instant::now() + SAYING)) {
+            self.count(rank);
+        }
+        // A process that cannot be told is gone.
+        let _ = channel.send(&ToRank::Verdict(fault));
+    }
+
     /// Handles the next message of a process.
     fn hear(&mut self, at: usize) -> Result<(), RunError> {
         let guest = &mut self.guests[at];
         match (guest.channel.receive(Some(Instant::now())), guest.rank) {
             (Ok(Some(FromRank::Join { rank, ranks, run, left_ms })), None) => {
-                self.until = self.until.min(Instant::now() + Duration::from_millis(left_ms));
+                let until = self.clock.now().saturating_add(Duration::from_millis(left_ms));
+                self.machine.hasten(until);
                 self.seat(at, rank, ranks, &run)
             }
             (Ok(Some(FromRank::Decline { rank, ranks, run, error })), None) => {
                 guest.gone = true;
-                self.seat(at, rank, ranks, &run).and(Err(error))
+                self.seat(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
+            }
+            (Ok(Some(FromRank::Failed(error))), Some(rank)) => {
+                guest.gone = true;
+                Err(error.reported_by(rank))
             }
             (Ok(None), Some(rank)) => {
                 guest.gone = true;
                 let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
-                Err(RunError::DiedOutside { rank, how, when })
+                Err(RunError::DiedOutside { rank, how, when }.reported_by(self.place.rank))
             }
             // A process that says nothing sensible is not a rank.
             _ => {
@@ -170,19 +215,18 @@ impl<'a> Gathering<'a> {
     fn seat(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {
-            return Err(RunError::Invalid(format!(
-                "rank {rank} of {ranks} came to a run of {expected} ranks"
-            )));
+            let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
+            return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
         let known = self.guests.iter().any(|g| g.rank == Some(rank));
         let guest = &mut self.guests[at];
         if known || (rank == 0 && !guest.own) {
-            return Err(RunError::Invalid(format!(
-                "two processes say that they are rank {rank} of this run"
-            )));
+            let detail = format!("two processes say that they are rank {rank} of this run");
+            return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
         guest.rank = Some(rank);
         guest.channel.set_peer(rank);
+        self.count(rank);
         Ok(())
     }
 }

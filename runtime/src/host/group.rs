@@ -6,10 +6,11 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::membership::Membership;
 use crate::error::RunError;
+use crate::process;
 
 /// Groups of threads that this process has made.
 static THREADS: AtomicU64 = AtomicU64::new(0);
@@ -21,6 +22,8 @@ pub struct Group {
     within_process: bool,
     /// Sessions that were opened.
     sessions: AtomicU64,
+    /// The process that opened them; 0 before the first.
+    process: AtomicU32,
 }
 
 /// What the caller has to tell other ranks something.
@@ -52,7 +55,7 @@ impl Group {
 
     /// The place of a process that knows it otherwise.
     pub fn of(place: Membership) -> Group {
-        Group { place, within_process: false, sessions: AtomicU64::new(0) }
+        Group { place, within_process: false, sessions: AtomicU64::new(0), process: AtomicU32::new(0) }
     }
 
     /// A place for each of `ranks` threads of this process.
@@ -98,9 +101,12 @@ impl Group {
         self.place.ranks
     }
 
-    /// Tells the other ranks that this one does not come to the next session, and why.
-    pub fn decline(&self, error: &RunError) {
-        self.next().decline(error);
+    /// Tells the other ranks that this one does not come to the next session, and why; the error as all of them have it.
+    pub fn decline(&self, error: RunError) -> RunError {
+        match self.next() {
+            Ok(place) => place.decline(error),
+            Err(refusal) => refusal,
+        }
     }
 
     /// Whether all ranks are of this process.
@@ -109,9 +115,21 @@ impl Group {
     }
 
     /// Where the ranks meet for one more session.
-    pub(super) fn next(&self) -> Membership {
-        let number = self.sessions.fetch_add(1, Ordering::Relaxed);
-        Membership { run: format!("{}, session {number}", self.place.run), ..self.place.clone() }
+    ///
+    /// # Errors
+    /// This is a fork of the process that opened sessions of the group, and would take its place.
+    pub(super) fn next(&self) -> Result<Membership, RunError> {
+        let here = process::current();
+        let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
+        match first.err().filter(|owner| *owner != here) {
+            Some(owner) => Err(RunError::Invalid(format!(
+                "the group has sessions of process {owner}, of which this process is a fork: make a group of its own here"
+            ))),
+            None => {
+                let number = self.sessions.fetch_add(1, Ordering::Relaxed);
+                Ok(Membership { run: format!("{}, session {number}", self.place.run), ..self.place.clone() })
+            }
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 //! the same user, by the kernel's word. All ranks are on one host.
 //!
 //! No rank waits longer than its limit for the others, and the earliest limit ends the wait of all: a rank that
-//! joins says how long it would still wait. What keeps one from running ends the run of all, also before it began.
+//! joins says how long it would still wait. What keeps one from running ends the run of all, also before it began. The
+//! order of messages and the timeouts are those of [`super::joining`].
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +20,18 @@ use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor, parallel};
 use symmc_plan::Plan;
 
-use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, same_user};
+use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
 use super::comm::{Comm, World};
 use super::control::Progress;
 use super::coordinator::{Coordinator, Member, Watched, identity, job_terms};
 use super::engine::{Engines, RankRun};
 use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
-use super::link::{Link, agree};
+use super::joining::{Task, Told};
+use super::link::Link;
 use super::membership::Membership;
+use super::opening::{CoordinatedBy, Opening};
+use super::pulse::TICK;
 use super::rank::{map_world, receive_welcome};
 use super::rank_memory::LocalMemory;
 use super::terms::Term;
@@ -37,8 +41,6 @@ use crate::session::CallersPart;
 
 /// How long a rank that cannot begin looks for rank 0, to tell it.
 const DECLINING: Duration = Duration::from_secs(2);
-/// How much longer than its limit a rank waits for rank 0 to say who is missing.
-const ANSWER: Duration = Duration::from_secs(1);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
@@ -77,9 +79,9 @@ pub fn run_rank_timed(
     job: &RankJob,
     engines: &Engines<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes), RunError> {
-    let needs = prepare(place, job).inspect_err(|error| place.decline(error))?;
+    let needs = prepare(place, job).map_err(|error| place.decline(error))?;
     let terms = job_terms(job.plan, &job.bindings, job.repeats);
-    let identity = identity(job.plan, terms, job.settings).inspect_err(|error| place.decline(error))?;
+    let identity = identity(job.plan, terms, job.settings).map_err(|error| place.decline(error))?;
     let RankJob { plan, settings, config, .. } = job;
     let (groups, watched) = (needs.groups, Watched::Job);
     let joined = Joined::new(place, &Purpose { plan, groups, config, watched, identity, settings })?;
@@ -99,13 +101,14 @@ fn prepare(place: &Membership, job: &RankJob) -> Result<Needs, RunError> {
 }
 
 impl Membership {
-    /// Tells the other ranks that this one cannot begin, and why, so that none waits for it. Ranks that cannot be found
-    /// in a moment are not told.
-    pub fn decline(&self, error: &RunError) {
+    /// Tells the other ranks that this one cannot begin, and why, so that none waits for it; the error as all of them have it.
+    /// Ranks that cannot be found in a moment are not told.
+    pub fn decline(&self, error: RunError) -> RunError {
+        let error = error.reported_by(self.rank);
         match self.rank {
             0 => {
                 if let Ok(Some(listener)) = meeting_point(self) {
-                    refuse(self, &listener, LINGER, error);
+                    refuse(self, &listener, LINGER, &error);
                 }
             }
             _ => {
@@ -117,6 +120,7 @@ impl Membership {
                 let _ = told;
             }
         }
+        error
     }
 
     /// The first message of this rank, which would wait for others so long.
@@ -129,7 +133,7 @@ impl Membership {
 /// Tells the ranks that come in a moment that there will be no run.
 fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
     let mut gathering = Gathering::new(place, listener, limit);
-    gathering.seat_self();
+    gathering.count_self();
     gathering.refuse(error.clone());
     // It ends with the error given.
     let _ = gathering.all();
@@ -195,7 +199,7 @@ impl Joined {
         let coordinator = start_coordinator(place, purpose, listener)?;
         match connect_link(place, purpose, until) {
             Ok(link) => Ok(Joined { link, coordinator: Some(coordinator) }),
-            Err(error) => await_coordinator(coordinator).and(Err(error)),
+            Err(error) => Err(explained(await_coordinator(coordinator), error)),
         }
     }
 
@@ -264,6 +268,15 @@ fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<()
     coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
 }
 
+/// Of what the coordinator says of the end and of what ended rank 0 itself, the error that says more.
+fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
+    match coordinator {
+        // That rank 0 is gone is what the coordinator sees of its own error.
+        Err(verdict) if !matches!(verdict.cause(), RunError::DiedOutside { rank: 0, .. }) => verdict,
+        _ => own.reported_by(0),
+    }
+}
+
 /// Starts the thread that gathers all ranks and coordinates them.
 fn start_coordinator(
     place: &Membership,
@@ -281,6 +294,7 @@ fn start_coordinator(
     };
     parallel::spawn(work).map_err(|e| {
         let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
+        let error = error.reported_by(place.rank);
         take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.config.limit, &error));
         error
     })
@@ -288,38 +302,64 @@ fn start_coordinator(
 
 /// Joins as the rank of `place`; returns when all ranks run the same.
 fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Result<Link, RunError> {
-    let Purpose { plan, config, identity, settings, .. } = purpose;
-    let (rank, ranks, limit) = (place.rank, place.ranks, config.limit);
+    let limit = purpose.config.limit;
     let channel = connect_to(place, until, limit)?;
-    channel.send(&place.join(until.saturating_duration_since(Instant::now())))?;
-    let (welcome, fds) = await_welcome(&channel, until + ANSWER, limit)?;
-    if welcome.arena != CallersPart::new(plan, config.callers)?.end() {
-        // The plans differ; comparing their hashes names the ranks.
-        agree(&channel, rank, identity.clone(), settings)?;
-        return Err(RunError::system("the symmetric arena", "has another size than this rank expects"));
-    }
-    let world = map_world(&welcome, &mut fds.into_iter())?;
-    let link = Link::new(channel, &welcome, Comm::new(world, rank, config.comm(ranks))?, limit);
-    match link.agree(identity.clone(), settings) {
+    let left = until.saturating_duration_since(Instant::now());
+    channel.send(&place.join(left))?;
+    let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    let mapped = await_welcome(place, &channel, &mut opening, limit).and_then(|(welcome, fds)| {
+        let world = map_world(&welcome, &mut fds.into_iter())?;
+        Comm::new(world, place.rank, purpose.config.comm(place.ranks))
+    });
+    let comm = mapped.map_err(|error| {
+        let error = error.reported_by(place.rank);
+        // The others learn what this rank lacks. A coordinator that is gone needs no notice.
+        let _ = channel.send(&FromRank::Failed(error.clone()));
+        error
+    })?;
+    let link = Link::new(channel, comm, opening, Some(purpose.plan.clone()), limit);
+    let agreed = link.agree(purpose.identity.clone(), purpose.settings);
+    match agreed.and_then(|()| expect_arena(purpose, link.comm())) {
         Ok(()) => Ok(link),
         Err(error) => Err(link.report(error)),
     }
 }
 
-/// The first message of rank 0, which says who is missing where the run cannot be.
+/// The symmetric arena of ranks that run one plan is as large as each of them expects.
+fn expect_arena(purpose: &Purpose<'_>, comm: &Comm) -> Result<(), RunError> {
+    let expected = CallersPart::new(purpose.plan, purpose.config.callers)?.end();
+    match comm.arena().len() == expected {
+        true => Ok(()),
+        false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
+    }
+}
+
+/// The first message of rank 0, which names the missing ranks where the run cannot be.
 fn await_welcome(
+    place: &Membership,
     channel: &Channel,
-    until: Instant,
+    opening: &mut Opening,
     limit: Duration,
 ) -> Result<(Welcome, Vec<OwnedFd>), RunError> {
-    let when = || "while the ranks joined".to_string();
-    if !channel.readable(Some(until))? {
-        let limit_ms = limit.as_millis() as u64;
-        return Err(RunError::Stuck { rank: 0, at: when(), limit_ms });
-    }
-    match receive_welcome(channel, until)? {
-        Some(welcome) => Ok(welcome),
-        None => Err(RunError::DiedOutside { rank: 0, how: "its process is gone".into(), when: when() }),
+    loop {
+        if channel.readable(Some(Instant::now() + TICK))? {
+            // The descriptors follow the message at once, unless rank 0 is stopped just then.
+            let until = Instant::now() + limit;
+            let received = receive_welcome(channel, until)
+                .map_err(|error| if Instant::now() >= until { opening.stuck(limit) } else { error });
+            let gone = || {
+                let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
+                RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
+            };
+            let (welcome, fds) = received?.ok_or_else(gone)?;
+            if welcome.ranks != place.ranks {
+                let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
+                return Err(RunError::Protocol { rank: 0, detail: found });
+            }
+            opening.expect_task(Told::Welcome, Task::Greet)?;
+            return Ok((welcome, fds));
+        }
+        opening.expect_progress()?;
     }
 }
 
@@ -346,6 +386,7 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
     let [mut pause, longest] = RETRY;
     loop {
         let fd = seqpacket().map_err(|e| RunError::exhausted("opening a control socket", &e.into()))?;
+        bound_sending(&fd);
         match connect(fd.as_raw_fd(), &address) {
             Ok(()) if same_user(&fd) => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
@@ -380,16 +421,19 @@ impl Gathered<'_> {
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, plan, groups, config, watched } = *self;
-        let channels = Gathering::new(place, &listener, config.limit).all()?;
+        let gathered = Gathering::new(place, &listener, config.limit).all()?;
+        let channels = gathered.channels;
         // Who comes now belongs to no run any more.
         drop(listener);
         let result = CallersPart::new(plan, config.callers)
             .and_then(|part| World::create(place.ranks, groups, part.end(), config.first));
-        let world = result.inspect_err(|error| {
+        let world = result.map_err(|error| {
+            let error = error.reported_by(place.rank);
             for channel in &channels {
                 // A rank that cannot be told is gone.
                 let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
             }
+            error
         })?;
         for (rank, channel) in (0..).zip(&channels) {
             let (ranks, arena, first) = (place.ranks, world.arenas[0].len(), config.first);
@@ -397,15 +441,14 @@ impl Gathered<'_> {
             channel.send(&ToRank::Welcome(welcome))?;
             channel.send_fds(&world.fds().into_iter().flatten().collect::<Vec<_>>())?;
         }
-        let mut ended = |_| None;
+        let members = channels.into_iter().map(Member::new).collect();
         let mut coordinator = Coordinator {
             watched,
             plan,
-            control: &world.control,
             limit: config.limit,
-            members: channels.into_iter().map(Member::new).collect(),
-            asked: None,
-            ended: &mut ended,
+            joining: gathered.machine,
+            clock: gathered.clock,
+            ..Coordinator::new(plan, &world.control, members, config.limit)
         };
         coordinator.run()
     }

@@ -1,12 +1,13 @@
 //! The launcher: one process for each rank, started by this one.
 //!
 //! A rank inherits one control socket and is handed the shared memory over it. Ranks die with the launcher
-//! (`PR_SET_PDEATHSIG`), and the launcher kills and reaps every rank before it returns, whatever happened.
+//! (`PR_SET_PDEATHSIG`), and the launcher kills and reaps every rank before it returns, whatever happened. It waits no
+//! longer than the limit for the process of a rank to begin.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,12 @@ use symmc_ir::{Backing, SymbolId, Tensor};
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
-use super::coordinator::{Coordinator, End, Member, Watched};
+use super::coordinator::{Coordinator, End, Member, RankProcesses};
 use super::inputs::{FileStamp, InputPlace};
 use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
 use super::rank_memory::{arena_size, lay_out, read_tensor};
+use super::spawn::RankProcess;
 use super::threads::expect_ranks;
 use crate::error::RunError;
 
@@ -70,7 +72,7 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
     let mut processes = Processes::default();
     let mut members = Vec::new();
     for rank in 0..ranks {
-        let channel = processes.spawn(command, rank)?;
+        let channel = processes.spawn(command, rank, job.config.limit)?;
         let welcome = Welcome {
             rank,
             ranks,
@@ -87,15 +89,9 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
         channel.send_fds(&fds.into_iter().flatten().collect::<Vec<BorrowedFd>>())?;
         members.push(Member::new(channel));
     }
-    let mut ended = |rank| processes.ended(rank);
     let mut coordinator = Coordinator {
-        watched: Watched::Job,
-        plan: job.plan,
-        control: &world.control,
-        limit: job.config.limit,
-        members,
-        asked: None,
-        ended: &mut ended,
+        processes: Some(&mut processes),
+        ..Coordinator::new(job.plan, &world.control, members, job.config.limit)
     };
     coordinator.run()?;
     drop(coordinator);
@@ -232,42 +228,36 @@ fn put(segment: &Segment, start: usize, len: usize) -> &mut [u8] {
 /// The processes of the ranks. None outlives this value.
 #[derive(Default)]
 struct Processes {
-    children: Vec<Child>,
+    children: Vec<RankProcess>,
+}
+
+impl RankProcesses for Processes {
+    fn ended(&mut self, rank: u32) -> Option<End> {
+        let status = self.children.get_mut(rank as usize)?.ended()?;
+        Some(End { how: how(status), code: status.code() })
+    }
+
+    fn is_stopped(&mut self, rank: u32) -> bool {
+        self.children.get_mut(rank as usize).is_some_and(RankProcess::is_stopped)
+    }
 }
 
 impl Processes {
     /// Starts the process of a rank; the launcher's end of its control socket.
-    fn spawn(&mut self, command: &RankCommand, rank: u32) -> Result<Channel, RunError> {
+    fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel, RunError> {
         let failed = |e: &std::io::Error| {
             RunError::exhausted(format!("starting rank {rank} ({})", command.program.display()), e)
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e.into()))?;
-        let inherited = theirs.as_raw_fd();
-        let launcher = std::process::id();
-        let mut child = Command::new(&command.program);
-        child.args(&command.args).arg(inherited.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
-        // SAFETY: the closure only makes system calls that are safe between fork and exec.
-        unsafe {
-            child.pre_exec(move || {
-                // The rank dies with the launcher, also if that died before this call.
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
-                    || libc::getppid() as u32 != launcher
-                    || libc::fcntl(inherited, libc::F_SETFD, 0) != 0
-                {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            })
-        };
-        self.children.push(child.spawn().map_err(|e| failed(&e))?);
-        Ok(Channel::new(ours, rank))
-    }
-
-    /// How the process of a rank ended, if it has.
-    fn ended(&mut self, rank: u32) -> Option<End> {
-        let status = self.children.get_mut(rank as usize)?.try_wait().ok().flatten()?;
-        Some(End { how: how(status), code: status.code() })
+        let child = RankProcess::start(command, &theirs).map_err(|e| failed(&e))?;
+        self.children.push(child);
+        let begun = self.children.last().map_or(Ok(true), |child| child.await_begin(limit));
+        if begun.map_err(|e| failed(&e))? {
+            return Ok(Channel::new(ours, rank));
+        }
+        let (at, limit_ms) = ("before its program began".into(), limit.as_millis() as u64);
+        Err(RunError::Stuck { rank, at, limit_ms })
     }
 
     /// Lets the ranks end by themselves.
@@ -279,7 +269,7 @@ impl Processes {
     fn reap(&mut self, until: Instant) -> bool {
         let mut pause = Duration::from_micros(50);
         loop {
-            if self.children.iter_mut().all(|c| !matches!(c.try_wait(), Ok(None))) {
+            if self.children.iter_mut().all(|child| child.ended().is_some()) {
                 return true;
             }
             if Instant::now() >= until {
@@ -293,10 +283,7 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            // Killing a process that has ended is refused; nothing else can be done.
-            let _ = child.kill();
-        }
+        self.children.iter_mut().for_each(RankProcess::kill);
         self.reap(Instant::now() + REAPING);
     }
 }

@@ -1,7 +1,7 @@
 //! A rank's link to the coordinator of its run, from the comparison of plans to the verdict.
 //!
-//! While the link is open a thread of its own waits for the coordinator's verdict, so that what happens elsewhere ends
-//! this rank's waits early. A run that ends on this rank is reported through the link, also when it is dropped.
+//! While the link is open a thread of its own reads the control socket, so that a run that ends elsewhere ends this
+//! rank's waits early, and shows the rank's sign of life. A run that ends on this rank is reported through the link.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -9,16 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use symmc_check::CheckedPlan;
 use symmc_ir::parallel;
 
-use super::channel::{Channel, FromRank, Identity, ToRank, Welcome};
+use super::channel::{Channel, FromRank, Identity, ToRank};
 use super::comm::Comm;
+use super::coordinator::death;
+use super::joining::{Answer, Task};
+use super::opening::{CoordinatedBy, Opening, Received, unexpected};
+use super::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
 use super::terms::Term;
 use crate::error::RunError;
 
-/// How often a listening rank looks whether it is still to listen, and how long a rank waits for news at a time.
-const TICK: Duration = Duration::from_millis(50);
-/// The coordinator gives up on ranks earlier than this behind the limit.
+/// The coordinator gives up on ranks earlier than this after the limit.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The coordinator explains a run that was ended earlier than this, if it can.
 const EXPLAINING: Duration = Duration::from_secs(1);
@@ -31,40 +34,52 @@ type Verdict = Result<(), RunError>;
 pub(super) struct Link {
     ends: Arc<Ends>,
     listener: Mutex<Listener>,
+    opening: Mutex<Opening>,
 }
 
 /// What the rank and its listener share.
 #[derive(Debug)]
 struct Ends {
     channel: Channel,
-    rank: u32,
-    ranks: u32,
-    /// Whether rank 0 coordinates the run, not a launcher.
-    by_rank_0: bool,
     comm: Comm,
+    /// The plan, where rank 0 coordinates the run; without one a launcher does.
+    plan: Option<CheckedPlan>,
     limit: Duration,
-    /// Whether nobody waits for a verdict any more.
+    /// Whether the rank waits for no message any more.
     ended: AtomicBool,
     /// Whether the coordinator knows how the run ended on this rank.
     told: AtomicBool,
 }
 
-/// Where the verdict comes from.
+/// Where messages come from.
 #[derive(Debug, Default)]
 struct Listener {
     /// From the thread, if there is one.
-    verdicts: Option<mpsc::Receiver<Verdict>>,
+    messages: Option<mpsc::Receiver<Received>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Link {
-    /// The link behind `channel` of the rank that was welcomed, which communicates by `comm`.
-    pub fn new(channel: Channel, welcome: &Welcome, comm: Comm, limit: Duration) -> Link {
+    /// The link over `channel` of a rank that was welcomed, which communicates by `comm`. `plan` is given where rank 0
+    /// coordinates the run.
+    pub fn new(
+        channel: Channel,
+        comm: Comm,
+        mut opening: Opening,
+        plan: Option<CheckedPlan>,
+        limit: Duration,
+    ) -> Link {
+        opening.watch(comm.control());
         let (ended, told) = (AtomicBool::new(false), AtomicBool::new(false));
-        let Welcome { rank, ranks, .. } = *welcome;
-        let by_rank_0 = welcome.job.is_none();
-        let ends = Ends { channel, rank, ranks, by_rank_0, comm, limit, ended, told };
-        Link { ends: Arc::new(ends), listener: Mutex::default() }
+        let ends = Arc::new(Ends { channel, comm, plan, limit, ended, told });
+        let (sender, messages) = mpsc::channel();
+        let listening = ends.clone();
+        // Without a thread the rank reads the socket itself where it waits, and shows no sign of life.
+        let listener = match parallel::spawn(move || listening.listen(&sender)) {
+            Ok(thread) => Listener { messages: Some(messages), thread: Some(thread) },
+            Err(_) => Listener::default(),
+        };
+        Link { ends, listener: Mutex::new(listener), opening: Mutex::new(opening) }
     }
 
     /// The rank's communicator.
@@ -75,25 +90,33 @@ impl Link {
     /// Says what this rank runs; returns when all ranks run the same.
     ///
     /// # Errors
-    /// They do not, or the coordinator is gone.
+    /// They do not, or the coordinator is gone or stuck.
     pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<(), RunError> {
-        agree(&self.ends.channel, self.ends.rank, identity, settings)
+        let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
+        if task == Task::Digest {
+            let digests = settings.iter().filter_map(|term| term.digest().transpose());
+            task = self.answer(Answer::Digests, &FromRank::Digests(digests.collect::<Result<_, _>>()?))?;
+        }
+        expect_task(Task::Load, task)
     }
 
-    /// Says that this rank is ready; returns when all ranks are. From then on the verdict is listened for.
+    /// Says that this rank is ready; returns when all ranks are.
     ///
     /// # Errors
-    /// A rank failed before, or the coordinator is gone.
+    /// A rank failed before, or the coordinator is gone or stuck.
     pub fn start(&self) -> Result<(), RunError> {
-        self.ends.channel.send(&FromRank::Ready)?;
-        expect(&self.ends.channel, self.ends.rank, &ToRank::Start)?;
-        let (sender, verdicts) = mpsc::channel();
-        let ends = self.ends.clone();
-        // Without a listener the abort word alone ends this rank's waits early.
-        if let Ok(thread) = parallel::spawn(move || ends.listen(&sender)) {
-            *self.listener() = Listener { verdicts: Some(verdicts), thread: Some(thread) };
-        }
-        Ok(())
+        expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)
+    }
+
+    /// Sends an answer, and waits for what to do next.
+    fn answer(&self, answer: Answer, message: &FromRank) -> Result<Task, RunError> {
+        let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        opening.answers(answer);
+        self.ends.channel.send(message)?;
+        opening.await_task(&mut || match self.next_message()? {
+            Ok(None) => Some(Err(self.ends.coordinator_gone())),
+            other => Some(other),
+        })
     }
 
     /// Tells the coordinator how the run ended on this rank, and waits for how it ended for all.
@@ -121,12 +144,14 @@ impl Link {
 
     /// Tells the coordinator of a failure; the error that explains it best.
     pub fn report(&self, error: RunError) -> RunError {
+        let error = error.reported_by(self.ends.comm.rank());
         if !self.ends.told.swap(true, Ordering::Relaxed) {
             // The coordinator may have ended the run itself; then it does not listen any more.
             let _ = self.ends.channel.send(&FromRank::Failed(error.clone()));
         }
-        match error.is_consequence().then(|| self.await_verdict(EXPLAINING)).flatten() {
-            Some(Err(cause)) if !cause.is_consequence() => cause,
+        let is_foreign = error.is_consequence() && error.reporter() != Some(self.ends.comm.rank());
+        match is_foreign.then(|| self.await_verdict(EXPLAINING)).flatten() {
+            Some(Err(cause)) if self.ends.explains(&cause, &error) => cause,
             _ => error,
         }
     }
@@ -135,46 +160,53 @@ impl Link {
         self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The verdict, if it comes within a tick: from the thread that listens, or else from the socket.
-    fn next_verdict(&self) -> Option<Verdict> {
-        if let Some(verdicts) = &self.listener().verdicts {
-            return match verdicts.recv_timeout(TICK) {
-                Ok(verdict) => Some(verdict),
-                Err(RecvTimeoutError::Disconnected) => Some(Err(self.ends.coordinator_gone())),
+    /// The next message, if it comes within a tick: from the thread that listens, or else from the socket.
+    fn next_message(&self) -> Option<Received> {
+        if let Some(messages) = &self.listener().messages {
+            return match messages.recv_timeout(TICK) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Disconnected) => Some(Ok(None)),
                 Err(RecvTimeoutError::Timeout) => None,
             };
         }
         let channel = &self.ends.channel;
         match channel.readable(Some(Instant::now() + TICK)) {
-            Ok(true) => Some(self.ends.verdict_of(channel.receive(None))),
+            Ok(true) => Some(channel.receive(Some(Instant::now()))),
             Ok(false) => None,
             Err(error) => Some(Err(error)),
         }
     }
 
-    /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for so long.
+    /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for that long, or the
+    /// coordinator shows no sign of life.
     fn await_verdict(&self, patience: Duration) -> Option<Verdict> {
-        let Ends { comm, ranks, .. } = &*self.ends;
-        let beats = || (0..*ranks).map(|r| comm.control().progress(r).beats).collect::<Vec<_>>();
-        let (mut last, mut since) = (beats(), Instant::now());
+        let control = self.ends.comm.control();
+        let beats = || (0..control.ranks()).map(|r| control.progress(r).beats).collect::<Vec<_>>();
+        let (mut clock, mut observer) = (ActiveClock::start(), Observer::new(control));
+        let (mut last, mut since) = (beats(), clock.now());
         loop {
-            if let Some(verdict) = self.next_verdict() {
-                return Some(verdict);
+            if let Some(message) = self.next_message() {
+                return Some(self.ends.verdict_of(message));
             }
-            let now = beats();
-            if now != last {
-                (last, since) = (now, Instant::now());
+            let (now, found) = (clock.now(), beats());
+            observer.look(now);
+            let silence = observer.silence_of_coordinator(now);
+            if silence.is_some_and(|silence| silence >= self.ends.limit.max(SHORTEST_SILENCE)) {
+                return None;
             }
-            if since.elapsed() > patience {
+            if found != last {
+                (last, since) = (found, now);
+            }
+            if now.saturating_sub(since) > patience {
                 return None;
             }
         }
     }
 
     fn coordinator_stuck(&self) -> RunError {
-        let at = "as coordinator after the last step".into();
-        let error = RunError::Stuck { rank: 0, at, limit_ms: self.ends.limit.as_millis() as u64 };
-        self.ends.comm.abort(&error);
+        let Ends { comm, limit, .. } = &*self.ends;
+        let error = self.ends.by().stuck(comm.rank(), "as coordinator after the last step", *limit);
+        comm.abort(&error);
         error
     }
 }
@@ -192,30 +224,31 @@ impl Drop for Link {
 }
 
 impl Ends {
-    /// Waits for the verdict while the rank runs; ends the run if it is bad or cannot come any more.
-    fn listen(&self, verdicts: &mpsc::Sender<Verdict>) {
-        let message = loop {
+    /// Reads messages and shows signs of life, until the verdict; ends the run if that is bad or cannot come any more.
+    fn listen(&self, messages: &mpsc::Sender<Received>) {
+        while !self.ended.load(Ordering::Relaxed) {
+            self.comm.control().show_life(self.comm.rank());
+            let message = match self.channel.readable(Some(Instant::now() + TICK)) {
+                Ok(true) => self.channel.receive::<ToRank>(Some(Instant::now())),
+                Ok(false) => continue,
+                Err(error) => Err(error),
+            };
             if self.ended.load(Ordering::Relaxed) {
                 return;
             }
-            match self.channel.readable(Some(Instant::now() + TICK)) {
-                Ok(true) => break self.channel.receive::<ToRank>(None),
-                Ok(false) => {}
-                Err(error) => break Err(error),
+            let goes_on = matches!(message, Ok(Some(ToRank::Digest | ToRank::Proceed | ToRank::Start)));
+            if !goes_on && let Err(error) = self.verdict_of(message.clone()) {
+                self.comm.abort(&error);
             }
-        };
-        if self.ended.load(Ordering::Relaxed) {
-            return;
+            // The rank may have ended without waiting for it.
+            let _ = messages.send(message);
+            if !goes_on {
+                return;
+            }
         }
-        let verdict = self.verdict_of(message);
-        if let Err(error) = &verdict {
-            self.comm.abort(error);
-        }
-        // The rank may have ended without waiting for it.
-        let _ = verdicts.send(verdict);
     }
 
-    fn verdict_of(&self, message: Result<Option<ToRank>, RunError>) -> Verdict {
+    fn verdict_of(&self, message: Received) -> Verdict {
         match message? {
             Some(ToRank::Verdict(None)) => Ok(()),
             Some(ToRank::Verdict(Some(error))) => Err(error),
@@ -224,58 +257,36 @@ impl Ends {
         }
     }
 
-    /// The end of who coordinates the run, before it said how that ended.
+    fn by(&self) -> CoordinatedBy {
+        if self.plan.is_some() { CoordinatedBy::Rank0 } else { CoordinatedBy::Launcher }
+    }
+
+    /// Whether the coordinator's verdict says more than what this rank knows of the end of the run. That the coordinator went
+    /// after the run had ended does not.
+    fn explains(&self, verdict: &RunError, known: &RunError) -> bool {
+        let is_end_of_coordinator = verdict.reporter() == Some(self.comm.rank());
+        let is_known = !matches!(known.cause(), RunError::Aborted { .. });
+        !matches!(verdict, RunError::Aborted { .. }) && !(is_end_of_coordinator && is_known)
+    }
+
+    /// The end of the process that coordinates the run, before it said how that ended.
     fn coordinator_gone(&self) -> RunError {
-        match self.by_rank_0 {
-            true => RunError::DiedOutside {
-                rank: 0,
-                how: "its process is gone".into(),
-                when: "and with it what coordinated the run".into(),
-            },
-            false => coordinator_gone(self.rank),
+        let rank = self.comm.rank();
+        match &self.plan {
+            Some(plan) => {
+                let how = "its process is gone, and with it what coordinated the run";
+                death(plan, self.comm.control(), 0, Some(how.into())).reported_by(rank)
+            }
+            None => RunError::Aborted { rank, reason: "the launcher of the ranks is gone".into() },
         }
     }
 }
 
-/// Says what a rank runs; returns when all ranks run the same.
-pub(super) fn agree(
-    channel: &Channel,
-    rank: u32,
-    identity: Identity,
-    settings: &[Term],
-) -> Result<(), RunError> {
-    channel.send(&FromRank::Hello(identity))?;
-    match channel.receive::<ToRank>(None)? {
-        Some(ToRank::Proceed) => return Ok(()),
-        Some(ToRank::Digest) => {}
-        Some(ToRank::Verdict(Some(error))) => return Err(error),
-        None => return Err(coordinator_gone(rank)),
-        other => return Err(unexpected(&format!("{:?}", ToRank::Proceed), &other)),
+fn expect_task(expected: Task, found: Task) -> Result<(), RunError> {
+    match found == expected {
+        true => Ok(()),
+        false => {
+            Err(RunError::Protocol { rank: 0, detail: format!("expected to {expected:?}, found {found:?}") })
+        }
     }
-    let digests = settings.iter().filter_map(|term| term.digest().transpose()).collect::<Result<_, _>>()?;
-    channel.send(&FromRank::Digests(digests))?;
-    expect(channel, rank, &ToRank::Proceed)
-}
-
-/// Waits for one message. The coordinator's limits bound the wait.
-fn expect(channel: &Channel, rank: u32, expected: &ToRank) -> Result<(), RunError> {
-    match channel.receive::<ToRank>(None)? {
-        Some(message) if message == *expected => Ok(()),
-        Some(ToRank::Verdict(Some(error))) => Err(error),
-        None => Err(coordinator_gone(rank)),
-        other => Err(unexpected(&format!("{expected:?}"), &other)),
-    }
-}
-
-fn coordinator_gone(rank: u32) -> RunError {
-    RunError::Aborted { rank, reason: "the coordinator of the run is gone".into() }
-}
-
-/// A message that is not the one which was expected.
-pub(super) fn unexpected(expected: &str, found: &Option<ToRank>) -> RunError {
-    let found = match found {
-        Some(message) => format!("{message:?}"),
-        None => "the end".into(),
-    };
-    RunError::Protocol { rank: 0, detail: format!("expected {expected}, found {found}") }
 }

@@ -6,8 +6,8 @@
 //!
 //! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each
 //! other, `wait` bounds every wait, `reduce` and `ll` move elements, [`Comm`] runs collectives
-//! (`direct`, `put`, `landing`, `staged` and `splits` are its variants), `channel` and `coordinator` are the
-//! protocol that starts, watches and ends a run.
+//! (`direct`, `put`, `landing`, `staged` and `splits` are its variants). `joining` is the protocol by which a run opens;
+//! `channel`, `opening`, `link`, `gather` and `coordinator` carry it out, watch the run and end it.
 //!
 //! Nothing here has a name in a file system, so nothing is left behind, however a run ends.
 
@@ -21,6 +21,7 @@ mod comm;
 mod control;
 mod coordinator;
 mod copy;
+mod culprit;
 mod direct;
 mod engine;
 pub mod facts;
@@ -30,6 +31,7 @@ mod group;
 mod inputs;
 mod job;
 mod join;
+mod joining;
 mod landing;
 mod launch;
 mod launchers;
@@ -37,15 +39,17 @@ mod link;
 mod ll;
 mod membership;
 mod memory;
-mod rendezvous;
-
+mod opening;
+mod pulse;
 mod put;
 mod rank;
 mod rank_memory;
 mod reduce;
+mod rendezvous;
 mod running;
 mod seat;
 mod session;
+mod spawn;
 mod splits;
 mod stage;
 mod staged;

@@ -16,9 +16,11 @@ use super::control::Control;
 use super::coordinator::{identity, job_terms};
 use super::engine::{Engines, RankRun};
 use super::inputs;
+use super::joining::{Task, Told};
 use super::launch::JobText;
-use super::link::{Link, unexpected};
+use super::link::Link;
 use super::memory::{Access, Segment};
+use super::opening::{CoordinatedBy, Opening, unexpected};
 use super::rank_memory::arena_size;
 use super::terms::Term;
 use crate::error::RunError;
@@ -154,7 +156,9 @@ impl Launched {
         engines: &Engines<'_>,
     ) -> Result<(), RunError> {
         let (repeats, config) = (self.job.repeats, &self.job.config);
-        let link = Link::new(channel, welcome, comm, config.limit);
+        let opening = Opening::new(welcome.rank, CoordinatedBy::Launcher, config.limit, Duration::ZERO);
+        opening.expect_task(Told::Welcome, Task::Greet)?;
+        let link = Link::new(channel, comm, opening, None, config.limit);
         let run = RankRun { plan: &self.plan, bindings: &self.bindings, repeats, config, comm: link.comm() };
         // SAFETY: the launcher laid the spans out for the program; `within` saw that they exist.
         unsafe { run_job(&link, &run, &self.memory, &[], engines) }

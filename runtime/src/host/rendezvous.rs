@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::comm::{Comm, GroupState};
 use super::control::{Counter, reached};
+use super::culprit;
 use super::wait::Ended;
 use crate::call::PeerMemory;
 use crate::error::{DataFault, RunError};
@@ -127,13 +128,16 @@ impl<'a> Rendezvous<'a> {
     /// The error of a wait that ended early; `ready` tells which peers had come.
     #[cold]
     pub fn ended(&self, ended: Ended, ready: impl Fn(usize) -> bool) -> RunError {
-        let aborted = self.comm.world.control.abort_reason();
-        if let (Ended::Aborted, Some(reason)) = (ended, aborted) {
-            return reason;
-        }
+        let control = &self.comm.world.control;
+        let silent = match ended {
+            Ended::Aborted => return control.end_reason(),
+            Ended::Limit { silent } => silent,
+        };
+        let peers: Vec<u32> = self.peers().filter(|&p| !ready(p)).map(|p| self.info.cell[p]).collect();
         RunError::Limit {
             rank: self.comm.rank,
-            peers: self.peers().filter(|&p| !ready(p)).map(|p| self.info.cell[p]).collect(),
+            culprit: silent.unwrap_or_else(|| culprit::find(control, self.comm.rank, &peers)),
+            peers,
             step: self.info.step,
             node: self.info.node.into(),
             op: self.info.op.into(),

@@ -31,11 +31,11 @@ impl Seat {
         config: &HostConfig,
         terms: Vec<(String, String)>,
     ) -> Result<Seat, RunError> {
-        let place = group.next();
+        let place = group.next()?;
         let callers = ("bytes of symmetric memory for the caller".to_string(), config.callers.to_string());
         let terms = terms.into_iter().chain([callers]).collect();
         let identity = expect_ranks(plan, group).and_then(|()| identity(plan, terms, &[]));
-        let identity = identity.inspect_err(|error| place.decline(error))?;
+        let identity = identity.map_err(|error| place.decline(error))?;
         let (groups, watched) = (groups(plan), Watched::Session);
         let joined =
             Joined::new(&place, &Purpose { plan, groups, config, watched, identity, settings: &[] })?;

@@ -82,7 +82,7 @@ impl HostSession {
         config: &HostConfig,
         terms: Vec<(String, String)>,
     ) -> Result<HostSession, RunError> {
-        has_kernels(plan, kernels).inspect_err(|error| group.decline(error))?;
+        has_kernels(plan, kernels).map_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, config, terms)?;
         let built = HostSession::build(plan, group.rank(), kernels, config);
         let mut session = built.map_err(|error| seat.fail(error))?;
@@ -235,27 +235,31 @@ impl HostSession {
         }
     }
 
-    /// Ends the session; others may go on for a moment.
+    /// Ends the session in order, once all runs have ended; others may go on for a moment.
     fn end(&mut self) {
         self.queue.end();
         let Some(seat) = self.seat.take() else { return };
+        seat.comm().control().set_closed(self.rank, self.runs);
         // The worker has ended: nobody else holds it.
         if let Some(seat) = Arc::into_inner(seat) {
             seat.leave(Recorded::All);
+        }
+    }
+
+    /// Ends the session on all ranks, without a wait for others. `how` this rank leaves.
+    fn abandon(&mut self, how: String) {
+        if let Some(seat) = self.seat.take() {
+            // Ends the waits of a run in progress, so that the thread of the runs ends, too.
+            let _ = seat.fail(RunError::Left { rank: self.rank, how });
+            self.queue.end();
         }
     }
 }
 
 impl Drop for HostSession {
     fn drop(&mut self) {
-        // A session that goes away within a run will not come to the peers' rendezvous.
-        if !self.queue.idle().unwrap_or(true)
-            && let Some(seat) = &self.seat
-        {
-            let rank = seat.comm().rank();
-            seat.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });
-        }
-        self.end();
+        let when = if self.queue.idle().unwrap_or(true) { "without closing it" } else { "during a run" };
+        self.abandon(format!("dropped its session {when}"));
     }
 }
 
@@ -371,13 +375,13 @@ impl DeviceSession for HostSession {
         }
         self.ports.expect_no_callers()?;
         let seat = self.seat()?;
-        seat.comm().exchange(&[0])?;
+        seat.comm().exchange(&[0]).map_err(|error| seat.fail(error))?;
         self.ordinary = None;
         self.resolved = None;
         self.queue.state.progress().scratch = None;
         seat.comm().arena().forget()?;
         self.ports.lose_symmetric();
-        seat.comm().exchange(&[0]).map(drop)
+        seat.comm().exchange(&[0]).map(drop).map_err(|error| seat.fail(error))
     }
 
     fn resume(&mut self) -> Result<(), RunError> {
@@ -385,7 +389,7 @@ impl DeviceSession for HostSession {
         if self.ordinary.is_none() {
             self.ordinary = Some(ordinary(self.ports.plan())?);
         }
-        seat.comm().exchange(&[0]).map(drop)
+        seat.comm().exchange(&[0]).map(drop).map_err(|error| seat.fail(error))
     }
 
     fn taken(&self) -> Taken {
@@ -403,6 +407,10 @@ impl DeviceSession for HostSession {
         self.queue.wait(self.rank, None)?;
         self.end();
         Ok(())
+    }
+
+    fn abort(mut self: Box<Self>, reason: &str) {
+        self.abandon(format!("aborted its session: {reason}"));
     }
 }
 
@@ -612,8 +620,7 @@ impl Queue {
                 until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 let limit_ms = limit.unwrap_or_default().as_millis() as u64;
-                let at = format!("in run {}, which goes on", progress.done);
-                return Err(RunError::Stuck { rank, at, limit_ms });
+                return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
             }
             let waited = self.state.changed.wait_timeout(progress, left);
             progress = waited.unwrap_or_else(PoisonError::into_inner).0;

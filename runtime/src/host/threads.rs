@@ -43,13 +43,13 @@ pub fn run_threads_timed(job: &Job, registry: &Registry) -> Result<Ran, RunError
                     Err(RunError::system(format!("rank {rank}"), format!("panicked: {text}")))
                 });
                 if let Err(error) = &result {
-                    world.control.abort(rank, &error.to_string());
+                    world.control.abort(rank, error);
                     start.fail();
                 }
                 result
             };
             thread_of(scope, rank, work).inspect_err(|error| {
-                ended.abort(rank, &error.to_string());
+                ended.abort(rank, error);
                 start.fail();
             })
         };
@@ -58,7 +58,8 @@ pub fn run_threads_timed(job: &Job, registry: &Registry) -> Result<Ran, RunError
         threads.into_iter().map(|t| t?.join().unwrap_or_else(died)).collect()
     });
     if results.iter().any(Result::is_err) {
-        let errors = results.into_iter().filter_map(Result::err).collect();
+        let errors = (0..).zip(results).filter_map(|(rank, result)| Some(result.err()?.reported_by(rank)));
+        let errors = errors.collect();
         return Err(cause(errors));
     }
     let times = (0..ranks).map(|rank| world.control.times(rank)).collect();

@@ -3,7 +3,8 @@
 //! A thread that waits first looks again and again. How long depends on whether that paid off lately; where
 //! there are more ranks than processors it gives the processor up between looks. After that it
 //! counts itself among its rank's sleepers, looks once more, and sleeps on its rank's doorbell for a slice
-//! of time at most, after which it looks for an abort and at the limit.
+//! of time at most, after which it looks for an abort and at the limit. Time in which this process was stopped itself does
+//! not count.
 //!
 //! No wake-up is lost: the sleeper counts itself and then looks; the signaller stores and then looks at the
 //! count; both with a full fence between.
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::control::Control;
 use super::futex::futex_wait;
+use super::pulse::{ActiveClock, SHORTEST_SILENCE};
 
 /// The longest sleep without a look at the abort word and the clock.
 const SLICE: Duration = Duration::from_millis(20);
@@ -21,7 +23,10 @@ const SLICE: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
     /// The limit passed.
-    Limit,
+    Limit {
+        /// A rank whose process has shown no sign of life since half of the limit.
+        silent: Option<u32>,
+    },
     /// The run was aborted.
     Aborted,
 }
@@ -119,16 +124,34 @@ impl Waiter {
                 break;
             }
         }
+        let mut clock = ActiveClock::start();
+        let mut pulses = None;
         while !self.sleep(ready) {
             if self.control.aborted() {
                 return Err(Ended::Aborted);
             }
-            if start.elapsed() >= self.limit {
-                return Err(Ended::Limit);
+            let waited = clock.now();
+            if waited >= self.limit {
+                return Err(Ended::Limit { silent: self.silent_since(pulses.as_deref()) });
+            }
+            if pulses.is_none() && waited >= self.limit / 2 {
+                pulses = Some(self.pulses());
             }
         }
         self.learn(start.elapsed(), budget);
         Ok(())
+    }
+
+    /// The signs of life of all ranks.
+    fn pulses(&self) -> Vec<u32> {
+        (0..self.control.ranks()).map(|rank| self.control.pulse(rank).load(Ordering::Relaxed)).collect()
+    }
+
+    /// The first rank that showed signs of life before and none since; they were taken at half of the limit.
+    fn silent_since(&self, before: Option<&[u32]>) -> Option<u32> {
+        let before = before.filter(|_| self.limit / 2 >= SHORTEST_SILENCE)?;
+        let unchanged = |(before, now): (&u32, &u32)| *before != 0 && before == now;
+        before.iter().zip(&self.pulses()).position(unchanged).map(|rank| rank as u32)
     }
 
     /// Sleeps until the doorbell rings or the slice ends; whether it is ready.
@@ -161,6 +184,7 @@ mod tests {
     use super::super::control::Counter;
     use super::super::memory::Segment;
     use super::*;
+    use crate::error::RunError;
 
     const SHORT: Spin = Spin { looks: 4, yields: Yields::Never, min_ns: 0, max_ns: 1000 };
 
@@ -191,15 +215,28 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_shows_no_sign_of_life_is_told_from_ranks_that_do() {
+        let control = control();
+        let waiter = Waiter::new(control.clone(), 0, 3 * SHORTEST_SILENCE, SHORT);
+        control.show_life(1);
+        assert_eq!(waiter.until(|| false), Err(Ended::Limit { silent: Some(1) }));
+        let lives = || {
+            control.show_life(1);
+            false
+        };
+        assert_eq!(waiter.until(lives), Err(Ended::Limit { silent: None }));
+    }
+
+    #[test]
     fn limit_and_abort_end_a_wait() {
         let control = control();
         let waiter = Waiter::new(control.clone(), 0, Duration::from_millis(30), SHORT);
-        assert_eq!(waiter.until(|| false), Err(Ended::Limit));
+        assert_eq!(waiter.until(|| false), Err(Ended::Limit { silent: None }));
         let waiter = Waiter::new(control.clone(), 0, Duration::from_secs(60), SHORT);
         std::thread::scope(|s| {
             s.spawn(|| {
                 std::thread::sleep(Duration::from_millis(5));
-                control.abort(1, "enough");
+                control.abort(1, &RunError::Invalid("enough".into()));
             });
             assert_eq!(waiter.until(|| false), Err(Ended::Aborted));
         });

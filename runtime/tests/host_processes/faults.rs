@@ -86,8 +86,9 @@ fn a_stopped_rank_ends_the_run() {
         assert!(time > Duration::from_millis(900) && time < Duration::from_secs(4), "{time:?}");
         match &error {
             // A rank may wait for one that itself waits for the stopped one.
-            RunError::Limit { rank: waiting, peers, op, .. } => {
+            RunError::Limit { rank: waiting, peers, op, culprit, .. } => {
                 assert!(*waiting as usize != rank && !peers.is_empty() && !op.is_empty(), "{error}");
+                assert_eq!(*culprit as usize, rank, "{error}");
             }
             other => panic!("{other}"),
         }
@@ -152,10 +153,12 @@ fn a_failing_step_ends_the_run() {
         }
     });
     for result in [run_threads(&owned.job(), &Registry::new()), launch(&owned.job(), &command())] {
-        match result {
-            Err(RunError::Invalid(text)) => assert!(text.contains("no bucket"), "{text}"),
+        let error = result.expect_err("no bucket serves the size");
+        match error.cause() {
+            RunError::Invalid(text) => assert!(text.contains("no bucket"), "{text}"),
             other => panic!("expected a refusal, found {other:?}"),
         }
+        assert!(error.culprit().is_some() && error.culprit() == error.reporter(), "{error}");
     }
 }
 

@@ -1,9 +1,16 @@
-//! Ranks that join by the environment, as torchrun starts them.
+//! Ranks that join by the environment, as torchrun starts them; some stop at a point of the joining protocol.
 
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use symmc_runtime::host::{Engines, Membership, RankJob, run_rank};
+use std::sync::Arc;
+
+use nix::sys::signal::{Signal, raise};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::RankMemory;
+use symmc_runtime::host::{
+    Content, Engine, EngineChoice, Engines, Membership, RankJob, RankRun, Term, run_rank,
+};
 
 use crate::programs::Owned;
 use crate::{Test, custom};
@@ -14,6 +21,7 @@ pub const TESTS: &[Test] = &[
     ("another_plan_is_refused_on_every_rank", another_plan_is_refused_on_every_rank),
     ("a_joined_rank_that_dies_ends_the_run", a_joined_rank_that_dies_ends_the_run),
     ("the_same_rank_twice_is_refused", the_same_rank_twice_is_refused),
+    ("a_rank_that_stops_while_the_run_opens_is_named", a_rank_that_stops_while_the_run_opens_is_named),
 ];
 
 /// Started as a process of its own: joins, runs, compares with the interpreter.
@@ -25,6 +33,15 @@ pub fn member() -> ExitCode {
     };
     owned.repeats = variable("TEST_REPEATS").parse().unwrap_or(1);
     owned.edit(|plan| plan.machine = variable("TEST_MACHINE"));
+    let is_victim = variable("TEST_VICTIM") == variable("RANK");
+    let stops = if is_victim { variable("TEST_STOP") } else { String::new() };
+    let mut settings = Vec::new();
+    if !variable("TEST_STOP").is_empty() {
+        owned.config.limit = Duration::from_secs(2);
+        owned.config.engine = EngineChoice::Named { name: "stops".into(), options: stops.clone() };
+        // Ranks that identify their contents otherwise read them.
+        settings.push(Term::content("contents", Arc::new(Stops { at: stops, name: variable("RANK") })));
+    }
     let result = Membership::from_env().and_then(|place| {
         let place = place.expect("the environment names a rank");
         let inputs = &owned.inputs[place.rank as usize];
@@ -33,23 +50,89 @@ pub fn member() -> ExitCode {
             bindings: owned.bindings.clone(),
             inputs,
             repeats: owned.repeats,
-            settings: &[],
+            settings: &settings,
             config: owned.config.clone(),
         };
-        run_rank(&place, &job, &Engines::host(&custom::kernels())).map(|outputs| (place.rank, outputs))
+        let kernels = custom::kernels();
+        let engines = Engines { kernels: &kernels, others: &[&StopsThere] };
+        run_rank(&place, &job, &engines).map(|outputs| (place.rank, outputs))
     });
     match result {
         Ok((rank, outputs)) if outputs == owned.expected()[rank as usize] => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(3),
         Err(error) => {
             eprint!("{error}");
+            if !variable("TEST_STOP").is_empty() {
+                eprint!(" (culprit {:?})", error.culprit());
+            }
             ExitCode::from(1)
         }
     }
 }
 
+/// Stops this process, as a debugger does.
+fn stop() {
+    raise(Signal::SIGSTOP).expect("a signal");
+}
+
+/// Contents whose reading stops the process.
+struct Stops {
+    at: String,
+    name: String,
+}
+
+impl Content for Stops {
+    fn identity(&self) -> std::io::Result<String> {
+        Ok(self.name.clone())
+    }
+
+    fn digest(&self) -> std::io::Result<String> {
+        if self.at == "digest" {
+            stop();
+        }
+        Ok("equal".into())
+    }
+}
+
+/// An engine that stops the process while it loads, or after the start.
+struct StopsThere;
+
+impl Engine for StopsThere {
+    fn name(&self) -> &'static str {
+        "stops"
+    }
+
+    unsafe fn run(
+        &self,
+        options: &str,
+        run: &RankRun<'_>,
+        _memory: &RankMemory,
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        if options == "load" {
+            stop();
+        }
+        ready()?;
+        if options == "start" {
+            stop();
+        }
+        run.exchange(&[0]).map(drop)
+    }
+}
+
 /// Starts the ranks in this order; each with a machine name and a number of repeats.
 fn start(ranks: &[u32], port: u16, machine: impl Fn(u32) -> String, repeats: u32) -> Vec<Child> {
+    start_with(ranks, port, machine, repeats, &[])
+}
+
+/// The same with more variables.
+fn start_with(
+    ranks: &[u32],
+    port: u16,
+    machine: impl Fn(u32) -> String,
+    repeats: u32,
+    variables: &[(&str, String)],
+) -> Vec<Child> {
     let this = std::env::current_exe().expect("this binary has a path");
     let size = || ranks.len().to_string();
     let spawn = |&rank: &u32| {
@@ -59,6 +142,7 @@ fn start(ranks: &[u32], port: u16, machine: impl Fn(u32) -> String, repeats: u32
             .envs([("MASTER_ADDR", "localhost".to_string()), ("MASTER_PORT", port.to_string())])
             .envs([("TORCHELASTIC_RUN_ID", std::process::id().to_string())])
             .envs([("TEST_MACHINE", machine(rank)), ("TEST_REPEATS", repeats.to_string())])
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stderr(Stdio::piped())
             .spawn()
             .expect("a rank starts")
@@ -131,4 +215,25 @@ fn the_same_rank_twice_is_refused() {
         assert_eq!(output.status.code(), Some(1));
     }
     assert!(said(&outputs[0]).contains("two processes say that they are rank 1"), "{}", said(&outputs[0]));
+}
+
+fn a_rank_that_stops_while_the_run_opens_is_named() {
+    let points = ["digest", "load", "start"];
+    let cases: Vec<(&str, u32)> = points.iter().flat_map(|point| [(*point, 0), (*point, 2)]).collect();
+    let run = |(number, &(point, victim)): (u16, &(&str, u32))| {
+        let variables = [("TEST_STOP", point.to_string()), ("TEST_VICTIM", victim.to_string())];
+        (start_with(&[0, 1, 2, 3], 20 + number, |_| "host".into(), 1, &variables), point, victim)
+    };
+    let started: Vec<_> = (0..).zip(&cases).map(run).collect();
+    for (mut ranks, point, victim) in started {
+        let mut stopped = ranks.remove(victim as usize);
+        for output in ends(ranks) {
+            let text = said(&output);
+            assert_eq!(output.status.code(), Some(1), "{point}: {text}");
+            let (name, culprit) = (format!("rank {victim}"), format!("(culprit Some({victim}))"));
+            assert!(text.contains(&name) && text.contains(&culprit), "{point}, rank {victim}: {text}");
+        }
+        stopped.kill().expect("it is there");
+        stopped.wait().expect("it is reaped");
+    }
 }

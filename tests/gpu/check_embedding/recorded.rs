@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use symmc::unstable::ir::InputKind;
-use symmc::unstable::ir::interp::{Tolerance, compare};
+use symmc::unstable::ir::interp::{Runs, Tolerance, compare, output_histories};
 use symmc::{
     Bind, CheckedPlan, Config, Gpu, Group, OpenOptions, Profile, Program, Session, SessionConfig, Tensor,
     TensorFile, Variant, Workload,
@@ -70,9 +70,11 @@ impl Recorded {
         let rank = group.rank() as usize;
         let found = self.run(&mut session, rank, memory)?;
         let expected = self.work.expected.as_ref().and_then(|expected| expected.get(rank));
-        for (found, expected) in found.iter().zip(expected.context("no outputs of this rank")?) {
+        let histories = output_histories(&self.program.graph, Runs::One);
+        let expected = expected.context("no outputs of this rank")?;
+        for ((found, expected), history) in found.iter().zip(expected).zip(&histories) {
             let Some(expected) = expected else { continue };
-            let comparison = compare(found, expected, Tolerance::of(expected));
+            let comparison = compare(found, expected, Tolerance::of_history(history, expected));
             ensure!(comparison.agrees(), "{}, rank {rank}, {memory:?}: {comparison}", self.stem);
         }
         Ok(session.close()?)

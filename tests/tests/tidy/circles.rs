@@ -25,6 +25,7 @@ const CRATES: &[&str] = &[
     "passes/dispatch",
     "planner",
     "planner/check",
+    "planner/compare",
     "planner/pack",
     "planner/plan",
     "runtime",

@@ -68,27 +68,11 @@ pub struct CompileArgs {
     /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
-    /// Whether collectives are also rewritten where that rounds results in other places [default: strict]
-    #[arg(long, value_enum)]
-    pub numerics: Option<NumericsArg>,
-}
-
-/// Whether results may be rounded in other places.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NumericsArg {
-    /// Only what rounds alike is rewritten
-    Strict,
-    /// Sums may be added up or rounded in another order
-    Relaxed,
-}
-
-impl From<NumericsArg> for Numerics {
-    fn from(arg: NumericsArg) -> Numerics {
-        match arg {
-            NumericsArg::Strict => Numerics::Strict,
-            NumericsArg::Relaxed => Numerics::Relaxed,
-        }
-    }
+    /// Which changes of rounding collectives may be rewritten with: strict for none, or one or more of reassociate (sums in
+    /// another order), narrow (f32 that is, or was, rounded to bf16 is carried and added up as bf16) and narrow-f16 (the
+    /// same with f16, where sums can become infinite) [default: strict]
+    #[arg(long, value_name = "CLASS,…", value_parser = |text: &str| text.parse::<Numerics>())]
+    pub numerics: Option<Numerics>,
 }
 
 impl CompileArgs {
@@ -105,6 +89,11 @@ impl CompileArgs {
             ("--numerics", self.numerics.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
+    }
+
+    /// The file with the profile of the machine, if `--machine` names one.
+    pub fn machine_file(&self) -> Option<PathBuf> {
+        self.machine.as_ref().map(PathBuf::from)
     }
 }
 

@@ -12,7 +12,7 @@ use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
 use crate::gpu;
 use crate::load;
-use crate::out::put;
+use crate::out::{put, refuse_overwrite};
 use crate::own::Own;
 use crate::progress::spin;
 use crate::units;
@@ -107,6 +107,8 @@ fn date(days: i64) -> String {
 /// Measures a program or a plan and prints the time of one run, the slowest rank's.
 pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
     let path = args.program.first();
+    let named = args.program.program.iter().cloned().chain(args.compile.machine_file());
+    refuse_overwrite(args.profile_trace.as_deref(), &named.collect::<Vec<_>>())?;
     let planned = load::names_plan(&args.program)?;
     if let (true, Some(option)) = (planned, args.compile.given().next()) {
         bail!("{}: this is a plan; {option} is for programs", path.display());

@@ -8,12 +8,13 @@ use symmc::unstable::pack::{self, Config, PackError, Packing, Table, Verified};
 use symmc::{Error, ErrorKind};
 
 use crate::args::{PackArgs, PackFormat};
-use crate::out::put;
+use crate::out::{put, refuse_overwrite};
 use crate::units::{count, gap};
 
 /// Packs a table, verifies the offsets, writes them where asked, and prints.
 pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let name = args.file.display();
+    refuse_overwrite(args.output.as_deref(), std::slice::from_ref(&args.file))?;
     let text = std::fs::read_to_string(&args.file).with_context(|| name.to_string())?;
     let table = Table::read(&text).map_err(|e| anyhow!("{name}: {e}"))?;
     drop(text);

@@ -9,18 +9,21 @@ use anyhow::Result;
 use symmc::{CheckedPlan, Config, Order, Plan, Program};
 
 use crate::args::{PlanArgs, PlanFormat};
-use crate::out::put;
+use crate::out::{put, refuse_overwrite};
 use crate::progress::spin;
 use crate::{explain, html, load, report};
 
 /// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let start = Instant::now();
+    let named = args.program.program.iter().chain(&args.tensors).cloned().chain(args.compile.machine_file());
+    refuse_overwrite(args.output.as_deref(), &named.collect::<Vec<_>>())?;
     let tensors = load::tensors(args.tensors.as_deref())?;
     let mut given = load::given(&args.program, &args.compile, &[]);
     given.recorded = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
     let mut program = load::program(&args.program, given, tensors.as_ref())?;
     load::close_ranks(&mut program)?;
+    refuse_overwrite(args.output.as_deref(), &program.files)?;
     let config = load::config(&args.compile)?;
     let imported = start.elapsed();
     if args.orders {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use symmc::unstable::ir::interp::{self, Tolerance};
+use symmc::unstable::ir::interp::{self, Comparison, RoundingHistory, Spread, Tolerance};
 use symmc::{Expected, Graph, Tensor};
 
 use crate::args::Compare;
@@ -17,15 +17,20 @@ pub struct Tolerances {
 }
 
 impl Tolerances {
-    /// How far an output may be from this one.
-    fn of(self, expected: &Tensor) -> Tolerance {
+    fn are_default(self) -> bool {
+        self.absolute.is_none() && self.relative.is_none()
+    }
+
+    /// How far an output with this history may be from this one.
+    fn of(self, history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         if !expected.dtype().is_float() {
             return Tolerance::EXACT;
         }
-        let default = Tolerance::of(expected);
+        let default = Tolerance::of_history(history, expected);
         Tolerance {
             absolute: self.absolute.unwrap_or(default.absolute),
             relative: self.relative.unwrap_or(default.relative),
+            ..default
         }
     }
 }
@@ -77,34 +82,108 @@ fn summary(tensor: &Tensor) -> String {
     }
 }
 
+/// What outputs are compared with, and how.
+pub struct Reference<'a> {
+    pub with: Compare,
+    /// By rank and output.
+    pub expected: &'a Expected,
+    /// By output.
+    pub histories: &'a [RoundingHistory],
+    pub tolerances: Tolerances,
+    /// The outputs of the interpreter, by rank, with noise on every rounding, drawn from a seed.
+    pub with_noise: &'a dyn Fn(u64) -> Result<Vec<Vec<Tensor>>>,
+}
+
+/// An output of a rank and what it is compared with.
+struct ComparedOutput<'a> {
+    rank: usize,
+    index: usize,
+    found: &'a Tensor,
+    expected: &'a Tensor,
+    tolerance: Tolerance,
+    /// How far noise moves its elements, where that was asked for.
+    spread: Option<Spread>,
+}
+
+impl ComparedOutput<'_> {
+    fn compare(&self) -> Comparison {
+        match &self.spread {
+            Some(spread) => interp::compare_with_spread(self.found, self.expected, self.tolerance, spread),
+            None => interp::compare(self.found, self.expected, self.tolerance),
+        }
+    }
+
+    fn line(&self) -> String {
+        let (c, tolerance) = (self.compare(), self.tolerance);
+        match (c.agrees(), &c.type_mismatch) {
+            (_, Some(what)) => format!("FAILED: {what}"),
+            (false, None) => format!("FAILED: {c} (allowed {tolerance})"),
+            (true, None) if c.is_equal() => c.to_string(),
+            (true, None) => format!("{c} (allowed {tolerance})"),
+        }
+    }
+}
+
 /// Prints a line for each output of each rank; whether all agree.
 pub fn report(
     graph: &Graph,
-    with: Compare,
     ranks: Range<usize>,
     outputs: &[Vec<Tensor>],
-    expected: &Expected,
-    tolerances: Tolerances,
+    reference: &Reference<'_>,
 ) -> Result<bool> {
-    let what = if with == Compare::Interpreter { "the interpreter" } else { "the recorded outputs" };
-    let mut text = format!("{}: compared with {what}\n", graph.name);
-    let mut agreed = true;
+    let mut compared = Vec::new();
     for (rank, found) in ranks.zip(outputs) {
-        let Some(expected) = expected.get(rank) else { continue };
-        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let Some(expected) = reference.expected.get(rank) else { continue };
+        let outputs = found.iter().zip(expected).zip(reference.histories).enumerate();
+        compared.extend(outputs.filter_map(|(index, ((found, expected), history))| {
             // A state that an output replaces is not recorded.
-            let Some(expected) = expected else { continue };
-            let tolerance = tolerances.of(expected);
-            let c = interp::compare(found, expected, tolerance);
-            agreed &= c.agrees();
-            let line = match (c.agrees(), &c.type_mismatch) {
-                (_, Some(what)) => format!("FAILED: {what}"),
-                (false, None) => format!("FAILED: {c} (allowed {tolerance})"),
-                (true, None) => format!("{c} (allowed {tolerance})"),
-            };
-            text.push_str(&format!("  rank {rank} output {index}: {line}\n"));
-        }
+            let expected = expected.as_deref()?;
+            let tolerance = reference.tolerances.of(history, expected);
+            Some(ComparedOutput { rank, index, found, expected, tolerance, spread: None })
+        }));
+    }
+    // Tolerances that the caller states are kept as they are, and recorded outputs are not those of the interpreter.
+    if reference.with == Compare::Interpreter && reference.tolerances.are_default() {
+        measure_sensitivity(&mut compared, reference.with_noise)?;
+    }
+    let what =
+        if reference.with == Compare::Interpreter { "the interpreter" } else { "the recorded outputs" };
+    let mut text = format!("{}: compared with {what}\n", graph.name);
+    for output in &compared {
+        text.push_str(&format!("  rank {} output {}: {}\n", output.rank, output.index, output.line()));
     }
     put(&text)?;
-    Ok(agreed)
+    Ok(compared.iter().all(|output| output.compare().agrees()))
+}
+
+/// The most runs with noise.
+const NOISY_RUNS: u64 = 8;
+/// After this many runs with noise that explain no further element, there are no more.
+const IDLE_RUNS: u64 = 2;
+
+/// Where outputs differ by more than their tolerance, finds out how far noise on every rounding moves them. Each run with
+/// noise is one of the interpreter, so there are none where everything agrees, and few where noise explains nothing.
+fn measure_sensitivity(
+    compared: &mut [ComparedOutput<'_>],
+    with_noise: &dyn Fn(u64) -> Result<Vec<Vec<Tensor>>>,
+) -> Result<()> {
+    let beyond = |compared: &[ComparedOutput<'_>]| compared.iter().map(|o| o.compare().beyond).sum::<usize>();
+    let mut left = beyond(compared);
+    let mut idle = 0;
+    for seed in 0..NOISY_RUNS {
+        if left == 0 || idle == IDLE_RUNS {
+            break;
+        }
+        let noisy = with_noise(seed)?;
+        for output in compared.iter_mut() {
+            let Some(noisy) = noisy.get(output.rank).and_then(|outputs| outputs.get(output.index)) else {
+                continue;
+            };
+            output.spread.get_or_insert_with(|| Spread::none(output.expected)).widen(output.expected, noisy);
+        }
+        let now = beyond(compared);
+        idle = if now < left { 0 } else { idle + 1 };
+        left = now;
+    }
+    Ok(())
 }

@@ -1,12 +1,13 @@
 //! `symmc run`.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use symmc::unstable::ir::interp::{RoundingHistory, Runs, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
 use symmc::{
@@ -15,11 +16,11 @@ use symmc::{
 };
 
 use crate::args::{BackendArg, Compare, LaunchArg, RunArgs};
-use crate::commands::results::{Tolerances, printed, report};
+use crate::commands::results::{Reference, Tolerances, printed, report};
 use crate::failure::{exit_code, message};
 use crate::gpu;
 use crate::load;
-use crate::out::put;
+use crate::out::{put, refuse_overwrite};
 use crate::own::Own;
 use crate::progress::spin;
 use crate::report::decided;
@@ -48,7 +49,22 @@ pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
     }
     let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
     let agreed = match expected? {
-        Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, tolerances)?,
+        Some((with, expected)) => {
+            let histories = histories(args, &plan, &source, &work)?;
+            let config = run_config(args, None);
+            let with_noise = |seed| {
+                let interpret = || symmc::run_with_noise(&plan, &work, &config, seed);
+                Ok(spin("interpreting with noise on every rounding", interpret)?)
+            };
+            let reference = Reference {
+                with,
+                expected: &expected,
+                histories: &histories,
+                tolerances,
+                with_noise: &with_noise,
+            };
+            report(&source, ranks, &outputs, &reference)?
+        }
         None => {
             let end = if args.compare.is_some() { "not compared" } else { "nothing to compare with" };
             put(&format!("{}: {} ran; {end}\n", source.name, count(plan.ranks, "rank")))?;
@@ -71,8 +87,15 @@ struct Prepared {
 
 fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let output = output(args, place)?;
+    let machine = args.compile.machine_file();
+    let named = args.program.program.iter().chain(&args.tensors).chain(&args.plan).cloned().chain(machine);
+    refuse_overwrites(args, output.as_deref(), &named.collect::<Vec<_>>())?;
+    if let Some(file) = &output {
+        symmc::check_output(file)?;
+    }
     let tensors = load::tensors(args.tensors.as_deref())?;
-    let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
+    let Subject { plan, source, weights, files } = subject(args, tensors.as_ref())?;
+    refuse_overwrites(args, output.as_deref(), &files)?;
     refuse_what_does_not_run(args, &plan)?;
     if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
         gpu::note_attention(&plan);
@@ -103,15 +126,22 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     Ok(Prepared { plan, source, work, expected, output })
 }
 
+/// Refuses output files that the run reads.
+fn refuse_overwrites(args: &RunArgs, output: Option<&Path>, inputs: &[PathBuf]) -> Result<()> {
+    refuse_overwrite(output, inputs)?;
+    refuse_overwrite(args.profile_trace.as_deref(), inputs)
+}
+
 /// Tells the ranks that joined that this one cannot begin.
 fn decline(place: Option<&Membership>, error: &anyhow::Error) {
     if let Some(place) = place {
         let text = message(error);
         let told = match exit_code(error) {
-            2 => RunError::Invalid(format!("rank {}: {text}", place.rank)),
-            _ => RunError::system(format!("rank {}", place.rank), text),
+            2 => RunError::Invalid(text),
+            _ => RunError::system("this rank cannot begin", text),
         };
-        place.decline(&told);
+        // The command ends with the error as it was found.
+        let _ = place.decline(told);
     }
 }
 
@@ -132,12 +162,6 @@ fn place(args: &RunArgs) -> Result<Option<Membership>> {
 /// Where the outputs go; a file for each rank where another launcher started them.
 fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>> {
     let Some(file) = &args.output else { return Ok(None) };
-    let inputs = args.program.program.iter().chain(&args.tensors).chain(&args.plan);
-    let same =
-        |input: &PathBuf| input.canonicalize().ok().is_some_and(|p| file.canonicalize().ok() == Some(p));
-    if let Some(input) = inputs.into_iter().find(|i| same(i)) {
-        bail!("--output {} would replace {}, which the run reads", file.display(), input.display());
-    }
     let file = match place {
         None => file.clone(),
         Some(place) => {
@@ -150,7 +174,6 @@ fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>>
             file.with_file_name(name)
         }
     };
-    symmc::check_output(&file)?;
     Ok(Some(file))
 }
 
@@ -187,6 +210,8 @@ struct Subject {
     plan: CheckedPlan,
     source: Graph,
     weights: Weights,
+    /// The files that the program was read from.
+    files: Vec<PathBuf>,
 }
 
 fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject> {
@@ -199,7 +224,7 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
         }
         let plan = symmc::checked(plan)?;
         let source = plan.source_program().clone();
-        return Ok(Subject { plan, source, weights: Weights::default() });
+        return Ok(Subject { plan, source, weights: Weights::default(), files: Vec::new() });
     }
     let made =
         args.plan.as_ref().map(|path| Ok::<_, anyhow::Error>((path, symmc::checked(load::plan(path)?)?)));
@@ -235,7 +260,7 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
         }
         None => symmc::compile(&program, &compile_config(args, program.graph.ranks.unwrap_or(0))?)?,
     };
-    Ok(Subject { plan, source: program.graph, weights: program.weights })
+    Ok(Subject { plan, source: program.graph, weights: program.weights, files: program.files })
 }
 
 /// How the program is compiled for what runs it.
@@ -368,6 +393,21 @@ fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Optio
             Ok(Some((Compare::Interpreter, outputs.collect())))
         }
     }
+}
+
+/// How the outputs were rounded, by the source and by what of the plan serves the sizes.
+fn histories(
+    args: &RunArgs,
+    plan: &CheckedPlan,
+    source: &Graph,
+    work: &Workload,
+) -> Result<Vec<RoundingHistory>> {
+    let runs = if args.repeat > 1 { Runs::Several } else { Runs::One };
+    if args.backend == BackendArg::Interpreter {
+        return Ok(output_histories(source, runs));
+    }
+    let bucket = &plan.buckets[serving(plan, source, work)?];
+    Ok(plan.output_histories(bucket.program, runs)?)
 }
 
 /// Whether a run changes what the next one reads.

@@ -170,6 +170,27 @@ fn weights_of_a_file_that_was_shortened_are_an_error() {
     }
 }
 
+/// The lengths that a large model is cut to between opening and decoding it.
+#[test]
+fn a_model_that_is_shortened_before_it_is_decoded_is_an_error() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("m.onnx");
+    let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");
+    let flag = stored("f", &tensor("i64[1]", &[1.0]));
+    let fake = Fake::new(20).input("x", "f32[5242880]").held(stored("w", &big)).held(flag);
+    let fake = fake.node("Add", &["x", "w"], &["y"]).output("y");
+    let bytes = fake.bytes();
+    for cut in [0, 1, 100, 4096, 1 << 20, bytes.len() - 1] {
+        std::fs::write(&path, &bytes).expect("a file");
+        let source = Source::open(&path).expect("it opens");
+        assert!(source.file.is_some(), "it is mapped");
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        file.set_len(cut as u64).expect("it is shortened");
+        let error = import(&[source], &ImportOptions::default()).expect_err("it is gone").to_string();
+        assert!(error.contains("m.onnx: the file changed while it was in use"), "{cut}: {error}");
+    }
+}
+
 #[test]
 fn bools_that_are_none_are_made_ones() {
     let mut flags = stored("f", &tensor("bool[3]", &[0.0, 1.0, 1.0]));

@@ -1,6 +1,5 @@
 //! What readers of formats are told, and what they give.
 
-#[cfg(not(all(feature = "torch", feature = "onnx")))]
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -86,6 +85,8 @@ pub(super) struct Imported {
     pub graph: Graph,
     pub weights: Weights,
     pub notes: Vec<String>,
+    /// Files of data that were read besides those of the program.
+    pub data_files: Vec<PathBuf>,
 }
 
 /// The error of a file of a format that this build does not read.

@@ -40,6 +40,7 @@ pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Importe
         graph: imported.graph,
         weights: Weights { ranks: imported.weights, ..Weights::default() },
         notes: noted(imported.notes, &imported.open),
+        data_files: imported.data_files,
     })
 }
 

@@ -51,7 +51,8 @@ pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions
     let ranks = std::iter::once(imported.weights).chain(imported.others).collect();
     let (buffers, ties) = (imported.buffers, imported.ties);
     let weights = Weights { ranks, buffers, ties };
-    Ok(Imported { graph: imported.graph, weights, notes })
+    let data_files = beside.iter().map(|file| file.path().to_path_buf()).collect();
+    Ok(Imported { graph: imported.graph, weights, notes, data_files })
 }
 
 /// What is wrong with an archive of PyTorch, and what may be said of its symbols.

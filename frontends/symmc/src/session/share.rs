@@ -27,21 +27,21 @@ impl Session {
         };
         self.expect_read_only(name, input)?;
         self.expect_type(name, port, &tensor)?;
-        let kept = self.device.keep(&tensor).map_err(|error| match error {
+        let kept = self.device.get()?.keep(&tensor).map_err(|error| match error {
             RunError::Invalid(why) => RunError::Invalid(format!("{name}: {why}")),
             other => other,
         })?;
         // SAFETY: the session holds the owner until its runs have ended; nobody writes the bytes while it is held, nor do
         // runs, because no output replaces the input.
-        unsafe { self.device.lend(port, Some(kept.extent))? };
+        unsafe { self.device.get_mut()?.lend(port, Some(kept.extent))? };
         self.hold(port, Some(kept.owner));
         Ok(())
     }
 
     /// Holds the owner of the memory of an input or output, or none, in place of another one.
     pub(super) fn hold(&mut self, port: Port, owner: Option<Owner>) {
-        if self.shared.hold(port, owner) && self.device.poll().unwrap_or(false) {
-            self.shared.let_go();
+        if self.device.shared().hold(port, owner) && self.poll().unwrap_or(false) {
+            self.device.shared().let_go();
         }
     }
 

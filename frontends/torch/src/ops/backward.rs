@@ -1,16 +1,18 @@
 //! The backward ops that stand in traced training graphs, in terms of forward ones.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Float, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::pieces::{put_slice, replace};
 use super::{Row, row};
-use crate::call::Call;
+use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.threshold_backward", "le, select", |c| {
-        let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+        let (gradient, x) = (Operand::Tensor(c.tensor("grad_output")?), Operand::Tensor(c.tensor("self")?));
+        let dtype = c.common(&[&gradient, &x]);
+        let (gradient, x) = (c.as_tensor(&gradient, dtype)?, c.as_tensor(&x, dtype)?);
         let threshold = c.opt_scalar("threshold")?.unwrap_or(Scalar::Int(0));
         let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
@@ -53,10 +55,11 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("aten.gelu_backward", "g * (cdf + x * pdf)", gelu_backward),
     row("aten.native_dropout_backward", "g * mask * scale", |c| {
-        let (gradient, mask) = (c.tensor("grad_output")?, c.tensor("mask")?);
+        let (gradient, mask) =
+            (Operand::Tensor(c.tensor("grad_output")?), Operand::Tensor(c.tensor("mask")?));
         let scale = c.float_or("scale", 1.0)?;
-        let mask = c.cast(mask, c.dtype(gradient))?;
-        let y = c.binary(BinaryOp::Mul, gradient, mask)?;
+        let dtype = c.common(&[&gradient, &mask, &Operand::Scalar(Scalar::Float(Float(scale)))]);
+        let y = c.apply(BinaryOp::Mul, &gradient, &mask, dtype)?;
         let y = c.with_float(BinaryOp::Mul, y, scale)?;
         c.done(y)
     }),
@@ -90,13 +93,14 @@ fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
-/// Operands in the dtype to compute in, and the dtype of the first, to which the result is [rounded].
+/// Operands in the dtype to compute in, and their common dtype, to which the result is [rounded].
 fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([ValueId; N], DType)> {
     let mut values = Vec::with_capacity(N);
     for name in names {
         values.push(c.tensor(name)?);
     }
-    let dtype = values.first().map_or(DType::F32, |&v| c.dtype(v));
+    let operands: Vec<Operand> = values.iter().map(|&v| Operand::Tensor(v)).collect();
+    let dtype = c.common(&operands.iter().collect::<Vec<_>>());
     for v in &mut values {
         *v = c.cast(*v, dtype.wide())?;
     }

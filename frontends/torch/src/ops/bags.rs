@@ -48,6 +48,7 @@ impl Bags {
     /// What the arguments say of `count` bags.
     fn of(c: &mut Call<'_, '_>, count: Dim) -> Lowered<Bags> {
         let (indices, offsets) = (c.tensor("indices")?, c.tensor("offsets")?);
+        let indices = if c.dtype(indices) == DType::Bool { c.cast(indices, DType::I64)? } else { indices };
         if c.rank(indices) != 1 || c.rank(offsets) != 1 {
             let (a, b) = (c.rank(indices), c.rank(offsets));
             return Err(Stop::Broken(format!("expected indices and offsets of one axis, found {a} and {b}")));
@@ -135,8 +136,10 @@ fn forward(c: &mut Call<'_, '_>) -> Lowered {
     if mode == Mode::Max && c.wants(3) {
         return Err(Stop::Opaque("where its largest elements are from is used".into()));
     }
-    // What else there is serves gradients: it has these contents wherever they need it.
-    for (at, value) in [(1, Some(bags.of)), (2, Some(bags.sizes)), (3, None)] {
+    // What else there is serves gradients: it has these contents wherever they need it. Those of sums need no sizes of bags,
+    // and PyTorch's kernels for CPUs leave them 0.
+    let sizes = (mode != Mode::Sum).then_some(bags.sizes);
+    for (at, value) in [(1, Some(bags.of)), (2, sizes), (3, None)] {
         if c.wants(at) {
             let declared = c.declared(at)?;
             let value = match value.filter(|&v| c.shape(v) == declared.shape) {

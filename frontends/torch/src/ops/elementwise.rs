@@ -21,8 +21,14 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.div", "div; floor_div, trunc", divide),
     row("aten.divide", "div; floor_div, trunc", divide),
     row("aten.true_divide", "div", divide),
-    row("aten.floor_divide", "floor_div", |c| binary(c, BinaryOp::FloorDiv)),
-    row("aten.remainder", "rem", |c| binary(c, BinaryOp::Rem)),
+    row("aten.floor_divide", "floor_div", |c| {
+        let (a, b) = operands(c)?;
+        let dtype = c.common(&[&a, &b]);
+        // A dividend that is a number is rounded to the dtype of the tensor, a divisor is not.
+        let y = c.apply(BinaryOp::FloorDiv, &a.stored(dtype), &b, dtype)?;
+        c.done(y)
+    }),
+    row("aten.remainder", "rem", remainder),
     row("aten.fmod", "sign * rem(abs, abs)", fmod),
     row("aten.pow", "pow", pow),
     row("aten.maximum", "max", |c| binary(c, BinaryOp::Max)),
@@ -106,6 +112,8 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("aten.square", "mul", |c| {
         let x = c.first()?;
+        // It is a power by a number: of bools an integer.
+        let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
         let y = c.binary(BinaryOp::Mul, x, x)?;
         c.done(y)
     }),
@@ -268,6 +276,14 @@ fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
+/// PyTorch rounds a number to the dtype of the tensor before it takes the remainder, on every device.
+fn remainder(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, b) = operands(c)?;
+    let dtype = c.common(&[&a, &b]);
+    let y = c.apply(BinaryOp::Rem, &a.stored(dtype), &b.stored(dtype), dtype)?;
+    c.done(y)
+}
+
 /// `a op alpha * b`.
 pub(super) fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     let (a, b) = operands(c)?;
@@ -283,20 +299,29 @@ fn rsub(c: &mut Call<'_, '_>) -> Lowered {
 
 fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Lowered<ValueId> {
     let dtype = c.common(&[&a, &b]);
-    let b = match (c.opt_scalar("alpha")?, b) {
-        (Some(alpha), b) if alpha.as_f64() != 1.0 => {
-            let factor = Operand::Scalar(alpha.converted(dtype));
-            match b {
-                Operand::Scalar(s) if dtype.is_float() => {
-                    Operand::Scalar(Scalar::Float(Float(s.as_f64() * alpha.as_f64())))
-                }
-                Operand::Scalar(s) => Operand::Scalar(Scalar::Int(s.as_i64().wrapping_mul(alpha.as_i64()))),
-                b => Operand::Tensor(c.apply(BinaryOp::Mul, &b, &factor, dtype)?),
+    match (c.opt_scalar("alpha")?, b) {
+        (Some(alpha), b) if alpha.as_f64() != 1.0 => match b {
+            Operand::Scalar(s) if dtype.is_float() => {
+                let b = Operand::Scalar(Scalar::Float(Float(s.as_f64() * alpha.as_f64())));
+                c.apply(op, &a, &b, dtype)
             }
-        }
-        (_, b) => b,
-    };
-    c.apply(op, &a, &b, dtype)
+            Operand::Scalar(s) => {
+                let b = Operand::Scalar(Scalar::Int(s.as_i64().wrapping_mul(alpha.as_i64())));
+                c.apply(op, &a, &b, dtype)
+            }
+            b => {
+                // The product is not rounded before it is added.
+                let wide = if dtype.is_float() { dtype.wide() } else { dtype };
+                let factor = Operand::Scalar(alpha.converted(dtype));
+                let a = c.widened(a, dtype, wide)?;
+                let b = c.widened(b, dtype, wide)?;
+                let b = Operand::Tensor(c.apply(BinaryOp::Mul, &b, &factor, wide)?);
+                let y = c.apply(op, &a, &b, wide)?;
+                c.cast(y, dtype)
+            }
+        },
+        (_, b) => c.apply(op, &a, &b, dtype),
+    }
 }
 
 fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
@@ -312,10 +337,14 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered {
     let common = c.common(&[&a, &b]);
     let y = match c.opt_string("rounding_mode")? {
         None => return float_binary(c, BinaryOp::Div),
-        Some("floor") => c.apply(BinaryOp::FloorDiv, &a, &b, common)?,
+        Some("floor") => c.apply(BinaryOp::FloorDiv, &a.stored(common), &b, common)?,
         Some("trunc") if common.is_float() => {
-            let q = c.apply(BinaryOp::Div, &a, &b, common)?;
-            c.unary(UnaryOp::Trunc, q)?
+            // The quotient by a number is not rounded before it is truncated.
+            let wide = if matches!(b, Operand::Scalar(_)) { common.wide() } else { common };
+            let a = c.widened(a.stored(common), common, wide)?;
+            let q = c.apply(BinaryOp::Div, &a, &b, wide)?;
+            let q = c.unary(UnaryOp::Trunc, q)?;
+            c.cast(q, common)?
         }
         Some("trunc") => {
             let (x, y) = (c.as_tensor(&a, common)?, c.as_tensor(&b, common)?);
@@ -357,7 +386,7 @@ fn pow(c: &mut Call<'_, '_>) -> Lowered {
             let x = c.as_tensor(&a, dtype)?;
             c.unary(root, x)?
         }
-        None => c.apply(BinaryOp::Pow, &a, &b, dtype)?,
+        None => c.apply(BinaryOp::Pow, &a.stored(dtype), &b.stored(dtype), dtype)?,
     };
     c.done(y)
 }
@@ -448,16 +477,20 @@ fn lerp(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
+/// `x + value * (a op b)`, rounded to the dtype once.
 fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     let x = Operand::Tensor(c.first()?);
     let (a, b) = (Operand::Tensor(c.tensor("tensor1")?), Operand::Tensor(c.tensor("tensor2")?));
-    let value = c.float_or("value", 1.0)?;
+    let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
     let dtype = c.common(&[&x, &a, &b]);
-    let mut y = c.apply(op, &a, &b, dtype)?;
-    if value != 1.0 {
-        y = c.with_float(BinaryOp::Mul, y, value)?;
+    let wide = if dtype.is_float() { dtype.wide() } else { dtype };
+    let (x, a, b) = (c.widened(x, dtype, wide)?, c.widened(a, dtype, wide)?, c.widened(b, dtype, wide)?);
+    let mut y = c.apply(op, &a, &b, wide)?;
+    if value.as_f64() != 1.0 {
+        y = c.with_scalar(BinaryOp::Mul, y, value)?;
     }
-    let y = c.apply(BinaryOp::Add, &x, &Operand::Tensor(y), dtype)?;
+    let y = c.apply(BinaryOp::Add, &x, &Operand::Tensor(y), wide)?;
+    let y = c.cast(y, dtype)?;
     c.done(y)
 }
 

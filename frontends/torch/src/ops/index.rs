@@ -89,7 +89,8 @@ pub(super) fn indexing(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Indexing> {
     let mut indices = Vec::new();
     for (axis, index) in list.into_iter().enumerate() {
         let Some(index) = index else { continue };
-        if c.dtype(index) == DType::Bool {
+        // Bytes are masks, too.
+        if matches!(c.dtype(index), DType::Bool | DType::U8) {
             return Err(Stop::Opaque(
                 "an index is a mask, so the extent of its result depends on data".into(),
             ));

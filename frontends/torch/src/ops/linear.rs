@@ -20,7 +20,9 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.addmv", "matmul, add", |c| add_product(c, "mat", "vec")),
     row("aten.baddbmm", "matmul, add", |c| add_product(c, "batch1", "batch2")),
     row("aten.outer", "matmul", |c| {
-        let (x, y) = (c.tensor("self")?, c.tensor("vec2")?);
+        let (x, y) = (Operand::Tensor(c.tensor("self")?), Operand::Tensor(c.tensor("vec2")?));
+        let dtype = c.common(&[&x, &y]);
+        let (x, y) = (c.as_tensor(&x, dtype)?, c.as_tensor(&y, dtype)?);
         let (x, y) = (c.unsqueeze(x, 1)?, c.unsqueeze(y, 0)?);
         let z = c.matmul(x, y)?;
         c.done(z)

@@ -7,13 +7,14 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
-use crate::call::Call;
+use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
-        let (x, y) = (c.first()?, c.tensor("target")?);
-        let d = c.binary(BinaryOp::Sub, x, y)?;
+        let (x, y) = (Operand::Tensor(c.first()?), Operand::Tensor(c.tensor("target")?));
+        let dtype = c.common(&[&x, &y]);
+        let d = c.apply(BinaryOp::Sub, &x, &y, dtype)?;
         let squares = c.binary(BinaryOp::Mul, d, d)?;
         let axes = (0..c.rank(squares)).collect();
         let y = match reduction(c)? {

@@ -331,13 +331,17 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
 fn diff(c: &mut Call<'_, '_>) -> Lowered {
     let mut x = c.first()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
+    let times = c.int_or("n", 1)?;
     let parts = [c.opt_tensor("prepend")?, Some(x), c.opt_tensor("append")?];
+    if times == 0 {
+        return c.done(x);
+    }
     let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
     if parts.len() > 1 {
         let parts = unified(c, parts)?;
         x = c.concat(&parts, axis)?;
     }
-    for _ in 0..c.int_or("n", 1)?.clamp(0, 64) {
+    for _ in 0..times.clamp(0, 64) {
         let len = c.extent(x, axis) - Dim::from(1);
         let after = c.slice(x, axis, 1.into(), len.clone(), 1)?;
         let before = c.slice(x, axis, 0.into(), len, 1)?;

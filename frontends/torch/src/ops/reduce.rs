@@ -37,10 +37,10 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.first()?;
         let x = as_asked(c, x)?;
         let axis = c.axis("dim", c.rank(x))?;
-        if c.rank(x) == 0 {
-            return c.done(x);
-        }
-        let y = c.emit("cumsum", Op::CumSum { axis }, &[x])?;
+        let y = match c.rank(x) {
+            0 => reduced(c, Reduction::Sum, x, vec![], false)?,
+            _ => c.emit("cumsum", Op::CumSum { axis }, &[x])?,
+        };
         let y = as_asked(c, y)?;
         c.done(y)
     }),

@@ -1,9 +1,11 @@
 //! The importer, in one binary, because each takes seconds to link.
 
 mod archive;
+mod calls;
 mod common;
 mod complex;
 mod damage;
+mod dtypes;
 mod import;
 mod ops;
 mod programs;

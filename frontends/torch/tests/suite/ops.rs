@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use symmc_cases::{every_line, near};
 use symmc_ir::{Bindings, DType, Op, Tensor};
+use symmc_torch::ImportError;
 
 use crate::common::Fake;
 
-struct Case<'t> {
-    operands: Vec<(&'t str, &'t str, Vec<f64>)>,
-    target: &'t str,
-    arguments: &'t str,
-    results: Vec<(&'t str, Vec<f64>)>,
+pub(crate) struct Case<'t> {
+    pub operands: Vec<(&'t str, &'t str, Vec<f64>)>,
+    pub target: &'t str,
+    pub arguments: &'t str,
+    pub results: Vec<(&'t str, Vec<f64>)>,
     /// The result is a list of tensors.
-    list: bool,
+    pub list: bool,
 }
 
 fn numbers(text: &str) -> Vec<f64> {
@@ -40,7 +41,7 @@ fn typed(text: &str) -> (&str, Vec<f64>) {
     (ty.trim(), numbers(data))
 }
 
-fn case(line: &str) -> Case<'_> {
+pub(crate) fn case(line: &str) -> Case<'_> {
     let parts: Vec<&str> = line.split('|').map(str::trim).collect();
     let [operands, call, results] = parts.as_slice() else { panic!("three parts: {line}") };
     let operand = |text| {
@@ -63,7 +64,7 @@ fn case(line: &str) -> Case<'_> {
     }
 }
 
-fn tensor(ty: &str, data: &[f64]) -> Tensor {
+pub(crate) fn tensor(ty: &str, data: &[f64]) -> Tensor {
     let (dtype, dims) = ty.strip_suffix(']').and_then(|t| t.split_once('[')).unwrap();
     let shape: Vec<usize> =
         dims.split(',').filter(|d| !d.trim().is_empty()).map(|d| d.trim().parse().unwrap()).collect();
@@ -71,8 +72,17 @@ fn tensor(ty: &str, data: &[f64]) -> Tensor {
     Tensor::from_f64(dtype, shape, data).unwrap_or_else(|| panic!("{} numbers for {ty}", data.len()))
 }
 
-fn check(line: &str) -> Result<(), String> {
-    let case = case(line);
+/// What a call gives.
+pub(crate) enum Outcome {
+    /// The results that have numbers in the line.
+    Results(Vec<Tensor>),
+    /// The op stays opaque.
+    Opaque(String),
+    Refused(ImportError),
+}
+
+/// Imports a call as a program of one node, and runs it by the reference interpreter.
+pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
     let mut fake = Fake::new();
     for (name, ty, _) in &case.operands {
         fake = fake.input(name, ty);
@@ -91,15 +101,34 @@ fn check(line: &str) -> Result<(), String> {
         }
     }
     let options = symmc_torch::ImportOptions { ranks: Some(1), ..Default::default() };
-    let graph = symmc_torch::import(&fake.bytes(), &options).map_err(|e| e.to_string())?.graph;
+    let graph = match symmc_torch::import(&fake.bytes(), &options) {
+        Ok(imported) => imported.graph,
+        Err(error) => return Ok(Outcome::Refused(error)),
+    };
     if let Some(op) = graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. })) {
-        return Err(format!("it stays opaque: {:?}", op.op));
+        return Ok(Outcome::Opaque(format!("{:?}", op.op)));
     }
     let inputs: Vec<Arc<Tensor>> = case.operands.iter().map(|o| Arc::new(tensor(o.1, &o.2))).collect();
     let found = symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs]).map_err(|e| e.to_string())?;
-    let expected = case.results.iter().filter(|r| !r.1.is_empty() || r.0.contains("[0"));
-    for (found, (ty, data)) in found[0].iter().zip(expected) {
-        near(found, &tensor(ty, data))?;
+    let found = found.into_iter().next().unwrap_or_default();
+    Ok(Outcome::Results(found))
+}
+
+/// The results of a line that have numbers.
+pub(crate) fn expected(case: &Case<'_>) -> Vec<Tensor> {
+    let with_numbers = case.results.iter().filter(|r| !r.1.is_empty() || r.0.contains("[0"));
+    with_numbers.map(|(ty, data)| tensor(ty, data)).collect()
+}
+
+fn check(line: &str) -> Result<(), String> {
+    let case = case(line);
+    let found = match outcome(&case)? {
+        Outcome::Results(found) => found,
+        Outcome::Opaque(op) => return Err(format!("it stays opaque: {op}")),
+        Outcome::Refused(error) => return Err(error.to_string()),
+    };
+    for (found, expected) in found.iter().zip(expected(&case)) {
+        near(found, &expected)?;
     }
     Ok(())
 }

@@ -4,12 +4,12 @@
 //! beside a score of moderate size. That is so only for rows that see something: a row of lowest numbers has equal
 //! weights, a row of minus infinity has none.
 
+use symmc_ir::known::scalar;
 use symmc_ir::{BinaryOp, DType, Def, InputKind, Op, Scalar, UnaryOp, ValueId};
 
 use super::condition::Condition;
 use super::linear::{Leaf, View};
 use super::{Fact, condition, fact};
-use crate::canon::known::scalar;
 use crate::rewrite::Rewriter;
 
 /// A mask taken apart: what is seen, by what number the rest is hidden, and what is added.

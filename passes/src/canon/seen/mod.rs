@@ -20,13 +20,13 @@ pub mod rows;
 
 use std::rc::Rc;
 
+use symmc_ir::known::{Known, scalar};
 use symmc_ir::{BinaryOp, DType, Def, Dim, Op, Scalar, Type, UnaryOp, ValueId};
 
 use self::condition::{Condition, Number, Witness, at_least};
 use self::fact::Fact;
 use self::fact::chosen;
 use self::linear::{Leaf, Linear, View};
-use super::known::{Known, scalar};
 use crate::rewrite::Rewriter;
 
 /// How far facts are followed, one inside the other.
@@ -100,7 +100,7 @@ fn found(cx: &Rewriter, value: ValueId) -> Option<Fact> {
             binary(cx, *op, [Operand::Value(first), Operand::Value(y)], value)
         }
         Op::BinaryScalar { op, scalar, scalar_left } => {
-            let stored = scalar::stored(cx.ty(first).dtype, *scalar)?;
+            let stored = scalar::operand(*op, *scalar, cx.ty(first).dtype)?;
             let (x, s) = (Operand::Value(first), Operand::Scalar(stored));
             binary(cx, *op, if *scalar_left { [s, x] } else { [x, s] }, value)
         }
@@ -109,8 +109,7 @@ fn found(cx: &Rewriter, value: ValueId) -> Option<Fact> {
         Op::CumSum { .. } if !ty.dtype.is_float() => {
             Some(Fact::Number(Number::Linear(Linear::leaf(Leaf::whole(cx.graph(), value), ty.rank()))))
         }
-        Op::Take { axis } => indexed(cx, *axis, first, &inputs[1..], ty),
-        Op::Index { axis } => indexed(cx, *axis, first, &inputs[1..], ty),
+        Op::Take { axis } | Op::Index { axis } => indexed(cx, *axis, first, &inputs[1..], value),
         _ => None,
     }
 }
@@ -357,8 +356,10 @@ fn nested(c: Condition, x: Scalar, other: Fact) -> Option<Fact> {
     }
 }
 
-/// `x` at indices along `axis` and those that follow it, in the place of which the axes of the indices stand.
-fn indexed(cx: &Rewriter, axis: usize, x: ValueId, indices: &[ValueId], ty: &Type) -> Option<Fact> {
+/// `x` at indices along `axis` and those that follow it, in the place of which the axes of the indices stand. The indices lie
+/// within their axes: all sizes show it, or every run checks it.
+fn indexed(cx: &Rewriter, axis: usize, x: ValueId, indices: &[ValueId], value: ValueId) -> Option<Fact> {
+    let ty = cx.ty(value);
     let rank = ty.rank();
     let of = cx.shape(x).len();
     let inner = (rank + indices.len()).checked_sub(of)?;
@@ -375,6 +376,9 @@ fn indexed(cx: &Rewriter, axis: usize, x: ValueId, indices: &[ValueId], ty: &Typ
         places.push(match a.checked_sub(axis) {
             Some(k) if k < indices.len() => {
                 let index = Operand::Value(indices[k]).number(cx, shape)?;
+                if !cx.is_checked(value) && !is_inside(cx, index.linear()?, shape, &cx.shape(x)[a]) {
+                    return None;
+                }
                 // The axes of the indices stand behind those before `axis`.
                 let axes =
                     (0..inner).map(|i| (ty.shape[axis + i].as_const() != Some(1)).then_some((axis + i, 1)));
@@ -388,4 +392,12 @@ fn indexed(cx: &Rewriter, axis: usize, x: ValueId, indices: &[ValueId], ty: &Typ
         Fact::Number(n) => Some(Fact::Number(n.map(|l| l.at(&places, rank))?)),
         _ => None,
     }
+}
+
+/// Whether an index of this shape lies within an axis for all sizes.
+fn is_inside(cx: &Rewriter, index: &Linear, shape: &[Dim], extent: &Dim) -> bool {
+    let within = |(low, high): (i64, i64)| {
+        low >= 0 && (Dim::from(high) + Dim::from(1)).provably_le(extent, cx.symbols())
+    };
+    index.range(cx.symbols(), shape).is_some_and(within)
 }

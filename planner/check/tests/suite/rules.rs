@@ -178,10 +178,11 @@ fn every_rule_has_a_test() {
     let mut count = 0;
     for name in names {
         // The rule on landing zones follows from two others for all variants that there are; `clock` tests it. Those
-        // on operands in windows and on reductions are tested on plans of the planner, in its suite. What does not
+        // on operands in windows and on reductions are tested on plans of the planner, in its suite. What is not listed is
+        // counted in a test of its own. What does not
         // resolve has rules of its own.
         assert!(
-            matches!(name, "LandingRace" | "WindowUneven" | "ReductionUneven" | "Unresolved")
+            matches!(name, "LandingRace" | "WindowUneven" | "ReductionUneven" | "Unresolved" | "More")
                 || here.contains(&format!("(\"{name}\"")),
             "{name}"
         );
@@ -217,9 +218,75 @@ fn the_plan_as_a_whole() {
     breaks("Signature", |p| edit(p, "source \"w\"", "source \"v\""));
     breaks("Signature", |p| edit(p, "return %z\nreturn %o2", "return %z"));
     breaks("GroupMembers", |p| {
-        p.programs.push(p.programs[0].replace("group @world world", "group @world [[0, 1]]"));
+        p.programs.push(p.programs[0].replace("group @world world", "group @world [[1, 0]]"));
         p.buckets[1].program = 1;
     });
+    breaks("ProgramUnused", |p| p.programs.push(p.programs[0].clone()));
+    breaks("SourceName", |p| p.source.name = "better".into());
+    breaks("TextTooLong", |p| p.machine = "m".repeat(5000));
+    breaks("TextTooLong", |p| p.buckets[1].places["h"].why = "w".repeat(5000));
+}
+
+#[test]
+fn groups_are_those_of_the_source() {
+    // All ranks may be written out, in their order.
+    let mut plan = good();
+    edit(&mut plan, "group @world world", "group @world [[0, 1]]");
+    assert_eq!(kinds(&plan), BTreeSet::new());
+    breaks("GroupMembers", |p| edit(p, "group @world world", "group @world [[1, 0]]"));
+    breaks("GroupMembers", |p| {
+        edit(p, "group @world world", "group @world world\ngroup @one [[0], [1]]");
+        p.source.text =
+            p.source.text.replace("group @world world", "group @world world\ngroup @one [[1], [0]]");
+        p.source.hash = hash(&p.source.text);
+    });
+}
+
+#[test]
+fn custom_ops_are_declared_as_in_the_source() {
+    let declared = |declaration: &str| {
+        let mut plan = custom(1, "sym:0", "sym:64");
+        let from = "custom \"my::op\" symmetric operands [0] results [0] group @world";
+        edit(&mut plan, from, declaration);
+        sums(&mut plan);
+        plan
+    };
+    for other in [
+        "custom \"my::op\" symmetric operands [0] results [0]",
+        "custom \"my::op\" symmetric operands [] results [0] group @world",
+        "custom \"my::op\" symmetric operands [0] results [] group @world",
+        "group @more [[0], [1], [2]]\ncustom \"my::op\" symmetric operands [0] results [0] group @more",
+        "custom \"my::op\" symmetric operands [0] results [0] group @world\n\
+         custom \"my::more\" symmetric operands [] results []",
+    ] {
+        breaks_as_it_is("CustomDeclaration", &declared(other));
+    }
+}
+
+#[test]
+fn findings_are_bounded_and_counted() {
+    let more = |plan: &Plan| match check(plan).expect_err("findings").as_slice() {
+        [kept @ .., CheckError::More { count }] => (kept.len(), *count),
+        all => (all.len(), 0),
+    };
+    let mut equal = good();
+    equal.buckets = vec![equal.buckets[0].clone(); 4000];
+    // A bucket is reported once, however many it equals.
+    assert_eq!(more(&equal), (symmc_check::MOST, 3999 - symmc_check::MOST));
+    let mut steps = good();
+    let last = steps.buckets[0].steps[11].clone();
+    steps.buckets[0].steps.extend(vec![last; 20_000]);
+    // Each is a step already, and touches a buffer behind its end.
+    assert_eq!(more(&steps), (symmc_check::MOST, 40_000 - symmc_check::MOST));
+    let mut buffers = good();
+    let first = buffers.buckets[0].buffers[2].clone();
+    buffers.buckets[0].buffers.extend(vec![first; 40_000]);
+    let (kept, rest) = more(&buffers);
+    // Each overlaps one that is alive.
+    assert!(kept == symmc_check::MOST && (39_900..=80_100).contains(&(kept + rest)), "{rest}");
+    // The text does not name more than are kept.
+    let texts: usize = check(&equal).expect_err("findings").iter().map(|e| e.to_string().len()).sum();
+    assert!(texts < 10_000, "{texts}");
 }
 
 #[test]
@@ -317,6 +384,15 @@ fn steps() {
     breaks("WaitNotEarlier", |p| p.buckets[0].steps[5].waits.push(5));
     breaks("WaitNotEarlier", |p| p.buckets[0].steps[5].waits.push(99));
     breaks("WaitOwnLane", |p| p.buckets[0].steps[5].waits.push(4));
+    breaks("WaitTwice", |p| p.buckets[0].steps[5].waits.push(3));
+    breaks("StepField", |p| p.buckets[0].steps[0].blocks = Some(8));
+    breaks("StepField", |p| p.buckets[0].steps[1].blocks = Some(0));
+    breaks("StepField", |p| p.buckets[0].steps[1].blocks = Some(u32::MAX));
+    breaks("StepField", |p| p.buckets[0].steps[0].exit_bytes = Some(64));
+    breaks("StepField", |p| p.buckets[0].steps[3].exit_bytes = Some(64));
+    let mut plan = good();
+    (plan.buckets[0].steps[1].blocks, plan.buckets[0].steps[1].exit_bytes) = (Some(8), Some(64));
+    assert_eq!(kinds(&plan), BTreeSet::new());
 }
 
 #[test]

@@ -161,6 +161,18 @@ impl Device {
         checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
     }
 
+    /// The id of its context, which no other context of this process has, not even one that is made later.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub(super) fn context_id(&self) -> Result<u64, CudaError> {
+        let mut id = 0;
+        // SAFETY: the context is retained as long as this value lives; the call writes one integer.
+        let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
+        checked(|| format!("asking for the id of the context of GPU {}", self.ordinal), asked.result())?;
+        Ok(id)
+    }
+
     /// Whether the context is the one that is current on this thread.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ impl Ranks<'_> {
         }
     }
 
-    /// Leaves them.
+    /// Leaves them in order.
     pub fn leave(self) {
         if let Ranks::Group(seat) = self {
             seat.leave(Recorded::Awaited);

@@ -39,6 +39,8 @@ use crate::{collective, resources};
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
+/// How long a run may go on after a peer left, which may have ended the same run.
+const FINISHING: Duration = Duration::from_millis(250);
 
 impl CudaSession<'_> {
     /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
@@ -261,7 +263,15 @@ impl CudaSession<'_> {
             Some(_) => comm.control().beat(comm.rank()),
             None => {}
         }
-        comm.alive()
+        let alive = comm.alive();
+        match &alive {
+            // A peer that left after it ended this run does not keep the run from ending here.
+            Err(error) if matches!(error.cause(), RunError::Left { .. }) => {
+                let left = self.left.get_or_insert_with(Instant::now);
+                if left.elapsed() < FINISHING { Ok(()) } else { alive }
+            }
+            _ => alive,
+        }
     }
 
     /// What kernels reported, in words of the first run whose program it may be.
@@ -318,9 +328,8 @@ impl CudaSession<'_> {
         while !self.look()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
-                let rank = self.comm()?.rank();
-                let at = format!("in run {}, which goes on", self.flight.first);
-                return Err(RunError::Stuck { rank, at, limit_ms: limit.as_millis() as u64 });
+                let (rank, run) = (self.comm()?.rank(), self.flight.first);
+                return Err(RunError::Unfinished { rank, run, limit_ms: limit.as_millis() as u64 });
             }
             match elapsed > Duration::from_millis(2) {
                 true => std::thread::sleep(Duration::from_micros(50)),
@@ -508,5 +517,10 @@ impl DeviceSession for CudaSession<'_> {
         self.until_idle(None)?;
         self.end();
         Ok(())
+    }
+
+    fn abort(mut self: Box<Self>, reason: &str) {
+        let _context = self.entered();
+        self.abandon(format!("aborted its session: {reason}"));
     }
 }

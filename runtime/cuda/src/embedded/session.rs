@@ -1,6 +1,7 @@
 //! A session of one rank on its GPU: what it holds, from its opening to its end.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
@@ -36,6 +37,8 @@ pub struct CudaSession<'c> {
     pub(super) flight: Flight,
     pub(super) runs: u64,
     pub(super) failure: Option<RunError>,
+    /// Since when a peer is known to have left, while runs are in progress.
+    pub(super) left: Option<Instant>,
     pub(super) device: Arc<Device>,
 }
 
@@ -62,7 +65,7 @@ impl CudaSession<'static> {
             let terms = gpu.terms(&device)?;
             Ok((caller, device, terms))
         });
-        let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
+        let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
         let comm = seat.comm();
         let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
@@ -98,6 +101,7 @@ impl<'c> CudaSession<'c> {
             flight: Flight::new(Event::new()?),
             runs: 0,
             failure: None,
+            left: None,
             device,
         })
     }
@@ -157,16 +161,27 @@ impl<'c> CudaSession<'c> {
             ranks.leave();
         }
     }
+
+    /// Ends the session on all ranks of its group, without a wait for others. `how` this rank leaves.
+    pub(super) fn abandon(&mut self, how: String) {
+        if let Some(rank) = self.comm().map(Comm::rank).ok().filter(|_| self.failure.is_none()) {
+            let left = RunError::Left { rank, how };
+            let is_idle = self.context.is_none() || self.look().unwrap_or(true);
+            match self.ranks.take_if(|_| is_idle && self.failure.is_none()) {
+                // Nothing is in progress on the device that would have to be told.
+                Some(ranks) => drop(ranks.fail(left)),
+                None => drop(self.fail(left)),
+            }
+        }
+        self.end();
+    }
 }
 
 impl Drop for CudaSession<'_> {
     fn drop(&mut self) {
         let _context = self.entered();
-        if self.context.is_some() && self.failure.is_none() && !self.look().unwrap_or(true) {
-            // A session that goes away within a run will not come to the peers' rendezvous.
-            let rank = self.comm().map_or(0, Comm::rank);
-            self.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });
-        }
-        self.end();
+        let is_idle = self.context.is_none() || self.failure.is_some() || self.look().unwrap_or(true);
+        let when = if is_idle { "without closing it" } else { "during a run" };
+        self.abandon(format!("dropped its session {when}"));
     }
 }

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 
 from symmc import InputError, machines
 
-from symmc._symmc import check_machine
+from symmc._symmc import check_machine, check_numerics
 from symmc.torch._report import format_of
 
 
@@ -23,7 +23,8 @@ class Options:
     fallback: str = "inductor"
     """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
     numerics: str = "strict"
-    """Whether sums of floats may be added up or rounded in another order than the graph says: ``strict`` or ``relaxed``."""
+    """Which changes of rounding plans may make: ``strict`` for none, or one or more of ``reassociate``, ``narrow`` and
+    ``narrow-f16``, separated by commas."""
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""
     report: str | PathLike[str] | None = None
@@ -39,8 +40,9 @@ class Options:
         options = Options(**given)
         if options.fallback not in ("inductor", "eager", "error"):
             raise InputError(f"option fallback: expected inductor, eager or error, found {options.fallback!r}")
-        if options.numerics not in ("strict", "relaxed"):
-            raise InputError(f"option numerics: expected strict or relaxed, found {options.numerics!r}")
+        if not isinstance(options.numerics, str):
+            raise InputError(f"option numerics: expected a text such as 'reassociate,narrow', found {options.numerics!r}")
+        check_numerics(options.numerics)
         if options.machine is not None and not isinstance(options.machine, str):
             raise InputError(f"option machine: expected a name such as {', '.join(machines())}, found {options.machine!r}")
         if options.machine is not None:

@@ -30,7 +30,9 @@ class Apart(InputError):
 
     def __init__(self, error: Error):
         super().__init__(str(error))
-        self.node, self.op, self.rank, self.path = error.node, error.op, error.rank, error.path
+        self.node, self.op, self.path = error.node, error.op, error.path
+        self.culprit = self.rank = error.culprit
+        self.reporter = error.reporter
         setattr(self, _TOLD, True)
 
 
@@ -87,7 +89,8 @@ class Ranks:
             if refusal is None:
                 rank, (node, op), text = refused[0]
                 refusal = InputError(f"the graph of rank {rank}: {text.removeprefix('the graph: ')}")
-                refusal.node, refusal.op, refusal.rank = node, op, rank
+                refusal.node, refusal.op = node, op
+                refusal.culprit = refusal.rank = rank
             raise Apart(refusal) from refusal
         return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
 
@@ -165,7 +168,7 @@ def _digest(data: bytes) -> str:
 
 def _peer_error(rank: int, text: str) -> PeerError:
     error = PeerError(text)
-    error.rank = rank
+    error.culprit = error.rank = rank
     return error
 
 

@@ -5,15 +5,19 @@
 //! `i` of an integer tensor is `start + Σ step[a] * i[a]`. Both work for symbolic extents. A comparison of
 //! two such values is known when their difference has one sign over all positions.
 //!
-//! Invariants: a scalar is stored as the dtype stores it; an affine value fits its dtype everywhere, has
+//! Invariants: a scalar is stored as the dtype stores it, and is not NaN; an affine value fits its dtype everywhere, has
 //! a step for each axis, 0 along axes of extent 1, and at least one that is not 0.
 
 pub mod scalar;
 
-use symmc_ir::{
-    BinaryOp, DType, Dim, Graph, Op, Reduction, Scalar, Symbol, SymbolId, Table, Tensor, Type, UnaryOp,
-    ValueId,
-};
+use crate::dim::Dim;
+use crate::entity::Table;
+use crate::graph::{Def, Graph};
+use crate::ids::ValueId;
+use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::symbol::{Symbol, SymbolId};
+use crate::tensor::Tensor;
+use crate::types::{DType, Float, Scalar, Type};
 
 pub use scalar::{exact, stored};
 
@@ -57,6 +61,41 @@ impl<'a> Context<'a> {
 }
 
 impl Known {
+    /// What is known of the values of a graph.
+    pub fn of_graph(graph: &Graph) -> Table<ValueId, Option<Known>> {
+        let mut known = Table::new();
+        for value in graph.values.values() {
+            let found = match value.def {
+                Def::Input(input) => {
+                    graph.inputs[input].data.as_ref().and_then(|data| Known::of_tensor(data))
+                }
+                Def::Node(node, 0) if graph.nodes[node].outputs.len() == 1 => {
+                    let node = &graph.nodes[node];
+                    Known::of_node(Context { graph, known: &known }, &node.op, &node.inputs, &value.ty)
+                }
+                Def::Node(..) => None,
+            };
+            known.push(found);
+        }
+        known
+    }
+
+    /// The least and the greatest element of an integer tensor of this shape, if it has elements.
+    pub fn ends(&self, shape: &[Dim]) -> Option<(Dim, Dim)> {
+        let affine = match self {
+            Known::Full(Scalar::Int(i)) => return Some((Dim::from(*i), Dim::from(*i))),
+            Known::Full(_) => return None,
+            Known::Affine(affine) => affine,
+        };
+        let (mut first, mut last) = (Dim::from(affine.start), Dim::from(affine.start));
+        for (&step, extent) in affine.step.iter().zip(shape) {
+            let moved = (extent.clone() - Dim::from(1)) * Dim::from(step);
+            let end = if step < 0 { &mut first } else { &mut last };
+            *end = end.clone() + moved;
+        }
+        Some((first, last))
+    }
+
     /// The scalar that every element is.
     pub fn full(&self) -> Option<Scalar> {
         match self {
@@ -75,9 +114,12 @@ impl Known {
         let first = &tensor.data()[..size];
         if tensor.data().chunks_exact(size).all(|e| e == first) {
             let x = tensor.get_f64(0);
+            if x.is_nan() {
+                return None;
+            }
             return Some(Known::Full(match tensor.dtype() {
                 DType::Bool => Scalar::Bool(x != 0.0),
-                d if d.is_float() => Scalar::Float(symmc_ir::Float(x)),
+                d if d.is_float() => Scalar::Float(Float(x)),
                 _ => Scalar::Int(tensor.to_i64()[0]),
             }));
         }
@@ -109,7 +151,10 @@ impl Known {
                     Known::Affine(a) => a.viewed(op, cx.graph.ty(x), ty, symbols),
                 }
             }
-            Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => Some(Known::Full(full(0)?)),
+            Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => {
+                let x = full(0)?;
+                stays_inside(cx, op, inputs).then_some(Known::Full(x))
+            }
             Op::Pad { value, .. } => {
                 let x = full(0)?;
                 (stored(ty.dtype, *value) == Some(x)).then_some(Known::Full(x))
@@ -122,7 +167,7 @@ impl Known {
             }
             Op::BinaryScalar { op, scalar, scalar_left } => {
                 let x = (known(0), cx.graph.ty(inputs[0]));
-                let s = Known::Full(stored(x.1.dtype, *scalar)?);
+                let s = Known::Full(scalar::operand(*op, *scalar, x.1.dtype)?);
                 let of_scalar = Type::new(x.1.dtype, vec![]);
                 let y = (Some(&s), &of_scalar);
                 binary(*op, if *scalar_left { [y, x] } else { [x, y] }, ty, symbols)
@@ -158,6 +203,23 @@ impl Known {
             }
         }
     }
+}
+
+/// Whether indices from `first` to `last` lie within an axis for all values of the symbols.
+pub fn is_within(first: &Dim, last: &Dim, extent: &Dim, symbols: &Symbols) -> bool {
+    let end = extent.clone() - Dim::from(1);
+    let inside = |dim: &Dim| Dim::from(0).provably_le(dim, symbols) && dim.provably_le(&end, symbols);
+    inside(first) && inside(last)
+}
+
+/// Whether every index of a node is known and lies within its axis for all values of the symbols.
+fn stays_inside(cx: Context<'_>, op: &Op, inputs: &[ValueId]) -> bool {
+    op.index_operands(inputs.len()).into_iter().all(|(position, axis)| {
+        let index = inputs[position];
+        let ends = cx.known(index).and_then(|known| known.ends(&cx.graph.ty(index).shape));
+        let extent = &cx.graph.ty(inputs[0]).shape[axis];
+        ends.is_some_and(|(first, last)| is_within(&first, &last, extent, &cx.graph.symbols))
+    })
 }
 
 impl Affine {

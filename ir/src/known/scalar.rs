@@ -1,7 +1,8 @@
 //! Arithmetic on scalars as a tensor of a dtype would do it.
 
-use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
-use symmc_ir::{BinaryOp, DType, Float, Scalar};
+use crate::op::BinaryOp;
+use crate::tensor::{read_f64, read_i64, write_f64, write_i64};
+use crate::types::{DType, Float, Scalar};
 
 /// A scalar as a tensor of this dtype stores it: rounded, truncated or compared with 0. `None` for an
 /// integer that does not fit or is not exact as `f64`, and for NaN.
@@ -36,7 +37,19 @@ pub fn cast(s: Scalar, dtype: DType) -> Option<Scalar> {
     }
 }
 
-/// `a op b` for operands of one dtype; `None` where the result is not certain to the last bit.
+/// The number of a scalar op on a tensor of this dtype, as the op computes with it: comparisons take it in the dtype of the
+/// tensor, arithmetic on floats of 32 bits or less in f32. `None` as for [`stored`].
+pub fn operand(op: BinaryOp, s: Scalar, dtype: DType) -> Option<Scalar> {
+    let wide = match dtype {
+        DType::F16 | DType::BF16 if !op.is_comparison() => DType::F32,
+        dtype => dtype,
+    };
+    let taken = stored(wide, s)?;
+    let is_same = dtype.is_float() || taken.as_i64() == s.as_i64();
+    is_same.then_some(taken)
+}
+
+/// `a op b` for operands of one dtype, or of f32 where `b` or `a` is the number of a scalar op; `None` where the result is not certain to the last bit.
 pub fn binary(op: BinaryOp, a: Scalar, b: Scalar, dtype: DType) -> Option<Scalar> {
     use BinaryOp::*;
     if op.is_comparison() {

@@ -1,0 +1,142 @@
+//! A mapped file as a buffer to decode from. A file that another process shortens while it is mapped raises SIGBUS where the
+//! lost pages are touched, so the format is read by position, in pieces. The data of large tensors are not read at all: they
+//! become parts of the mapping, for readers that read them by position as well.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use symmc_ir::{Backing, Mapped};
+
+/// How many bytes are read at once.
+const WINDOW: usize = 64 << 10;
+
+/// Runs of bytes from this length on are not read.
+const LARGE: usize = 4 << 10;
+
+/// The bytes of a mapped file from a position on. After an error they are zeros, which no decoder takes for a message.
+pub(crate) struct FileBuf {
+    file: Arc<Mapped>,
+    /// The mapping, whose pages are not touched.
+    mapping: Bytes,
+    /// The position in the file.
+    at: usize,
+    /// The bytes from `start` on: at least one from `at` on unless that is the end.
+    window: Vec<u8>,
+    start: usize,
+    failed: Option<io::Error>,
+}
+
+impl FileBuf {
+    /// The whole file; `mapping` are its contents.
+    pub fn new(file: Arc<Mapped>, mapping: Bytes) -> FileBuf {
+        let mut buf = FileBuf { file, mapping, at: 0, window: Vec::new(), start: 0, failed: None };
+        buf.refill();
+        buf
+    }
+
+    /// Whether everything that was decoded is from the file as it was when it was opened.
+    ///
+    /// # Errors
+    /// The file changed, or cannot be read.
+    pub fn finish(self) -> io::Result<()> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    fn refill(&mut self) {
+        self.start = self.at;
+        self.window.resize(WINDOW.min(self.remaining()), 0);
+        if self.failed.is_none() && !self.window.is_empty() {
+            self.failed = self.file.read(self.at, &mut self.window).err();
+        }
+        if self.failed.is_some() {
+            self.window.fill(0);
+        }
+    }
+}
+
+impl Buf for FileBuf {
+    fn remaining(&self) -> usize {
+        self.mapping.len() - self.at
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.window.get(self.at - self.start..).unwrap_or_default()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.at += count.min(self.remaining());
+        if self.at - self.start >= self.window.len() {
+            self.refill();
+        }
+    }
+
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        let count = count.min(self.remaining());
+        if count >= LARGE {
+            let part = self.mapping.slice(self.at..self.at + count);
+            self.advance(count);
+            return part;
+        }
+        let mut copy = vec![0; count];
+        self.copy_to_slice(&mut copy);
+        copy.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Contents(Arc<Mapped>);
+
+    impl AsRef<[u8]> for Contents {
+        fn as_ref(&self) -> &[u8] {
+            self.0.bytes()
+        }
+    }
+
+    fn opened(path: &std::path::Path) -> FileBuf {
+        let file = Arc::new(Mapped::open(path).unwrap());
+        FileBuf::new(file.clone(), Bytes::from_owner(Contents(file)))
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_file_however_they_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let all: Vec<u8> = (0..3 * WINDOW + 17).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &all).unwrap();
+        for step in [1, 7, LARGE - 1, LARGE, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, all.len()] {
+            let (mut buf, mut taken) = (opened(&path), Vec::new());
+            while buf.has_remaining() {
+                let next = step.min(buf.remaining());
+                match taken.len() % 3 {
+                    0 => taken.extend_from_slice(&buf.copy_to_bytes(next)),
+                    _ => {
+                        let mut copy = vec![0; next];
+                        buf.copy_to_slice(&mut copy);
+                        taken.extend(copy);
+                    }
+                }
+            }
+            assert!(taken == all, "in steps of {step}");
+            buf.finish().unwrap();
+        }
+        let mut skipped = opened(&path);
+        skipped.advance(2 * WINDOW + 5);
+        assert_eq!(skipped.get_u8(), all[2 * WINDOW + 5]);
+    }
+
+    #[test]
+    fn a_file_that_was_shortened_gives_zeros_and_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 3 * WINDOW]).unwrap();
+        let mut buf = opened(&path);
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
+        buf.advance(WINDOW);
+        assert_eq!(buf.get_u8(), 0);
+        assert!(buf.finish().unwrap_err().to_string().contains("changed while it was in use"));
+    }
+}

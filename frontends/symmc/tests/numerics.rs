@@ -1,0 +1,223 @@
+//! Numerics classes: random programs of sums, casts and collectives, planned in every set of classes.
+//!
+//! Every plan states its classes, is accepted by the comparison with its source, and runs as the interpreter says. No plan
+//! has more collectives than its program, or collectives of more bytes, and none takes sums in f16 or narrower than its
+//! classes allow. Strict plans have equal bits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use symmc::unstable::ir::interp::{self, Runs, Tolerance, compare};
+use symmc::unstable::ir::random::SplitMix;
+use symmc::unstable::ir::{
+    BinaryOp, Builder, Collective, CollectiveKind, DType, Dim, Graph, InputKind, Members, Node, Op, ReduceOp,
+    Type, UnaryOp, ValueId, verify,
+};
+use symmc::{
+    Backend, CheckedPlan, Config, Draw, Numerics, NumericsClass, Plan, Profile, Program, RunConfig, Tensor,
+    Weights, Workload,
+};
+
+const PROGRAMS: u64 = 28;
+const INPUTS: [DType; 5] = [DType::I32, DType::F64, DType::F16, DType::BF16, DType::F32];
+
+/// A program in which sums and casts stand before and after collectives, and many values are needed twice.
+fn program(seed: u64) -> Graph {
+    let mut r = SplitMix(seed);
+    let ranks = r.pick(&[2, 4]);
+    let mut b = Builder::new(format!("sums {seed}"), Some(ranks));
+    let cells = vec![(0..ranks / 2).collect(), (ranks / 2..ranks).collect()];
+    let groups = [b.group("world", Members::World), b.group("half", Members::Cells(cells))];
+    let shape = vec![Dim::from(8), Dim::from(1024)];
+    let mut values: Vec<ValueId> = INPUTS
+        .iter()
+        .map(|&dtype| b.input(InputKind::Argument, "x", "", Type::new(dtype, shape.clone()), None))
+        .collect();
+    for _ in 0..4 + r.below(10) {
+        // Recent values make chains, others are needed again.
+        let recent = values.len().saturating_sub(3);
+        let x = if r.one_in(3) { r.pick(&values) } else { values[recent + r.below(values.len() - recent)] };
+        let ty = b.graph().ty(x).clone();
+        let group = if r.one_in(4) { groups[1] } else { groups[0] };
+        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let like: Vec<ValueId> = values.iter().copied().filter(|&v| *b.graph().ty(v) == ty).collect();
+        let to = Type::new(
+            r.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16, DType::F64]),
+            ty.shape.clone(),
+        );
+        let made = match r.below(10) {
+            0 | 1 => {
+                let op = r.pick(&[ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min]);
+                b.collective("r", CollectiveKind::AllReduce(op), group, &[x]).map(|v| v[0])
+            }
+            // Sums of all-reduces, whose parts may be needed again.
+            2 | 3 => {
+                let parts =
+                    [x, r.pick(&like)].map(|v| b.collective("r", sum.clone(), group, &[v]).map(|v| v[0]));
+                let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
+                values.extend(parts.iter().filter(|_| r.one_in(3)));
+                b.op("s", Op::Binary(BinaryOp::Add), &parts)
+            }
+            4 => b.op("s", Op::Binary(BinaryOp::Add), &[x, r.pick(&like)]),
+            5 if ty.dtype.is_float() => b.op_as("c", Op::Cast, &[x], to),
+            // Casts after and before an all-reduce.
+            6 if ty.dtype.is_float() => {
+                b.collective("r", sum, group, &[x]).and_then(|v| b.op_as("c", Op::Cast, &v, to))
+            }
+            7 if ty.dtype.is_float() => b
+                .op_as("c", Op::Cast, &[x], to)
+                .and_then(|v| b.collective("r", sum, group, &[v]).map(|v| v[0])),
+            8 if ty.shape[0] == Dim::from(8) => b
+                .collective("p", CollectiveKind::ReduceScatter(ReduceOp::Sum), groups[0], &[x])
+                .and_then(|v| b.collective("g", CollectiveKind::AllGather, groups[0], &v).map(|v| v[0])),
+            _ => b.op("n", Op::Unary(UnaryOp::Neg), &[x]),
+        };
+        values.extend(made.ok());
+    }
+    // What nothing uses is returned, and a few other values.
+    let unused = |v: &&ValueId| !b.graph().nodes.values().any(|node| node.inputs.contains(v));
+    let mut returned: Vec<ValueId> = values.iter().skip(INPUTS.len()).filter(unused).copied().collect();
+    returned.extend((0..r.below(3)).map(|_| r.pick(&values)));
+    returned.into_iter().for_each(|v| b.output(v));
+    let graph = b.finish();
+    assert!(verify::verify(&graph).is_ok(), "{:?}", verify::verify(&graph));
+    graph
+}
+
+fn sets_of_classes() -> Vec<Numerics> {
+    let all = NumericsClass::ALL;
+    let set = |bits: usize| (0..all.len()).filter(move |i| bits >> i & 1 == 1).map(|i| all[i]).collect();
+    (0..1 << all.len()).map(set).collect()
+}
+
+/// The type of what each collective of a program carries. An all-reduce in two steps is one.
+fn collectives(graph: &Graph) -> Vec<&Type> {
+    let gathers = |n: &&Node| n.op.as_collective().is_some_and(|c| c.kind == CollectiveKind::AllGather);
+    let is_first_step = |kind: &CollectiveKind, result: ValueId| {
+        let users: Vec<&Node> = graph.nodes.values().filter(|n| n.inputs.contains(&result)).collect();
+        matches!(kind, CollectiveKind::ReduceScatter(_))
+            && users.len() == 1
+            && users.iter().all(gathers)
+            && graph.outputs.iter().all(|o| o.value != result)
+    };
+    let mut out = Vec::new();
+    for node in graph.nodes.values() {
+        let Some(c) = node.op.as_collective() else { continue };
+        if !is_first_step(&c.kind, node.outputs[0]) {
+            let gathers = c.kind == CollectiveKind::AllGather;
+            out.push(graph.ty(if gathers { node.outputs[0] } else { node.inputs[0] }));
+        }
+    }
+    out
+}
+
+/// The number of collectives of a program and their bytes.
+fn traffic(graph: &Graph) -> (usize, i64) {
+    let bytes = |ty: &&Type| ty.bytes().as_const().unwrap_or_else(|| panic!("sizes are numbers"));
+    let all = collectives(graph);
+    (all.len(), all.iter().map(bytes).sum())
+}
+
+/// The number of sums and means among ranks in a type.
+fn sums_in(graph: &Graph, dtype: DType) -> usize {
+    let accumulates = |c: &Collective| {
+        use CollectiveKind::{AllReduce, ReduceScatter};
+        matches!(c.kind, AllReduce(ReduceOp::Sum | ReduceOp::Avg) | ReduceScatter(_))
+    };
+    graph
+        .nodes
+        .values()
+        .filter(|n| n.op.as_collective().is_some_and(accumulates) && graph.ty(n.inputs[0]).dtype == dtype)
+        .count()
+}
+
+/// What must hold of a lowered program beside its source.
+fn check_lowered(canonical: &Graph, lowered: &Graph, numerics: Numerics) {
+    let (before, after) = (traffic(canonical), traffic(lowered));
+    assert!(after.0 <= before.0 && after.1 <= before.1, "{numerics}: {before:?} became {after:?}");
+    for (dtype, class) in [(DType::BF16, NumericsClass::Narrow), (DType::F16, NumericsClass::NarrowF16)] {
+        let (before, after) = (sums_in(canonical, dtype), sums_in(lowered, dtype));
+        // An all-reduce in two steps may be two.
+        assert!(
+            numerics.allows(class) || after <= 2 * before,
+            "{numerics}: {before} sums in {dtype} became {after}"
+        );
+    }
+}
+
+fn outputs(plan: &CheckedPlan, work: &Workload, backend: &Backend) -> Vec<Vec<Tensor>> {
+    symmc::run(plan, work, backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn every_plan_of_every_class_is_accepted_and_adds_no_traffic() {
+    // For each class alone, in how many programs it spares collectives, and in how many bytes.
+    let mut spared: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for seed in 0..PROGRAMS {
+        let program = Program::from_graph(program(seed)).unwrap_or_else(|e| panic!("{e}"));
+        let canonical = symmc::canonical(&program).unwrap_or_else(|e| panic!("{e}"));
+        let machine = ["host", "h200x2", "h200x4"][seed as usize % 3];
+        let draw = Draw::default().with_seed(seed).with_arguments(true);
+        let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
+        let work = work.unwrap_or_else(|e| panic!("{e}"));
+        let mut strict = (0, 0);
+        for numerics in sets_of_classes() {
+            let at = format!("seed {seed}, {machine}, {numerics}");
+            let profile = Profile::builtin(machine).unwrap_or_else(|| panic!("{machine}"));
+            let config = Config::default().with_profile(profile).with_numerics(numerics);
+            let lowered = symmc::lowered(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
+            check_lowered(&canonical, &lowered[0], numerics);
+            let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let read = Plan::from_json(&plan.to_json()).unwrap_or_else(|e| panic!("{at}: {e}"));
+            assert_eq!(read.numerics, numerics, "{at}");
+            let plan = symmc::checked(read).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let compared = symmc::compare_with_source(&plan);
+            assert!(compared.differences.is_empty(), "{at}: {:?}", compared.differences);
+            check_run(&plan, &work, &at);
+            let carried = traffic(&lowered[0]);
+            if numerics.is_strict() {
+                strict = carried;
+            }
+            let counts = spared.entry(numerics.to_string()).or_default();
+            counts.0 += usize::from(carried.0 < strict.0);
+            counts.1 += usize::from(carried.1 < strict.1);
+        }
+    }
+    assert!(spared["reassociate"].0 > 2, "{spared:?}");
+    assert!(spared["narrow"].1 > 2 && spared["narrow-f16"].1 > 2, "{spared:?}");
+}
+
+/// The plan runs as the interpreter says, within what its history and its classes allow.
+fn check_run(plan: &CheckedPlan, work: &Workload, at: &str) {
+    let expected = outputs(plan, work, &Backend::Interpreter);
+    let found = outputs(plan, work, &Backend::Threads);
+    let histories =
+        plan.output_histories(plan.buckets[0].program, Runs::One).unwrap_or_else(|e| panic!("{e}"));
+    for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let tolerance = Tolerance::of_history(&histories[k], expected);
+            let c = compare(found, expected, tolerance);
+            assert!(
+                c.agrees(),
+                "{at}, rank {rank}, output {k}: {c} (allowed {tolerance})\n{}",
+                plan.source.text
+            );
+        }
+    }
+}
+
+#[test]
+fn strict_programs_have_equal_bits() {
+    for seed in 0..PROGRAMS {
+        let program = Program::from_graph(program(seed)).unwrap_or_else(|e| panic!("{e}"));
+        let config =
+            Config::default().with_profile(Profile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4")));
+        let lowered = symmc::lowered(&program, &config).unwrap_or_else(|e| panic!("{e}")).remove(0);
+        let draw = Draw::default().with_seed(seed).with_arguments(true);
+        let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)
+            .unwrap_or_else(|e| panic!("{e}"));
+        let inputs: Vec<Vec<Arc<Tensor>>> = work.inputs.clone();
+        let run = |graph| interp::run(graph, &work.bindings, &inputs).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(run(&lowered), run(&program.graph), "seed {seed}");
+    }
+}

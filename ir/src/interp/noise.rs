@@ -1,0 +1,58 @@
+//! Noise on every rounding of a run, which shows how far rounding errors grow within a program.
+//!
+//! Differences that cancel, state that grows from run to run, and step functions near their step turn the small
+//! differences between two correct backends into large ones. A run with noise makes such differences on purpose: every
+//! result that an op rounds is moved by about as much as backends differ there. What moves far under noise is not
+//! determined by the program to any better precision; what does not move has to be right.
+
+use super::array::{Array, Data};
+use crate::random::SplitMix;
+use crate::types::DType;
+
+/// The noise of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Noise {
+    /// What the random numbers of the run are drawn from.
+    pub(super) seed: u64,
+}
+
+/// What an op does to its elements' errors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Extent {
+    /// Each result is rounded by itself.
+    Element,
+    /// Results are sums, whose errors are fractions of their terms.
+    Terms,
+}
+
+impl Noise {
+    /// A result of a node with noise. Equal results of several ranks get equal noise.
+    pub(super) fn applied(self, node: usize, array: Array, extent: Extent) -> Array {
+        let Data::Float(elements) = &*array.data else { return array };
+        let mut random = SplitMix(self.seed ^ (node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let step = step(array.dtype);
+        let terms = if extent == Extent::Terms { mean_magnitude(elements) } else { 0.0 };
+        let moved = elements.iter().map(|x| {
+            let by = random.symmetric() * step * (x.abs() + terms);
+            if x.is_finite() { x + by } else { *x }
+        });
+        Array::floats(array.dtype, &array.shape, moved.collect())
+    }
+}
+
+/// About how far two correct results of one op differ, as a fraction: a unit in the last place of narrow types, and a few
+/// of wide ones, in which sums of many terms and functions are taken.
+fn step(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 2f64.powi(-47),
+        DType::F32 => 2f64.powi(-20),
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        DType::Bool | DType::U8 | DType::I32 | DType::I64 => 0.0,
+    }
+}
+
+fn mean_magnitude(elements: &[f64]) -> f64 {
+    let finite = || elements.iter().filter(|x| x.is_finite());
+    finite().map(|x| x.abs()).sum::<f64>() / finite().count().max(1) as f64
+}

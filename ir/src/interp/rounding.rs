@@ -1,0 +1,260 @@
+//! The rounding history of each value of a program: to which float types it, or anything that it was computed from, was
+//! rounded.
+//!
+//! Two correct implementations of a program differ where numbers are rounded: sums are taken in another order, functions
+//! are off in the last place. How far results may differ therefore follows from the types of the computation, not from the
+//! type of the result: a product of f32 that is cast to f64 is as exact as f32. Data movement, integers, and selections
+//! of elements round nothing, so values made of these alone are equal on every backend.
+//!
+//! A step function of a rounded value (a comparison, a cast to an integer, the position of a maximum) gives the same on
+//! every backend, except near the step, where it gives something else entirely. Such values, and all that is computed from
+//! them, *may flip*.
+//!
+//! Deliberately absent: how rounding errors grow from node to node. Runs with noise show that ([`run_with_noise`]).
+//!
+//! [`run_with_noise`]: super::run_with_noise
+
+use crate::collective::{CollectiveKind, ReduceOp};
+use crate::entity::Table;
+use crate::graph::{Graph, Node, OutputKind};
+use crate::ids::ValueId;
+use crate::numerics::{Numerics, NumericsClass};
+use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::types::DType;
+
+/// The float types to which a value, or anything that it was computed from, was rounded.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RoundingHistory {
+    /// A bit for each of [`FLOATS`].
+    rounded_to: u8,
+    /// Whether a step function of a rounded value is in the history.
+    may_flip: bool,
+    /// Whether a plan may have carried it in a type of a smaller range.
+    may_overflow: bool,
+}
+
+const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
+
+impl RoundingHistory {
+    /// Nothing was rounded: every backend gives the same bits.
+    pub const EXACT: RoundingHistory =
+        RoundingHistory { rounded_to: 0, may_flip: false, may_overflow: false };
+
+    /// The history of a value that was rounded to one type.
+    pub fn rounded_to(dtype: DType) -> RoundingHistory {
+        RoundingHistory::EXACT.and_rounded_to(dtype)
+    }
+
+    /// Whether nothing was rounded, directly or in front of a step function.
+    pub fn is_exact(&self) -> bool {
+        *self == RoundingHistory::EXACT
+    }
+
+    /// Whether the value follows a step function of a rounded value.
+    pub fn may_flip(&self) -> bool {
+        self.may_flip
+    }
+
+    /// Whether a finite value may be infinite or NaN instead, because a numerics class allows a type of a smaller range.
+    pub fn may_overflow(&self) -> bool {
+        self.may_overflow
+    }
+
+    /// The float types to which something was rounded.
+    pub fn types(&self) -> impl Iterator<Item = DType> + use<> {
+        let set = self.rounded_to;
+        FLOATS.into_iter().enumerate().filter_map(move |(i, dtype)| (set >> i & 1 == 1).then_some(dtype))
+    }
+
+    /// This history, extended by what the numerics classes of a plan allow, as far as the planned value makes use of it.
+    /// A planned program can therefore not loosen its own comparison.
+    pub fn allowing(self, numerics: Numerics, planned: &RoundingHistory) -> RoundingHistory {
+        let uses = |class: &NumericsClass| planned.types().any(|t| Some(t) == class.narrow_type());
+        numerics.classes().filter(uses).fold(self, |history, class| {
+            let may_overflow = history.may_overflow || class.narrows_range();
+            let history = RoundingHistory { may_overflow, ..history };
+            class.narrow_type().map_or(history, |dtype| history.and_rounded_to(dtype))
+        })
+    }
+
+    fn and_rounded_to(self, dtype: DType) -> RoundingHistory {
+        let bit = FLOATS.iter().position(|f| *f == dtype).map_or(0, |i| 1 << i);
+        RoundingHistory { rounded_to: self.rounded_to | bit, ..self }
+    }
+
+    fn join(self, other: RoundingHistory) -> RoundingHistory {
+        RoundingHistory {
+            rounded_to: self.rounded_to | other.rounded_to,
+            may_flip: self.may_flip || other.may_flip,
+            may_overflow: self.may_overflow || other.may_overflow,
+        }
+    }
+}
+
+/// How often a program runs on the same state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Runs {
+    /// Once: inputs are exact.
+    One,
+    /// Several times: an input that an output replaces has the history of that output.
+    Several,
+}
+
+/// The history of each value of a program.
+pub fn rounding_histories(graph: &Graph, runs: Runs) -> Table<ValueId, RoundingHistory> {
+    let mut histories = Table::filled(RoundingHistory::EXACT, graph.values.len());
+    loop {
+        for node in graph.nodes.values() {
+            trace_node(graph, node, &mut histories);
+        }
+        // Histories only grow, so this ends.
+        if runs == Runs::One || !carry_state(graph, &mut histories) {
+            return histories;
+        }
+    }
+}
+
+/// The history of each output of a program.
+pub fn output_histories(graph: &Graph, runs: Runs) -> Vec<RoundingHistory> {
+    let histories = rounding_histories(graph, runs);
+    graph.outputs.iter().map(|output| histories[output.value]).collect()
+}
+
+/// Joins the histories of outputs into the inputs that they replace; whether one changed.
+fn carry_state(graph: &Graph, histories: &mut Table<ValueId, RoundingHistory>) -> bool {
+    let mut changed = false;
+    for output in &graph.outputs {
+        let OutputKind::Mutates(input) = output.kind else { continue };
+        let Some(input) = graph.inputs.get(input) else { continue };
+        let joined = histories[input.value].join(histories[output.value]);
+        changed |= joined != histories[input.value];
+        histories[input.value] = joined;
+    }
+    changed
+}
+
+/// Whether a node rounds its result `k` to the type of that.
+pub(super) fn rounds(graph: &Graph, node: &Node, k: usize) -> bool {
+    let Some(&value) = node.outputs.get(k) else { return false };
+    let to = graph.ty(value).dtype;
+    let from = node.inputs.first().map_or(to, |&v| graph.ty(v).dtype);
+    to.is_float() && matches!(effect(&node.op, k, from, to), Effect::Rounds | Effect::Jumps)
+}
+
+fn trace_node(graph: &Graph, node: &Node, histories: &mut Table<ValueId, RoundingHistory>) {
+    let before = node.inputs.iter().fold(RoundingHistory::EXACT, |h, &v| h.join(histories[v]));
+    let operand = node.inputs.first().map(|&v| graph.ty(v).dtype);
+    for (result, &value) in node.outputs.iter().enumerate() {
+        let dtype = graph.ty(value).dtype;
+        histories[value] = match effect(&node.op, result, operand.unwrap_or(dtype), dtype) {
+            Effect::Keeps => before,
+            Effect::Rounds => before.and_rounded_to(dtype),
+            Effect::Jumps => {
+                let may_flip = before.may_flip || before.rounded_to != 0;
+                RoundingHistory { may_flip, ..before }.and_rounded_to(dtype)
+            }
+            Effect::Steps => RoundingHistory { rounded_to: 0, may_flip: !before.is_exact(), ..before },
+        };
+    }
+}
+
+/// What an op does to the history of its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Effect {
+    /// It moves or selects elements, or computes without rounding.
+    Keeps,
+    /// It rounds its result to the type of that; integers stay exact.
+    Rounds,
+    /// As [`Effect::Rounds`], and it is discontinuous.
+    Jumps,
+    /// It is constant except for jumps.
+    Steps,
+}
+
+/// The effect on one result of an op, from the dtype of its first operand to that of the result.
+fn effect(op: &Op, result: usize, from: DType, to: DType) -> Effect {
+    match op {
+        Op::Full(_) | Op::Iota { .. } | Op::Select => Effect::Keeps,
+        Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy => Effect::Keeps,
+        Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => Effect::Keeps,
+        Op::Concat { .. } | Op::Pad { .. } => Effect::Keeps,
+        Op::Unary(op) => unary(*op),
+        Op::Binary(op) | Op::BinaryScalar { op, .. } => binary(*op),
+        Op::Cast => cast(from, to),
+        Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. } => Effect::Rounds,
+        Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => Effect::Rounds,
+        Op::RotaryEmbedding { .. } | Op::CumSum { .. } | Op::IndexAdd { .. } => Effect::Rounds,
+        Op::Reduce { op, .. } => reduction(*op),
+        Op::ScatterElements { combine, .. } => combine.map_or(Effect::Keeps, reduction),
+        Op::IndexPut { accumulate, .. } => combines(*accumulate),
+        Op::ArgReduce { .. } => Effect::Steps,
+        // The values in sorted order are continuous in the operand, their positions are not.
+        Op::TopK { .. } | Op::Sort { .. } if result > 0 => Effect::Steps,
+        Op::TopK { .. } | Op::Sort { .. } => Effect::Keeps,
+        Op::Collective(c) => collective(&c.kind),
+        Op::Opaque { .. } | Op::Custom(_) if to.is_float() => Effect::Jumps,
+        Op::Opaque { .. } | Op::Custom(_) => Effect::Steps,
+    }
+}
+
+fn unary(op: UnaryOp) -> Effect {
+    use UnaryOp::*;
+    match op {
+        Neg | Abs | Not | Relu => Effect::Keeps,
+        Sign | Floor | Ceil | Round | Trunc | IsNan | IsFinite => Effect::Steps,
+        Exp | Log | Sqrt | Rsqrt | Reciprocal | Sin | Cos | Tanh | Erf | Sigmoid | Silu | Gelu | GeluTanh => {
+            Effect::Rounds
+        }
+    }
+}
+
+fn binary(op: BinaryOp) -> Effect {
+    use BinaryOp::*;
+    match op {
+        Max | Min | And | Or | Xor => Effect::Keeps,
+        Add | Sub | Mul | Div | Pow => Effect::Rounds,
+        Rem | Atan2 => Effect::Jumps,
+        FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => Effect::Steps,
+    }
+}
+
+fn reduction(op: Reduction) -> Effect {
+    match op {
+        Reduction::Sum | Reduction::Mean | Reduction::Prod => Effect::Rounds,
+        Reduction::Max | Reduction::Min => Effect::Keeps,
+        Reduction::Any | Reduction::All => Effect::Steps,
+    }
+}
+
+fn combines(accumulate: bool) -> Effect {
+    if accumulate { Effect::Rounds } else { Effect::Keeps }
+}
+
+fn collective(kind: &CollectiveKind) -> Effect {
+    match kind {
+        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => match op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod => Effect::Rounds,
+            ReduceOp::Max | ReduceOp::Min => Effect::Keeps,
+        },
+        CollectiveKind::AllGather
+        | CollectiveKind::AllToAll(_)
+        | CollectiveKind::Broadcast { .. }
+        | CollectiveKind::Permute { .. } => Effect::Keeps,
+    }
+}
+
+/// A cast is exact where the result type has every number of the operand's.
+fn cast(from: DType, to: DType) -> Effect {
+    let exact = match (from, to) {
+        (from, to) if from == to => true,
+        (DType::Bool | DType::U8, to) if to.is_float() => true,
+        (DType::I32, DType::F64) | (DType::F32, DType::F64) => true,
+        (DType::F16 | DType::BF16, DType::F32 | DType::F64) => true,
+        (from, to) => !from.is_float() && !to.is_float(),
+    };
+    match exact {
+        true => Effect::Keeps,
+        false if to.is_float() => Effect::Rounds,
+        false => Effect::Steps,
+    }
+}

@@ -1,0 +1,228 @@
+//! Numerics classes: which changes of rounding a plan may make to its program.
+//!
+//! Without a class a plan is *strict*: collectives are rewritten only where every bit of their results stays the same. Each
+//! class allows one kind of change more; classes combine, and none implies another.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use thiserror::Error;
+
+use crate::named_enum;
+use crate::types::DType;
+
+named_enum! {
+    /// A kind of change of rounding that a plan may make.
+    NumericsClass {
+        /// Sums are taken in another order, or before a collective instead of after it. Every sum keeps its type.
+        Reassociate = "reassociate",
+        /// Collectives carry and add up bf16 where the program has f32 that was, or will be, rounded to bf16.
+        Narrow = "narrow",
+        /// The same with f16. Its range is smaller: sums that f32 holds can become infinite.
+        NarrowF16 = "narrow-f16",
+    }
+}
+
+impl NumericsClass {
+    /// The float type that values may be rounded to besides those of the program.
+    pub fn narrow_type(self) -> Option<DType> {
+        match self {
+            NumericsClass::Reassociate => None,
+            NumericsClass::Narrow => Some(DType::BF16),
+            NumericsClass::NarrowF16 => Some(DType::F16),
+        }
+    }
+
+    /// Whether that type has a smaller range, so that finite values may become infinite.
+    pub fn narrows_range(self) -> bool {
+        self == NumericsClass::NarrowF16
+    }
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// A set of numerics classes. The empty set is strict. Written and read as `strict`, or as names separated by commas:
+/// `reassociate,narrow`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Numerics {
+    classes: u8,
+}
+
+impl Numerics {
+    /// No class: rewriting collectives changes no bit.
+    pub const STRICT: Numerics = Numerics { classes: 0 };
+
+    /// Whether no class is in the set.
+    pub fn is_strict(&self) -> bool {
+        self.classes == 0
+    }
+
+    /// Whether a class is in the set.
+    pub fn allows(self, class: NumericsClass) -> bool {
+        self.classes & class.bit() != 0
+    }
+
+    /// The set with one more class.
+    #[must_use]
+    pub fn with(self, class: NumericsClass) -> Numerics {
+        Numerics { classes: self.classes | class.bit() }
+    }
+
+    /// The classes in the set, in order of declaration.
+    pub fn classes(self) -> impl Iterator<Item = NumericsClass> {
+        NumericsClass::ALL.iter().copied().filter(move |class| self.allows(*class))
+    }
+}
+
+impl FromIterator<NumericsClass> for Numerics {
+    fn from_iter<I: IntoIterator<Item = NumericsClass>>(classes: I) -> Numerics {
+        classes.into_iter().fold(Numerics::STRICT, Numerics::with)
+    }
+}
+
+impl From<NumericsClass> for Numerics {
+    fn from(class: NumericsClass) -> Numerics {
+        Numerics::STRICT.with(class)
+    }
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_strict() {
+            return f.write_str(STRICT);
+        }
+        let names: Vec<&str> = self.classes().map(NumericsClass::name).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl fmt::Debug for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Numerics({self})")
+    }
+}
+
+/// The name of the empty set.
+const STRICT: &str = "strict";
+
+/// A text that names no set of numerics classes.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum NumericsError {
+    /// A name that no class has.
+    #[error(
+        "expected strict, or one or more of {} separated by commas, found {found:?}",
+        NumericsClass::names()
+    )]
+    Unknown {
+        /// The name.
+        found: String,
+    },
+    /// The name that was replaced by several classes.
+    #[error(
+        "relaxed was replaced by classes that say what may change: reassociate (sums in another order), narrow (f32 \
+         carried as bf16) and narrow-f16 (f32 carried as f16, which has a smaller range); relaxed allowed all of them, \
+         which is reassociate,narrow,narrow-f16"
+    )]
+    Relaxed,
+    /// `strict` together with classes.
+    #[error("strict excludes all classes, found {found:?}")]
+    StrictAndClasses {
+        /// The whole text.
+        found: String,
+    },
+}
+
+impl FromStr for Numerics {
+    type Err = NumericsError;
+
+    fn from_str(text: &str) -> Result<Numerics, NumericsError> {
+        let names: Vec<&str> = text.split(',').map(str::trim).collect();
+        let class = |name: &&&str| match **name {
+            "relaxed" => Err(NumericsError::Relaxed),
+            name => NumericsClass::from_name(name)
+                .ok_or_else(|| NumericsError::Unknown { found: name.to_string() }),
+        };
+        let numerics: Numerics =
+            names.iter().filter(|name| **name != STRICT).map(|n| class(&n)).collect::<Result<_, _>>()?;
+        if !numerics.is_strict() && names.contains(&STRICT) {
+            return Err(NumericsError::StrictAndClasses { found: text.to_string() });
+        }
+        Ok(numerics)
+    }
+}
+
+/// A list of the names of the classes.
+impl Serialize for Numerics {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.classes().map(NumericsClass::name))
+    }
+}
+
+impl<'de> Deserialize<'de> for Numerics {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Numerics, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        let mut out = Numerics::STRICT;
+        for name in names {
+            let unknown = || {
+                de::Error::custom(format!(
+                    "expected one of {} in `numerics`, found {name:?}",
+                    NumericsClass::names()
+                ))
+            };
+            let class = NumericsClass::from_name(&name).ok_or_else(unknown)?;
+            if out.allows(class) {
+                return Err(de::Error::custom(format!("{name:?} stands twice in `numerics`")));
+            }
+            out = out.with(class);
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subsets() -> impl Iterator<Item = Numerics> {
+        let class = |set: u8| move |(i, c): (usize, &NumericsClass)| (set >> i & 1 == 1).then_some(*c);
+        (0..1u8 << NumericsClass::ALL.len())
+            .map(move |set| NumericsClass::ALL.iter().enumerate().filter_map(class(set)).collect())
+    }
+
+    #[test]
+    fn every_set_reads_back_as_text_and_as_json() {
+        for set in subsets() {
+            assert_eq!(set.to_string().parse(), Ok(set), "{set}");
+            let json = serde_json::to_string(&set).unwrap();
+            assert_eq!(serde_json::from_str::<Numerics>(&json).unwrap(), set, "{json}");
+        }
+        assert_eq!(Numerics::STRICT.to_string(), "strict");
+        assert_eq!("narrow, reassociate".parse::<Numerics>().unwrap().to_string(), "reassociate,narrow");
+        assert_eq!(
+            serde_json::to_string(&Numerics::from(NumericsClass::NarrowF16)).unwrap(),
+            r#"["narrow-f16"]"#
+        );
+    }
+
+    #[test]
+    fn other_texts_are_refused_by_name() {
+        let error = |text: &str| text.parse::<Numerics>().unwrap_err().to_string();
+        for text in ["", "fast", "narrow,", "Strict", "narrow_f16", "reassociate narrow"] {
+            assert!(
+                error(text).contains("expected strict, or one or more of reassociate, narrow, narrow-f16"),
+                "{text}"
+            );
+        }
+        for text in ["relaxed", "relaxed,narrow"] {
+            assert!(error(text).contains("reassociate,narrow,narrow-f16"), "{text}");
+        }
+        assert!(error("strict,narrow").contains("strict excludes all classes"));
+        for json in [r#"["fast"]"#, r#"["narrow", "narrow"]"#, r#""narrow""#, r#"["strict"]"#] {
+            assert!(serde_json::from_str::<Numerics>(json).is_err(), "{json}");
+        }
+    }
+}

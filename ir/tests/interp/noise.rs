@@ -1,0 +1,77 @@
+//! Noise on every rounding: what is sensitive moves, what is not stays, and what is exact stays as it is.
+
+use std::sync::Arc;
+
+use symmc_ir::interp::{
+    Draw, Registry, SeedConfig, Seeds, Spread, Tolerance, compare_with_spread, run, run_with_noise,
+};
+use symmc_ir::{Bindings, Graph, Tensor, text};
+
+fn inputs(graph: &Graph) -> Vec<Vec<Arc<Tensor>>> {
+    let config = SeedConfig { seed: 5, arguments: Draw::PerRank, parameters: Draw::PerRank };
+    let bindings = Bindings::new();
+    let seeds = Seeds::new(graph, &bindings, config);
+    let of_rank = |rank| graph.inputs.keys().map(|id| seeds.input(id, rank).expect("an input")).collect();
+    (0..graph.ranks.expect("ranks")).map(of_rank).collect()
+}
+
+/// The outputs of rank 0, and how far 8 runs with noise move them.
+fn spreads(program: &str) -> Vec<(Tensor, Spread)> {
+    let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
+    let inputs = inputs(&graph);
+    let expected = run(&graph, &Bindings::new(), &inputs).expect("it runs").remove(0);
+    let mut out: Vec<_> = expected.into_iter().map(|t| (Spread::none(&t), t)).map(|(s, t)| (t, s)).collect();
+    for seed in 0..8 {
+        let noisy =
+            run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), seed).expect("it runs");
+        out.iter_mut().zip(&noisy[0]).for_each(|((expected, spread), noisy)| {
+            spread.widen(expected, noisy);
+        });
+    }
+    out
+}
+
+const PROGRAM: &str = "program \"p\" ranks 2
+group @w world
+arg %x: f32[64]
+%big: f32[64] = mul %x, 1e6
+%up: f32[64] = add %x, %big
+%cancels: f32[64] = sub %up, %big
+%good: f32[64] = all_reduce %x op=sum group=@w
+%max: f32[64] = all_reduce %x op=max group=@w
+%half: f32[64] = mul %x, 0.5
+%other: f32[64] = mul %half, 2.0
+%tie: bool[64] = ge %other, %x
+return %cancels
+return %good
+return %max
+return %tie
+";
+
+#[test]
+fn noise_moves_what_is_sensitive_and_nothing_else() {
+    let found = spreads(PROGRAM);
+    let off = |k: usize, by: f64| {
+        let (expected, spread) = &found[k];
+        let moved = expected.to_f64().iter().map(|x| x + by).collect::<Vec<_>>();
+        let moved = Tensor::from_f64(expected.dtype(), expected.shape(), &moved).expect("as many");
+        compare_with_spread(&moved, expected, Tolerance::of(expected), spread)
+    };
+    // x + 1e6 x - 1e6 x is known to a few tenths; a sum of two numbers and a maximum are not off by that.
+    let cancels = off(0, 0.05);
+    assert!(cancels.sensitive > 50 && cancels.beyond < 10, "{cancels}");
+    assert!(!off(0, 100.0).agrees(), "noise does not explain everything");
+    assert!(!off(1, 0.05).agrees() && !off(1, 1e-3).agrees() && !off(2, 1e-3).agrees());
+    // Equal numbers that were rounded on the way are on either side of each other.
+    let (tie, spread) = &found[3];
+    let flipped: Vec<i64> = tie.to_i64().iter().map(|x| 1 - x).collect();
+    let flipped = Tensor::from_i64(tie.dtype(), tie.shape(), &flipped).expect("as many");
+    let c = compare_with_spread(&flipped, tie, Tolerance::EXACT, spread);
+    assert!(c.sensitive > 32, "{c}");
+    assert!(!compare_with_spread(&flipped, tie, Tolerance::EXACT, &Spread::none(tie)).agrees());
+}
+
+#[test]
+fn equal_seeds_give_equal_noise() {
+    assert_eq!(spreads(PROGRAM), spreads(PROGRAM));
+}

@@ -1,0 +1,380 @@
+//! Folding changes no bit: every op, on every dtype, with constants in every position, gives what the interpreter gives for
+//! the program as it is written.
+//!
+//! One program for each op and dtype holds a node for each combination of operands. Constants are a `full`, a constant input
+//! of equal elements, or an expanded one; an operand that is no constant is an argument with all the special values.
+
+use std::sync::Arc;
+
+use symmc_ir::interp;
+use symmc_ir::{
+    ArgOp, BinaryOp, Bindings, Builder, DType, Dim, Float, Graph, InputKind, Op, Reduction, Scalar, Tensor,
+    Type, UnaryOp, ValueId,
+};
+use symmc_passes::canonicalize;
+
+/// Elements of every operand.
+const N: usize = 2;
+
+fn specials(dtype: DType) -> Vec<Scalar> {
+    let floats = |of: &[f64]| of.iter().map(|&x| Scalar::Float(Float(x))).collect();
+    let ints = |of: &[i64]| of.iter().map(|&x| Scalar::Int(x)).collect();
+    match dtype {
+        DType::Bool => vec![Scalar::Bool(false), Scalar::Bool(true)],
+        DType::U8 => ints(&[0, 1, 2, 7, 128, 255]),
+        DType::I32 => ints(&[0, 1, -1, 2, 3, -8, i32::MAX.into(), i32::MIN.into()]),
+        DType::I64 => ints(&[0, 1, -1, 3, -8, (1 << 53) + 1, i64::MAX, i64::MIN]),
+        _ => floats(&[
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            2.0,
+            0.1,
+            0.3,
+            -2.5,
+            3.0,
+            65504.0,
+            1e-7,
+            6e-8,
+            1e-40,
+            5e-324,
+            3.4e38,
+            1e300,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            f64::NAN,
+        ]),
+    }
+}
+
+/// Numbers of scalar ops: what the dtype holds and what it does not.
+fn numbers(dtype: DType) -> Vec<Scalar> {
+    let mut all = specials(dtype);
+    if dtype != DType::Bool {
+        all.extend([Scalar::Int(2), Scalar::Int(300), Scalar::Float(Float(0.7))]);
+    }
+    all
+}
+
+/// A program under construction: every combination that type-checks and runs is an output.
+struct Sweep {
+    builder: Builder,
+    arguments: Vec<Arc<Tensor>>,
+    outputs: Vec<String>,
+}
+
+impl Sweep {
+    fn new() -> Self {
+        Sweep { builder: Builder::new("folding", Some(1)), arguments: Vec::new(), outputs: Vec::new() }
+    }
+
+    fn tensor(dtype: DType, elements: &[Scalar]) -> Tensor {
+        let n = vec![elements.len()];
+        let tensor = if dtype.is_float() {
+            Tensor::from_f64(dtype, n, &elements.iter().map(|s| s.as_f64()).collect::<Vec<_>>())
+        } else {
+            Tensor::from_i64(dtype, n, &elements.iter().map(|s| s.as_i64()).collect::<Vec<_>>())
+        };
+        tensor.expect("it has these elements")
+    }
+
+    fn input(&mut self, kind: InputKind, tensor: Tensor) -> ValueId {
+        let shape: Vec<Dim> = tensor.shape().iter().map(|&n| Dim::from(n as i64)).collect();
+        let (ty, tensor) = (Type::new(tensor.dtype(), shape), Arc::new(tensor));
+        let data = (kind == InputKind::Constant).then(|| tensor.clone());
+        let name = format!("in{}", self.arguments.len());
+        self.arguments.push(tensor);
+        self.builder.input(kind, &name, "", ty, data)
+    }
+
+    /// The same constant in each form.
+    fn constants(&mut self, dtype: DType, s: Scalar) -> Vec<ValueId> {
+        let ty = |n: i64| Type::new(dtype, vec![Dim::from(n)]);
+        let full = self.builder.op_as("full", Op::Full(s), &[], ty(N as i64)).expect("a full");
+        let whole = self.input(InputKind::Constant, Sweep::tensor(dtype, &[s; N]));
+        let one = self.input(InputKind::Constant, Sweep::tensor(dtype, &[s]));
+        let expanded = self.builder.op_as("expanded", Op::Expand, &[one], ty(N as i64)).expect("an expand");
+        vec![full, whole, expanded]
+    }
+
+    /// Adds a node, if it type-checks.
+    fn node(&mut self, op: Op, operands: &[ValueId], result: Option<Type>, what: String) {
+        let added = match result {
+            Some(ty) => self.builder.node_as("y", op, operands, vec![ty]),
+            None => self.builder.node("y", op, operands),
+        };
+        for value in added.unwrap_or_default() {
+            self.builder.output(value);
+            self.outputs.push(what.clone());
+        }
+    }
+
+    /// Compares the program with its canonical form, element by element.
+    fn check(self) -> usize {
+        let graph = self.builder.finish();
+        if graph.outputs.is_empty() {
+            return 0;
+        }
+        symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{}", e[0]));
+        let run = |graph: &Graph| {
+            interp::run(graph, &Bindings::new(), &[self.arguments.clone()]).map(|mut ranks| ranks.remove(0))
+        };
+        let expected = run(&graph).unwrap_or_else(|e| panic!("{e}"));
+        let found = run(&canonicalize(&graph).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+        for ((what, found), expected) in self.outputs.iter().zip(&found).zip(&expected) {
+            assert_eq!(
+                bits(found),
+                bits(expected),
+                "{what}: {:?}, expected {:?}",
+                found.to_f64(),
+                expected.to_f64()
+            );
+        }
+        expected.len()
+    }
+}
+
+/// The bits of each element; those of NaN are not defined.
+fn bits(t: &Tensor) -> Vec<u64> {
+    match t.dtype() {
+        d if d.is_float() => {
+            t.to_f64().iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
+        }
+        _ => t.to_i64().iter().map(|&i| i as u64).collect(),
+    }
+}
+
+/// Whether an integer op of these operands ends the run.
+fn divides_by_zero(op: BinaryOp, dtype: DType, by: Scalar) -> bool {
+    !dtype.is_float() && matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && by.as_i64() == 0
+}
+
+#[test]
+fn scalar_ops() {
+    let mut nodes = 0;
+    for &dtype in DType::ALL {
+        for &op in BinaryOp::ALL {
+            let mut sweep = Sweep::new();
+            let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
+            for scalar in numbers(dtype) {
+                for scalar_left in [false, true] {
+                    let of =
+                        |x: &str| format!("{op} of {x} ({dtype}) and {scalar:?}, scalar left: {scalar_left}");
+                    let op_of = || Op::BinaryScalar { op, scalar, scalar_left };
+                    // Data has a 0.
+                    if !(scalar_left && divides_by_zero(op, dtype, Scalar::Int(0)))
+                        && !(divides_by_zero(op, dtype, scalar.wrapped(dtype)))
+                    {
+                        sweep.node(op_of(), &[data], None, of("data"));
+                    }
+                    for s in specials(dtype) {
+                        let by = if scalar_left { s } else { scalar.wrapped(dtype) };
+                        if divides_by_zero(op, dtype, by) {
+                            continue;
+                        }
+                        for x in sweep.constants(dtype, s) {
+                            sweep.node(op_of(), &[x], None, of(&format!("{s:?}")));
+                        }
+                    }
+                }
+            }
+            nodes += sweep.check();
+        }
+    }
+    assert!(nodes > 50_000, "{nodes}");
+}
+
+#[test]
+fn ops_of_two() {
+    let mut nodes = 0;
+    for &dtype in DType::ALL {
+        for &op in BinaryOp::ALL {
+            let mut sweep = Sweep::new();
+            let nonzero: Vec<Scalar> =
+                specials(dtype).into_iter().filter(|s| !divides_by_zero(op, dtype, *s)).collect();
+            let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
+            let divisors = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &nonzero));
+            for a in specials(dtype) {
+                let one = sweep.input(InputKind::Constant, Sweep::tensor(dtype, &[a]));
+                sweep.node(
+                    Op::Binary(op),
+                    &[one, divisors],
+                    None,
+                    format!("{op} of {a:?} and data ({dtype})"),
+                );
+                if divides_by_zero(op, dtype, a) {
+                    continue;
+                }
+                sweep.node(Op::Binary(op), &[data, one], None, format!("{op} of data and {a:?} ({dtype})"));
+                let right = sweep.constants(dtype, a);
+                for b in specials(dtype) {
+                    let left = sweep.constants(dtype, b);
+                    let what = format!("{op} of {b:?} and {a:?} ({dtype})");
+                    sweep.node(Op::Binary(op), &[left[0], right[1]], None, what.clone());
+                    sweep.node(Op::Binary(op), &[left[2], right[0]], None, what);
+                }
+            }
+            nodes += sweep.check();
+        }
+    }
+    assert!(nodes > 10_000, "{nodes}");
+}
+
+#[test]
+fn ops_of_one_and_casts() {
+    let mut nodes = 0;
+    for &dtype in DType::ALL {
+        let mut sweep = Sweep::new();
+        let ty = |dtype, n: i64| Type::new(dtype, vec![Dim::from(n)]);
+        let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
+        let count = specials(dtype).len() as i64;
+        for &op in UnaryOp::ALL {
+            sweep.node(Op::Unary(op), &[data], None, format!("{op} of data ({dtype})"));
+        }
+        for s in numbers(dtype) {
+            for x in sweep.constants(dtype, s) {
+                for &op in UnaryOp::ALL {
+                    sweep.node(Op::Unary(op), &[x], None, format!("{op} of {s:?} ({dtype})"));
+                }
+                for &to in DType::ALL {
+                    sweep.node(Op::Cast, &[x], Some(ty(to, N as i64)), format!("{s:?} ({dtype}) as {to}"));
+                    for &through in DType::ALL {
+                        let y = sweep
+                            .builder
+                            .op_as("cast", Op::Cast, &[x], ty(through, N as i64))
+                            .expect("a cast");
+                        let what = format!("{s:?} ({dtype}) through {through} as {to}");
+                        sweep.node(Op::Cast, &[y], Some(ty(to, N as i64)), what);
+                    }
+                }
+            }
+        }
+        for &to in DType::ALL {
+            sweep.node(Op::Cast, &[data], Some(ty(to, count)), format!("data ({dtype}) as {to}"));
+        }
+        nodes += sweep.check();
+    }
+    assert!(nodes > 10_000, "{nodes}");
+}
+
+#[test]
+fn selections_reductions_and_movement() {
+    let mut nodes = 0;
+    for &dtype in DType::ALL {
+        let mut sweep = Sweep::new();
+        let ty = |dtype, n: i64| Type::new(dtype, vec![Dim::from(n)]);
+        let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)[..N]));
+        let conditions = [false, true].map(|b| sweep.constants(DType::Bool, Scalar::Bool(b)));
+        let positions = sweep.constants(DType::I64, Scalar::Int(1));
+        for s in specials(dtype) {
+            let all = sweep.constants(dtype, s);
+            for &x in &all {
+                for condition in conditions.iter().flatten() {
+                    for operands in [[*condition, x, data], [*condition, data, x], [*condition, x, all[0]]] {
+                        sweep.node(Op::Select, &operands, None, format!("select with {s:?} ({dtype})"));
+                    }
+                }
+                for (op, keep) in Reduction::ALL.iter().flat_map(|&op| [(op, false), (op, true)]) {
+                    let op_of = Op::Reduce { op, axes: vec![0], keep };
+                    sweep.node(op_of, &[x], None, format!("{op} of {s:?} ({dtype})"));
+                }
+                for op in [ArgOp::Max, ArgOp::Min] {
+                    sweep.node(
+                        Op::ArgReduce { op, axis: 0, keep: false },
+                        &[x],
+                        None,
+                        format!("{op} of {s:?}"),
+                    );
+                }
+                sweep.node(Op::CumSum { axis: 0 }, &[x], None, format!("cumsum of {s:?} ({dtype})"));
+                sweep.node(
+                    Op::Softmax { axis: 0, log: false },
+                    &[x],
+                    None,
+                    format!("softmax of {s:?} ({dtype})"),
+                );
+                sweep.node(
+                    Op::Sort { axis: 0, descending: true },
+                    &[x],
+                    None,
+                    format!("sort of {s:?} ({dtype})"),
+                );
+                sweep.node(Op::Copy, &[x], None, format!("copy of {s:?} ({dtype})"));
+                for value in specials(dtype) {
+                    let op = Op::Pad { low: vec![Dim::from(1)], value };
+                    let what = format!("pad of {s:?} with {value:?} ({dtype})");
+                    sweep.node(op, &[x], Some(ty(dtype, N as i64 + 2)), what);
+                    let other = sweep.constants(dtype, value);
+                    let what = format!("concat of {s:?} and {value:?} ({dtype})");
+                    sweep.node(Op::Concat { axis: 0 }, &[x, other[1]], None, what);
+                }
+                for &index in &positions {
+                    sweep.node(Op::Take { axis: 0 }, &[x, index], None, format!("take of {s:?} ({dtype})"));
+                    sweep.node(
+                        Op::GatherElements { axis: 0 },
+                        &[x, index],
+                        None,
+                        format!("gather of {s:?} ({dtype})"),
+                    );
+                    for combine in [None, Some(Reduction::Sum), Some(Reduction::Max)] {
+                        let op = Op::ScatterElements { axis: 0, combine };
+                        sweep.node(op, &[x, index, data], None, format!("scatter into {s:?} ({dtype})"));
+                    }
+                }
+                let slice = Op::Slice { axis: 0, start: Dim::from(1), step: 1 };
+                sweep.node(slice, &[x], Some(ty(dtype, 1)), format!("slice of {s:?} ({dtype})"));
+            }
+        }
+        nodes += sweep.check();
+    }
+    assert!(nodes > 5_000, "{nodes}");
+}
+
+#[test]
+fn series() {
+    let mut nodes = 0;
+    for dtype in [DType::U8, DType::I32, DType::I64] {
+        let mut sweep = Sweep::new();
+        let ty = |dtype| Type::new(dtype, vec![Dim::from(5)]);
+        let far = [0, 1, -3, 250, i64::from(i32::MAX) - 2, i64::MAX - 3, i64::MIN + 1];
+        for (start, step) in far.into_iter().flat_map(|start| [-2, 0, 1, 7].map(|step| (start, step))) {
+            let name = format!("{start} by {step} ({dtype})");
+            let x = sweep.builder.op_as("iota", Op::Iota { start, step }, &[], ty(dtype)).expect("an iota");
+            for (&op, scalar) in
+                BinaryOp::ALL.iter().flat_map(|op| numbers(dtype).into_iter().map(move |s| (op, s)))
+            {
+                for scalar_left in [false, true] {
+                    // A series may have a 0.
+                    let by = if scalar_left { Scalar::Int(0) } else { scalar.wrapped(dtype) };
+                    if !divides_by_zero(op, dtype, by) {
+                        let op_of = Op::BinaryScalar { op, scalar, scalar_left };
+                        sweep.node(
+                            op_of,
+                            &[x],
+                            None,
+                            format!("{op} of {name} and {scalar:?}, left: {scalar_left}"),
+                        );
+                    }
+                }
+            }
+            for &op in UnaryOp::ALL {
+                sweep.node(Op::Unary(op), &[x], None, format!("{op} of {name}"));
+            }
+            for &to in DType::ALL {
+                sweep.node(Op::Cast, &[x], Some(ty(to)), format!("{name} as {to}"));
+            }
+            sweep.node(Op::CumSum { axis: 0 }, &[x], None, format!("cumsum of {name}"));
+            for &op in Reduction::ALL {
+                sweep.node(
+                    Op::Reduce { op, axes: vec![0], keep: false },
+                    &[x],
+                    None,
+                    format!("{op} of {name}"),
+                );
+            }
+        }
+        nodes += sweep.check();
+    }
+    assert!(nodes > 5_000, "{nodes}");
+}

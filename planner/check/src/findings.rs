@@ -1,0 +1,52 @@
+//! The findings of a check: the first [`MOST`] of them, and the number of all.
+//!
+//! A plan from a stranger may break a rule at every one of its entries. What is kept, and what is printed, stays small.
+
+use super::error::CheckError;
+
+/// The most findings that a check keeps and reports one by one.
+pub const MOST: usize = 100;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Findings {
+    kept: Vec<CheckError>,
+    count: usize,
+}
+
+impl Findings {
+    /// Adds a finding.
+    pub fn push(&mut self, finding: CheckError) {
+        self.count += 1;
+        if self.kept.len() < MOST {
+            self.kept.push(finding);
+        }
+    }
+
+    /// Adds findings.
+    pub fn extend(&mut self, findings: impl IntoIterator<Item = CheckError>) {
+        findings.into_iter().for_each(|finding| self.push(finding));
+    }
+
+    /// Adds the findings of another part of the plan.
+    pub fn append(&mut self, other: Findings) {
+        let room = MOST - self.kept.len();
+        self.kept.extend(other.kept.into_iter().take(room));
+        self.count += other.count;
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The findings that are kept, and behind them the number of the others, if there are any.
+    pub fn into_errors(self) -> Vec<CheckError> {
+        let Findings { kept: mut errors, count } = self;
+        let count = count - errors.len();
+        if count > 0 {
+            errors.push(CheckError::More { count });
+        }
+        errors
+    }
+}

@@ -1,0 +1,306 @@
+//! Axes along which a region computes each position by itself, in the same way.
+//!
+//! Along such an axis a few positions tell as much as all: the region is compared on a prefix of them, whatever the extent.
+//! Axes of values that are read at the same position are one [`AxisSets`] set. A set is *fixed* if an op of the region looks
+//! across it, or at the number of the position.
+
+use std::collections::HashMap;
+
+use symmc_ir::attention::Operands;
+use symmc_ir::{CollectiveKind, NodeId, Op, ValueId};
+
+use crate::elements::is_unit;
+use crate::number::Numbered;
+use crate::region::Region;
+
+/// An axis of a value.
+type Axis = (ValueId, usize);
+
+/// See the [module](self).
+pub struct AxisSets<'a> {
+    program: &'a Numbered<'a>,
+    number: HashMap<Axis, usize>,
+    above: Vec<usize>,
+    fixed: Vec<bool>,
+}
+
+/// The most elements of a constant that a region reads whole.
+const MOST_CONSTANT: i64 = 1 << 16;
+
+impl<'a> AxisSets<'a> {
+    /// Those of a region.
+    pub fn new(program: &'a Numbered<'a>, region: &Region) -> AxisSets<'a> {
+        let mut out = AxisSets { program, number: HashMap::new(), above: Vec::new(), fixed: Vec::new() };
+        out.add(region.root);
+        for &leaf in &region.leaves {
+            out.add(leaf);
+            let few = program.types[leaf].numel().upper(&program.graph.symbols) <= MOST_CONSTANT;
+            if Region::is_constant(program, leaf) && few {
+                out.fix_all(leaf);
+            }
+        }
+        for &n in &region.nodes {
+            let node = &program.graph.nodes[n];
+            node.inputs.iter().chain(&node.outputs).for_each(|&v| out.add(v));
+            out.node(n);
+        }
+        out
+    }
+
+    /// The set of an axis, if it is not fixed.
+    pub fn free(&self, axis: Axis) -> Option<usize> {
+        let set = self.find(*self.number.get(&axis)?);
+        (!self.fixed[set]).then_some(set)
+    }
+
+    fn add(&mut self, value: ValueId) {
+        for axis in 0..self.program.types[value].rank() {
+            let next = self.above.len();
+            if *self.number.entry((value, axis)).or_insert(next) == next {
+                self.above.push(next);
+                self.fixed.push(false);
+            }
+        }
+    }
+
+    fn find(&self, mut at: usize) -> usize {
+        while self.above[at] != at {
+            at = self.above[at];
+        }
+        at
+    }
+
+    fn join(&mut self, a: Axis, b: Axis) {
+        let (Some(&a), Some(&b)) = (self.number.get(&a), self.number.get(&b)) else { return };
+        let (a, b) = (self.find(a), self.find(b));
+        let (low, high) = (a.min(b), a.max(b));
+        self.above[high] = low;
+        self.fixed[low] |= self.fixed[high];
+    }
+
+    fn fix(&mut self, axis: Axis) {
+        if let Some(&at) = self.number.get(&axis) {
+            let set = self.find(at);
+            self.fixed[set] = true;
+        }
+    }
+
+    fn fix_both(&mut self, a: Axis, b: Axis) {
+        self.fix(a);
+        self.fix(b);
+    }
+
+    fn fix_all(&mut self, value: ValueId) {
+        (0..self.rank(value)).for_each(|axis| self.fix((value, axis)));
+    }
+
+    fn rank(&self, value: ValueId) -> usize {
+        self.program.types[value].rank()
+    }
+
+    /// Joins the axes of an operand that broadcasts to a result with those of that, but for `skip` axes at the end.
+    fn broadcast(&mut self, x: ValueId, result: ValueId, skip: usize) {
+        let (own, rank) = (self.rank(x), self.rank(result));
+        for back in skip..own.min(rank) {
+            let (a, r) = (own - 1 - back, rank - 1 - back);
+            let (extent, of_result) = (&self.program.types[x].shape[a], &self.program.types[result].shape[r]);
+            if extent == of_result {
+                self.join((x, a), (result, r));
+            } else if !is_unit(extent) {
+                self.fix((x, a));
+                self.fix((result, r));
+            }
+        }
+    }
+
+    fn node(&mut self, id: NodeId) {
+        let graph = self.program.graph;
+        let node = &graph.nodes[id];
+        let result = node.outputs[0];
+        let all = |sets: &mut Self| {
+            node.inputs.iter().chain(&node.outputs).for_each(|&v| sets.fix_all(v));
+        };
+        match (&node.op, &node.inputs[..]) {
+            (Op::Full(_), _) => {}
+            (op, inputs) if op.is_element_wise() || *op == Op::Copy => {
+                inputs.iter().for_each(|&x| self.broadcast(x, result, 0));
+            }
+            (Op::Collective(c), &[x]) => {
+                self.broadcast(x, result, 0);
+                let whole = matches!(
+                    c.kind,
+                    CollectiveKind::AllReduce(_)
+                        | CollectiveKind::Broadcast { .. }
+                        | CollectiveKind::Permute { .. }
+                );
+                if !whole {
+                    self.fix_both((x, 0), (result, 0));
+                }
+            }
+            (Op::MatMul, &[x, y]) => {
+                let (rx, ry, r) = (self.rank(x), self.rank(y), self.rank(result));
+                self.broadcast(x, result, 2);
+                self.broadcast(y, result, 2);
+                self.join((x, rx - 2), (result, r - 2));
+                self.join((y, ry - 1), (result, r - 1));
+                self.fix_both((x, rx - 1), (y, ry - 2));
+            }
+            (Op::Reduce { axes, keep, .. }, &[x]) => self.reduced(x, result, axes, *keep),
+            (Op::ArgReduce { axis, keep, .. }, &[x]) => self.reduced(x, result, &[*axis], *keep),
+            (Op::Softmax { axis, .. } | Op::CumSum { axis }, &[x]) => self.along(x, &[result], *axis),
+            (Op::Sort { axis, .. } | Op::TopK { axis, .. }, &[x]) => self.along(x, &node.outputs, *axis),
+            (Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. }, inputs) => {
+                inputs.iter().for_each(|&x| self.broadcast(x, result, 0));
+                let rank = self.rank(result);
+                (rank - (*axes).min(rank)..rank).for_each(|axis| self.fix((result, axis)));
+            }
+            (Op::RotaryEmbedding { .. }, inputs) => {
+                inputs.iter().for_each(|&x| self.broadcast(x, result, 1));
+                inputs.iter().chain([&result]).for_each(|&v| {
+                    let rank = self.rank(v);
+                    self.fix((v, rank.saturating_sub(1)));
+                });
+            }
+            (Op::Permute { perm }, &[x]) => {
+                perm.iter().enumerate().for_each(|(to, &from)| self.join((x, from), (result, to)));
+            }
+            (Op::Expand, &[x]) => self.broadcast(x, result, 0),
+            (Op::Slice { axis, .. } | Op::Concat { axis }, inputs) => {
+                inputs.iter().for_each(|&x| self.along(x, &[result], *axis));
+            }
+            (Op::Pad { .. }, &[x]) => {
+                for axis in 0..self.rank(x) {
+                    let same = self.program.types[x].shape[axis] == self.program.types[result].shape[axis];
+                    match same {
+                        true => self.join((x, axis), (result, axis)),
+                        false => self.fix_both((x, axis), (result, axis)),
+                    }
+                }
+            }
+            (Op::Reshape, &[x]) => self.reshaped(x, result),
+            (Op::Take { axis }, &[x, index]) => self.taken(x, index, result, *axis),
+            (Op::Attention { .. }, _) => self.attention(&node.op, &node.inputs, result, &|axis| axis),
+            (Op::Permuted { op, perm }, inputs) => {
+                let at = |axis: usize| perm.iter().position(|&p| p == axis).unwrap_or(axis);
+                self.attention(op, inputs, result, &at);
+            }
+            _ => all(self),
+        }
+    }
+
+    fn reduced(&mut self, x: ValueId, result: ValueId, axes: &[usize], keep: bool) {
+        let mut to = 0;
+        for axis in 0..self.rank(x) {
+            let is_reduced = axes.contains(&axis);
+            match is_reduced {
+                true => self.fix((x, axis)),
+                false => self.join((x, axis), (result, to)),
+            }
+            to += usize::from(keep || !is_reduced);
+        }
+    }
+
+    /// An op that looks along one axis.
+    fn along(&mut self, x: ValueId, results: &[ValueId], axis: usize) {
+        for &result in results {
+            for a in 0..self.rank(x) {
+                if a == axis {
+                    self.fix((result, a));
+                } else {
+                    self.join((x, a), (result, a));
+                }
+            }
+        }
+        self.fix((x, axis));
+    }
+
+    /// Axes that stay in front and at the end are read at the same position.
+    fn reshaped(&mut self, x: ValueId, result: ValueId) {
+        let program = self.program;
+        let (a, b) = (&program.types[x].shape, &program.types[result].shape);
+        let front = a.iter().zip(b).take_while(|(m, n)| m == n).count();
+        let rest = a.len().min(b.len()) - front;
+        let back = a.iter().rev().zip(b.iter().rev()).take(rest).take_while(|(m, n)| m == n).count();
+        (0..front).for_each(|axis| self.join((x, axis), (result, axis)));
+        (0..back).for_each(|k| self.join((x, a.len() - 1 - k), (result, b.len() - 1 - k)));
+        let fixed = |sets: &mut Self, v: ValueId, extents: usize| {
+            let open = (front..extents - back).filter(|&axis| !is_unit(&program.types[v].shape[axis]));
+            open.for_each(|axis| sets.fix((v, axis)));
+        };
+        fixed(self, x, a.len());
+        fixed(self, result, b.len());
+    }
+
+    fn taken(&mut self, x: ValueId, index: ValueId, result: ValueId, axis: usize) {
+        let inner = self.rank(index);
+        self.fix((x, axis));
+        (0..axis).for_each(|a| self.join((x, a), (result, a)));
+        (0..inner).for_each(|a| self.join((index, a), (result, axis + a)));
+        (axis + 1..self.rank(x)).for_each(|a| self.join((x, a), (result, a + inner - 1)));
+    }
+
+    /// Attention, whose axis `i` is axis `at(i)` of the result.
+    fn attention(&mut self, op: &Op, inputs: &[ValueId], result: ValueId, at: &dyn Fn(usize) -> usize) {
+        let Op::Attention { bounds, sink, .. } = op else { return };
+        let Some(parts) = Operands::of(bounds, *sink, inputs) else {
+            return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
+        };
+        let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+        let rank = self.rank(result);
+        let Some(lead) = rank.checked_sub(3) else {
+            return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
+        };
+        let shapes = |v: ValueId| &self.program.types[v].shape;
+        // One head of keys and values serves all of the queries.
+        let one = |x: ValueId| shapes(x).get(lead).is_some_and(is_unit);
+        let alike = |x: ValueId| shapes(x).get(lead) == shapes(q).get(lead);
+        let heads = [k, v].into_iter().all(alike) || [k, v].into_iter().all(one);
+        let same_rank = [q, k, v].iter().all(|&v| self.rank(v) == rank);
+        let of_rows = bounds.iter().any(|b| b.row);
+        for axis in 0..rank {
+            let to = (result, at(axis));
+            let joined = match axis {
+                a if a + 1 == rank => {
+                    self.join((v, a), to);
+                    self.fix_both((q, a), (k, a));
+                    continue;
+                }
+                a if a + 2 == rank => {
+                    self.fix_both((k, a), (v, a));
+                    self.join((q, a), to);
+                    !of_rows
+                }
+                a => {
+                    let all = same_rank && (a != lead || heads);
+                    let same = [k, v].iter().all(|&x| shapes_equal(self.program, x, q, a));
+                    let units = [k, v].iter().all(|&x| shapes(x).get(a).is_some_and(is_unit));
+                    self.join((q, a), to);
+                    if !units {
+                        [k, v].iter().for_each(|&x| self.join((x, a), to));
+                    }
+                    all && (same || units)
+                }
+            };
+            if !joined {
+                self.fix(to);
+            }
+        }
+        // What else is read broadcasts to the scores.
+        let others = inputs.iter().skip(3);
+        for &x in others {
+            let own = self.rank(x);
+            for back in 0..own {
+                let (a, axis) = (own - 1 - back, rank.checked_sub(1 + back));
+                let unit = is_unit(&self.program.types[x].shape[a]);
+                match axis.filter(|_| back > 0 && !unit) {
+                    Some(axis) => self.join((x, a), (result, at(axis))),
+                    None => self.fix((x, a)),
+                }
+            }
+        }
+    }
+}
+
+fn shapes_equal(program: &Numbered<'_>, x: ValueId, y: ValueId, axis: usize) -> bool {
+    program.types[x].shape.get(axis) == program.types[y].shape.get(axis)
+}

@@ -1,0 +1,221 @@
+//! The elements that leaves of regions hold, drawn by their position in the class, so that both programs read the same.
+//!
+//! Several kinds of draws are needed: those of moderate size, small ones that lay bare what is added to them, and wide ones with
+//! large magnitudes and with numbers near those that stand in the programs.
+
+use std::collections::BTreeMap;
+
+use symmc_ir::entity::Entity;
+use symmc_ir::interp::{Draw, SeedConfig, Seeds};
+use symmc_ir::random::SplitMix;
+use symmc_ir::{Bindings, DType, Graph, InputId, Op, Scalar, Tensor};
+
+use crate::concrete::{Concrete, Leaf};
+use crate::elements::Class;
+use crate::number::rounded;
+
+/// How elements are drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Floats between -1 and 1; integers that may be indices.
+    Moderate,
+    /// Floats between -1/1024 and 1/1024.
+    Small,
+    /// Floats up to 8192, integers up to 2^40, and numbers near those of the programs.
+    Wide,
+}
+
+/// What is drawn for the leaves of a pair of regions.
+pub struct Drawing {
+    /// The number of each class, by when it is first read.
+    number: BTreeMap<Class, u64>,
+    /// The end of what integers of a class may be where they are indices.
+    limits: BTreeMap<Class, u64>,
+    /// The classes that ascend, with the number of their elements.
+    ascending: BTreeMap<Class, u64>,
+    /// Numbers of both programs.
+    critical: Vec<f64>,
+}
+
+/// The most numbers of the programs that are drawn near to.
+const MOST_CRITICAL: usize = 12;
+
+impl Drawing {
+    /// For both regions, as they are at some sizes.
+    ///
+    /// # Errors
+    /// Why nothing can be drawn.
+    pub fn new(pair: [&Concrete; 2]) -> Result<Drawing, String> {
+        let (mut number, mut limits, mut ascending) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let unbound = Bindings::new();
+        let config = SeedConfig { seed: 0, arguments: Draw::PerRank, parameters: Draw::PerRank };
+        for concrete in pair {
+            let seeds = Seeds::new(&concrete.graph, &unbound, config);
+            for (k, leaf) in concrete.leaves.iter().enumerate() {
+                let next = number.len() as u64;
+                number.entry(leaf.class).or_insert(next);
+                if leaf.dtype.is_float() || leaf.dtype == DType::Bool {
+                    continue;
+                }
+                let id = InputId::new(k);
+                if let Some(limit) = seeds.index_limit(id).map_err(|e| e.to_string())? {
+                    let known = limits.entry(leaf.class).or_insert(limit);
+                    *known = limit.min(*known);
+                }
+                if seeds.ends_groups(id) {
+                    let shape = &concrete.graph.ty(concrete.graph.inputs[id].value).shape;
+                    let numel = shape.iter().filter_map(symmc_ir::Dim::as_const).product::<i64>();
+                    ascending.insert(leaf.class, numel.max(1) as u64);
+                }
+            }
+        }
+        Ok(Drawing { number, limits, ascending, critical: critical(pair) })
+    }
+
+    /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves.
+    ///
+    /// # Errors
+    /// The data of a constant do not have the elements that are read.
+    pub fn tensor(
+        &self,
+        graph: &Graph,
+        (leaf, k): (&Leaf, usize),
+        (kind, seed, rank): (Kind, u64, u32),
+        shift: f64,
+    ) -> Result<Tensor, String> {
+        let ty = graph.ty(graph.inputs[InputId::new(k)].value);
+        let shape: Vec<usize> = ty
+            .shape
+            .iter()
+            .map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0))
+            .collect();
+        let positions = positions(leaf, &shape);
+        let wrong = || "the data of a constant do not fit".to_string();
+        if let Some(data) = &leaf.data {
+            let at = |&p: &i64| usize::try_from(p).ok().filter(|&p| p < data.numel());
+            let at: Option<Vec<usize>> = positions.iter().map(at).collect();
+            let at = at.ok_or_else(wrong)?;
+            return match ty.dtype.is_float() {
+                true => Tensor::from_f64(
+                    ty.dtype,
+                    shape,
+                    &at.iter().map(|&p| data.get_f64(p)).collect::<Vec<_>>(),
+                ),
+                false => Tensor::from_i64(
+                    ty.dtype,
+                    shape,
+                    &at.iter().map(|&p| data.get_i64(p)).collect::<Vec<_>>(),
+                ),
+            }
+            .ok_or_else(wrong);
+        }
+        let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
+        let random = |p: i64| self.random(leaf.class, (seed, rank), p);
+        if ty.dtype.is_float() {
+            let element = |&p: &i64| {
+                let mut random = random(p);
+                let x = rounded(leaf.dtype, self.float(kind, &mut random));
+                // Each element by itself, and all of a leaf together, as rounded factors move them.
+                x * (1.0 + shift * (random.symmetric() + together))
+            };
+            return Tensor::from_f64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
+                .ok_or_else(wrong);
+        }
+        let element = |&p: &i64| self.integer(kind, leaf, p, &mut random(p));
+        Tensor::from_i64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
+            .ok_or_else(wrong)
+    }
+
+    fn random(&self, class: Class, (seed, rank): (u64, u32), position: i64) -> SplitMix {
+        let class = self.number.get(&class).copied().unwrap_or(0);
+        let mut outer = SplitMix(seed ^ class << 48 ^ u64::from(rank) << 32);
+        SplitMix(outer.next() ^ (position as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+    }
+
+    fn float(&self, kind: Kind, random: &mut SplitMix) -> f64 {
+        match kind {
+            Kind::Moderate => random.symmetric(),
+            Kind::Small => random.symmetric() / 1024.0,
+            Kind::Wide => match random.below(4) {
+                0 => random.symmetric(),
+                1 if !self.critical.is_empty() => {
+                    let c = random.pick(&self.critical);
+                    let near = [0.0, 1e-7, -1e-7, 1e-3, -1e-3, 0.05, -0.05, 0.5];
+                    c * (1.0 + random.pick(&near))
+                }
+                _ => {
+                    let magnitude = (random.below(25 << 20) as f64 / f64::from(1 << 20) - 12.0).exp2();
+                    if random.one_in(2) { -magnitude } else { magnitude }
+                }
+            },
+        }
+    }
+
+    fn integer(&self, kind: Kind, leaf: &Leaf, position: i64, random: &mut SplitMix) -> i64 {
+        if leaf.dtype == DType::Bool {
+            return random.below(2) as i64;
+        }
+        let limit = self.limits.get(&leaf.class).copied();
+        if let (Some(&n), Some(limit)) = (self.ascending.get(&leaf.class), limit) {
+            let last = limit.saturating_sub(1);
+            let at = (position.max(0) as u64).min(n - 1) + 1;
+            return (u128::from(last) * u128::from(at) / u128::from(n)) as i64;
+        }
+        let below =
+            |random: &mut SplitMix, end: u64| random.below(usize::try_from(end.max(1)).unwrap_or(1)) as i64;
+        if limit.is_some() || kind != Kind::Wide {
+            return below(random, limit.unwrap_or(8));
+        }
+        let (low, high) = match leaf.dtype {
+            DType::U8 => (0, 255),
+            DType::I32 => (-(1 << 30), 1 << 30),
+            _ => (-(1 << 40), 1 << 40),
+        };
+        let x = match random.below(4) {
+            0 => below(random, 8),
+            1 if !self.critical.is_empty() => {
+                let c = random.pick(&self.critical) as i64;
+                let times = random.pick(&[1, 1, 1, -1, 2, 1000]);
+                c.saturating_mul(times).saturating_add(random.pick(&[-1, 0, 1]))
+            }
+            _ => {
+                let magnitude = 1i64 << random.below(40);
+                let x = magnitude.saturating_add(below(random, magnitude as u64));
+                if random.one_in(2) { -x } else { x }
+            }
+        };
+        x.clamp(low, high)
+    }
+}
+
+/// The position in its class of each element of a leaf, in row-major order.
+fn positions(leaf: &Leaf, shape: &[usize]) -> Vec<i64> {
+    let mut out = vec![leaf.offset];
+    for (extent, stride) in shape.iter().zip(&leaf.strides) {
+        let along =
+            |&from: &i64| (0..*extent).map(move |i| from.wrapping_add((i as i64).wrapping_mul(*stride)));
+        out = out.iter().flat_map(along).collect();
+    }
+    out
+}
+
+/// The numbers that stand in the programs, and those in the middle between two of them.
+fn critical(pair: [&Concrete; 2]) -> Vec<f64> {
+    let mut found: Vec<f64> = Vec::new();
+    let mut add = |scalar: &Scalar| {
+        let x = scalar.as_f64();
+        if x.is_finite() && x != 0.0 && x.abs() < 1e15 && !found.contains(&x) && found.len() < MOST_CRITICAL {
+            found.push(x);
+        }
+    };
+    for node in pair.iter().flat_map(|c| c.graph.nodes.values()) {
+        match &node.op {
+            Op::Full(s) | Op::BinaryScalar { scalar: s, .. } | Op::Pad { value: s, .. } => add(s),
+            _ => {}
+        }
+    }
+    let middles: Vec<f64> =
+        found.iter().enumerate().flat_map(|(i, a)| found[..i].iter().map(move |b| (a + b) / 2.0)).collect();
+    found.extend(middles);
+    found
+}

@@ -1,0 +1,137 @@
+//! Which elements of a class a value has, and in which order.
+//!
+//! A *class* is a sequence of elements that both programs may compute. A value shows elements of one class under an offset
+//! and strides, as a view shows those of its base (`symmc_ir::layout`). Two values are equal if they show the same elements
+//! of one class in the same order.
+//!
+//! Invariant: strides of axes of extent 1 are 0.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::layout::{Layout, view_of};
+use symmc_ir::{Dim, Op, Symbol, SymbolId, Table, Type, ValueId};
+
+/// A sequence of elements, by the number of the term that computes it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Class(pub u32);
+
+/// The elements of a value.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Elements {
+    /// The class.
+    pub class: Class,
+    /// The position of the first element.
+    pub offset: Dim,
+    /// The extents.
+    pub shape: Vec<Dim>,
+    /// The distance of neighbours along each axis.
+    pub strides: Vec<Dim>,
+}
+
+/// Whether an extent is 1 at all sizes.
+pub fn is_unit(extent: &Dim) -> bool {
+    extent.as_const() == Some(1)
+}
+
+impl Elements {
+    /// All elements of a class, which has as many as the shape.
+    pub fn whole(class: Class, shape: &[Dim]) -> Elements {
+        let strides = contiguous(shape);
+        Elements { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
+    }
+
+    /// One element, at each position of a shape.
+    pub fn repeated(class: Class, shape: &[Dim]) -> Elements {
+        let strides = vec![Dim::from(0); shape.len()];
+        Elements { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
+    }
+
+    /// What a view shows of these elements; `None` where it is none, or may reach beyond the value.
+    pub fn viewed(
+        &self,
+        op: &Op,
+        x: &Type,
+        result: &Type,
+        symbols: &Table<SymbolId, Symbol>,
+    ) -> Option<Elements> {
+        if let Op::Slice { axis, start, step } = op {
+            let (own, count) = (self.shape.get(*axis)?, result.shape.get(*axis)?);
+            let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
+            let within = Dim::from(0).provably_le(start, symbols)
+                && last.provably_le(&(own.clone() - Dim::from(1)), symbols);
+            if !within {
+                return None;
+            }
+        }
+        let base = ValueId::new(0);
+        let layout = Layout { base, offset: self.offset.clone(), strides: self.strides.clone() };
+        let Layout { offset, strides, .. } = view_of(op, &layout, x, result)?;
+        let mut out = Elements { class: self.class, offset, shape: result.shape.clone(), strides };
+        out.clear_units();
+        Some(out)
+    }
+
+    fn clear_units(&mut self) {
+        let units = self.shape.iter().zip(&mut self.strides).filter(|(extent, _)| is_unit(extent));
+        units.for_each(|(_, stride)| *stride = Dim::from(0));
+    }
+
+    /// The stride along each axis of a shape that the elements broadcast to.
+    pub fn broadcast(&self, rank: usize) -> Vec<Dim> {
+        let new = rank.saturating_sub(self.shape.len());
+        let mut strides = vec![Dim::from(0); new];
+        strides.extend(self.strides.iter().cloned());
+        strides
+    }
+}
+
+/// Row-major strides, 0 along axes of extent 1.
+pub fn contiguous(shape: &[Dim]) -> Vec<Dim> {
+    let mut strides = vec![Dim::from(0); shape.len()];
+    let mut next = Dim::from(1);
+    for (axis, extent) in shape.iter().enumerate().rev() {
+        if !is_unit(extent) {
+            strides[axis] = next.clone();
+            next = next * extent.clone();
+        }
+    }
+    strides
+}
+
+/// Axes along which several operands are read together.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Nest {
+    /// The extents, outermost first; none is 1.
+    pub extents: Vec<Dim>,
+    /// For each operand its stride along each axis.
+    pub strides: Vec<Vec<Dim>>,
+}
+
+impl Nest {
+    /// Axes of these extents, each with the strides of all operands, without those of extent 1.
+    pub fn new(extents: &[Dim], strides: &[Vec<Dim>]) -> Nest {
+        let kept: Vec<usize> = (0..extents.len()).filter(|&axis| !is_unit(&extents[axis])).collect();
+        let of = |all: &Vec<Dim>| kept.iter().map(|&axis| all[axis].clone()).collect();
+        Nest {
+            extents: kept.iter().map(|&axis| extents[axis].clone()).collect(),
+            strides: strides.iter().map(of).collect(),
+        }
+    }
+
+    /// The same positions in the same order, with neighbouring axes that all operands read as one as one axis.
+    pub fn merged(mut self) -> Nest {
+        let mut axis = self.extents.len();
+        while axis >= 2 {
+            axis -= 1;
+            let inner = self.extents[axis].clone();
+            let one = |s: &Vec<Dim>| s[axis - 1] == s[axis].clone() * inner.clone();
+            if self.strides.iter().all(one) {
+                self.extents[axis - 1] = self.extents[axis - 1].clone() * inner.clone();
+                self.extents.remove(axis);
+                for strides in &mut self.strides {
+                    strides.remove(axis - 1);
+                }
+            }
+        }
+        self
+    }
+}

@@ -1,0 +1,244 @@
+//! Whether two concrete regions compute the same: both run in the reference interpreter on drawn leaves.
+//!
+//! First with all floats as f64: there the two differ by the rounding of f64 alone, so that nearly any other difference shows,
+//! in whatever dtype the program computes. How far results may be apart is measured: leaves are moved by a part in 2^26,
+//! and what the results of the source move by then is what rounding may do. Then with the dtypes of the program, which shows
+//! roundings that are there on one side alone: to the bit where no op fuses or sums several roundings, else within the tolerance of
+//! their rounding history ([`Rounding`]).
+
+use std::sync::Arc;
+
+use symmc_ir::interp::{RoundingHistory, Runs, Tolerance, compare, output_histories, run};
+use symmc_ir::numerics::Numerics;
+use symmc_ir::{Bindings, DType, Graph, Tensor};
+
+use crate::concrete::Concrete;
+use crate::draw::{Drawing, Kind};
+
+/// What leaves are moved by to see what rounding does.
+const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
+/// How much more than that may be.
+const TIMES: f64 = 4.0;
+/// What may differ of each element where it does not move at all.
+const RELATIVE: f64 = 1.5e-7;
+/// What may differ of the largest element.
+const OF_LARGEST: f64 = 1e-12;
+/// How often inputs are drawn where roundings may decide.
+const DRAWS: u64 = 3;
+/// The elements of the root that wide draws have together, and the most of these draws.
+const ENOUGH: i64 = 2048;
+const MOST_DRAWS: i64 = 24;
+
+/// What a comparison showed.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Verdict {
+    /// Equal, over so many elements.
+    Equal(u64),
+    /// Equal in some draws alone, as ties and roundings are.
+    Undecided(String),
+    /// The first difference.
+    Differs(String),
+    /// Not compared, and why.
+    Unknown(String),
+}
+
+/// A pair of regions at some sizes.
+pub struct Pair {
+    /// The part of the source and of the planned program, floats as f64.
+    pub wide: [Concrete; 2],
+    /// The same with the dtypes of the programs.
+    pub typed: [Concrete; 2],
+    /// Whether no op fuses or sums several roundings.
+    pub same_bits: bool,
+    /// The numerics classes that the plan declares.
+    pub numerics: Numerics,
+    /// Whether more is drawn than the least.
+    pub thorough: bool,
+}
+
+/// Compares a pair.
+pub fn judge(pair: &Pair) -> Verdict {
+    match judged(pair) {
+        Ok(verdict) => verdict,
+        Err(reason) => Verdict::Unknown(reason),
+    }
+}
+
+fn judged(pair: &Pair) -> Result<Verdict, String> {
+    let drawing = Drawing::new([&pair.wide[0], &pair.wide[1]])?;
+    let floats = pair.wide[0].leaves.iter().chain(&pair.wide[1].leaves).any(|l| l.dtype.is_float());
+    let (mut elements, mut reason) = (0, None);
+    for (kind, seed) in draws(pair) {
+        if kind == Kind::Small && !floats {
+            continue;
+        }
+        let run = |concrete: &Concrete, shift| results(concrete, &drawing, (kind, seed), shift);
+        let expected = match run(&pair.wide[0], 0.0) {
+            Ok(expected) => expected,
+            Err(e) => {
+                reason.get_or_insert(format!("the interpreter does not run the source on drawn values: {e}"));
+                continue;
+            }
+        };
+        let found = match run(&pair.wide[1], 0.0) {
+            Ok(found) => found,
+            Err(e) => {
+                return Ok(Verdict::Differs(format!(
+                    "the source runs on drawn values, the planned program does not: {e}"
+                )));
+            }
+        };
+        let moved = if floats { run(&pair.wide[0], SHIFT).ok() } else { None };
+        for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let moved = moved.as_ref().and_then(|m| m.get(rank));
+            if let Some(difference) = beyond(found, expected, moved, kind) {
+                return Ok(Verdict::Differs(format!("on rank {rank}: {difference}")));
+            }
+            elements += expected.numel() as u64;
+        }
+    }
+    if elements == 0
+        && let Some(reason) = reason
+    {
+        return Err(reason);
+    }
+    if !floats {
+        return Ok(Verdict::Equal(elements));
+    }
+    rounded(pair, &drawing, elements)
+}
+
+/// What is drawn, and by which seeds: few elements are drawn more often.
+fn draws(pair: &Pair) -> Vec<(Kind, u64)> {
+    let mut out = vec![(Kind::Moderate, 1)];
+    if pair.thorough {
+        let graph = &pair.wide[0].graph;
+        let shapes = graph.outputs.iter().map(|o| &graph.ty(o.value).shape);
+        let elements: i64 = shapes.flatten().filter_map(symmc_ir::Dim::as_const).product();
+        let often = (ENOUGH / elements.max(1)).clamp(2, MOST_DRAWS);
+        out.extend([(Kind::Small, 2), (Kind::Moderate, 3)]);
+        out.extend((0..often).map(|k| (Kind::Wide, 100 + k as u64)));
+    }
+    out
+}
+
+/// Compares with the dtypes of the programs.
+fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, String> {
+    let rounding = Rounding::of(pair);
+    let mut difference = None;
+    for seed in 5..5 + DRAWS {
+        let kind = if rounding.same_bits && seed > 5 { Kind::Wide } else { Kind::Moderate };
+        let Ok(expected) = results(&pair.typed[0], drawing, (kind, seed), 0.0) else { continue };
+        let found = match results(&pair.typed[1], drawing, (kind, seed), 0.0) {
+            Ok(found) => found,
+            Err(e) => {
+                return Ok(Verdict::Differs(format!(
+                    "the source runs on drawn values, the planned program does not: {e}"
+                )));
+            }
+        };
+        let differs = |(rank, (found, expected)): (usize, (&Tensor, &Tensor))| {
+            let result = compare(found, expected, rounding.tolerance(expected));
+            (!result.agrees()).then(|| format!("on rank {rank}: {result}"))
+        };
+        let found = found.iter().zip(&expected).enumerate().find_map(differs);
+        match (found, rounding.same_bits) {
+            (Some(found), true) => return Ok(Verdict::Differs(found)),
+            (Some(found), false) => difference = difference.or(Some(found)),
+            (None, true) => {}
+            // Where roundings decide, one draw without a difference is enough.
+            (None, false) => {
+                return Ok(difference.map_or(Verdict::Equal(elements), Verdict::Undecided));
+            }
+        }
+    }
+    Ok(difference.map_or(Verdict::Equal(elements), Verdict::Differs))
+}
+
+/// How far results may be apart where dtypes round: the one place that says so.
+struct Rounding {
+    /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
+    history: RoundingHistory,
+    /// Whether the two must have the same bits.
+    same_bits: bool,
+}
+
+impl Rounding {
+    fn of(pair: &Pair) -> Rounding {
+        let root = |concrete: &Concrete| {
+            let histories = output_histories(&concrete.graph, Runs::One);
+            histories.first().copied().unwrap_or(RoundingHistory::EXACT)
+        };
+        let [source, planned] = [root(&pair.typed[0]), root(&pair.typed[1])];
+        let history = source.allowing(pair.numerics, &planned);
+        Rounding { history, same_bits: pair.same_bits && history == source }
+    }
+
+    fn tolerance(&self, expected: &Tensor) -> Tolerance {
+        if !expected.dtype().is_float() {
+            return Tolerance::EXACT;
+        }
+        if self.same_bits {
+            // Powers and quotients of f64 are not computed in more.
+            let relative = if expected.dtype() == DType::F64 { 1e-14 } else { 0.0 };
+            return Tolerance { relative, ..Tolerance::EXACT };
+        }
+        // Parts that sum in another order differ also where all that is summed is exact.
+        let history = if self.history.is_exact() {
+            RoundingHistory::rounded_to(expected.dtype())
+        } else {
+            self.history
+        };
+        Tolerance::of_history(&history, expected)
+    }
+}
+
+/// The root on each rank.
+fn results(
+    concrete: &Concrete,
+    drawing: &Drawing,
+    (kind, seed): (Kind, u64),
+    shift: f64,
+) -> Result<Vec<Tensor>, String> {
+    let graph: &Graph = &concrete.graph;
+    let of_rank = |rank: u32| -> Result<Vec<Arc<Tensor>>, String> {
+        let leaves = concrete.leaves.iter().enumerate();
+        leaves
+            .map(|(k, leaf)| Ok(Arc::new(drawing.tensor(graph, (leaf, k), (kind, seed, rank), shift)?)))
+            .collect()
+    };
+    let inputs = (0..graph.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>()?;
+    let outputs = run(graph, &Bindings::new(), &inputs).map_err(|e| e.to_string())?;
+    Ok(outputs.into_iter().flatten().collect())
+}
+
+/// The first element that is further from the expected one than rounding in f64 takes it.
+fn beyond(found: &Tensor, expected: &Tensor, moved: Option<&Tensor>, kind: Kind) -> Option<String> {
+    if found.dtype() != expected.dtype() || found.shape() != expected.shape() {
+        let ty = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
+        return Some(format!("found {}, expected {}", ty(found), ty(expected)));
+    }
+    let differs =
+        |i: usize| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i));
+    if !expected.dtype().is_float() {
+        let steady = |i: usize| moved.is_none_or(|m| m.get_i64(i) == expected.get_i64(i));
+        return (0..expected.numel())
+            .find(|&i| found.get_i64(i) != expected.get_i64(i) && steady(i))
+            .map(differs);
+    }
+    let finite = (0..expected.numel()).map(|i| expected.get_f64(i).abs()).filter(|x| x.is_finite());
+    let largest = finite.fold(0.0, f64::max);
+    let apart = |i: usize| {
+        let (x, y) = (found.get_f64(i), expected.get_f64(i));
+        let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs());
+        if x == y || x.is_nan() && y.is_nan() {
+            return false;
+        }
+        if !(x.is_finite() && y.is_finite()) {
+            // Magnitudes that leave f64 on the way are no part of what is compared.
+            return kind != Kind::Wide;
+        }
+        moves.is_finite() && (x - y).abs() > RELATIVE * y.abs() + TIMES * moves + OF_LARGEST * largest
+    };
+    (0..expected.numel()).find(|&i| apart(i)).map(differs)
+}

@@ -1,0 +1,419 @@
+//! Value numbering: values of both programs that are computed in the same way have the same [`Elements`].
+//!
+//! A [`Numbering`] is shared by the source and one planned program. Each op becomes a [`Term`] over the elements of its
+//! operands, and equal terms are one class. Few identities are built in, all of them bit for bit: views are offsets and
+//! strides; a copy, a cast to the same dtype and a collective on groups of one rank are their operand; element-wise ops,
+//! reductions and norms do not depend on how their positions are divided into axes, nor products on how the rows of their left
+//! operand are; what is the same along an axis is computed once; a scalar operand is a tensor of that scalar. Variants and
+//! dispatches do not count, groups count by their cells, dims by their values within the ranges of the planned program.
+//!
+//! Opaque and custom ops are functions of their operands that nobody knows: the n-th use on equal operands in one program is
+//! the n-th use in the other. Deliberately absent: the rewrites of the passes, which this must not share.
+
+use std::collections::HashMap;
+
+use symmc_ir::entity::Entity;
+use symmc_ir::tensor::{read_f64, write_f64};
+use symmc_ir::text::forms::op_dims_mut;
+use symmc_ir::{
+    BinaryOp, CollectiveKind, DType, Def, Dim, Graph, GroupId, Members, NodeId, Op, Reduction, Scalar,
+    Splits, Symbol, SymbolId, Table, Type, UnaryOp, ValueId,
+};
+
+use crate::elements::{Class, Elements, Nest, contiguous, is_unit};
+
+/// How a class is computed.
+#[derive(PartialEq, Eq, Hash, Debug)]
+enum Term {
+    /// An input, by its position.
+    Input(usize),
+    /// One element of this dtype, by its bits.
+    Scalar(DType, u64),
+    /// Elements of another class, one behind the other.
+    Run { class: Class, offset: Dim, nest: Nest },
+    /// An op whose positions are independent but for the axes in `inner`.
+    Nested { op: Op, dtype: DType, operands: Vec<(Class, Dim)>, outer: Nest, inner: Nest },
+    /// Any other op: its results by number.
+    Node { op: Op, operands: Vec<Elements>, results: Vec<Type>, result: usize, use_: u32 },
+}
+
+/// See the [module](self).
+#[derive(Default)]
+pub struct Numbering {
+    terms: HashMap<Term, Class>,
+    cells: HashMap<Vec<Vec<u32>>, usize>,
+    /// The symbols of the source with the ranges of the planned program, and behind them those that only that has.
+    pub symbols: Table<SymbolId, Symbol>,
+}
+
+/// The elements of all values of one program that its outputs need.
+pub struct Numbered<'a> {
+    /// The program.
+    pub graph: &'a Graph,
+    /// The type of each value over the symbols of the numbering.
+    pub types: Table<ValueId, Type>,
+    /// The elements of each value that outputs need, once it is numbered.
+    pub elements: Table<ValueId, Option<Elements>>,
+    /// Whether each value depends on no input and no rank.
+    pub closed: Table<ValueId, bool>,
+    /// Whether outputs need each node.
+    pub live: Table<NodeId, bool>,
+    map: HashMap<SymbolId, SymbolId>,
+    dims: HashMap<Dim, Dim>,
+    uses: HashMap<(Op, Vec<Elements>), u32>,
+}
+
+impl Numbered<'_> {
+    /// A dim of the program over the symbols of the numbering.
+    pub fn dim(&self, dim: &Dim) -> Dim {
+        match self.dims.get(dim) {
+            Some(known) => known.clone(),
+            None => dim.substitute(&|s| Dim::from(self.map.get(&s).copied().unwrap_or(s))),
+        }
+    }
+}
+
+impl Numbering {
+    /// For a planned program and its source.
+    pub fn new(source: &Graph, planned: &Graph) -> Numbering {
+        let mut symbols = source.symbols.clone();
+        for symbol in planned.symbols.values() {
+            match symbols.values_mut().find(|s| s.name == symbol.name) {
+                Some(known) => (known.min, known.max) = (symbol.min, symbol.max),
+                None => drop(symbols.push(symbol.clone())),
+            }
+        }
+        Numbering { symbols, ..Numbering::default() }
+    }
+
+    /// Begins with a program: inputs are numbered, nodes are not.
+    pub fn begin<'a>(&mut self, graph: &'a Graph) -> Numbered<'a> {
+        let by_name: HashMap<&str, SymbolId> =
+            self.symbols.iter().map(|(id, symbol)| (symbol.name.as_str(), id)).collect();
+        let map = graph.symbols.iter().filter_map(|(id, s)| Some((id, *by_name.get(s.name.as_str())?)));
+        let map = map.collect();
+        let mut out = Numbered {
+            graph,
+            types: Table::new(),
+            elements: Table::filled(None, graph.values.len()),
+            closed: Table::filled(false, graph.values.len()),
+            live: live(graph),
+            map,
+            dims: HashMap::new(),
+            uses: HashMap::new(),
+        };
+        for value in graph.values.values() {
+            let shape: Vec<Dim> = value.ty.shape.iter().map(|d| self.dim(&mut out, d)).collect();
+            out.types.push(Type::new(value.ty.dtype, shape));
+        }
+        for (id, input) in graph.inputs.iter() {
+            let class = self.class(Term::Input(id.index()));
+            out.elements[input.value] = Some(Elements::whole(class, &out.types[input.value].shape));
+        }
+        out
+    }
+
+    /// Numbers the results of a node whose operands are numbered.
+    pub fn node(&mut self, program: &mut Numbered<'_>, id: NodeId) {
+        let graph = program.graph;
+        let node = &graph.nodes[id];
+        let operands: Option<Vec<Elements>> =
+            node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
+        let Some(operands) = operands else { return };
+        let op = self.op(program, &node.op);
+        let is_apart = matches!(node.op, Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_));
+        let closed = !is_apart && node.inputs.iter().all(|&v| program.closed[v]);
+        node.outputs.iter().for_each(|&v| program.closed[v] = closed);
+        let alone = self.group_of_one(graph, &node.op);
+        if let &[result] = &node.outputs[..]
+            && let Some(found) = self.simple(program, (&op, alone), (&node.inputs, &operands), result)
+        {
+            program.elements[result] = Some(found);
+            return;
+        }
+        let use_ = match &node.op {
+            Op::Opaque { .. } | Op::Custom(_) => {
+                let count = program.uses.entry((op.clone(), operands.clone())).or_default();
+                *count += 1;
+                *count
+            }
+            _ => 0,
+        };
+        let results: Vec<Type> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
+        for (result, &v) in node.outputs.iter().enumerate() {
+            let (op, operands, results) = (op.clone(), operands.clone(), results.clone());
+            let class = self.class(Term::Node { op, operands, results, result, use_ });
+            program.elements[v] = Some(Elements::whole(class, &program.types[v].shape));
+        }
+    }
+
+    fn class(&mut self, term: Term) -> Class {
+        let next = Class(self.terms.len() as u32);
+        *self.terms.entry(term).or_insert(next)
+    }
+
+    fn dim(&self, program: &mut Numbered<'_>, dim: &Dim) -> Dim {
+        if dim.as_const().is_some() {
+            return dim.clone();
+        }
+        if let Some(known) = program.dims.get(dim) {
+            return known.clone();
+        }
+        let mapped = dim.substitute(&|s| Dim::from(program.map.get(&s).copied().unwrap_or(s)));
+        let mapped = mapped.within(&self.symbols);
+        let found = match mapped.bounds(&self.symbols) {
+            (low, high) if low == high => Dim::from(low),
+            _ => mapped,
+        };
+        program.dims.insert(dim.clone(), found.clone());
+        found
+    }
+
+    /// The op as both programs name it.
+    fn op(&mut self, program: &mut Numbered<'_>, op: &Op) -> Op {
+        let mut out = op.clone();
+        for dim in op_dims_mut(&mut out) {
+            *dim = self.dim(program, dim);
+        }
+        match &mut out {
+            Op::Collective(c) => {
+                c.variant = None;
+                c.group = self.cells(program.graph, c.group);
+            }
+            // The check holds declarations of one name to be equal.
+            Op::Custom(id) => {
+                let name = program.graph.customs.get(*id).map_or("", |c| c.name.as_str());
+                out = Op::Opaque { name: name.to_string(), attributes: "custom".into() };
+            }
+            _ => {}
+        }
+        out
+    }
+
+    /// The number of the cells of a group.
+    fn cells(&mut self, graph: &Graph, group: GroupId) -> GroupId {
+        let cells = match graph.groups.get(group).map(|g| &g.members) {
+            Some(Members::Cells(cells)) => cells.clone(),
+            _ => vec![(0..graph.ranks.unwrap_or(0)).collect()],
+        };
+        let next = self.cells.len();
+        GroupId::new(*self.cells.entry(cells).or_insert(next))
+    }
+
+    fn group_of_one(&self, graph: &Graph, op: &Op) -> bool {
+        match op {
+            Op::Collective(c) => {
+                let moves = matches!(
+                    c.kind,
+                    CollectiveKind::Permute { .. } | CollectiveKind::AllToAll(Splits::Device)
+                );
+                !moves && graph.groups.get(c.group).is_some() && graph.group_size(c.group) == Some(1)
+            }
+            _ => false,
+        }
+    }
+
+    /// The elements of the one result of a node, if an identity says them.
+    fn simple(
+        &mut self,
+        program: &Numbered<'_>,
+        (op, alone): (&Op, bool),
+        (inputs, operands): (&[ValueId], &[Elements]),
+        result: ValueId,
+    ) -> Option<Elements> {
+        let ty = &program.types[result];
+        let of = |k: usize| Some((&program.types[*inputs.get(k)?], operands.get(k)?));
+        match op {
+            Op::Full(scalar) => {
+                let class = self.scalar(stored(ty.dtype, *scalar));
+                Some(Elements::repeated(class, &ty.shape))
+            }
+            Op::Copy => Some(of(0)?.1.clone()),
+            Op::Cast if of(0)?.0.dtype == ty.dtype => Some(of(0)?.1.clone()),
+            Op::Collective(_) if alone => Some(of(0)?.1.clone()),
+            Op::Concat { .. } if operands.len() == 1 => Some(of(0)?.1.clone()),
+            Op::Pad { low, .. } if low.iter().all(|l| l.as_const() == Some(0)) && of(0)?.0 == ty => {
+                Some(of(0)?.1.clone())
+            }
+            Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
+                let (x, elements) = of(0)?;
+                let view = elements.viewed(op, x, ty, &self.symbols);
+                match op {
+                    Op::Reshape if view.is_none() => Some(self.run(elements, &ty.shape)),
+                    _ => view,
+                }
+            }
+            Op::BinaryScalar { op, scalar, scalar_left } => {
+                let (x, elements) = of(0)?;
+                let class = self.scalar(scalar_operand(*op, x.dtype, *scalar));
+                let scalar = Elements::repeated(class, &[]);
+                let both = [elements.clone(), scalar];
+                let [a, b] = both;
+                let operands = if *scalar_left { [b, a] } else { [a, b] };
+                Some(self.pointwise(Op::Binary(*op), &operands, ty))
+            }
+            Op::Collective(c) if pointwise(&c.kind) => Some(self.pointwise(op.clone(), operands, ty)),
+            op if op.is_element_wise() => Some(self.pointwise(op.clone(), operands, ty)),
+            Op::MatMul => self.product(operands, ty),
+            Op::Reduce { op: kind, axes, .. } => Some(self.reduction(*kind, axes, of(0)?.1, ty)),
+            Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => self.rows(op, *axes, operands, ty),
+            Op::Softmax { axis, log } if axis + 1 == ty.rank() => {
+                self.rows(&Op::Softmax { axis: 0, log: *log }, 1, operands, ty)
+            }
+            _ => None,
+        }
+    }
+
+    fn scalar(&mut self, (dtype, bits): (DType, u64)) -> Class {
+        self.class(Term::Scalar(dtype, bits))
+    }
+
+    /// Elements one behind the other, under another shape.
+    fn run(&mut self, x: &Elements, shape: &[Dim]) -> Elements {
+        let nest = Nest::new(&x.shape, std::slice::from_ref(&x.strides)).merged();
+        let class = self.class(Term::Run { class: x.class, offset: x.offset.clone(), nest });
+        Elements::whole(class, shape)
+    }
+
+    /// An op that makes each element of those at the same position.
+    fn pointwise(&mut self, op: Op, operands: &[Elements], ty: &Type) -> Elements {
+        let strides: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast(ty.rank())).collect();
+        self.nested(op, operands, (ty, &ty.shape), &strides, Nest::default())
+    }
+
+    /// The result of an op over the axes `shape` of its result. What is the same along an axis is there once.
+    fn nested(
+        &mut self,
+        op: Op,
+        operands: &[Elements],
+        (ty, shape): (&Type, &[Dim]),
+        strides: &[Vec<Dim>],
+        inner: Nest,
+    ) -> Elements {
+        let zero = Dim::from(0);
+        let moves = |axis: usize| !is_unit(&shape[axis]) && strides.iter().any(|s| s[axis] != zero);
+        let kept: Vec<usize> = (0..shape.len()).filter(|&axis| moves(axis)).collect();
+        let extents: Vec<Dim> = kept.iter().map(|&axis| shape[axis].clone()).collect();
+        let of = |s: &Vec<Dim>| kept.iter().map(|&axis| s[axis].clone()).collect();
+        let strides: Vec<Vec<Dim>> = strides.iter().map(of).collect();
+        let outer = Nest::new(&extents, &strides).merged();
+        // The axes within are stored behind the others.
+        let behind: &[Dim] = &ty.shape[shape.len().min(ty.rank())..];
+        let stored: Vec<Dim> = extents.iter().chain(behind).cloned().collect();
+        let stored = contiguous(&stored);
+        let mut out = vec![zero; ty.rank()];
+        kept.iter().enumerate().for_each(|(k, &axis)| out[axis] = stored[k].clone());
+        (shape.len()..ty.rank()).enumerate().for_each(|(k, axis)| out[axis] = stored[kept.len() + k].clone());
+        let operands = operands.iter().map(|x| (x.class, x.offset.clone())).collect();
+        let class = self.class(Term::Nested { op, dtype: ty.dtype, operands, outer, inner });
+        Elements { class, offset: Dim::from(0), shape: ty.shape.clone(), strides: out }
+    }
+
+    fn product(&mut self, operands: &[Elements], ty: &Type) -> Option<Elements> {
+        let [x, y] = operands else { return None };
+        let rank = ty.rank();
+        let (xs, ys) = (x.broadcast(rank), y.broadcast(rank));
+        let [last, row] = [rank.checked_sub(1)?, rank.checked_sub(2)?];
+        let terms = x.shape.last()?.clone();
+        let inner = Nest::new(&[terms], &[vec![xs[last].clone()], vec![ys[row].clone()]]);
+        let (mut of_x, mut of_y) = (xs, ys);
+        of_x[last] = Dim::from(0);
+        of_y[row] = Dim::from(0);
+        Some(self.nested(Op::MatMul, operands, (ty, &ty.shape), &[of_x, of_y], inner))
+    }
+
+    fn reduction(&mut self, kind: Reduction, axes: &[usize], x: &Elements, ty: &Type) -> Elements {
+        let is_reduced = |axis: &usize| axes.contains(axis);
+        let (within, outside): (Vec<usize>, Vec<usize>) = (0..x.shape.len()).partition(is_reduced);
+        let pick = |axes: &[usize], of: &[Dim]| axes.iter().map(|&a| of[a].clone()).collect::<Vec<Dim>>();
+        let inner = Nest::new(&pick(&within, &x.shape), &[pick(&within, &x.strides)]).merged();
+        let op = Op::Reduce { op: kind, axes: Vec::new(), keep: false };
+        let keeps = ty.rank() == x.shape.len();
+        let narrow = Type::new(ty.dtype, pick(&outside, &x.shape));
+        let strides = pick(&outside, &x.strides);
+        let found = self.nested(op, std::slice::from_ref(x), (&narrow, &narrow.shape), &[strides], inner);
+        if !keeps {
+            return found;
+        }
+        let mut strides = vec![Dim::from(0); ty.rank()];
+        outside.iter().zip(found.strides).for_each(|(&axis, stride)| strides[axis] = stride);
+        Elements { shape: ty.shape.clone(), strides, ..found }
+    }
+
+    /// An op on rows of the last axes.
+    fn rows(&mut self, op: &Op, axes: usize, operands: &[Elements], ty: &Type) -> Option<Elements> {
+        let lead = ty.rank().checked_sub(axes)?;
+        let all: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast(ty.rank())).collect();
+        let inner: Vec<Vec<Dim>> = all.iter().map(|s| s[lead..].to_vec()).collect();
+        let inner = Nest::new(&ty.shape[lead..], &inner);
+        let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
+        Some(self.nested(op.clone(), operands, (ty, &ty.shape[..lead]), &outer, inner))
+    }
+}
+
+/// Whether a collective makes each element of those at the same position on the ranks.
+fn pointwise(kind: &CollectiveKind) -> bool {
+    matches!(
+        kind,
+        CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. }
+    )
+}
+
+/// A float as a dtype stores it.
+pub fn rounded(dtype: DType, x: f64) -> f64 {
+    let mut bytes = [0; 8];
+    write_f64(dtype, &mut bytes, 0, x);
+    read_f64(dtype, &bytes, 0)
+}
+
+/// A scalar as a tensor of this dtype stores it: the dtype and its bits.
+fn stored(dtype: DType, scalar: Scalar) -> (DType, u64) {
+    match dtype {
+        DType::Bool => (dtype, u64::from(scalar.as_f64() != 0.0)),
+        d if d.is_float() => (dtype, rounded(d, scalar.as_f64()).to_bits()),
+        _ => (dtype, scalar.wrapped(dtype).as_i64() as u64),
+    }
+}
+
+/// The dtype in which the interpreter holds the scalar of an op on a value of this dtype.
+pub fn dtype_of_scalar(op: BinaryOp, x: DType) -> DType {
+    if op.is_comparison() || !x.is_float() { x } else { x.wide() }
+}
+
+fn scalar_operand(op: BinaryOp, x: DType, scalar: Scalar) -> (DType, u64) {
+    (x, stored(dtype_of_scalar(op, x), scalar).1)
+}
+
+/// Which nodes the outputs need.
+fn live(graph: &Graph) -> Table<NodeId, bool> {
+    let mut live = Table::filled(false, graph.nodes.len());
+    let mut open: Vec<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
+    while let Some(value) = open.pop() {
+        if let Def::Node(n, _) = graph.values[value].def
+            && !std::mem::replace(&mut live[n], true)
+        {
+            open.extend(&graph.nodes[n].inputs);
+        }
+    }
+    live
+}
+
+/// Whether a fused or summing op rounds in places of its own: others give the same bits wherever they stand.
+pub fn rounds_in_its_own_way(op: &Op, operand: DType) -> bool {
+    let float = operand.is_float();
+    match op {
+        Op::MatMul | Op::GroupedMatMul | Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
+            float
+        }
+        Op::Attention { .. } | Op::Permuted { .. } | Op::RotaryEmbedding { .. } | Op::CumSum { .. } => float,
+        Op::Unary(UnaryOp::Silu) => float,
+        Op::Reduce { op, .. } => float && matches!(op, Reduction::Sum | Reduction::Mean | Reduction::Prod),
+        Op::IndexAdd { .. } => float,
+        Op::IndexPut { accumulate, .. } => float && *accumulate,
+        Op::ScatterElements { combine, .. } => float && combine.is_some(),
+        Op::Collective(c) => {
+            float && matches!(c.kind, CollectiveKind::AllReduce(_) | CollectiveKind::ReduceScatter(_))
+        }
+        _ => false,
+    }
+}

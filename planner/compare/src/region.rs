@@ -1,0 +1,82 @@
+//! Regions: the nodes of one program between a value and the nearest values that both programs have.
+//!
+//! Invariant: nodes stand in program order; a leaf is read by a node, or is the root itself.
+
+use std::collections::HashSet;
+
+use symmc_ir::{Def, InputKind, NodeId, Op, ValueId};
+
+use crate::number::Numbered;
+
+/// The most nodes of a region.
+pub const MOST_NODES: usize = 400;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// The value.
+    pub root: ValueId,
+    /// The nodes.
+    pub nodes: Vec<NodeId>,
+    /// What they read of others.
+    pub leaves: Vec<ValueId>,
+}
+
+/// The region of a value up to those that `is_leaf` says; `None` if it has more nodes than `most`. Inputs are leaves; what
+/// depends on no input is not.
+pub fn region(
+    program: &Numbered<'_>,
+    root: ValueId,
+    most: usize,
+    is_leaf: impl Fn(ValueId) -> bool,
+) -> Option<Region> {
+    let graph = program.graph;
+    let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
+    let (mut seen, mut seen_nodes) = (HashSet::from([root]), HashSet::new());
+    let mut open = vec![root];
+    while let Some(value) = open.pop() {
+        match graph.values[value].def {
+            Def::Node(n, _) if program.closed[value] || !is_leaf(value) => {
+                if !seen_nodes.insert(n) {
+                    continue;
+                }
+                nodes.push(n);
+                if nodes.len() > most {
+                    return None;
+                }
+                open.extend(graph.nodes[n].inputs.iter().filter(|&&v| seen.insert(v)));
+            }
+            _ => leaves.push(value),
+        }
+    }
+    nodes.sort_unstable();
+    leaves.sort_unstable();
+    Some(Region { root, nodes, leaves })
+}
+
+impl Region {
+    /// A node whose op has no meaning to the interpreter, and why.
+    pub fn without_meaning(&self, program: &Numbered<'_>) -> Option<String> {
+        self.nodes.iter().find_map(|&n| match &program.graph.nodes[n].op {
+            Op::Opaque { name, .. } => Some(format!("{name} is opaque: nothing says what it computes")),
+            Op::Custom(id) => {
+                let name = program.graph.customs.get(*id).map_or("", |c| c.name.as_str());
+                Some(format!("the kernel of custom op {name} is not here"))
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether ranks communicate in it.
+    pub fn communicates(&self, program: &Numbered<'_>) -> bool {
+        self.nodes.iter().any(|&n| program.graph.nodes[n].op.as_collective().is_some())
+    }
+
+    /// The constants among the leaves, whose data are part of the program.
+    pub fn is_constant(program: &Numbered<'_>, leaf: ValueId) -> bool {
+        match program.graph.values[leaf].def {
+            Def::Input(id) => program.graph.inputs[id].kind == InputKind::Constant,
+            Def::Node(..) => false,
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Plans whose programs were edited, each of which computes something else than its source.
+
+use std::path::Path;
+
+use symmc_compare::{Comparison, Outcome, compare};
+use symmc_plan::{Plan, ReadPlan};
+
+fn read(name: &str) -> Plan {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plans").join(name);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
+    Plan::from_json(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn compared(plan: Plan) -> Comparison {
+    compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}")))
+}
+
+#[test]
+fn every_edited_plan_is_found() {
+    let mut tried = 0;
+    for name in [
+        "bf16_const_2pct.json",
+        "const_1e-5.json",
+        "gelu_tanh_bf16.json",
+        "groups_differ_from_source.json",
+        "large_sizes_only.json",
+        "opaque_beside.json",
+        "rare_select.json",
+        "too_big.json",
+        "window_dropped.json",
+    ] {
+        let found = compared(read(name));
+        println!("{name}: {found:#?}");
+        assert_eq!(found.buckets[0], Outcome::Different, "{name}: {found:#?}");
+        assert!(!found.differences.is_empty() && found.left_out.is_empty(), "{name}: {found:#?}");
+        tried += 1;
+    }
+    assert_eq!(tried, 9);
+}

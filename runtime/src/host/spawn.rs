@@ -1,0 +1,211 @@
+//! The process of a rank, started without an unbounded wait.
+//!
+//! The standard library's `Command::spawn` waits until the child has begun its program. A child that is stopped before
+//! that would hold the launcher for ever. Here the launcher waits for it only as long as it wants, and knows its number
+//! from the start, so that it can end it.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{pipe2, read};
+
+use super::job::RankCommand;
+use super::pulse::{ActiveClock, TICK};
+
+/// A child process.
+#[derive(Debug)]
+pub(super) struct RankProcess {
+    pid: libc::pid_t,
+    /// `None` until it has ended and was reaped.
+    status: Option<ExitStatus>,
+    is_stopped: bool,
+    /// Closed when the child begins its program; holds the error number where it cannot.
+    begun: OwnedFd,
+}
+
+/// What the child needs between fork and exec, where nothing may be allocated.
+struct Exec {
+    program: CString,
+    /// Pointers into `_arguments`, and NULL.
+    pointers: Vec<*const libc::c_char>,
+    _arguments: Vec<CString>,
+    null: File,
+    inherited: RawFd,
+    begun: RawFd,
+    launcher: libc::pid_t,
+}
+
+impl RankProcess {
+    /// Forks a child that runs the command, with the number of `inherited`, which stays open in it, as one more argument. It
+    /// reads and writes nothing but errors, and dies with this thread.
+    ///
+    /// # Errors
+    /// The system gives no process, descriptor or memory. Whether the program exists is not known yet.
+    pub fn start(command: &RankCommand, inherited: &OwnedFd) -> io::Result<RankProcess> {
+        let (begun, theirs) = pipe2(OFlag::O_CLOEXEC)?;
+        let program = CString::new(command.program.as_os_str().as_bytes())?;
+        let given = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
+        let given = given.map(CString::new).collect::<Result<Vec<_>, _>>()?;
+        let arguments: Vec<CString> = [program.clone()].into_iter().chain(given).collect();
+        let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(|e| io::Error::new(e.kind(), format!("/dev/null: {e}")))?;
+        let (inherited, launcher) = (inherited.as_raw_fd(), std::process::id() as libc::pid_t);
+        let begun_fd = theirs.as_raw_fd();
+        let exec =
+            Exec { program, pointers, _arguments: arguments, null, inherited, begun: begun_fd, launcher };
+        // SAFETY: the child makes only system calls that are safe between fork and exec, and never returns.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            // SAFETY: this is the child, right after the fork.
+            0 => unsafe { exec.run() },
+            pid => Ok(RankProcess { pid, status: None, is_stopped: false, begun }),
+        }
+    }
+
+    /// Waits until the child has begun its program; `Ok(false)` if it has not within `limit`.
+    ///
+    /// # Errors
+    /// The program cannot be run.
+    pub fn await_begin(&self, limit: Duration) -> io::Result<bool> {
+        let mut clock = ActiveClock::start();
+        while clock.now() < limit {
+            let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.begun), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
+                Ok(0) | Err(Errno::EINTR) => continue,
+                found => found?,
+            };
+            let mut error = [0; size_of::<i32>()];
+            return match read(&self.begun, &mut error) {
+                Ok(n) if n == error.len() => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(error))),
+                Ok(_) => Ok(true),
+                Err(e) => Err(e.into()),
+            };
+        }
+        Ok(false)
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.look();
+        self.status
+    }
+
+    /// Whether it is stopped by a signal.
+    pub fn is_stopped(&mut self) -> bool {
+        self.look();
+        self.status.is_none() && self.is_stopped
+    }
+
+    /// Kills it, if it has not ended.
+    pub fn kill(&mut self) {
+        if self.status.is_none() {
+            // SAFETY: the process is a child that was not reaped, so that nothing else has its number.
+            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        }
+    }
+
+    /// Takes the changes of its state that the system holds.
+    fn look(&mut self) {
+        while self.status.is_none() {
+            let mut status = 0;
+            let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+            // SAFETY: the call writes to the place it is given and keeps nothing.
+            if unsafe { libc::waitpid(self.pid, &raw mut status, flags) } != self.pid {
+                return;
+            }
+            match (libc::WIFSTOPPED(status), libc::WIFCONTINUED(status)) {
+                (true, _) => self.is_stopped = true,
+                (_, true) => self.is_stopped = false,
+                (false, false) => self.status = Some(ExitStatus::from_raw(status)),
+            }
+        }
+    }
+}
+
+impl Exec {
+    /// Becomes the program of a rank.
+    ///
+    /// # Safety
+    /// Called once, in a child right after a fork.
+    unsafe fn run(&self) -> ! {
+        // SAFETY: all calls are safe in a child after a fork; pointers point into `self`, and the signal set to the stack.
+        unsafe {
+            let mut none: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+            // The rank dies with the launcher, also if that died before this call.
+            let is_ready = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0
+                && libc::getppid() == self.launcher
+                && libc::dup2(self.null.as_raw_fd(), 0) >= 0
+                && libc::dup2(self.null.as_raw_fd(), 1) >= 0
+                && libc::fcntl(self.inherited, libc::F_SETFD, 0) == 0;
+            if is_ready {
+                libc::execvp(self.program.as_ptr(), self.pointers.as_ptr());
+            }
+            let error = *libc::__errno_location();
+            libc::write(self.begun, (&raw const error).cast(), size_of::<i32>());
+            libc::_exit(127)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whether children of this process stop right after the fork.
+    static STOPS: AtomicBool = AtomicBool::new(false);
+
+    unsafe extern "C" fn stop_if_asked() {
+        if STOPS.load(Ordering::SeqCst) {
+            // SAFETY: a signal to this process, which is safe in a child after a fork.
+            unsafe { libc::raise(libc::SIGSTOP) };
+        }
+    }
+
+    fn start(program: &str) -> RankProcess {
+        let command = RankCommand { program: PathBuf::from(program), args: Vec::new() };
+        let inherited: OwnedFd = File::open("/dev/null").expect("it is there").into();
+        RankProcess::start(&command, &inherited).expect("a process")
+    }
+
+    #[test]
+    fn a_child_begins_its_program_or_says_why_not_or_is_given_up() {
+        let wait = Duration::from_secs(60);
+        let mut child = start("true");
+        assert!(child.await_begin(wait).expect("the program is there"));
+        while child.ended().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(child.ended().and_then(|status| status.code()), Some(0));
+        let missing = start("/nonexistent").await_begin(wait);
+        assert_eq!(missing.map_err(|e| e.kind()), Err(io::ErrorKind::NotFound));
+
+        // SAFETY: the handler reads a static and raises a signal.
+        assert_eq!(unsafe { libc::pthread_atfork(None, None, Some(stop_if_asked)) }, 0);
+        STOPS.store(true, Ordering::SeqCst);
+        let mut stopped = start("true");
+        STOPS.store(false, Ordering::SeqCst);
+        assert!(!stopped.await_begin(Duration::from_millis(200)).expect("no error"));
+        assert!(stopped.is_stopped() && stopped.ended().is_none());
+        stopped.kill();
+        while stopped.ended().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(stopped.ended().and_then(|status| status.signal()), Some(libc::SIGKILL));
+    }
+}

@@ -1,0 +1,352 @@
+//! Files that symmc writes: each appears whole or not at all.
+//!
+//! The bytes go to a new file with a random name in the folder of the destination (`create_new`, so no link and no file of
+//! another user is ever opened), which is then renamed. A symbolic link at the destination is replaced, as compilers and
+//! linkers do, and what it points to stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) takes the bytes as
+//! they come.
+
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::geteuid;
+use tempfile::{Builder, NamedTempFile};
+
+/// The mode of a new file, before the umask.
+const NEW_FILE_MODE: u32 = 0o666;
+
+/// What stands at the path of a file that is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Destination {
+    /// Nothing, a file, or a symbolic link: a new file takes its place.
+    File,
+    /// A folder.
+    Folder,
+    /// A device, a pipe, a socket, or a name of an open descriptor, such as `/dev/stdout`.
+    Stream,
+}
+
+impl Destination {
+    /// Finds out what stands at a path.
+    ///
+    /// # Errors
+    /// The system does not tell, as where a folder on the way is no folder or must not be searched.
+    pub fn at(path: &Path) -> io::Result<Destination> {
+        let found = match fs::symlink_metadata(path) {
+            Ok(found) => found.file_type(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Destination::File),
+            Err(error) => return Err(error),
+        };
+        Ok(match found {
+            kind if kind.is_dir() => Destination::Folder,
+            kind if kind.is_symlink() && !is_system_link(path) => Destination::File,
+            kind if kind.is_symlink() || is_stream(kind) => Destination::Stream,
+            _ => Destination::File,
+        })
+    }
+}
+
+fn is_stream(kind: fs::FileType) -> bool {
+    kind.is_char_device() || kind.is_block_device() || kind.is_fifo() || kind.is_socket()
+}
+
+/// Writes a file, or sends the bytes to the stream that stands at `path`.
+///
+/// # Errors
+/// It cannot be written. A file that was there before is still there, unchanged.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match Destination::at(path)? {
+        Destination::Stream => open_stream(path)?.write_all(bytes),
+        Destination::File | Destination::Folder => {
+            let mut pending = PendingFile::create(path)?;
+            pending.file().write_all(bytes)?;
+            pending.commit()
+        }
+    }
+}
+
+/// Checks that a file can be written at `path`, without touching what is there.
+///
+/// # Errors
+/// A folder stands there, or no file can be created in its folder.
+pub fn check(path: &Path) -> io::Result<()> {
+    refuse_folder(path)?;
+    tempfile::tempfile_in(folder_of(path)).map(drop)
+}
+
+/// A file under a random name next to its destination. Dropped before [`commit`](Self::commit), it is removed.
+#[derive(Debug)]
+pub struct PendingFile {
+    file: NamedTempFile,
+    destination: PathBuf,
+}
+
+impl PendingFile {
+    /// Creates the file that will stand at `destination`. It gets the permissions of the user's own file that it replaces,
+    /// and else those that the umask leaves.
+    ///
+    /// # Errors
+    /// A folder stands there, or no file can be created next to it.
+    pub fn create(destination: &Path) -> io::Result<PendingFile> {
+        refuse_folder(destination)?;
+        let mut builder = Builder::new();
+        builder.prefix(".symmc-").suffix(".part").rand_bytes(12);
+        builder.permissions(Permissions::from_mode(NEW_FILE_MODE));
+        let file = builder.tempfile_in(folder_of(destination))?;
+        if let Some(mode) = replaced_mode(destination) {
+            file.as_file().set_permissions(Permissions::from_mode(mode))?;
+        }
+        Ok(PendingFile { file, destination: destination.to_path_buf() })
+    }
+
+    /// Where the bytes go.
+    pub fn file(&mut self) -> &mut File {
+        self.file.as_file_mut()
+    }
+
+    /// Gives the file its name, in place of what stands there.
+    ///
+    /// # Errors
+    /// The file cannot be renamed.
+    pub fn commit(self) -> io::Result<()> {
+        self.file.persist(&self.destination).map(drop).map_err(|error| error.error)
+    }
+}
+
+/// The permissions of the regular file at `path`, if it belongs to this user: a file that another user put there does not
+/// decide who may write the new one.
+fn replaced_mode(path: &Path) -> Option<u32> {
+    let found = fs::symlink_metadata(path).ok()?;
+    let own = found.is_file() && found.uid() == geteuid().as_raw();
+    own.then(|| found.permissions().mode() & 0o777)
+}
+
+fn refuse_folder(path: &Path) -> io::Result<()> {
+    let is_folder = matches!(Destination::at(path)?, Destination::Folder) || path.file_name().is_none();
+    if is_folder { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
+}
+
+/// The folder that a path lies in.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Opens the stream at `path`. Only links of the system are followed.
+fn open_stream(path: &Path) -> io::Result<File> {
+    if !is_system_link(path) {
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+        return match file.metadata()?.file_type() {
+            kind if is_stream(kind) => Ok(file),
+            _ => Err(io::Error::other("it was replaced by a file while it was opened")),
+        };
+    }
+    let duplicate = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+    match descriptor(path) {
+        Some(1) => duplicate(io::stdout().as_fd()),
+        Some(2) => duplicate(io::stderr().as_fd()),
+        // A file that is opened anew has a position of its own.
+        _ => OpenOptions::new().append(true).open(path),
+    }
+}
+
+/// Whether a path is a name that the system gives to a device or to a descriptor of this process: a link directly in `/dev`
+/// or in the folder of its descriptors.
+fn is_system_link(path: &Path) -> bool {
+    let Ok(folder) = fs::canonicalize(folder_of(path)) else { return false };
+    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
+    is_link && (folder == Path::new("/dev") || is_descriptor_folder(&folder))
+}
+
+fn is_descriptor_folder(folder: &Path) -> bool {
+    fs::canonicalize("/proc/self/fd").is_ok_and(|own| own == folder)
+}
+
+/// The number of the descriptor that a link of the system names.
+fn descriptor(path: &Path) -> Option<u32> {
+    let target = fs::read_link(path).ok()?;
+    let named = match target.strip_prefix("/proc/self/fd") {
+        Ok(name) => name.to_path_buf(),
+        Err(_) => PathBuf::from(path.file_name()?),
+    };
+    named.to_str()?.parse().ok()
+}
+
+/// Which file a path leads to, through links and under all its names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// The regular file that `path` leads to, if there is one.
+    pub fn of(path: &Path) -> Option<FileId> {
+        fs::metadata(path).ok().filter(Metadata::is_file).map(|found| FileId::of_metadata(&found))
+    }
+
+    fn of_metadata(found: &Metadata) -> FileId {
+        FileId { device: found.dev(), inode: found.ino() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = entries.collect();
+        names.sort();
+        names
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    /// Every kind of thing that may stand at the destination.
+    #[test]
+    fn a_link_is_replaced_and_its_target_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("target"), "keep").unwrap();
+        symlink(at("target"), at("to file")).unwrap();
+        symlink("target", at("relative")).unwrap();
+        symlink(at("missing"), at("dangling")).unwrap();
+        symlink("/dev/null", at("to device")).unwrap();
+        symlink(at("loop"), at("loop")).unwrap();
+        symlink(folder.path(), at("to folder")).unwrap();
+        fs::hard_link(at("target"), at("hard link")).unwrap();
+        let links = ["to file", "relative", "dangling", "to device", "loop", "to folder", "hard link", "new"];
+        for name in links {
+            check(&at(name)).unwrap();
+            write(&at(name), b"plan").unwrap();
+            assert!(fs::symlink_metadata(at(name)).unwrap().is_file(), "{name}");
+            assert_eq!(fs::read(at(name)).unwrap(), b"plan", "{name}");
+            assert_eq!(fs::read(at("target")).unwrap(), b"keep", "{name}");
+        }
+        assert!(!at("missing").exists());
+        let mut expected: Vec<&str> = links.into_iter().chain(["target"]).collect();
+        expected.sort_unstable();
+        assert_eq!(names(folder.path()), expected, "nothing else is left");
+    }
+
+    #[test]
+    fn links_at_every_name_that_is_tried_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let secret = folder.path().join("secret");
+        fs::write(&secret, "keep").unwrap();
+        let out = folder.path().join("plan.json");
+        // The names that were used before: of this process, and of those that follow.
+        for id in std::process::id()..std::process::id() + 50 {
+            symlink(&secret, folder.path().join(format!(".plan.json.{id}.part"))).unwrap();
+        }
+        check(&out).unwrap();
+        write(&out, b"plan").unwrap();
+        assert_eq!((fs::read(&secret).unwrap(), fs::read(&out).unwrap()), (b"keep".into(), b"plan".into()));
+    }
+
+    #[test]
+    fn the_own_file_that_is_replaced_gives_the_permissions() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        write(&path, b"1").unwrap();
+        let umask = nix::sys::stat::umask(nix::sys::stat::Mode::empty());
+        nix::sys::stat::umask(umask);
+        assert_eq!(mode(&path), NEW_FILE_MODE & !umask.bits());
+        for kept in [0o600, 0o640, 0o444] {
+            fs::set_permissions(&path, Permissions::from_mode(kept)).unwrap();
+            write(&path, b"2").unwrap();
+            assert_eq!(mode(&path), kept);
+        }
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+            write(&path, b"3").unwrap();
+            assert_eq!(mode(&path), NEW_FILE_MODE & !umask.bits(), "another user's file decides nothing");
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_file_that_is_not_committed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        fs::write(&path, "old").unwrap();
+        let mut pending = PendingFile::create(&path).unwrap();
+        pending.file().write_all(b"half").unwrap();
+        drop(pending);
+        assert_eq!(
+            (names(folder.path()), fs::read(&path).unwrap()),
+            (vec!["plan.json".into()], b"old".into())
+        );
+    }
+
+    #[test]
+    fn streams_take_the_bytes_and_folders_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        write(Path::new("/dev/null"), b"plan").unwrap();
+        assert_eq!(write(Path::new("/dev/full"), b"plan").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        let _listener = UnixListener::bind(at("socket")).unwrap();
+        write(&at("socket"), b"plan").unwrap_err();
+        assert_eq!(Destination::at(&at("socket")).unwrap(), Destination::Stream);
+        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = at("pipe");
+            move || fs::read(pipe).unwrap()
+        });
+        write(&at("pipe"), b"plan").unwrap();
+        assert_eq!(reader.join().unwrap(), b"plan");
+        assert_eq!(Destination::at(&at("pipe")).unwrap(), Destination::Stream, "it stays");
+        for refused in [folder.path(), Path::new("/"), Path::new("..")] {
+            let kinds = [write(refused, b""), check(refused)].map(|e| e.unwrap_err().kind());
+            assert_eq!(kinds, [io::ErrorKind::IsADirectory; 2], "{}", refused.display());
+        }
+        for missing in [at("none/plan.json"), at("pipe/plan.json")] {
+            write(&missing, b"plan").unwrap_err();
+            check(&missing).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn descriptors_are_streams_by_all_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("log")).unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+        for name in [format!("/dev/fd/{number}"), format!("/proc/self/fd/{number}")] {
+            assert_eq!(Destination::at(Path::new(&name)).unwrap(), Destination::Stream, "{name}");
+            write(Path::new(&name), b"plan").unwrap();
+        }
+        assert_eq!(fs::read(folder.path().join("log")).unwrap(), b"planplan");
+        for (name, number) in [("/dev/stdout", 1), ("/dev/stderr", 2), ("/proc/self/fd/1", 1)] {
+            assert_eq!(Destination::at(Path::new(name)).unwrap(), Destination::Stream, "{name}");
+            assert_eq!(descriptor(Path::new(name)), Some(number), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_the_same_by_all_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a"), "x").unwrap();
+        fs::write(at("b"), "x").unwrap();
+        fs::hard_link(at("a"), at("hard")).unwrap();
+        symlink("a", at("soft")).unwrap();
+        symlink(folder.path(), at("folder")).unwrap();
+        let a = FileId::of(&at("a"));
+        assert!(a.is_some());
+        for same in ["hard", "soft", "folder/a", "folder/soft", "./a"] {
+            assert_eq!(FileId::of(&at(same)), a, "{same}");
+        }
+        assert_ne!(FileId::of(&at("b")), a);
+        assert_eq!(
+            [FileId::of(&at("none")), FileId::of(folder.path()), FileId::of(Path::new("/dev/null"))],
+            [None; 3]
+        );
+    }
+}

@@ -1,0 +1,41 @@
+//! The number of this process, without a system call.
+//!
+//! What a session holds (threads, sockets, shared memory) does not survive a fork: the child has a copy without the threads, and
+//! whatever it does with the rest reaches the parent's peers. So sessions compare the process that opened them with the one
+//! that calls, before every call.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// The number of this process; 0 while it is unknown.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// Whether children forget the number.
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+static WATCH: Once = Once::new();
+
+/// The number of this process.
+#[inline]
+pub fn current() -> u32 {
+    match NUMBER.load(Ordering::Relaxed) {
+        0 => ask(),
+        number => number,
+    }
+}
+
+#[cold]
+fn ask() -> u32 {
+    WATCH.call_once(|| {
+        // SAFETY: the handler makes one atomic store, which is safe in a child after a fork.
+        let is_watched = unsafe { libc::pthread_atfork(None, None, Some(forget)) } == 0;
+        IS_WATCHED.store(is_watched, Ordering::Relaxed);
+    });
+    let number = std::process::id();
+    if IS_WATCHED.load(Ordering::Relaxed) {
+        NUMBER.store(number, Ordering::Relaxed);
+    }
+    number
+}
+
+unsafe extern "C" fn forget() {
+    NUMBER.store(0, Ordering::Relaxed);
+}
