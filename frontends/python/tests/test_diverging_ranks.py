@@ -11,6 +11,7 @@ if HAS_TORCH:
     import torch.distributed._functional_collectives as funcol
 
     import symmc
+    from symmc.torch import _cut
 
 
 def rows_of(step, rank, ranks):
@@ -56,7 +57,11 @@ def compiles_alone(rank):
     strict = compiled(function, timeout=60)
     close(strict(x, True), function(x, True))
     error = error_of(strict, x, rank == 0)
-    assert isinstance(error, symmc.DisagreementError) and "do not run a graph as one program" in str(error), repr(error)
+    assert isinstance(error, symmc.DisagreementError) and "the graphs of ranks differ" in str(error), repr(error)
+    close(strict(x, True), function(x, True))
+    # A rank that compiles the same anew runs it in a plan again.
+    if rank == 0:
+        torch._dynamo.reset()
     close(strict(x, True), function(x, True))
 
 
@@ -85,9 +90,9 @@ def collectives_that_do_not_fit(rank):
         "broadcast": lambda x: funcol.broadcast(x * 2, 0, world),
     }
     for name, function in cases.items():
-        for dynamic, fallback in ((False, "eager"), (True, "eager"), (True, "error")):
+        for dynamic, fallback in ((True, "eager"), *([(False, "error")] if name == "all_reduce" else [])):
             run = compiled(function, dynamic=dynamic, fallback=fallback, timeout=60)
-            for rows in (2 + last, 2, 2 + last, 3):
+            for rows in (2 + last, 2, 2 + last):
                 x = torch.randn(ranks * rows, 3)
                 error = error_of(run, x)
                 told = [None] * ranks
@@ -118,7 +123,7 @@ def sizes_from_data(rank):
     rows = torch.tensor([2 + (rank == peer) for peer in range(ranks)])
     x = torch.randn(int(rows.sum()), 3)
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        symmc.torch._cut._warned.clear()
+        _cut._warned.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = compiled(function, fallback="eager", timeout=60)

@@ -42,20 +42,25 @@ class Board:
         # Reading and writing single elements of a tensor takes longer than the round.
         self.words = (ctypes.c_int64 * WORDS).from_address(self.mine.data_ptr())
         self.found = (ctypes.c_int64 * (WORDS * len(ranks.members))).from_address(self.all.data_ptr())
-        self.rounds = 0
-        """The number of rounds that this rank has begun, which is that of all ranks when a round ends."""
+        self.entered = 0
+        """How many functions of this rank use it."""
         self.turn = threading.Lock()
         self.fitting: set[tuple[int, ...]] = set()
         """Collectives of all ranks, by their digests, that were found to fit each other: the same on all ranks."""
         self.is_open = False
         """Whether a round was begun and not ended."""
 
+    def enter(self) -> int:
+        """The number of one more function of this rank."""
+        self.entered += 1
+        return self.entered
+
     def gather(self, words: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The numbers of all ranks, in their order. An interrupt leaves the round to :meth:`resume`."""
         if self.is_open:
             self.resume()
         self.words[:] = words
-        self.rounds, self.is_open = self.rounds + 1, True
+        self.is_open = True
         self.session.launch((self.mine,), [self.all], None)
         return self._read()
 

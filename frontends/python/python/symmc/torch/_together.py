@@ -1,13 +1,13 @@
 """Graphs with collectives of several ranks, as functions that all these ranks call together.
 
 Ranks compile by themselves: Dynamo compiles anew where sizes of one rank change, and the others know nothing of it. So what
-needs the other ranks is done when the graph is called. In every call each rank tells the others what it would run, on a
-:class:`~symmc.torch._board.Board`, and all of them find the same:
+needs the other ranks is done when the graph is called. In every call each rank tells the others which graph it calls and with
+which sizes, on a :class:`~symmc.torch._board.Board`, so all of them find the same:
 
-- All have the version of one joint compilation, and the same sizes: its plans run.
-- None has a version yet, and the sizes are the same: the ranks compile their graphs together, as one program.
-- Anything else: PyTorch runs the collectives in this call, and symmc on each rank what is between them. If the collectives
-  do not fit each other, all ranks raise an error.
+- The sizes are the same, and these graphs were compiled together before: their plan runs.
+- The sizes are the same, and these graphs meet for the first time: the ranks compile them together, as one program.
+- The sizes differ, or these graphs are no one program: PyTorch runs the collectives in this call, and symmc on each rank what is
+  between them. If the collectives do not fit each other, all ranks raise an error.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
 from symmc.torch._runner import BAD_DATA
 
-_NONE, _NEVER = 0, -1
-"""Versions: of a graph that the ranks have not compiled together yet, and of one that is no one program with theirs."""
-
-
 def compiled(module: torch.fx.GraphModule, options: Options):
     """A function of the list of the inputs of a graph."""
     names = _graph.groups_in(module.graph)
@@ -53,10 +49,10 @@ class Together:
         values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
         self.where = where(values)
         self.board: Board | None = None
-        self.version = _NONE
-        """The number of the round after which all ranks compiled this graph together."""
-        self.planned: _cut.Search | None = None
-        """What runs the graph in plans of all ranks."""
+        self.number = 0
+        """Its number among the graphs of this rank on the board, from 1."""
+        self.planned: dict[tuple[int, ...], _cut.Search | str] = {}
+        """What runs the graph together with these graphs of all ranks, by their numbers; or why they are no one program."""
         self.apart: _cut.Search | None = None
         """What leaves the collectives to PyTorch."""
         self.turn = threading.Lock()
@@ -79,24 +75,25 @@ class Together:
             ranks, _ = _ranks.connected(self.names, self.options.timeout)
             with ranks.telling():
                 self.board = board_of(ranks, _ranks.world())
+            self.number = self.board.enter()
         return self.board
 
     def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, ...]]):
         """One call, of which all ranks have told what they would run."""
         if any(in_trouble for *_, in_trouble in told):
             self._expect_no_trouble(trouble, told)
-        versions = {version for version, *_ in told}
-        if len(versions) == 1 and len({digest for _, digest, _ in told}) == 1:
-            if self.version > _NONE:
-                return self.planned.function(inputs)
-            if self.version == _NONE:
-                return self._join(inputs, sizes)
-        return self._run_apart(inputs, sizes, "ranks call it with different sizes, or not all of them compiled it anew")
+        if len({digest for _, digest, _ in told}) > 1:
+            return self._run_apart(inputs, sizes, "the ranks call it with different sizes")
+        numbers = tuple(number for number, *_ in told)
+        found = self.planned.get(numbers)
+        if found is None:
+            return self._join(inputs, sizes, numbers)
+        return self._run_apart(inputs, sizes, found) if isinstance(found, str) else found.function(inputs)
 
     def trouble(self) -> Exception | None:
         """What an earlier run on a GPU reported."""
         try:
-            for runner in self.planned.runners if self.planned is not None else ():
+            for runner in self._runners():
                 runner.poll()
         except BAD_DATA as error:
             return error
@@ -104,7 +101,7 @@ class Together:
 
     def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, ...]]) -> None:
         """Ends the sessions of all ranks where one of them was given bad data in an earlier run."""
-        for runner in self.planned.runners if self.planned is not None else ():
+        for runner in self._runners():
             runner.abandon()
         if trouble is not None:
             raise trouble
@@ -113,9 +110,13 @@ class Together:
         error.rank = ranks[0]
         raise error
 
-    def _join(self, inputs: list, sizes: tuple[int, ...]):
-        """Compiles the graph together with all ranks, and runs it."""
-        version, ranks, search = self.board.rounds, self.board.ranks, _cut.Search(self.options, self._symbols(sizes))
+    def _runners(self):
+        """What runs plans together with other ranks."""
+        return [runner for found in self.planned.values() if not isinstance(found, str) for runner in found.runners]
+
+    def _join(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
+        """Compiles the graph together with these graphs of the other ranks, and runs it."""
+        ranks, search = self.board.ranks, _cut.Search(self.options, self._symbols(sizes))
         with ranks.telling():
             try:
                 is_sound = self._build(search)
@@ -123,17 +124,17 @@ class Together:
                 search.apart, is_sound = error, False
             all_sound = ranks.all_gather(b"1" if is_sound else b"0", "a graph that is compiled")
         if search.apart is not None or b"0" in all_sound:
-            self.version = _NEVER
-            self.apart = search if is_sound and search.apart is not None else None
-            why = "the form of a graph depends on its sizes" if search.apart is None else f"the graphs differ: {search.apart}"
+            form = "its form depends on its sizes"
+            self.planned[numbers] = why = form if search.apart is None else f"the graphs of ranks differ: {search.apart}"
+            if is_sound and search.apart is not None:
+                self.apart = search
             return self._run_apart(inputs, sizes, why)
-        self.planned = search
         try:
             results = search.function(inputs)
         except BAD_DATA:
-            self.version = version
+            self.planned[numbers] = search
             raise
-        self.version = version
+        self.planned[numbers] = search
         return results
 
     def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
@@ -193,7 +194,7 @@ class _Call:
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.where])
         self.trouble = function.trouble()
         self.is_waiting = True
-        told = self.board.gather((function.version, _digest(self.sizes), int(self.trouble is not None)))
+        told = self.board.gather((function.number, _digest(self.sizes), int(self.trouble is not None)))
         self.is_waiting = False
         return function.run(values, self.sizes, self.trouble, told)
 
