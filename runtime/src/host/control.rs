@@ -28,6 +28,8 @@ const ABORT: usize = LINE;
 const ABORT_TEXT: usize = 2 * LINE;
 const RANKS: usize = 4096;
 const ABORT_TEXT_LEN: usize = RANKS - ABORT_TEXT;
+/// How many milliseconds the reason of an abort may take to be written.
+const WRITING_LOOKS: u32 = 200;
 /// The longest text of an error of which only the text is kept; JSON may take six bytes for one of them.
 const ABORT_REASON_LEN: usize = 500;
 const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
@@ -269,8 +271,8 @@ impl Control {
     /// Ends the run for all ranks, for a reason that `rank` reports. The first caller's reason stays.
     pub fn abort(&self, rank: u32, reason: &RunError) {
         let state = self.word(ABORT);
+        let text = record(rank, reason);
         if state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            let text = record(rank, reason);
             let len = text.len().min(ABORT_TEXT_LEN);
             // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to
             // 1 writes it; readers look at it after they saw state 2.
@@ -293,7 +295,14 @@ impl Control {
 
     /// Why the run ended, as a [`RunError::Reported`].
     pub fn abort_reason(&self) -> Option<RunError> {
-        match self.word(ABORT).load(Ordering::Acquire) {
+        let state = self.word(ABORT);
+        let mut looks = 0;
+        // The process that writes the reason may lose its processor, and may die meanwhile.
+        while state.load(Ordering::Acquire) == 1 && looks < WRITING_LOOKS {
+            std::thread::sleep(Duration::from_millis(1));
+            looks += 1;
+        }
+        match state.load(Ordering::Acquire) {
             0 => None,
             1 => Some(RunError::Aborted { rank: 0, reason: "the run ends".into() }),
             _ => {

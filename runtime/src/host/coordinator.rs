@@ -185,7 +185,8 @@ impl<'a> Coordinator<'a> {
     pub fn run(&mut self) -> Result<(), RunError> {
         let result = self.until_the_end();
         let verdict = ToRank::Verdict(result.as_ref().err().cloned());
-        for member in &self.members {
+        // Rank 0 comes last: where it is in this process, it may end that as soon as it knows.
+        for member in self.members.iter().rev() {
             // A rank that cannot be told is gone.
             let _ = member.channel.send(&verdict);
         }

@@ -5,6 +5,7 @@
 //! longer than the limit for the process of a rank to begin.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -69,7 +70,9 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
     let arena = arena_size(job.plan.arenas.symmetric)?;
     let world = World::create(ranks, needs.groups, arena, job.config.first)?;
 
-    let mut processes = Processes::default();
+    let null = File::options().read(true).write(true).open("/dev/null");
+    let null = null.map_err(|e| RunError::exhausted("opening /dev/null", &e))?;
+    let mut processes = Processes { children: Vec::new(), null };
     let mut members = Vec::new();
     for rank in 0..ranks {
         let channel = processes.spawn(command, rank, job.config.limit)?;
@@ -226,9 +229,10 @@ fn put(segment: &Segment, start: usize, len: usize) -> &mut [u8] {
 }
 
 /// The processes of the ranks. None outlives this value.
-#[derive(Default)]
 struct Processes {
     children: Vec<RankProcess>,
+    /// What they read from and write to.
+    null: File,
 }
 
 impl RankProcesses for Processes {
@@ -250,7 +254,7 @@ impl Processes {
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e.into()))?;
-        let child = RankProcess::start(command, &theirs).map_err(|e| failed(&e))?;
+        let child = RankProcess::start(command, &theirs, &self.null).map_err(|e| failed(&e))?;
         self.children.push(child);
         let begun = self.children.last().map_or(Ok(true), |child| child.await_begin(limit));
         if begun.map_err(|e| failed(&e))? {

@@ -151,7 +151,7 @@ impl Link {
         }
         let is_foreign = error.is_consequence() && error.reporter() != Some(self.ends.comm.rank());
         match is_foreign.then(|| self.await_verdict(EXPLAINING)).flatten() {
-            Some(Err(cause)) if self.ends.explains(&cause, &error) => cause,
+            Some(Err(verdict)) if !matches!(verdict.cause(), RunError::Aborted { .. }) => verdict,
             _ => error,
         }
     }
@@ -261,18 +261,14 @@ impl Ends {
         if self.plan.is_some() { CoordinatedBy::Rank0 } else { CoordinatedBy::Launcher }
     }
 
-    /// Whether the coordinator's verdict says more than what this rank knows of the end of the run. That the coordinator went
-    /// after the run had ended does not.
-    fn explains(&self, verdict: &RunError, known: &RunError) -> bool {
-        let is_end_of_coordinator = verdict.reporter() == Some(self.comm.rank());
-        let is_known = !matches!(known.cause(), RunError::Aborted { .. });
-        let says_nothing = matches!(verdict, RunError::Aborted { .. }) || is_end_of_coordinator && is_known;
-        !says_nothing
-    }
-
-    /// The end of the process that coordinates the run, before it said how that ended.
+    /// The end of the process that coordinates the run, before it said how that ended. If the run had ended before, that is
+    /// the reason.
     fn coordinator_gone(&self) -> RunError {
         let rank = self.comm.rank();
+        let known = self.comm.control().abort_reason();
+        if let Some(reason) = known.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
+            return reason;
+        }
         match &self.plan {
             Some(plan) => {
                 let how = "its process is gone, and with it what coordinated the run";

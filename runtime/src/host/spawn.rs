@@ -38,7 +38,7 @@ struct Exec {
     /// Pointers into `_arguments`, and NULL.
     pointers: Vec<*const libc::c_char>,
     _arguments: Vec<CString>,
-    null: File,
+    null: RawFd,
     inherited: RawFd,
     begun: RawFd,
     launcher: libc::pid_t,
@@ -46,21 +46,19 @@ struct Exec {
 
 impl RankProcess {
     /// Forks a child that runs the command, with the number of `inherited`, which stays open in it, as one more argument. It
-    /// reads and writes nothing but errors, and dies with this thread.
+    /// reads from and writes to `null`, except for errors, and dies with this thread.
     ///
     /// # Errors
     /// The system gives no process, descriptor or memory. Whether the program exists is not known yet.
-    pub fn start(command: &RankCommand, inherited: &OwnedFd) -> io::Result<RankProcess> {
+    pub fn start(command: &RankCommand, inherited: &OwnedFd, null: &File) -> io::Result<RankProcess> {
         let (begun, theirs) = pipe2(OFlag::O_CLOEXEC)?;
         let program = CString::new(command.program.as_os_str().as_bytes())?;
         let given = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
         let given = given.map(CString::new).collect::<Result<Vec<_>, _>>()?;
         let arguments: Vec<CString> = [program.clone()].into_iter().chain(given).collect();
         let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
-        let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(|e| io::Error::new(e.kind(), format!("/dev/null: {e}")))?;
         let (inherited, launcher) = (inherited.as_raw_fd(), std::process::id() as libc::pid_t);
-        let begun_fd = theirs.as_raw_fd();
+        let (null, begun_fd) = (null.as_raw_fd(), theirs.as_raw_fd());
         let exec =
             Exec { program, pointers, _arguments: arguments, null, inherited, begun: begun_fd, launcher };
         // SAFETY: the child makes only system calls that are safe between fork and exec, and never returns.
@@ -147,8 +145,8 @@ impl Exec {
             // The rank dies with the launcher, also if that died before this call.
             let is_ready = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0
                 && libc::getppid() == self.launcher
-                && libc::dup2(self.null.as_raw_fd(), 0) >= 0
-                && libc::dup2(self.null.as_raw_fd(), 1) >= 0
+                && libc::dup2(self.null, 0) >= 0
+                && libc::dup2(self.null, 1) >= 0
                 && libc::fcntl(self.inherited, libc::F_SETFD, 0) == 0;
             if is_ready {
                 libc::execvp(self.program.as_ptr(), self.pointers.as_ptr());
@@ -179,8 +177,9 @@ mod tests {
 
     fn start(program: &str) -> RankProcess {
         let command = RankCommand { program: PathBuf::from(program), args: Vec::new() };
-        let inherited: OwnedFd = File::open("/dev/null").expect("it is there").into();
-        RankProcess::start(&command, &inherited).expect("a process")
+        let null = File::options().read(true).write(true).open("/dev/null").expect("it is there");
+        let inherited: OwnedFd = null.try_clone().expect("a descriptor").into();
+        RankProcess::start(&command, &inherited, &null).expect("a process")
     }
 
     #[test]
