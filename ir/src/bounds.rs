@@ -2,8 +2,8 @@
 //!
 //! Extents, starts of slices and indices may depend on symbols, so whether a program stays within its axes can depend on
 //! the sizes of a run. [`BoundsChecks::of`] derives the conditions from a program: one for each slice, `topk`, gather or
-//! scatter of elements, and for each index operand whose elements are known without running (a constant, a series, or
-//! what is computed from these; see [`crate::known`]). Conditions that hold for all values of the symbols are left out.
+//! scatter of elements, and for each index operand whose elements are known without running: a series ([`crate::known`]), or
+//! what is computed from constants. Conditions that hold for all values of the symbols are left out.
 //!
 //! Every backend evaluates the conditions of the *source* of a plan when it binds the sizes of a run, before any step.
 //! Passes may therefore merge, move and drop slices, and turn indices into slices, as long as these conditions cover
@@ -13,20 +13,23 @@
 //! Indices that are data (arguments, parameters, what is computed from them) are not here: kernels check them where they
 //! read.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use crate::dim::{Bindings, Dim};
 use crate::entity::Table;
-use crate::graph::{Def, Graph, Node};
+use crate::graph::{Def, Graph, InputKind, Node, Output, OutputKind};
 use crate::ids::{NodeId, ValueId};
+use crate::interp;
 use crate::known::{Known, Symbols, is_within};
 use crate::op::Op;
-use crate::text::op_name;
-use crate::types::DType;
+use crate::tensor::Tensor;
+use crate::text::{op_dims, op_name};
 
-/// Index operands with more elements than this are checked by the kernels alone, unless they are series.
-const MAX_ELEMENTS: usize = 1 << 20;
+/// Index operands for which more elements than this are computed are checked by the kernels alone, unless they are series.
+const MAX_ELEMENTS: usize = 1 << 18;
+/// Index operands that more nodes than this compute, likewise.
+const MAX_NODES: usize = 64;
 
 /// A node that reads outside of an axis at the sizes of a run.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -70,11 +73,11 @@ enum Required {
 impl BoundsChecks {
     /// Derives the bounds checks of a program that satisfies the verifier.
     pub fn of(graph: &Graph) -> Self {
-        let known = Known::of_graph(graph);
+        let mut indices = Indices { graph, known: Known::of_graph(graph), constants: HashMap::new() };
         let mut out = BoundsChecks::default();
         for (id, node) in graph.nodes.iter() {
             out.add_extents(graph, id, node);
-            out.add_indices(graph, &known, id, node);
+            out.add_indices(&mut indices, id, node);
         }
         out
     }
@@ -129,17 +132,14 @@ impl BoundsChecks {
     }
 
     /// Adds what the index operands of a node read, as far as it is known.
-    fn add_indices(&mut self, graph: &Graph, known: &Table<ValueId, Option<Known>>, id: NodeId, node: &Node) {
+    fn add_indices(&mut self, indices: &mut Indices<'_>, id: NodeId, node: &Node) {
+        let graph = indices.graph;
         let operands = node.op.index_operands(node.inputs.len());
         let mut covered = !operands.is_empty();
         for (position, axis) in operands {
             let (operand, index) = (node.inputs[0], node.inputs[position]);
             let shape = &graph.ty(index).shape;
-            let ends = match &known[index] {
-                Some(known) => known.ends(shape),
-                None => constant_ends(graph, index),
-            };
-            let Some((first, last)) = ends else {
+            let Some((first, last)) = indices.ends(index) else {
                 covered = false;
                 continue;
             };
@@ -223,26 +223,76 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The least and the greatest element of what is a constant under ops that keep its elements.
-fn constant_ends(graph: &Graph, mut value: ValueId) -> Option<(Dim, Dim)> {
-    let input = loop {
-        match graph.values[value].def {
-            Def::Input(input) => break &graph.inputs[input],
-            Def::Node(node, _) => {
-                let Node { op, inputs, .. } = &graph.nodes[node];
-                let x = *inputs.first()?;
-                let (from, to) = (graph.ty(x).dtype, graph.ty(value).dtype);
-                let same = match op {
-                    Op::Reshape | Op::Permute { .. } | Op::Expand | Op::Copy => true,
-                    // Every element of a narrower integer type is one of i64.
-                    Op::Cast => to == DType::I64 && !from.is_float(),
-                    _ => false,
-                };
-                value = same.then_some(x)?;
-            }
+/// What is known of index operands.
+struct Indices<'g> {
+    graph: &'g Graph,
+    known: Table<ValueId, Option<Known>>,
+    /// The least and the greatest element of values that constants give, if they are known.
+    constants: HashMap<ValueId, Option<(i64, i64)>>,
+}
+
+impl Indices<'_> {
+    /// The least and the greatest element of an index operand.
+    fn ends(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
+        if let Some(known) = &self.known[index] {
+            return known.ends(&self.graph.ty(index).shape);
         }
-    };
-    let data = input.data.as_ref().filter(|t| !t.dtype().is_float() && t.numel() <= MAX_ELEMENTS)?;
-    let elements = data.to_i64();
-    Some((Dim::from(*elements.iter().min()?), Dim::from(*elements.iter().max()?)))
+        let mut value = index;
+        // Ops that keep all elements may have any shape.
+        while let Def::Node(node, _) = self.graph.values[value].def {
+            let Node { op, inputs, .. } = &self.graph.nodes[node];
+            if !matches!(op, Op::Reshape | Op::Permute { .. } | Op::Expand | Op::Copy) {
+                break;
+            }
+            value = *inputs.first()?;
+        }
+        let found = self.constants.entry(value).or_insert_with(|| {
+            let elements = constant_elements(self.graph, value)?;
+            Some((*elements.iter().min()?, *elements.iter().max()?))
+        });
+        found.map(|(first, last)| (Dim::from(first), Dim::from(last)))
+    }
+}
+
+/// The elements of an integer value that a few nodes compute from constants, all of known extents.
+fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
+    let (mut nodes, mut inputs, mut open) = (BTreeSet::new(), BTreeSet::new(), vec![value]);
+    let mut elements = 0_usize;
+    while let Some(value) = open.pop() {
+        let extents = graph.ty(value).shape.iter().map(|d| usize::try_from(d.as_const()?).ok());
+        let count = extents.into_iter().try_fold(1_usize, |n, d| n.checked_mul(d?))?;
+        elements = elements.checked_add(count).filter(|n| *n <= MAX_ELEMENTS)?;
+        match graph.values[value].def {
+            Def::Input(input) => {
+                graph.inputs[input].data.as_ref()?;
+                inputs.insert(input);
+            }
+            Def::Node(node, _) if nodes.insert(node) => {
+                let Node { op, inputs, .. } = &graph.nodes[node];
+                let is_known = op_dims(op).iter().all(|d| d.as_const().is_some());
+                let is_local = !matches!(op, Op::Collective(_) | Op::Custom(_) | Op::Opaque { .. });
+                (is_known && is_local && nodes.len() <= MAX_NODES).then_some(())?;
+                open.extend(inputs);
+            }
+            Def::Node(..) => {}
+        }
+    }
+    let mut part = Graph { ranks: Some(1), ..Graph::new("constants") };
+    let mut new = HashMap::new();
+    for id in inputs {
+        let (input, old) = (&graph.inputs[id], &graph.values[graph.inputs[id].value]);
+        let (name, ty, data) = (old.name.clone(), old.ty.clone(), input.data.clone());
+        new.insert(input.value, part.add_input(InputKind::Constant, name, "", ty, data));
+    }
+    for id in nodes {
+        let Node { op, inputs, outputs } = &graph.nodes[id];
+        let operands = inputs.iter().map(|v| new.get(v).copied()).collect::<Option<_>>()?;
+        let results = outputs.iter().map(|&v| (graph.name_of(v).to_string(), graph.ty(v).clone()));
+        let node = part.add_node(op.clone(), operands, results.collect());
+        new.extend(outputs.iter().copied().zip(part.nodes[node].outputs.iter().copied()));
+    }
+    part.outputs.push(Output { value: *new.get(&value)?, kind: OutputKind::Returned });
+    let data = part.inputs.values().filter_map(|input| input.data.clone()).collect();
+    let found = interp::run(&part, &Bindings::new(), &[data]).ok()?;
+    found.first()?.first().filter(|t| !t.dtype().is_float()).map(Tensor::to_i64)
 }

@@ -1,5 +1,6 @@
 //! What the end-to-end suites share: the real programs of this repository, and trials of random ones.
 
+pub mod bounds;
 pub mod trials;
 
 use std::path::{Path, PathBuf};

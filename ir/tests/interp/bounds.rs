@@ -48,6 +48,8 @@ const PROGRAMS: &[&str] = &[
     "%p: f32[4, t + 2] = pad %x low=[0, 1] value=0.0\n%r: f32[4, 2] = slice %p axis=1 start=k step=1",
     "%p: f32[t, 4] = permute %x perm=[1, 0]\n%f: f32[4*t] = reshape %p\n%r: f32[1] = slice %f axis=0 start=15 step=1",
     "%c: f32[4, t] = full value=1.0\n%r: f32[4, 1] = take %c, %five axis=1",
+    "%c: i32[3] = mul %some, 2\n%d: i32[3] = sub %c, 1\n%n: bool[3] = lt %d, 0\n%w: i32[3] = add %d, 2\n\
+     %s: i32[3] = select %n, %w, %d\n%i: i64[3] = cast %s\n%r: f32[4, 3] = take %x, %i axis=1",
     "%dead: f32[4, 1] = take %x, %five axis=1\n%r: f32[4, t] = relu %x",
 ];
 

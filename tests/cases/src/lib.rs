@@ -3,11 +3,14 @@
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
 //! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
-//! [`programs`] are random ones, of many ops and ranks.
+//! [`KernelLibrary`] runs those that are generated. [`programs`] are random ones, of many ops and ranks, and [`bounds`] such that
+//! index dynamic axes.
 //! Frontends compare their ops with other implementations by [`every_line`] and [`near`].
 
+pub mod bounds;
 mod case;
 mod compare;
+mod kernels;
 mod large;
 mod layout;
 mod library;
@@ -20,6 +23,7 @@ mod special;
 
 pub use self::case::Case;
 pub use self::compare::{agree, alike};
+pub use self::kernels::KernelLibrary;
 pub use self::layout::{Layout, Placed};
 pub use self::library::HostLibrary;
 pub use self::lines::{every_line, near};

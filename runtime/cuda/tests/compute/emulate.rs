@@ -1,9 +1,7 @@
 //! Kernels as they are, compiled for the host, against the interpreter. Skipped where there is no C++
 //! compiler.
 
-use std::fmt::Write as _;
-
-use symmc_cases::{Case, HostLibrary, corpus, special};
+use symmc_cases::{Case, KernelLibrary, corpus, special};
 use symmc_cuda::command::Command;
 use symmc_cuda::compute::{Attentions, InputUse, Machine};
 use symmc_cuda::launch::Kernel;
@@ -12,29 +10,13 @@ use symmc_ir::Op;
 use crate::check::{lay, lowered, workspace_bytes};
 use crate::library;
 
-/// Machine instructions, which `emulate.h` has other means for.
-const PTX: &str = include_str!("../../src/compute/kernels/ptx.cuh");
-
 /// Generated code as a library of the host.
-pub(crate) struct Library(HostLibrary);
-
-/// What a kernel became: parameters, blocks, threads of a block, blocks of a cluster.
-type Launch = unsafe extern "C" fn(*const *const u64, u32, u32, u32);
+pub(crate) struct Library(KernelLibrary);
 
 impl Library {
-    /// Compiles `text`, whose kernels have these names, for the test `what`; none where there is no compiler.
+    /// [`KernelLibrary::build`].
     pub(crate) fn build<'a>(what: &str, text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
-        let host = include_str!("emulate.h");
-        assert!(text.contains(PTX));
-        let mut code = format!("{host}{}", text.replace(PTX, ""));
-        for name in names {
-            let _ = writeln!(
-                code,
-                "extern \"C\" void emulate_{name}(const unsigned long long *const *p, unsigned g, unsigned t, unsigned c) \
-                 {{ emulate::launch({name}, p, g, t, c); }}"
-            );
-        }
-        HostLibrary::build(&format!("compute-{what}"), &code, &["-std=c++17", "-w"]).map(Library)
+        KernelLibrary::build(what, text, names).map(Library)
     }
 
     /// Runs a kernel.
@@ -42,12 +24,9 @@ impl Library {
     /// # Safety
     /// The memory that its parameters name exists.
     pub(crate) unsafe fn run(&self, kernel: &Kernel) {
-        // SAFETY: `build` gave all functions of this name this type.
-        let launch: Launch =
-            unsafe { std::mem::transmute(self.0.symbol(&format!("emulate_{}", kernel.entry))) };
         let params: Vec<*const u64> = kernel.params.iter().map(|p| p.as_ptr()).collect();
         // SAFETY: the kernel was generated for these parameters; the rest by the caller.
-        unsafe { launch(params.as_ptr(), kernel.grid[0], kernel.block[0], kernel.cluster) };
+        unsafe { self.0.run(&kernel.entry, &params, [kernel.grid[0], kernel.block[0], kernel.cluster]) };
     }
 }
 

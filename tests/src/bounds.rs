@@ -1,0 +1,339 @@
+//! Trials of programs that index dynamic axes ([`symmc_cases::bounds`]), against the reference interpreter of the source.
+//!
+//! Each trial compiles a program, with random buckets, and runs it at sizes on both sides of its bounds. Where the
+//! interpreter runs it, host ranks must give the same, and so must the kernels of GPUs, compiled for the host, for a
+//! program of one rank. Where the interpreter finds a position outside of its axis, binding the sizes must end with the
+//! input error that says so, before anything runs. Whether sizes bind is asked at all sizes; some of them are run.
+//!
+//! The suite `bounds` runs some in each test run; `cargo run --release -p symmc-tests --example check_bounds -- COUNT` runs as
+//! many as wanted.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use symmc::unstable::cuda::command::Command;
+use symmc::unstable::cuda::compute::{
+    Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower, workspace,
+};
+use symmc::{BucketSpec, CheckedPlan, Config, Profile, Program};
+use symmc_cases::{KernelLibrary, bounds};
+use symmc_ir::random::SplitMix;
+use symmc_ir::{Bindings, Graph, Tensor, interp, text};
+use symmc_runtime::exec::{Bound, ExecConfig, Executor, Located, MemorySpace, Work};
+use symmc_runtime::host::{Group, HostConfig, HostSession};
+use symmc_runtime::session::{DeviceSession, Extent, Port};
+use symmc_runtime::{Registry, RunError};
+
+/// No rank of a trial waits longer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Sizes of a program that run, and others that are refused.
+const SIZES: [usize; 2] = [4, 2];
+/// Programs whose kernels are compiled together.
+const TOGETHER: usize = 100;
+
+/// What trials did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Trials {
+    /// Sizes at which host ranks gave what the interpreter gives.
+    pub ran: usize,
+    /// Sizes at which all ranks ended with the input error.
+    pub refused: usize,
+    /// All sizes at which binding was compared with the interpreter.
+    pub bound: usize,
+    /// Runs of emulated kernels that gave what the interpreter gives.
+    pub emulated: usize,
+}
+
+/// Runs the trials of these seeds; reports each that fails. Where there is no C++ compiler, no kernels are emulated.
+pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) -> Trials {
+    let mut all = Trials::default();
+    let mut waiting: Vec<Emulated> = Vec::new();
+    for seed in seeds {
+        let graph = bounds::program(seed);
+        match trial(&graph, seed, &mut all) {
+            Ok(emulated) => waiting.extend(emulated),
+            Err(error) => fail(format!("seed {seed}: {error}\n{}", text::print(&graph))),
+        }
+        if waiting.len() >= TOGETHER {
+            all.emulated += emulate(&std::mem::take(&mut waiting), &mut fail);
+        }
+    }
+    all.emulated += emulate(&waiting, &mut fail);
+    all
+}
+
+/// The sizes of a run, and what it gives on each rank; `None` where a position is outside of its axis.
+struct Sized {
+    bindings: Bindings,
+    inputs: Vec<Vec<Arc<Tensor>>>,
+    outputs: Option<Vec<Vec<Tensor>>>,
+}
+
+fn trial(graph: &Graph, seed: u64, all: &mut Trials) -> Result<Option<Emulated>, String> {
+    let mut r = SplitMix(seed ^ 0x7e57);
+    let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
+    let divided = graph.symbols.values().filter(|_| r.one_in(3));
+    let buckets: Vec<BucketSpec> = divided.map(|s| BucketSpec::new(&s.name, [s.min + 2, s.max])).collect();
+    let profile = Profile::builtin("host").ok_or("no such machine")?;
+    let config = Config::default().with_profile(profile).with_buckets(buckets);
+    let plan = symmc::compile(&program, &config).map_err(|e| format!("compile: {e}"))?;
+    let ranks = plan.ranks;
+    let runs = chosen(graph, &plan, &mut r, all)?;
+    let ranks = thread::scope(|scope| {
+        let one = |group: Group| {
+            let (plan, runs) = (&plan, &runs);
+            scope.spawn(move || on_rank(plan, runs, &group))
+        };
+        let ranks: Vec<_> = Group::threads(ranks).into_iter().map(one).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
+    });
+    let ended: Result<Vec<()>, String> = ranks;
+    ended?;
+    all.refused += runs.iter().filter(|run| run.outputs.is_none()).count();
+    all.ran += runs.iter().filter(|run| run.outputs.is_some()).count();
+    Ok(if plan.ranks == 1 { Emulated::of(&plan, runs, seed)? } else { None })
+}
+
+/// Compares at all sizes whether they bind, and chooses those to run.
+fn chosen(
+    graph: &Graph,
+    plan: &CheckedPlan,
+    r: &mut SplitMix,
+    all: &mut Trials,
+) -> Result<Vec<Sized>, String> {
+    let executor = Executor::new(plan, 0, &Registry::new(), ExecConfig::default());
+    let mut executor = executor.map_err(|e| e.to_string())?;
+    let (mut sizes, mut left) = (bounds::sizes(graph), SIZES);
+    let mut runs = Vec::new();
+    while !sizes.is_empty() {
+        let bindings = sizes.swap_remove(r.below(sizes.len()));
+        let inputs: Vec<_> = (0..plan.ranks).map(|rank| bounds::inputs(graph, &bindings, rank)).collect();
+        let outputs = interp::run(graph, &bindings, &inputs);
+        let bound = executor.bind(&bindings);
+        all.bound += 1;
+        let left = match (&outputs, &bound) {
+            (Ok(_), Ok(_)) => &mut left[0],
+            (Err(_), Err(RunError::Bounds { .. })) => &mut left[1],
+            (Err(error), Ok(_)) => return Err(format!("{bindings:?}: it binds, the interpreter: {error}")),
+            (_, Err(error)) => return Err(format!("{bindings:?}: {error}, the interpreter: {outputs:?}")),
+        };
+        if *left > 0 {
+            *left -= 1;
+            runs.push(Sized { bindings, inputs, outputs: outputs.ok() });
+        }
+    }
+    Ok(runs)
+}
+
+/// Runs all sizes in one session of host ranks.
+fn on_rank(plan: &CheckedPlan, runs: &[Sized], group: &Group) -> Result<(), String> {
+    let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
+    let session = HostSession::open(plan, group, &Registry::new(), &config, vec![]);
+    let mut session = session.map_err(|e| e.to_string())?;
+    // Memory that is lent lives until the session ends.
+    let mut lent: Vec<Memory> = Vec::new();
+    for run in runs {
+        let rank = group.rank() as usize;
+        let fail = |what: String| format!("{:?}, rank {rank}: {what}", run.bindings);
+        let Some(expected) = &run.outputs else {
+            match session.set(&run.bindings) {
+                Err(RunError::Bounds { .. }) => continue,
+                found => return Err(fail(format!("expected an index outside of its axis, found {found:?}"))),
+            }
+        };
+        session.set(&run.bindings).map_err(|e| fail(e.to_string()))?;
+        let found = run_once(&mut session, plan, run, rank, &mut lent).map_err(|e| fail(e.to_string()))?;
+        for (k, (found, expected)) in found.iter().zip(&expected[rank]).enumerate() {
+            same(found, expected).map_err(|e| fail(format!("output {k}: {e}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// One run at the sizes that are set; the bytes of its outputs.
+fn run_once(
+    session: &mut HostSession,
+    plan: &CheckedPlan,
+    run: &Sized,
+    rank: usize,
+    lent: &mut Vec<Memory>,
+) -> Result<Vec<Vec<u8>>, RunError> {
+    for (i, (input, tensor)) in plan.source_program().inputs.values().zip(&run.inputs[rank]).enumerate() {
+        if input.data.is_none() {
+            let memory = Memory::of(tensor.data());
+            // SAFETY: the memory lives as long as the session, and is used between runs only.
+            unsafe { session.lend(Port::Input(i), Some(memory.extent())) }?;
+            lent.push(memory);
+        }
+    }
+    let sizes: Vec<usize> = session.bound()?.outputs.iter().map(|output| output.bytes).collect();
+    let from = lent.len();
+    for (k, bytes) in sizes.into_iter().enumerate() {
+        let memory = Memory::of(&vec![0xa5; bytes]);
+        // SAFETY: as above.
+        unsafe { session.lend(Port::Output(k), Some(memory.extent())) }?;
+        lent.push(memory);
+    }
+    session.run()?;
+    Ok(lent[from..].iter().map(|memory| memory.bytes().to_vec()).collect())
+}
+
+fn same(found: &[u8], expected: &Tensor) -> Result<(), String> {
+    if found == expected.data() {
+        return Ok(());
+    }
+    let shown = Tensor::new(expected.dtype(), expected.shape(), found.to_vec()).map(|t| t.to_f64());
+    Err(format!("found {shown:?}, expected {:?}", expected.to_f64()))
+}
+
+/// Bytes at a multiple of 256, as of a device's allocation.
+struct Memory {
+    words: Vec<u128>,
+    len: usize,
+}
+
+impl Memory {
+    fn of(bytes: &[u8]) -> Memory {
+        let memory = Memory { words: vec![0; bytes.len().div_ceil(16) + 16], len: bytes.len() };
+        // SAFETY: the words hold as many bytes from the address on, and nothing else uses them.
+        unsafe { memory.pointer().copy_from(bytes.as_ptr(), bytes.len()) };
+        memory
+    }
+
+    fn address(&self) -> u64 {
+        (self.words.as_ptr().expose_provenance() as u64).next_multiple_of(256)
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address() as usize)
+    }
+
+    fn extent(&self) -> Extent {
+        Extent { address: self.address(), bytes: self.len }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: as above; kernels that write there have ended.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.len) }
+    }
+}
+
+/// A program of one rank at one size, for the kernels of GPUs.
+struct Emulated {
+    seed: u64,
+    bound: Arc<Bound>,
+    expected: Vec<Tensor>,
+    spaces: HashMap<MemorySpace, Memory>,
+}
+
+impl Emulated {
+    /// The last size that runs, if there is one.
+    fn of(plan: &CheckedPlan, runs: Vec<Sized>, seed: u64) -> Result<Option<Emulated>, String> {
+        let Some(run) = runs.into_iter().rfind(|run| run.outputs.is_some()) else { return Ok(None) };
+        let mut executor =
+            Executor::new(plan, 0, &Registry::new(), ExecConfig::default()).map_err(|e| e.to_string())?;
+        let bound = executor.bind(&run.bindings).map_err(|e| e.to_string())?;
+        let zeros = |len: usize| Memory::of(&vec![0; len]);
+        let mut spaces = HashMap::new();
+        spaces.insert(MemorySpace::Ordinary, zeros(bound.ordinary));
+        spaces.insert(MemorySpace::Symmetric, zeros(bound.symmetric));
+        for (i, tensor) in run.inputs.iter().flatten().enumerate() {
+            spaces.insert(MemorySpace::Input(i), Memory::of(tensor.data()));
+        }
+        for (k, output) in bound.outputs.iter().enumerate() {
+            spaces.insert(MemorySpace::Output(k), zeros(output.bytes));
+        }
+        let expected = run.outputs.into_iter().flatten().flatten().collect();
+        Ok(Some(Emulated { seed, bound, expected, spaces }))
+    }
+
+    fn address(&self, at: &Located) -> u64 {
+        self.spaces.get(&at.space).map_or(0, |memory| memory.address() + at.offset as u64)
+    }
+
+    fn operations(&self) -> Vec<Operation<'_>> {
+        let operation = |(index, work)| match work {
+            &Work::Kernel { ref op, ref operands, ref results } => {
+                Some(Operation { index, op, operands, results })
+            }
+            _ => None,
+        };
+        let works = self.bound.steps.iter().flat_map(|step| step.work.parts().map(|work| (step.index, work)));
+        works.filter_map(operation).collect()
+    }
+}
+
+/// Runs programs by the kernels that GPUs would run; how many gave what the interpreter gives.
+fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
+    let operations: Vec<Vec<Operation<'_>>> = programs.iter().map(Emulated::operations).collect();
+    let Some(first) = programs.first() else { return 0 };
+    let status = Memory::of(&[0; STATUS_BYTES]);
+    let machine = Machine {
+        multiprocessors: 4,
+        bandwidth: 4917,
+        status: status.address(),
+        workspace: 0,
+        workspace_bytes: 0,
+        shared: 225 << 10,
+        wgmma: true,
+        inputs: InputUse::Read,
+        attention: Attentions::Kernels,
+    };
+    let needed = |of: &Operation<'_>| workspace(of.op, of.operands, of.results, &machine);
+    let room = operations.iter().flatten().map(needed).max().unwrap_or(0).max(GEMM_WORKSPACE);
+    let scratch = Memory::of(&vec![0; room]);
+    let machine = Machine { workspace: scratch.address(), workspace_bytes: room, ..machine };
+    let current = Cell::new(first);
+    let at = |located: &Located| current.get().address(located);
+    let mut lowering = Lowering::new(&at, &machine);
+    let mut works = Vec::with_capacity(programs.len());
+    for (program, operations) in programs.iter().zip(&operations) {
+        current.set(program);
+        let lowered: Result<Vec<Vec<Command>>, _> =
+            operations.iter().map(|operation| lower(operation, &mut lowering)).collect();
+        works.push(lowered);
+    }
+    let name = format!("bounds-{}", first.seed);
+    let source = &lowering.source;
+    let Some(library) = KernelLibrary::build(&name, &source.text(), source.names()) else { return 0 };
+    let mut right = 0;
+    for (program, works) in programs.iter().zip(works) {
+        let ran = works.map_err(|e| e.to_string()).and_then(|works| {
+            works.iter().flatten().try_for_each(|work| run_command(&library, work))?;
+            for (k, expected) in program.expected.iter().enumerate() {
+                let memory = program.spaces.get(&MemorySpace::Output(k)).ok_or("no memory of an output")?;
+                same(memory.bytes(), expected).map_err(|e| format!("output {k}: {e}"))?;
+            }
+            match status.bytes().iter().all(|&b| b == 0) {
+                true => Ok(()),
+                false => Err("a kernel found an index outside of its axis".to_string()),
+            }
+        });
+        match ran {
+            Ok(()) => right += 1,
+            Err(error) => fail(format!("seed {}, emulated kernels: {error}", program.seed)),
+        }
+    }
+    right
+}
+
+fn run_command(library: &KernelLibrary, work: &Command) -> Result<(), String> {
+    let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+    match work {
+        Command::Kernel(kernel) => {
+            let params: Vec<*const u64> = kernel.params.iter().map(|p| p.as_ptr()).collect();
+            let shape = [kernel.grid[0], kernel.block[0], kernel.cluster];
+            // SAFETY: lowering gave the kernel addresses within the memory of its program, which lives.
+            unsafe { library.run(&kernel.entry, &params, shape) };
+        }
+        // SAFETY: as above.
+        Command::Copy { to, from, bytes } => unsafe { pointer(*to).copy_from(pointer(*from), *bytes) },
+        // SAFETY: as above.
+        Command::Zero { at, bytes } => unsafe { pointer(*at).write_bytes(0, *bytes) },
+        other => return Err(format!("no means to emulate {other:?}")),
+    }
+    Ok(())
+}
