@@ -12,6 +12,9 @@ Counted are samples by what happened:
 - apart: samples whose result PyTorch does not define (APART says which and why), and those where symmc is no further from
   what f64 gives than PyTorch itself is, up to FACTOR: both round intermediate values.
 
+With `--decomposed` each program runs again after `run_decompositions()`, which changes no result; with `--scale` floats are
+smaller, so that what is added to them, such as the epsilon of a norm that the call leaves out, shows.
+
 The last line is `agreed A, refused R, wrong W, apart P, not exported N`; exit code 1 if any is wrong.
 """
 
@@ -29,7 +32,9 @@ import warnings
 
 from outcome import command, run
 
-DTYPES = ["float32", "bfloat16", "int64", "bool"]
+DTYPES = ["float32", "bfloat16", "int64", "bool", "float16", "float64", "int32", "uint8"]
+# Those that are run where none is asked for.
+COMMON = DTYPES[:4]
 
 # Ops whose result is not defined by their operands.
 APART = {
@@ -130,7 +135,7 @@ def samples_of(op, dtype, limit):
     return itertools.islice(op.sample_inputs("cpu", dtype), limit)
 
 
-def one(symmc, op, sample, folder):
+def one(symmc, op, sample, folder, scale=1.0, decomposed=False):
     """What happened to one sample."""
     import safetensors.torch
     import torch
@@ -138,6 +143,7 @@ def one(symmc, op, sample, folder):
     tensors = []
     tree = flat((sample.input, list(sample.args), dict(sample.kwargs)), tensors)
     tensors = [t.detach().clone().contiguous() for t in tensors]
+    tensors = [t * scale if t.is_floating_point() and scale != 1.0 else t for t in tensors]
 
     class Sample(torch.nn.Module):
         def forward(self, *given):
@@ -158,6 +164,13 @@ def one(symmc, op, sample, folder):
     except Exception as error:
         return "not exported", str(error).splitlines()[:1]
     status, words = run(symmc, program, folder / "sample.safetensors")
+    if decomposed and status == "agreed":
+        try:
+            torch.export.save(exported.run_decompositions(), program)
+        except Exception as error:
+            return "not exported", str(error).splitlines()[:1]
+        status, words = run(symmc, program, folder / "sample.safetensors")
+        words = f"after run_decompositions(): {words}"
     if status == "wrong" and re.search(TIES, op.name) and has_ties(tensors):
         return "apart", "ties"
     if status == "wrong" and only_rounded(symmc, Sample(), tensors, expected, folder):
@@ -167,7 +180,7 @@ def one(symmc, op, sample, folder):
 
 def of_op(task):
     """The outcomes of all samples of one op and dtype."""
-    symmc, index, dtype, limit, keep = task
+    symmc, index, dtype, limit, keep, scale, decomposed = task
     warnings.filterwarnings("ignore")
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
@@ -184,7 +197,7 @@ def of_op(task):
         try:
             for n, sample in enumerate(samples_of(op, kind, limit)):
                 folder = pathlib.Path(scratch)
-                status, words = one(symmc, op, sample, folder)
+                status, words = one(symmc, op, sample, folder, scale, decomposed)
                 out.append((status, words))
                 if status == "wrong" and keep:
                     kept = pathlib.Path(keep) / f"{name.replace('/', '_')}.{dtype}.{n}"
@@ -202,6 +215,8 @@ def main():
     parser.add_argument("--op", help="only ops whose name matches this pattern")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="only this dtype")
     parser.add_argument("--limit", type=int, default=1000, help="samples of each op and dtype at most")
+    parser.add_argument("--scale", type=float, default=1.0, help="floats are multiplied by this")
+    parser.add_argument("--decomposed", action="store_true", help="also after run_decompositions()")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--keep", help="a folder for the files of samples that went wrong")
     parser.add_argument("--json", help="a file for all outcomes")
@@ -212,7 +227,8 @@ def main():
     if args.keep:
         os.makedirs(args.keep, exist_ok=True)
     chosen = [i for i, op in enumerate(op_db) if not args.op or re.search(args.op, op.name)]
-    tasks = [(symmc, i, d, args.limit, args.keep) for i in chosen for d in args.dtype or DTYPES]
+    how = (args.limit, args.keep, args.scale, args.decomposed)
+    tasks = [(symmc, i, d, *how) for i in chosen for d in args.dtype or COMMON]
     total, rows = collections.Counter(), []
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
         for name, dtype, out in pool.map(of_op, tasks):
