@@ -9,8 +9,11 @@
 use std::sync::Arc;
 
 use symmc_check::CheckedPlan;
-use symmc_ir::interp::{Draw, RoundingHistory, Runs, SeedConfig, Seeds, Tolerance, compare, run};
-use symmc_ir::{Bindings, Graph, Op, Table, Tensor, ValueId};
+use symmc_ir::interp::{
+    Draw, Noise, Registry, RoundingHistory, Runs, SeedConfig, Seeds, Spread, Tolerance, compare,
+    compare_with_spread, run, run_with_noise,
+};
+use symmc_ir::{Bindings, Graph, Numerics, Op, Table, Tensor, ValueId};
 use symmc_plan::Bucket;
 
 use crate::error::Error;
@@ -26,6 +29,14 @@ const DRAWS: u64 = 3;
 
 /// After this many differences no more are looked for.
 const ENOUGH: usize = 100;
+
+/// How far the outputs of a planned program may be from those of the source.
+struct AllowedRounding {
+    /// Of each output.
+    histories: Vec<RoundingHistory>,
+    /// The classes of the plan.
+    numerics: Numerics,
+}
 
 /// What comparing a plan with its source showed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -68,7 +79,8 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
         let bucket = &plan.buckets[b];
         let compared = plan.program(bucket.program).map_err(|e| e.to_string()).and_then(|planned| {
             let histories = plan.output_histories(bucket.program, Runs::One).map_err(|e| e.to_string())?;
-            of_bucket((&source, &planned.graph, &histories), (b, bucket), &mut room, &mut out)
+            let allowed = AllowedRounding { histories, numerics: plan.numerics };
+            of_bucket((&source, &planned.graph, &allowed), (b, bucket), &mut room, &mut out)
         });
         match compared {
             Ok(()) => out.compared += 1,
@@ -80,7 +92,7 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
 
 /// Compares one bucket; why it could not be, if so.
 fn of_bucket(
-    (source, planned, histories): (&Graph, &Graph, &[RoundingHistory]),
+    (source, planned, allowed): (&Graph, &Graph, &AllowedRounding),
     (index, bucket): (usize, &Bucket),
     room: &mut u128,
     out: &mut SourceComparison,
@@ -99,7 +111,7 @@ fn of_bucket(
             return if i == 0 { Err(reason) } else { Ok(()) };
         }
         *room -= needed;
-        let mut first = draw((source, planned, histories), (&of_source, &of_planned), 0)?;
+        let mut first = draw((source, planned, allowed), (&of_source, &of_planned), 0)?;
         out.elements += first.elements;
         let mut undecided = Vec::new();
         for seed in 1..DRAWS {
@@ -108,7 +120,7 @@ fn of_bucket(
                 break;
             }
             *room -= needed.min(*room);
-            let Ok(again) = draw((source, planned, histories), (&of_source, &of_planned), seed) else {
+            let Ok(again) = draw((source, planned, allowed), (&of_source, &of_planned), seed) else {
                 continue;
             };
             out.elements += again.elements;
@@ -228,7 +240,7 @@ struct Differing {
 /// # Errors
 /// Why the source does not run.
 fn draw(
-    (source, planned, histories): (&Graph, &Graph, &[RoundingHistory]),
+    (source, planned, allowed): (&Graph, &Graph, &AllowedRounding),
     (of_source, of_planned): (&Bindings, &Bindings),
     seed: u64,
 ) -> Result<Differing, String> {
@@ -250,14 +262,42 @@ fn draw(
         }
     };
     for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        for (k, ((found, expected), history)) in found.iter().zip(expected).zip(histories).enumerate() {
-            let result = compare(found, expected, Tolerance::of_history(history, expected));
+        for (k, ((found, expected), history)) in
+            found.iter().zip(expected).zip(&allowed.histories).enumerate()
+        {
+            let tolerance = Tolerance::of_history(history, expected);
+            let result = compare(found, expected, tolerance);
             out.elements += result.elements as u64;
-            if !result.agrees() && out.outputs[k].is_none() {
+            let sensitive = || {
+                let noisy = |seed| {
+                    let noise = Noise { seed, numerics: allowed.numerics };
+                    run_with_noise(source, of_source, &inputs, &Registry::new(), noise)
+                };
+                moves_as_far((found, expected), tolerance, |seed| {
+                    Some(noisy(seed).ok()?.swap_remove(rank).swap_remove(k))
+                })
+            };
+            if !result.agrees() && out.outputs[k].is_none() && !sensitive() {
                 let name = source.name_of(source.outputs[k].value);
                 out.outputs[k] = Some(format!("output {k} (%{name}) on rank {rank}: {result}"));
             }
         }
     }
     Ok(out)
+}
+
+/// The most runs of the source with noise for one output.
+const NOISY_RUNS: u64 = 4;
+
+/// Whether noise on every rounding of the source moves an output as far as it differs.
+fn moves_as_far(
+    (found, expected): (&Tensor, &Tensor),
+    tolerance: Tolerance,
+    noisy: impl Fn(u64) -> Option<Tensor>,
+) -> bool {
+    let mut spread = Spread::none(expected);
+    (0..NOISY_RUNS).map_while(noisy).any(|noisy| {
+        spread.widen(expected, &noisy);
+        compare_with_spread(found, expected, tolerance, &spread).agrees()
+    })
 }

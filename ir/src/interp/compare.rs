@@ -211,7 +211,7 @@ pub struct Spread {
 }
 
 /// Correct results may be this much farther apart than the largest move that was seen.
-const BEYOND_SEEN: f64 = 2.0;
+const BEYOND_SEEN: f64 = 4.0;
 
 impl Spread {
     /// No element moves.
