@@ -1,9 +1,10 @@
 //! Trials of random programs: planned, checked and run on host ranks, against the reference interpreter.
 //!
 //! A seed names a trial: its program ([`symmc_cases::programs`]), the machine profile, the variants that may be chosen
-//! or are given, the limit of the symmetric arena, bound arguments, buckets, the order of steps, and a few runs of one
-//! session, each with symbols and arguments of its own. Ranks are threads, calm or delayed at random, or processes.
-//! Integers must be equal; floats near, because passes may round elsewhere. Nor may a plan differ from its source.
+//! or are given, the limit of the symmetric arena, bound arguments, buckets, the order of steps, the numerics
+//! classes, and a few runs of one session, each with symbols and arguments of its own. Ranks are threads, calm or delayed
+//! at random, or processes. Outputs are held to the tolerance that their history and the classes give, and no plan may differ
+//! from its source.
 //!
 //! The suite `trials` runs some in each test run; `cargo run --release -p symmc-tests --example check_trials -- COUNT`
 //! runs as many as wanted.
@@ -13,10 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Order, Profile, Program, SourceStatus};
+use symmc::{
+    Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Numerics, NumericsClass, Order, Profile, Program,
+    SourceStatus,
+};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::entity::Entity;
-use symmc_ir::interp::{self, Draw, SeedConfig};
+use symmc_ir::interp::{self, Draw, RoundingHistory, Runs, SeedConfig, Tolerance};
 use symmc_ir::machine::Capabilities;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
@@ -116,10 +120,12 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
         _ => Bind::None,
     };
     let config = Config::default().with_profile(profile).with_buckets(specs(graph, r)).with_bind(bind);
+    let classes: Numerics = NumericsClass::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
+    let config = config.with_numerics(if r.one_in(2) { classes } else { Numerics::STRICT });
     let mut config = config.with_variants(r.one_in(2).then_some(variants)).with_order(order(r));
     *story += &format!(
-        ", {machine}, variants {:?}, {:?}, {:?}, {:?}",
-        config.variants, config.bind, config.buckets, config.order
+        ", {machine}, {}, variants {:?}, {:?}, {:?}, {:?}",
+        config.numerics, config.variants, config.bind, config.buckets, config.order
     );
     let made = match symmc::compile(&program, &config) {
         // What GPUs cannot run is told when a plan is made for them; host ranks run all.
@@ -142,7 +148,11 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
             Err(e) => return Err(e.to_string()),
         }
     }
-    Ok(made)
+    let compared = symmc::compare_with_source(&made);
+    match compared.differences.first() {
+        None => Ok(made),
+        Some(difference) => Err(format!("is not accepted: {difference}")),
+    }
 }
 
 /// A machine that runs all dispatches.
@@ -257,12 +267,13 @@ fn run(
         return Err(format!("differs from its source: {:?}", compared.differences));
     }
     let turns = session(graph, r)?;
+    let histories = histories(graph, plan)?;
     let chaos = r.one_in(4).then(|| r.next());
     let lanes = if chaos.is_some() || r.one_in(4) { LaneThreads::Each } else { LaneThreads::One };
     *story += &format!(", {} runs, chaos {chaos:?}, lanes {lanes:?}", turns.len());
     match processes {
-        Some(command) => as_processes(graph, plan, &turns, chaos, command)?,
-        None => as_threads(graph, plan, &turns, chaos, lanes)?,
+        Some(command) => as_processes((graph, &histories), plan, &turns, chaos, command)?,
+        None => as_threads((graph, &histories), plan, &turns, chaos, lanes)?,
     }
     let places = plan.buckets.iter().flat_map(|b| b.places.values());
     Ok(Done {
@@ -273,9 +284,19 @@ fn run(
     })
 }
 
+/// The rounding history of each output, by any of the programs of the plan.
+fn histories(graph: &Graph, plan: &CheckedPlan) -> Result<Vec<RoundingHistory>, String> {
+    let mut all = interp::output_histories(graph, Runs::Several);
+    for program in 0..plan.programs.len() {
+        let of_program = plan.output_histories(program, Runs::Several).map_err(|e| e.to_string())?;
+        all.iter_mut().zip(of_program).for_each(|(all, one)| *all = all.join(one));
+    }
+    Ok(all)
+}
+
 /// Processes live for one binding: each run is one of its own.
 fn as_processes(
-    graph: &Graph,
+    (graph, histories): (&Graph, &[RoundingHistory]),
     plan: &CheckedPlan,
     turns: &[Turn],
     chaos: Option<u64>,
@@ -291,7 +312,7 @@ fn as_processes(
         };
         let found = launch(&job, command).map_err(|e| format!("run {k}: {e}"))?;
         for (rank, (found, expected)) in found.iter().zip(&turn.outputs).enumerate() {
-            compare(graph, found, expected)
+            compare((graph, histories), found, expected)
                 .map_err(|e| format!("run {k} {:?}, rank {rank}: {e}", turn.bindings))?;
         }
     }
@@ -300,7 +321,7 @@ fn as_processes(
 
 /// All runs in one session, with a thread for each rank.
 fn as_threads(
-    graph: &Graph,
+    (graph, histories): (&Graph, &[RoundingHistory]),
     plan: &CheckedPlan,
     turns: &[Turn],
     chaos: Option<u64>,
@@ -312,7 +333,7 @@ fn as_threads(
         for group in Group::threads(plan.ranks) {
             let (config, failures) = (&config, &failures);
             scope.spawn(move || {
-                if let Err(error) = one_rank(graph, plan, turns, &group, config) {
+                if let Err(error) = one_rank((graph, histories), plan, turns, &group, config) {
                     let error = format!("rank {}, {error}", group.rank());
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                 }
@@ -326,7 +347,7 @@ fn as_threads(
 }
 
 fn one_rank(
-    graph: &Graph,
+    (graph, histories): (&Graph, &[RoundingHistory]),
     plan: &CheckedPlan,
     turns: &[Turn],
     group: &Group,
@@ -368,8 +389,8 @@ fn one_rank(
             .zip(&outputs)
             .map(|(t, block)| Tensor::new(t.dtype(), t.shape(), block.bytes()).ok_or("no tensor".to_string()))
             .collect();
-        compare(graph, &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
-        replaced(graph, turn, rank, &inputs).map_err(|e| fail(&e))?;
+        compare((graph, histories), &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
+        replaced((graph, histories), turn, rank, &inputs).map_err(|e| fail(&e))?;
         within(told, session.taken()).map_err(|e| fail(&e))?;
     }
     drop(session);
@@ -387,43 +408,48 @@ fn within(told: Taken, taken: Taken) -> Result<(), String> {
 }
 
 /// Inputs that outputs replace have the new value where their caller holds them.
-fn replaced(graph: &Graph, turn: &Turn, rank: usize, inputs: &[Block]) -> Result<(), String> {
-    for (output, expected) in graph.outputs.iter().zip(&turn.outputs[rank]) {
+fn replaced(
+    (graph, histories): (&Graph, &[RoundingHistory]),
+    turn: &Turn,
+    rank: usize,
+    inputs: &[Block],
+) -> Result<(), String> {
+    for ((output, expected), history) in graph.outputs.iter().zip(&turn.outputs[rank]).zip(histories) {
         if let OutputKind::Mutates(input) = output.kind {
             let found = Tensor::new(expected.dtype(), expected.shape(), inputs[input.index()].bytes());
-            near(&found.ok_or("no tensor")?, expected)
+            near(&found.ok_or("no tensor")?, expected, history)
                 .map_err(|e| format!("input {} after the run: {e}", InputId::new(input.index())))?;
         }
     }
     Ok(())
 }
 
-fn compare(graph: &Graph, found: &[Tensor], expected: &[Tensor]) -> Result<(), String> {
+fn compare(
+    (graph, histories): (&Graph, &[RoundingHistory]),
+    found: &[Tensor],
+    expected: &[Tensor],
+) -> Result<(), String> {
     for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
         let name = graph.name_of(graph.outputs[k].value);
-        near(found, expected).map_err(|e| format!("output {k} (%{name}): {e}"))?;
+        near(found, expected, &histories[k]).map_err(|e| format!("output {k} (%{name}): {e}"))?;
     }
     Ok(())
 }
 
-/// Integers and booleans are equal; floats differ by a fraction of the largest number that is near them.
-fn near(found: &Tensor, expected: &Tensor) -> Result<(), String> {
-    let dtype = expected.dtype();
-    if !dtype.is_float() {
-        let differs = found.to_i64().iter().zip(expected.to_i64()).position(|(&a, b)| a != b);
-        return differs.map_or(Ok(()), |at| {
-            let (a, b) = (found.to_i64()[at], expected.to_i64()[at]);
-            Err(format!("element {at} is {a}, expected {b}"))
-        });
-    }
-    let (a, b) = (found.to_f64(), expected.to_f64());
-    let scale = b.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
-    let allowed = scale * if dtype.size() == 2 { 3e-2 } else { 1e-4 };
-    let same = |x: f64, y: f64| x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= allowed;
-    match a.iter().zip(&b).position(|(&x, &y)| !same(x, y)) {
-        None => Ok(()),
-        Some(at) => Err(format!("element {at} is {}, expected {} within {allowed}", a[at], b[at])),
-    }
+/// What was never rounded is equal. All else differs by a fraction of the largest number that is near it: by more where
+/// something in its history has two bytes.
+fn near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
+    let finite = expected.to_f64().into_iter().filter(|x| x.is_finite());
+    let scale = finite.fold(1.0f64, |most, x| most.max(x.abs()));
+    let fraction = match history.types().map(|dtype| dtype.size()).min() {
+        None => 0.0,
+        Some(2) => 3e-2,
+        Some(_) => 1e-4,
+    };
+    let default = Tolerance::of_history(history, expected);
+    let tolerance = Tolerance { absolute: default.absolute.max(scale * fraction), ..default };
+    let comparison = interp::compare(found, expected, tolerance);
+    if comparison.agrees() { Ok(()) } else { Err(format!("{comparison} (allowed {tolerance})")) }
 }
 
 /// 64 bytes at a multiple of 64.

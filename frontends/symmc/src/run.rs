@@ -194,7 +194,8 @@ fn interpret(
             // Each run has noise of its own.
             Some(seed) => {
                 let seed = seed.wrapping_mul(RUNS_OF_A_SEED).wrapping_add(times.len() as u64);
-                interp::run_with_noise(graph, &work.bindings, inputs, &kernels, seed)
+                let noise = interp::Noise { seed, numerics: plan.numerics };
+                interp::run_with_noise(graph, &work.bindings, inputs, &kernels, noise)
             }
         };
         times.push(start.elapsed());

@@ -74,14 +74,18 @@ fn program(seed: u64) -> Graph {
         };
         values.extend(made.ok());
     }
-    // What nothing uses is returned, and a few other values.
-    let unused = |v: &&ValueId| !b.graph().nodes.values().any(|node| node.inputs.contains(v));
-    let mut returned: Vec<ValueId> = values.iter().skip(INPUTS.len()).filter(unused).copied().collect();
-    returned.extend((0..r.below(3)).map(|_| r.pick(&values)));
-    returned.into_iter().for_each(|v| b.output(v));
+    return_unused(&mut b, &mut r, &values);
     let graph = b.finish();
     assert!(verify::verify(&graph).is_ok(), "{:?}", verify::verify(&graph));
     graph
+}
+
+/// Returns what nothing uses, and a few other values.
+fn return_unused(b: &mut Builder, r: &mut SplitMix, values: &[ValueId]) {
+    let unused = |v: &&ValueId| !b.graph().nodes.values().any(|node| node.inputs.contains(v));
+    let mut returned: Vec<ValueId> = values.iter().skip(INPUTS.len()).filter(unused).copied().collect();
+    returned.extend((0..r.below(3)).map(|_| r.pick(values)));
+    returned.into_iter().for_each(|v| b.output(v));
 }
 
 fn sets_of_classes() -> Vec<Numerics> {

@@ -109,7 +109,7 @@ fn typical(tensor: &Tensor) -> f64 {
 }
 
 /// How far a found tensor is from the expected one.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Comparison {
     /// The number of elements compared.
     pub elements: usize,
@@ -145,6 +145,17 @@ pub struct Difference {
 }
 
 impl Comparison {
+    /// Counts an element that differs.
+    fn count(&mut self, difference: f64, allowed: f64, within: bool) {
+        self.beyond += usize::from(!within);
+        if difference.is_nan() {
+            self.nan_mismatch += 1;
+        } else {
+            self.max_abs = self.max_abs.max(difference);
+            self.of_tolerance = self.of_tolerance.max(difference / allowed);
+        }
+    }
+
     /// Whether types agree and no element differs, or was allowed to.
     pub fn is_equal(&self) -> bool {
         self.agrees() && self.max_abs == 0.0 && self.overflowed + self.sensitive == 0
@@ -211,7 +222,7 @@ pub struct Spread {
 }
 
 /// Correct results may be this much farther apart than the largest move that was seen.
-const BEYOND_SEEN: f64 = 2.0;
+const BEYOND_SEEN: f64 = 4.0;
 
 impl Spread {
     /// No element moves.
@@ -272,33 +283,12 @@ fn compare_within(
     tolerance: Tolerance,
     spread: Option<&Spread>,
 ) -> Comparison {
-    let mut out = Comparison {
-        elements: 0,
-        beyond: 0,
-        max_abs: 0.0,
-        of_tolerance: 0.0,
-        worst: None,
-        nan_mismatch: 0,
-        overflowed: 0,
-        sensitive: 0,
-        type_mismatch: None,
-    };
-    if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
-        out.type_mismatch = Some(format!(
-            "expected {}{:?}, found {}{:?}",
-            expected.dtype(),
-            expected.shape(),
-            found.dtype(),
-            found.shape()
-        ));
-        return out;
-    }
-    out.elements = found.numel();
-    let exact = !found.dtype().is_float();
-    let tolerance = if exact { Tolerance::EXACT } else { tolerance };
+    let type_mismatch = type_mismatch(found, expected);
+    let elements = if type_mismatch.is_some() { 0 } else { found.numel() };
+    let mut out = Comparison { elements, type_mismatch, ..Comparison::default() };
+    let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
     let mut worst: Option<(f64, usize)> = None;
-    for i in 0..out.elements {
-        let e = expected.get_f64(i);
+    for i in 0..elements {
         let difference = distance(found, expected, i);
         if difference == 0.0 {
             continue;
@@ -308,19 +298,13 @@ fn compare_within(
             out.overflowed += 1;
             continue;
         }
-        let allowed = tolerance.allowed(e);
+        let allowed = tolerance.allowed(expected.get_f64(i));
         let within = difference.is_finite() && difference <= allowed;
         if !within && spread.is_some_and(|spread| spread.covers(i, difference)) {
             out.sensitive += 1;
             continue;
         }
-        out.beyond += usize::from(!within);
-        if difference.is_nan() {
-            out.nan_mismatch += 1;
-        } else {
-            out.max_abs = out.max_abs.max(difference);
-            out.of_tolerance = out.of_tolerance.max(difference / allowed);
-        }
+        out.count(difference, allowed, within);
         // The farther beyond what is allowed the worse; what is no number is worst.
         let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
         let excess = if excess.is_nan() { f64::INFINITY } else { excess };
@@ -334,6 +318,13 @@ fn compare_within(
         expected: expected.element_text(i),
     });
     out
+}
+
+/// What differs, if two tensors have not the same dtype and shape.
+fn type_mismatch(found: &Tensor, expected: &Tensor) -> Option<String> {
+    let ty = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.shape());
+    let same = (found.dtype(), found.shape()) == (expected.dtype(), expected.shape());
+    (!same).then(|| format!("expected {}, found {}", ty(expected), ty(found)))
 }
 
 /// How far two floats are from each other: 0 if both are NaN or the same infinity, NaN if one of them is NaN.

@@ -33,6 +33,7 @@ use std::sync::Arc;
 pub use bind::{bindings_from, solve_bindings};
 pub use compare::{Comparison, Difference, Spread, Tolerance, compare, compare_with_spread};
 pub use error::{InterpError, OpError};
+pub use noise::Noise;
 pub use registry::{CustomCall, Registry};
 pub use rounding::{RoundingHistory, Runs, output_histories, rounding_histories};
 pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
@@ -48,7 +49,6 @@ use crate::tensor::Tensor;
 use crate::text::{op_name, with_symbol_names};
 use crate::types::{DType, Type};
 use array::Array;
-use noise::{Extent, Noise};
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
 /// graph, constants included; the result holds all outputs of each rank in order.
@@ -76,7 +76,7 @@ pub fn run_with(
     Run::new(graph, bindings, inputs, registry)?.finish()
 }
 
-/// [`run_with`] with noise on every rounding, drawn from a seed: outputs that differ much from those of [`run_with`] are
+/// [`run_with`] with noise on every rounding: outputs that differ much from those of [`run_with`] are
 /// sensitive to rounding errors.
 ///
 /// # Errors
@@ -86,10 +86,10 @@ pub fn run_with_noise(
     bindings: &Bindings,
     inputs: &[Vec<Arc<Tensor>>],
     registry: &Registry,
-    seed: u64,
+    noise: Noise,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
     let run = Run::new(graph, bindings, inputs, registry)?;
-    Run { noise: Some(Noise { seed }), ..run }.finish()
+    Run { noise: Some(noise), ..run }.finish()
 }
 
 /// The state of a run between two nodes.
@@ -260,9 +260,8 @@ impl<'a> Run<'a> {
         let graph = self.graph;
         let computed = &graph.nodes[node];
         for (k, (&v, array)) in computed.outputs.iter().zip(results).enumerate() {
-            let extent = if computed.op.is_element_wise() { Extent::Element } else { Extent::Terms };
             let array = match self.noise.filter(|_| rounding::rounds(graph, computed, k)) {
-                Some(noise) => noise.applied(node.index(), array, extent),
+                Some(noise) => noise.applied(node.index(), &computed.op, array),
                 None => array,
             };
             debug_assert_eq!(array.shape, self.shapes[v], "%{}", self.graph.name_of(v));

@@ -6,19 +6,24 @@
 //! determined by the program to any better precision; what does not move has to be right.
 
 use super::array::{Array, Data};
+use crate::numerics::{Numerics, NumericsClass};
+use crate::op::Op;
 use crate::random::SplitMix;
 use crate::types::DType;
 
 /// The noise of one run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Noise {
+pub struct Noise {
     /// What the random numbers of the run are drawn from.
-    pub(super) seed: u64,
+    pub seed: u64,
+    /// The numerics classes of the plan that the run stands for: f32 that ranks reduce moves as far as the types do that
+    /// these allow for it.
+    pub numerics: Numerics,
 }
 
 /// What an op does to its elements' errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Extent {
+enum Extent {
     /// Each result is rounded by itself.
     Element,
     /// Results are sums, whose errors are fractions of their terms.
@@ -27,10 +32,13 @@ pub(super) enum Extent {
 
 impl Noise {
     /// A result of a node with noise. Equal results of several ranks get equal noise.
-    pub(super) fn applied(self, node: usize, array: Array, extent: Extent) -> Array {
+    pub(super) fn applied(self, node: usize, op: &Op, array: Array) -> Array {
         let Data::Float(elements) = &*array.data else { return array };
+        let extent = if op.is_element_wise() { Extent::Element } else { Extent::Terms };
         let mut random = SplitMix(self.seed ^ (node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let step = step(array.dtype);
+        let narrow = self.numerics.classes().filter_map(NumericsClass::narrow_type);
+        let carried = narrow.filter(|_| op.as_collective().is_some() && array.dtype == DType::F32);
+        let step = carried.map(step).fold(step(array.dtype), f64::max);
         let terms = if extent == Extent::Terms { mean_magnitude(elements) } else { 0.0 };
         let moved = elements.iter().map(|x| {
             let by = random.symmetric() * step * (x.abs() + terms);

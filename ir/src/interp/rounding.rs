@@ -82,7 +82,9 @@ impl RoundingHistory {
         RoundingHistory { rounded_to: self.rounded_to | bit, ..self }
     }
 
-    fn join(self, other: RoundingHistory) -> RoundingHistory {
+    /// The history of a value that was computed from values of both, without rounding.
+    #[must_use]
+    pub fn join(self, other: RoundingHistory) -> RoundingHistory {
         RoundingHistory {
             rounded_to: self.rounded_to | other.rounded_to,
             may_flip: self.may_flip || other.may_flip,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use symmc_ir::interp::{
-    Draw, Registry, SeedConfig, Seeds, Spread, Tolerance, compare_with_spread, run, run_with_noise,
+    Draw, Noise, Registry, SeedConfig, Seeds, Spread, Tolerance, compare_with_spread, run, run_with_noise,
 };
-use symmc_ir::{Bindings, Graph, Tensor, text};
+use symmc_ir::{Bindings, Graph, Numerics, NumericsClass, Tensor, text};
 
 fn inputs(graph: &Graph) -> Vec<Vec<Arc<Tensor>>> {
     let config = SeedConfig { seed: 5, arguments: Draw::PerRank, parameters: Draw::PerRank };
@@ -16,14 +16,15 @@ fn inputs(graph: &Graph) -> Vec<Vec<Arc<Tensor>>> {
 }
 
 /// The outputs of rank 0, and how far 8 runs with noise move them.
-fn spreads(program: &str) -> Vec<(Tensor, Spread)> {
+fn spreads(program: &str, numerics: Numerics) -> Vec<(Tensor, Spread)> {
     let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
     let inputs = inputs(&graph);
     let expected = run(&graph, &Bindings::new(), &inputs).expect("it runs").remove(0);
     let mut out: Vec<_> = expected.into_iter().map(|t| (Spread::none(&t), t)).map(|(s, t)| (t, s)).collect();
     for seed in 0..8 {
+        let noise = Noise { seed, numerics };
         let noisy =
-            run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), seed).expect("it runs");
+            run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), noise).expect("it runs");
         out.iter_mut().zip(&noisy[0]).for_each(|((expected, spread), noisy)| {
             spread.widen(expected, noisy);
         });
@@ -50,7 +51,7 @@ return %tie
 
 #[test]
 fn noise_moves_what_is_sensitive_and_nothing_else() {
-    let found = spreads(PROGRAM);
+    let found = spreads(PROGRAM, Numerics::STRICT);
     let off = |k: usize, by: f64| {
         let (expected, spread) = &found[k];
         let moved = expected.to_f64().iter().map(|x| x + by).collect::<Vec<_>>();
@@ -73,5 +74,18 @@ fn noise_moves_what_is_sensitive_and_nothing_else() {
 
 #[test]
 fn equal_seeds_give_equal_noise() {
-    assert_eq!(spreads(PROGRAM), spreads(PROGRAM));
+    assert_eq!(spreads(PROGRAM, Numerics::STRICT), spreads(PROGRAM, Numerics::STRICT));
+}
+
+/// Sums among ranks may be off by what bf16 is off by, and maxima may not.
+#[test]
+fn noise_goes_as_far_as_the_classes() {
+    let off = |numerics, k: usize| {
+        let (expected, spread) = &spreads(PROGRAM, numerics)[k];
+        let moved: Vec<f64> = expected.to_f64().iter().map(|x| x * 1.003).collect();
+        let moved = Tensor::from_f64(expected.dtype(), expected.shape(), &moved).expect("as many");
+        compare_with_spread(&moved, expected, Tolerance::EXACT, spread).beyond
+    };
+    let narrow = Numerics::from(NumericsClass::Narrow);
+    assert!(off(narrow, 1) == 0 && off(Numerics::STRICT, 1) > 32 && off(narrow, 2) > 32);
 }

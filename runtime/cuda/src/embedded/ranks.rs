@@ -6,7 +6,7 @@ use symmc_runtime::host::{Comm, Recorded, Seat};
 /// The ranks that a session runs with.
 pub(super) enum Ranks<'c> {
     /// Those of a group, which opened a session together.
-    Group(Seat),
+    Group(Box<Seat>),
     /// Those of a job. Who runs it tells them of failures, and of the beginning of runs.
     Job(&'c Comm),
 }

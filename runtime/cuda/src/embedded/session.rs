@@ -76,7 +76,7 @@ impl CudaSession<'static> {
         });
         let mut session = built.map_err(|error| seat.fail(error))?;
         seat.start().map_err(|error| seat.fail(error))?;
-        session.ranks = Some(Ranks::Group(seat));
+        session.ranks = Some(Ranks::Group(Box::new(seat)));
         Ok(session)
     }
 }
