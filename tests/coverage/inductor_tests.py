@@ -51,6 +51,9 @@ from torch.utils import _pytree as pytree
 import symmc.torch
 
 BAD = ("wrong", "raised", "crashed")
+COMPILE, OPTIMIZE = torch.compile, torch._dynamo.optimize
+"""PyTorch's own, for which others stand in tests."""
+
 ORDER = ("agree", "cut", "skipped", "foreign", "apart", "slow", *BAD)
 
 
@@ -62,7 +65,7 @@ class Checked:
     """How tests compile, and what they found."""
 
     def __init__(self, backend, dynamic, fallback):
-        self.backend, self.dynamic, self.compile = backend, dynamic, torch.compile
+        self.backend, self.dynamic, self.compile = backend, dynamic, COMPILE
         self.options = {"fallback": fallback} if backend == "symmc" else None
         self.count = 0
 
@@ -213,13 +216,11 @@ def run_test(name, function, names, checked):
     # Functions of the file find these by their names.
     names |= {"check_model": check, "check_model_cuda": skip, "check_model_gpu": skip}
     torch.compile = checked.compiled
-    own = torch._dynamo.optimize
-
     def optimize(backend="inductor", *given, nopython=False, **others):
         # `torch.compile` itself comes here with an object of its own.
         if backend == "inductor" or getattr(backend, "__name__", "").startswith("compile_fx"):
             return lambda model: checked.compiled(model, fullgraph=nopython)
-        return own(backend, *given, nopython=nopython, **others)
+        return OPTIMIZE(backend, *given, nopython=nopython, **others)
 
     torch._dynamo.optimize = optimize
     test = Test()

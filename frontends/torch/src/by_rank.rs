@@ -375,15 +375,17 @@ impl<'a, 'p> Comparison<'a, 'p> {
         for (x, y) in a.nodes.iter().zip(&b.nodes) {
             self.node([a, b], x, y)?;
         }
-        // One of them ends where the other goes on.
-        let (first, other) = (a.nodes.get(b.nodes.len()), b.nodes.get(a.nodes.len()));
-        let show = |node: Option<&Node<'_>>| node.map_or("no further node".to_string(), called);
-        match first.or(other) {
-            None => Ok(()),
-            Some(_) => {
-                differs(format!("after {} nodes", a.nodes.len().min(b.nodes.len())), show(first), show(other))
-            }
+        let both = a.nodes.len().min(b.nodes.len());
+        let (one, other) = (a.nodes.get(both), b.nodes.get(both));
+        if one.is_none() && other.is_none() {
+            return Ok(());
         }
+        let text = |node: Option<&Node>| {
+            node.map_or("the end of the graph".to_string(), |n| format!("node `{}` ({})", n.name(), &*n.target))
+        };
+        let last = both.checked_sub(1).and_then(|at| a.nodes.get(at));
+        let place = last.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));
+        differs(place, text(one), text(other))
     }
 
     fn node(&mut self, graphs: [&'a Graph<'p>; 2], a: &'a Node<'p>, b: &'a Node<'p>) -> Compared {

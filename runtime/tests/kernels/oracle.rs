@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use symmc_cases::{THEMES, agree};
 use symmc_ir::random::SplitMix;
+use symmc_ir::{DType, Tensor};
 
 use crate::support::{Placed, call};
 
@@ -30,6 +31,25 @@ fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Integers of operands become some that kernels refuse; `call` holds what they refuse against what was told.
+fn check_bad_data(theme: &str, seed: u64) -> Result<(), TestCaseError> {
+    let random = &mut SplitMix(seed);
+    let make = THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
+    let case = make(random);
+    let mut results: Vec<Placed> = case.types().iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();
+    let spoilt = case.operands.iter().map(|tensor| {
+        let is_integer = matches!(tensor.dtype(), DType::I64 | DType::I32 | DType::U8);
+        let bad = [0, 1, 7, 250, -1][random.below(5)];
+        let elements = vec![bad; tensor.shape().iter().product()];
+        let other = Tensor::from_i64(tensor.dtype(), tensor.shape().to_vec(), &elements);
+        Placed::dense(&other.filter(|_| is_integer).unwrap_or_else(|| Tensor::clone(tensor)))
+    });
+    let operands: Vec<Placed> = spoilt.collect();
+    let _ = call(&case.op, &operands, &mut results);
+    prop_assert!(results.iter().all(Placed::surroundings_are_untouched), "{:?}: wrote beyond", case.op);
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
@@ -49,4 +69,10 @@ proptest! {
     fn index_ops(seed: u64) { check("indexing", seed)?; }
     #[test]
     fn movement_ops(seed: u64) { check("movement", seed)?; }
+    #[test]
+    fn bad_data(seed: u64) {
+        for theme in ["elementwise", "matmul", "reduction", "indexing"] {
+            check_bad_data(theme, seed)?;
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use symmc_cases::Layout;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op, Tensor};
-use symmc_runtime::kernels::{KernelError, Scratch, Shaped, View, ViewMut, compute, compute_with, needs};
+use symmc_runtime::kernels::{KernelError, Scratch, Shaped, View, ViewMut, compute, compute_with, may_refuse_data, needs};
 
 /// What the bytes around a placed tensor hold.
 const CANARY: u8 = 0xa5;
@@ -100,17 +100,20 @@ impl Placed {
     }
 }
 
-/// Runs a kernel on placed operands. It takes no more memory than was told.
+/// Runs a kernel on placed operands. It takes no more memory than was told, and refuses data only where that was told.
 pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), KernelError> {
     fn shaped(placed: &[Placed]) -> Vec<Shaped<'_>> {
         placed.iter().map(|p| (p.dtype, &p.shape[..], &p.layout.strides[..])).collect()
     }
     let told = needs(op, &shaped(operands), &shaped(results));
+    let may_refuse = may_refuse_data(op, &shaped(operands));
     let mut scratch = Scratch::of(&told);
     let operands: Vec<View<'_>> = operands.iter().map(Placed::view).collect();
     let mut results: Vec<ViewMut<'_>> = results.iter_mut().map(Placed::view_mut).collect();
     let done = compute_with(op, &operands, &mut results, &mut scratch);
     assert!(scratch.bytes() <= told.bytes(), "{op:?} on {operands:?}: told {told:?}, taken {scratch:?}");
+    let refused = done.as_ref().err().and_then(KernelError::data_fault);
+    assert!(may_refuse || refused.is_none(), "{op:?} on {operands:?}: {refused:?}");
     done
 }
 

@@ -214,7 +214,7 @@ fn other_differences_are_refused_by_name() {
         (
             add.clone(),
             add.clone().node("aten.neg.default", "self=%y", &[("z", "i64[6]")]),
-            "after 1 nodes: expected what the archive of rank 0 has, no further node, found torch.ops.aten.neg.default of y",
+            "after node `y`: expected what the archive of rank 0 has, the end of the graph, found node `z`",
         ),
     ] {
         let found = refusal(&[a, b]);

@@ -12,8 +12,8 @@ import torch
 import symmc
 from symmc.torch._ranks import Ranks
 
-WORDS = 3
-"""How many numbers a rank tells."""
+_WORDS = 4
+"""How many numbers a rank tells: the number of the round, and three of its own."""
 
 _PROGRAM = """program "agreement of ranks" ranks {ranks}
 group @all world
@@ -25,7 +25,7 @@ return %all
 
 @functools.cache
 def _plan(ranks: int) -> symmc.Plan:
-    return symmc.compile(symmc.from_text(_PROGRAM.format(ranks=ranks, words=WORDS)))
+    return symmc.compile(symmc.from_text(_PROGRAM.format(ranks=ranks, words=_WORDS)))
 
 
 class Board:
@@ -37,11 +37,13 @@ class Board:
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
         self.session = symmc.Session(_plan(len(ranks.members)), ranks.group(), timeout=ranks.timeout)
-        self.mine = torch.zeros(1, WORDS, dtype=torch.int64)
-        self.all = torch.zeros(len(ranks.members), WORDS, dtype=torch.int64)
+        self.mine = torch.zeros(1, _WORDS, dtype=torch.int64)
+        self.all = torch.zeros(len(ranks.members), _WORDS, dtype=torch.int64)
         # Reading and writing single elements of a tensor takes longer than the round.
-        self.words = (ctypes.c_int64 * WORDS).from_address(self.mine.data_ptr())
-        self.found = (ctypes.c_int64 * (WORDS * len(ranks.members))).from_address(self.all.data_ptr())
+        self.words = (ctypes.c_int64 * _WORDS).from_address(self.mine.data_ptr())
+        self.found = (ctypes.c_int64 * (_WORDS * len(ranks.members))).from_address(self.all.data_ptr())
+        self.round = 0
+        """The number of the last round that this rank has begun."""
         self.entered = 0
         """How many functions of this rank use it."""
         self.turn = threading.Lock()
@@ -55,24 +57,32 @@ class Board:
         self.entered += 1
         return self.entered
 
-    def gather(self, words: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def gather(self, words: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """The numbers of all ranks, in their order. An interrupt leaves the round to :meth:`resume`."""
         if self.is_open:
             self.resume()
-        self.words[:] = words
+        self.round += 1
+        self.words[:] = [self.round, *words]
         self.is_open = True
+        return self._run()
+
+    def resume(self) -> list[tuple[int, int, int]]:
+        """Ends a round that was interrupted."""
+        self.session.wait()
+        own = self.found[self.ranks.rank * _WORDS]
+        # The interrupt may have come before the round had begun.
+        return self._read() if own == self.round else self._run()
+
+    def _run(self) -> list[tuple[int, int, int]]:
         self.session.launch((self.mine,), [self.all], None)
         return self._read()
 
-    def resume(self) -> list[tuple[int, ...]]:
-        """Ends a round that was interrupted."""
-        self.session.wait()
-        return self._read()
-
-    def _read(self) -> list[tuple[int, ...]]:
+    def _read(self) -> list[tuple[int, int, int]]:
         self.is_open = False
         found = tuple(self.found)
-        return [found[at : at + WORDS] for at in range(0, len(found), WORDS)]
+        if any(number != self.round for number in found[::_WORDS]):
+            raise symmc.DefectError(f"ranks are in the rounds {list(found[::_WORDS])} of one agreement")
+        return [found[at + 1 : at + _WORDS] for at in range(0, len(found), _WORDS)]
 
 
 _boards: weakref.WeakValueDictionary[tuple, Board] = weakref.WeakValueDictionary()

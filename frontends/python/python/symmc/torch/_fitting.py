@@ -105,10 +105,11 @@ def _expect_exchange(group: tuple[int, ...], own: dict[int, dict]) -> None:
         even = [shape[0] // len(group)] * len(group)
         for peer, rows, others in zip(group, given or even, wanted or even):
             sent[rank, peer], taken[peer, rank] = rows * row, others * row
-    for (one, other), count in sent.items():
-        if taken.get((one, other)) != count:
-            text = f"rank {one} sends {count} elements to rank {other}, which expects {taken.get((one, other))}"
-            raise DisagreementError(f"all_to_all_single{own[one]['line']}: {text}")
+    for (sender, receiver), count in sent.items():
+        expected = taken.get((sender, receiver))
+        if expected != count:
+            text = f"rank {sender} sends {count} elements to rank {receiver}, which expects {expected}"
+            raise DisagreementError(f"all_to_all_single{own[sender]['line']}: {text}")
 
 
 def _differ(first: int, expected: dict, rank: int, found: dict, one: str, other: str) -> DisagreementError:

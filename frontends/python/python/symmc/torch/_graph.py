@@ -63,7 +63,7 @@ def opened(archives: list[bytes], **options) -> symmc.Program:
             # Nobody else knows these files.
             for rank, path in enumerate(paths):
                 name = "the graph" if len(paths) == 1 else f"the graph of rank {rank}"
-                error.args = tuple(str(text).replace(path, name) for text in error.args)
+                error.args = tuple(str(text).replace(path, name).replace("the archive of rank", "the graph of rank") for text in error.args)
             error.path = None
             raise
 

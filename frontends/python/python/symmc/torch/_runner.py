@@ -218,7 +218,8 @@ class Runner:
 
     def poll(self) -> None:
         """Raises what an earlier run on a GPU reported. On the host runs have ended when their call returns."""
-        if self.session is None or not self.is_on_gpu:
+        # The driver refuses questions about events while a stream is recorded.
+        if self.session is None or not self.is_on_gpu or torch.cuda.is_current_stream_capturing():
             return
         try:
             self.session.poll()

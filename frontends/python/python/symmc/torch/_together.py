@@ -78,7 +78,7 @@ class Together:
             self.number = self.board.enter()
         return self.board
 
-    def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, ...]]):
+    def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, int, int]]):
         """One call, of which all ranks have told what they would run."""
         if any(in_trouble for *_, in_trouble in told):
             self._expect_no_trouble(trouble, told)
@@ -99,7 +99,7 @@ class Together:
             return error
         return None
 
-    def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, ...]]) -> None:
+    def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, int, int]]) -> None:
         """Ends the sessions of all ranks where one of them was given bad data in an earlier run."""
         for runner in self._runners():
             runner.abandon()
