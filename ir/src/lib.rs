@@ -22,6 +22,7 @@ pub mod infer;
 pub mod interp;
 pub mod layout;
 pub mod machine;
+pub mod message;
 mod named;
 pub mod op;
 pub mod parallel;

@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use symmc_ir::interp::{InterpError, OpError};
+use symmc_ir::message::printable;
 use symmc_pack::PackError;
 use symmc_passes::PassError;
 use symmc_plan::Plan;
@@ -287,14 +288,15 @@ impl Error {
 }
 
 impl fmt::Display for Error {
+    /// The text may quote files of others: it is made [`printable`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str(&printable(&self.0.to_string()))
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.kind(), self.0)
+        write!(f, "{:?}: {self}", self.kind())
     }
 }
 
@@ -432,7 +434,7 @@ fn of_planner(error: &PlanError) -> ErrorKind {
 fn of_run(error: &RunError) -> ErrorKind {
     match error {
         RunError::Invalid(_) | RunError::Data { .. } => ErrorKind::Input,
-        RunError::CannotRun { .. } => ErrorKind::Unsupported,
+        RunError::CannotRun { .. } | RunError::Unsupported(_) => ErrorKind::Unsupported,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources
         }

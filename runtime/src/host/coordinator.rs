@@ -425,6 +425,7 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
         RunError::SizesDiffer { .. } => 1,
         RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
+        RunError::Unsupported(_) => 1,
         RunError::Step { .. } | RunError::Data { .. } => 2,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,

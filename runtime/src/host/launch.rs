@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -239,7 +240,15 @@ impl Processes {
     /// Starts the process of a rank; the launcher's end of its control socket.
     fn spawn(&mut self, command: &RankCommand, rank: u32) -> Result<Channel, RunError> {
         let failed = |e: &std::io::Error| {
-            RunError::exhausted(format!("starting rank {rank} ({})", command.program.display()), e)
+            let program = command.program.display();
+            // The standard streams of a rank need it.
+            let missing = e.kind() == std::io::ErrorKind::NotFound && !Path::new("/dev/null").exists();
+            match missing {
+                true => {
+                    RunError::Unsupported(format!("starting rank {rank} ({program}): /dev/null is missing"))
+                }
+                false => RunError::exhausted(format!("starting rank {rank} ({program})"), e),
+            }
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e.into()))?;
