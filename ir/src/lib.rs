@@ -24,6 +24,7 @@ pub mod interp;
 pub mod known;
 pub mod layout;
 pub mod machine;
+pub mod message;
 mod named;
 pub mod numerics;
 pub mod op;

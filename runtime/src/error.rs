@@ -34,6 +34,10 @@ pub enum RunError {
     /// was expected and what was found.
     #[error("{0}")]
     Invalid(String),
+    /// What is asked for needs something that this machine does not have or does not allow: a driver, a library, a system
+    /// call. The text names it.
+    #[error("{0}")]
+    Unsupported(String),
     /// What a plan that has been checked says does not hold, or a backend refuses what it said that it runs.
     #[error("{0}; this is a defect of symmc, please report it with the program and the command")]
     Defect(String),
@@ -300,10 +304,15 @@ impl RunError {
 
     /// The error of a thread, a process or a descriptor that could not be had.
     pub(crate) fn exhausted(what: impl Into<String>, error: &std::io::Error) -> Self {
-        let (what, limits) = (what.into(), [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM]);
-        match error.raw_os_error().is_some_and(|e| limits.contains(&e)) {
-            true => RunError::Exhausted { what, error: error.to_string() },
-            false => RunError::system(what, error),
+        let what = what.into();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EMFILE | libc::ENFILE | libc::ENOMEM) => {
+                RunError::Exhausted { what, error: error.to_string() }
+            }
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => RunError::Unsupported(format!(
+                "{what}: {error}: this machine or container does not allow it (seccomp, AppArmor, permissions)"
+            )),
+            _ => RunError::system(what, error),
         }
     }
 
@@ -331,6 +340,7 @@ impl RunError {
             RunError::Reported { reporter, cause } => cause.culprit().or(Some(*reporter)),
             RunError::Invalid(_)
             | RunError::Bounds { .. }
+            | RunError::Unsupported(_)
             | RunError::Defect(_)
             | RunError::Memory { .. }
             | RunError::Exhausted { .. }

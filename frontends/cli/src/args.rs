@@ -1,11 +1,14 @@
 //! Command-line arguments. Examples in the help are real commands on programs of this repository.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use crate::gpu;
+use crate::say;
 
 mod doctor;
 mod program;
@@ -43,13 +46,29 @@ Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad inp
 impl Args {
     /// What these arguments say, the first of which is the name of the command. Libraries are looked for only where they are
     /// asked for.
-    pub fn of(arguments: Vec<OsString>) -> Args {
+    ///
+    /// # Errors
+    /// The command ends with this exit code: it was asked for help, which is printed, or the arguments make no sense.
+    pub fn of(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
         let mut command = Args::command();
         if arguments.get(1).is_some_and(|first| first == "--version") {
             let text = format!("{}{}", env!("CARGO_PKG_VERSION"), gpu::libraries());
             command = command.long_version(&*text.leak());
         }
-        Args::from_arg_matches(&command.get_matches_from(arguments)).unwrap_or_else(|error| error.exit())
+        let parsed = command.try_get_matches_from(arguments).and_then(|found| Args::from_arg_matches(&found));
+        parsed.map_err(|error| {
+            if error.use_stderr() {
+                say::usage(&error);
+                return ExitCode::from(2);
+            }
+            match error.print().and_then(|()| std::io::stdout().flush()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    say::error(&format!("writing to standard output: {error}"));
+                    ExitCode::from(2)
+                }
+            }
+        })
     }
 }
 

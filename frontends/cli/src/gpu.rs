@@ -1,13 +1,14 @@
 //! What the commands ask of GPUs. A build without the feature `cuda` has none, and says so where one is asked for.
 
 #[cfg(feature = "cuda")]
-pub use with_cuda::{dependent_launch, has, libraries, note_attention, present};
+pub use with_cuda::{dependent_launch, has, libraries, note_attention, note_cache, present};
 #[cfg(not(feature = "cuda"))]
-pub use without_cuda::{absent, dependent_launch, has, libraries, note_attention, present};
+pub use without_cuda::{absent, dependent_launch, has, libraries, note_attention, note_cache, present};
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use anyhow::Result;
+    use symmc::unstable::cuda::libraries::Unusable;
     use symmc::unstable::cuda::{self, cudnn, nccl};
     use symmc::{Plan, Variant};
 
@@ -27,7 +28,15 @@ mod with_cuda {
     pub fn note_attention(plan: &Plan) {
         let attends = plan.programs.iter().any(|text| text.contains(" = attention "));
         if attends && let Err(error) = cudnn::version() {
-            eprintln!("note: attention is computed by symmc's own kernels, as {error}");
+            crate::say::note(&format!("attention is computed by symmc's own kernels, as {error}"));
+        }
+    }
+
+    /// Says that compiled kernels are not kept, where another user can write the folder for them.
+    pub fn note_cache() {
+        if let Some(refusal) = cuda::libraries::cache_refusal() {
+            let Unusable { found, remedy } = refusal;
+            crate::say::note(&format!("the kernel cache is not used: {found}; {remedy}"));
         }
     }
 
@@ -71,6 +80,8 @@ mod without_cuda {
     }
 
     pub fn note_attention(_: &Plan) {}
+
+    pub fn note_cache() {}
 
     pub fn dependent_launch(_: &Plan) -> String {
         String::new()

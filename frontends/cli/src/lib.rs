@@ -16,6 +16,7 @@ mod own;
 mod planned;
 mod progress;
 mod report;
+mod say;
 mod together;
 mod units;
 
@@ -34,8 +35,7 @@ pub use report::report;
 const STACK: usize = 8 << 20;
 const ENOUGH: u64 = 1 << 20;
 
-/// Runs the command with these arguments, the first of which is its name. Ends the process where it is asked for help, or
-/// the arguments make no sense.
+/// Runs the command with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &Own) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     if host::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
@@ -47,22 +47,25 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &Own) -> ExitCode
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => {
             let least = ENOUGH >> 10;
-            eprintln!(
-                "error: the stack is limited to less than {least} KiB (ulimit -s), and no thread can be had: {error}"
-            );
+            say::error(&format!(
+                "the stack is limited to less than {least} KiB (ulimit -s), and no thread can be had: {error}"
+            ));
             ExitCode::from(2)
         }
     }
 }
 
 fn command(arguments: Vec<OsString>, own: &Own) -> ExitCode {
-    let args = args::Args::of(arguments);
+    let args = match args::Args::of(arguments) {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
     match commands::dispatch(args, own) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", failure::message(&error));
+            say::error(&failure::message(&error));
             if error.downcast_ref().is_some_and(|e: &symmc::Error| e.plan().is_some()) {
-                eprintln!("note: symmc plan with -o FILE keeps the plan, for the report");
+                say::note("symmc plan with -o FILE keeps the plan, for the report");
             }
             ExitCode::from(failure::exit_code(&error))
         }

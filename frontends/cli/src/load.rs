@@ -9,6 +9,7 @@ use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, Tenso
 
 use crate::args::{CompileArgs, ProgramArgs};
 use crate::gpu;
+use crate::say;
 use crate::units::count;
 
 /// A program that may run on these tensors, with what is said of its symbols; its number of ranks may be open.
@@ -31,7 +32,7 @@ pub fn program(args: &ProgramArgs, given: Given, tensors: Option<&Arc<TensorFile
         .with_recorded(given.recorded);
     let program = Program::open_files(&args.program, &options)?;
     for note in &program.notes {
-        eprintln!("note: {note}");
+        say::note(note);
     }
     Ok(program)
 }
@@ -53,7 +54,7 @@ pub fn given(args: &ProgramArgs, compile: &CompileArgs, set: &[(String, i64)]) -
 pub fn close_ranks(program: &mut Program) -> Result<()> {
     if let Some(file) = program.close_ranks()? {
         let ranks = program.graph.ranks.unwrap_or_default();
-        eprintln!("note: {}, as {} has tensors for", count(ranks, "rank"), file.display());
+        say::note(&format!("{}, as {} has tensors for", count(ranks, "rank"), file.display()));
     }
     if program.graph.ranks.is_none() {
         let path = program.path.display();
@@ -72,7 +73,9 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
 pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config> {
     let nearest = Profile::nearest(ranks);
     if args.machine.is_none() {
-        eprintln!("note: chosen for {nearest}; --machine names another, and symmc tune measures this one");
+        say::note(&format!(
+            "chosen for {nearest}; --machine names another, and symmc tune measures this one"
+        ));
     }
     let mut config = config_for(args, nearest)?;
     if config.variants.is_none() {

@@ -10,11 +10,5 @@ fn main() -> ExitCode {
     host::restore_default_sigpipe();
     // A file that may not grow is an error, as other limits are.
     host::ignore_sigxfsz();
-    match Own::of_process() {
-        Ok(own) => symmc_cli::run(std::env::args_os(), &own),
-        Err(error) => {
-            eprintln!("error: this program's path: {error}");
-            ExitCode::from(1)
-        }
-    }
+    symmc_cli::run(std::env::args_os(), &Own::of_process())
 }

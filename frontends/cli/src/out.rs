@@ -4,9 +4,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use symmc::unstable::ir::message::escaped_line;
 
-/// Writes text to standard output.
+/// Writes text for people to standard output. It may quote files of others: what a terminal would act on is escaped.
 pub fn put(text: &str) -> Result<()> {
+    put_exact(&text.split('\n').map(escaped_line).collect::<Vec<_>>().join("\n"))
+}
+
+/// Writes what other programs read to standard output.
+pub fn put_exact(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing to standard output")
 }

@@ -1,5 +1,6 @@
 //! The command as it is started again, by itself.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use symmc::RankCommand;
@@ -14,12 +15,11 @@ pub struct Own {
 }
 
 impl Own {
-    /// This program, whose arguments are those of the command.
-    ///
-    /// # Errors
-    /// The system does not say which program this is.
-    pub fn of_process() -> std::io::Result<Own> {
-        Ok(Own { program: std::env::current_exe()?, args: Vec::new() })
+    /// This program, whose arguments are those of the command. Where the system does not say which it is (no `/proc`), it is
+    /// the one that its first argument names.
+    pub fn of_process() -> Own {
+        let program = std::env::current_exe().unwrap_or_else(|_| named_program(std::env::args_os().next()));
+        Own { program, args: Vec::new() }
     }
 
     /// Its arguments, and these behind.
@@ -30,5 +30,31 @@ impl Own {
     /// The command as a rank of a run that it starts.
     pub(crate) fn rank_command(&self) -> RankCommand {
         RankCommand { program: self.program.clone(), args: self.with(&["rank", "--fd"]) }
+    }
+}
+
+/// The program of this name: a path, or one that the `PATH` leads to.
+fn named_program(name: Option<OsString>) -> PathBuf {
+    let name = PathBuf::from(name.unwrap_or_else(|| "symmc".into()));
+    if name.components().count() > 1 {
+        return std::path::absolute(&name).unwrap_or(name);
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|folder| folder.join(&name)).find(|path| path.is_file());
+    found.unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_its_first_argument() {
+        assert_eq!(named_program(Some("/opt/symmc".into())), PathBuf::from("/opt/symmc"));
+        assert!(named_program(Some("bin/symmc".into())).is_absolute());
+        let shell = named_program(Some("sh".into()));
+        assert!(shell.is_file() && shell.ends_with("sh"), "{}", shell.display());
+        assert_eq!(named_program(Some("no-such-program".into())), PathBuf::from("no-such-program"));
+        assert_eq!(named_program(None).file_name(), Some("symmc".as_ref()));
     }
 }

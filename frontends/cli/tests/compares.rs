@@ -273,3 +273,31 @@ fn times_are_those_of_runs() {
         "{text}"
     );
 }
+
+/// Ranks gather what differs by rank, so that the wrong peer would show; other arguments stay alike.
+#[test]
+fn drawn_operands_of_collectives_differ_by_rank() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[4]\narg %ids: i64[2]\nparam %w: f32[8, 4] source \"w\"\n\
+                   %rows: f32[2, 4] = take %w, %ids axis=0\n%all: f32[8] = all_gather %x group=@g\nreturn %all, %rows\n";
+    let program = write(dir.path(), "p.symm", program.as_bytes());
+    let file = dir.path().join("o.safetensors");
+    for (option, differs) in
+        [("", true), ("--draw operands", true), ("--draw per-rank", true), ("--draw shared", false)]
+    {
+        let line =
+            format!("run {program} --seed 1 {option} --compare interpreter --output {}", file.display());
+        let out = output(&mut symmc(&line));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{said}");
+        let note = match option {
+            "--draw shared" => "arguments drawn from seed 1, alike on all ranks",
+            "--draw per-rank" => "arguments drawn from seed 1, others on each rank",
+            _ => "arguments drawn from seed 1, others on each rank for %x",
+        };
+        assert!(said.contains(&format!("note: {note}\n")), "{said}");
+        let outputs = symmc::TensorFile::open(&file).expect("outputs");
+        let gathered = outputs.get("rank0.out.0").expect("f32").expect("an output").to_f64();
+        assert_eq!(gathered[..4] != gathered[4..], differs, "{option}");
+    }
+}

@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyException};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use symmc::DType;
@@ -115,6 +115,10 @@ impl Foreign {
             )));
         };
         let unshared = |error: PyErr| {
+            // An interrupt, and the end of the program, are no errors of the tensor.
+            if !error.is_instance_of::<PyException>(py) {
+                return error;
+            }
             let refusal = refused(format!("{what}: its memory cannot be shared: {error}"));
             refusal.set_cause(py, Some(error));
             refusal

@@ -289,6 +289,32 @@ class Sessions(unittest.TestCase):
 
         on_ranks(plan, work)
 
+    def test_interrupts_of_objects_are_no_errors_of_theirs(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+
+        class Raises:
+            def __init__(self, at, error):
+                self.at, self.error = at, error
+
+            def __dlpack_device__(self):
+                if self.at == "device":
+                    raise self.error
+                return (1, 0)
+
+            def __dlpack__(self, **_keywords):
+                raise self.error
+
+        def work(session):
+            for at in ("device", "tensor"):
+                for error in (SystemExit(3), KeyboardInterrupt(), GeneratorExit()):
+                    for take in (session.bind, session.write):
+                        with self.assertRaises(type(error)):
+                            take("x", Raises(at, error))
+                with self.assertRaisesRegex(symmc.InputError, "x: its memory cannot be shared: ValueError: no"):
+                    session.bind("x", Raises(at, ValueError("no")))
+
+        on_ranks(plan, work)
+
     def test_views_are_outputs_until_the_next_run(self):
         plan = symmc.compile(symmc.from_text(SUM))
 

@@ -287,6 +287,18 @@ class Backend(unittest.TestCase):
                 # Two plans, on one page.
                 self.assertEqual((found.count("3 buckets"), found.count("</html>")), (2, int(suffix == "html")))
 
+    def test_a_report_replaces_a_link_and_leaves_its_target(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, target = os.path.join(folder, "report.txt"), os.path.join(folder, "target")
+            with open(target, "w") as file:
+                file.write("keep")
+            os.symlink(target, path)
+            compiled(lambda x: x * 3, report=path)(torch.ones(2))
+            self.assertFalse(os.path.islink(path))
+            with open(target) as file:
+                self.assertEqual(file.read(), "keep")
+            self.assertEqual(sorted(os.listdir(folder)), ["report.txt", "target"])
+
     def test_views_are_views_of_what_they_are_in_eager(self):
         def function(x, w):
             y, z = x * 2, x.t() + 1

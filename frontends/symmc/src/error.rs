@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use symmc_ir::interp::{InterpError, OpError};
+use symmc_ir::message::printable;
 use symmc_pack::PackError;
 use symmc_passes::PassError;
 use symmc_plan::Plan;
@@ -341,14 +342,15 @@ impl Error {
 }
 
 impl fmt::Display for Error {
+    /// The text may quote files of others: it is made [`printable`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str(&printable(&self.0.to_string()))
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.kind(), self.0)
+        write!(f, "{:?}: {self}", self.kind())
     }
 }
 
@@ -486,8 +488,8 @@ fn of_planner(error: &PlanError) -> ErrorKind {
 fn of_run(error: &RunError) -> ErrorKind {
     match error {
         RunError::Invalid(_) | RunError::Data { .. } | RunError::Bounds { .. } => ErrorKind::Input,
-        RunError::CannotRun { .. } => ErrorKind::Unsupported,
         RunError::Misplaced { .. } => ErrorKind::Input,
+        RunError::CannotRun { .. } | RunError::Unsupported(_) => ErrorKind::Unsupported,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
             ErrorKind::Resources
         }

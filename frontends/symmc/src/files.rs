@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
+/// The most that is read of a device or a pipe, which may have no end, in bytes.
+const STREAM: u64 = 1 << 30;
+
 /// The bytes of a file that should be `expected`.
 ///
 /// # Errors
@@ -38,7 +41,16 @@ pub(crate) fn head(path: &Path, expected: &str) -> Result<(Vec<u8>, File), Error
 /// # Errors
 /// It cannot be read.
 pub(crate) fn read_on(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Result<Vec<u8>, Error> {
-    file.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    let is_file = file.metadata().is_ok_and(|found| found.is_file());
+    let most = if is_file { u64::MAX } else { STREAM };
+    file.by_ref().take(most).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    if !is_file && bytes.len() as u64 >= STREAM {
+        let limit = STREAM >> 20;
+        return Err(Error::format(
+            path,
+            format!("this device or pipe gives more than {limit} MiB; expected less, or a file"),
+        ));
+    }
     Ok(bytes)
 }
 

@@ -119,6 +119,7 @@ pub use recorded::Expected;
 pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed, run_with_noise};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, arena::ArenaSource};
+pub use symmc_ir::interp::Draw as RankDraw;
 pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
 pub use workload::{Draw, Workload, bindings};
 

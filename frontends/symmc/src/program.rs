@@ -165,12 +165,20 @@ impl Program {
     /// [`Session::share`](crate::Session::share): from `tensors` where it has them, else what came with the program.
     ///
     /// # Errors
-    /// One is missing, or cannot be read; the file has another value of a constant of the program.
+    /// The program has no such rank; a parameter is missing, or cannot be read; the file has another value of a constant of
+    /// the program.
     pub fn parameters(
         &self,
         rank: u32,
         tensors: Option<&TensorFile>,
     ) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
+        if let Some(ranks) = self.graph.ranks.filter(|&ranks| rank >= ranks) {
+            let program = self.path.display();
+            return Err(Error::request(format!(
+                "{program}: the program is for {}, found rank {rank}",
+                ranks_text(ranks)
+            )));
+        }
         parameters::parameters(&self.graph, &self.weights, tensors, rank)
     }
 

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use symmc_ir::interp::{self, InterpError, SeedConfig, Seeds};
+use symmc_ir::interp::{self, Draw as RankDraw, InterpError, SeedConfig, Seeds};
+use symmc_ir::message::listed;
 use symmc_ir::{Bindings, Graph, Input, InputKind, SymbolId, Tensor, ValueId};
 use symmc_runtime::host::Term;
 
@@ -44,6 +45,8 @@ pub struct Draw {
     pub arguments: bool,
     /// Values of symbols by name (or by the name in the original file).
     pub symbols: Vec<(String, i64)>,
+    /// Whether ranks get the same arguments. By default only those that no collective takes as operand.
+    pub ranks: RankDraw,
 }
 
 impl Draw {
@@ -55,6 +58,11 @@ impl Draw {
     /// Sets whether the arguments are drawn even if a file records them.
     pub fn with_arguments(self, arguments: bool) -> Draw {
         Draw { arguments, ..self }
+    }
+
+    /// Sets whether ranks get the same arguments.
+    pub fn with_ranks(self, ranks: RankDraw) -> Draw {
+        Draw { ranks, ..self }
     }
 
     /// Sets the values of symbols by name.
@@ -118,15 +126,16 @@ impl Workload {
             Given::Drawn(why) => (chosen(graph, &set, &mut notes), None, Some(why)),
             Given::Nothing => (chosen(graph, &set, &mut notes), Some(vec![vec![]; ranks as usize]), None),
         };
-        if drawn.is_some() {
-            notes.push(format!("arguments drawn from seed {}", draw.seed));
-        }
         if tensors.is_none() || recorded.is_none() {
             // A file's weights are mapped.
             let held = |i: &Input| i.kind == InputKind::Argument || tensors.is_none();
             memory::check_room(graph, &bindings, held)?;
         }
-        let seeds = Seeds::new(graph, &bindings, SeedConfig::new(draw.seed));
+        let config = SeedConfig { arguments: draw.ranks, ..SeedConfig::new(draw.seed) };
+        let seeds = Seeds::new(graph, &bindings, config);
+        if drawn.is_some() {
+            notes.push(format!("arguments drawn from seed {}{}", draw.seed, differing(graph, &seeds)));
+        }
         let recorded_arguments = recorded.as_deref();
         let sources =
             Sources { graph, weights, tensors, recorded: recorded_arguments, bindings: &bindings, seeds };
@@ -153,7 +162,29 @@ impl Workload {
 fn settings(tensors: Option<&TensorFile>, draw: &Draw, arguments_drawn: bool, notes: &[String]) -> Vec<Term> {
     let file = tensors.map(|file| Term::content("tensors", Arc::new(file.content())));
     let drawn = arguments_drawn || notes.iter().any(|n| n == WEIGHTS_DRAWN);
-    file.into_iter().chain(drawn.then(|| Term::text("seed", draw.seed.to_string()))).collect()
+    let mut terms: Vec<Term> = file.into_iter().collect();
+    if drawn {
+        terms.push(Term::text("seed", draw.seed.to_string()));
+    }
+    if arguments_drawn {
+        terms.push(Term::text("draw", format!("{:?}", draw.ranks)));
+    }
+    terms
+}
+
+/// The most arguments that a note names.
+const NAMED: usize = 8;
+
+/// The arguments that are others on each rank, for people; empty or after a separator.
+fn differing(graph: &Graph, seeds: &Seeds<'_>) -> String {
+    let arguments = graph.inputs.iter().filter(|(_, input)| input.kind == InputKind::Argument);
+    let (differing, shared): (Vec<_>, Vec<_>) = arguments.partition(|(id, _)| seeds.differs_by_rank(*id));
+    let names = differing.iter().map(|(_, input)| format!("%{}", graph.name_of(input.value)));
+    match (differing.len(), shared.len()) {
+        (0, _) => ", alike on all ranks".to_string(),
+        (_, 0) => ", others on each rank".to_string(),
+        _ => format!(", others on each rank for {}", listed(&names.collect::<Vec<_>>(), NAMED)),
+    }
 }
 
 /// Noted where a parameter is drawn.

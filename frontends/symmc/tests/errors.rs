@@ -25,6 +25,7 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
         (Input, NOWHERE, vec![RunError::Invalid(detail())]),
         (Defect, NOWHERE, vec![RunError::Defect(detail())]),
         (Run, NOWHERE, vec![RunError::system("mmap", "no")]),
+        (Unsupported, NOWHERE, vec![RunError::Unsupported(detail())]),
         (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), fault, detail: detail() }]),
         (
             Input,

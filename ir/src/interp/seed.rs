@@ -19,12 +19,18 @@ use crate::tensor::Tensor;
 use crate::types::DType;
 
 /// Whether ranks get the same elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Draw {
     /// The same on every rank.
     Shared,
     /// Others on each rank.
     PerRank,
+    /// Others on each rank for an input that collectives take as operand, as it is, moved or changed element by element:
+    /// then a collective that reads the wrong peer shows. The same on every rank for all other inputs, such as tokens and
+    /// positions, and for one that also says which elements an op takes.
+    #[default]
+    CollectiveOperands,
 }
 
 /// What [`seeded_inputs_with`] draws.
@@ -125,6 +131,22 @@ impl<'a> Seeds<'a> {
         ends_groups(self.graph, &self.users, self.graph.inputs[id].value)
     }
 
+    /// Whether an input is drawn anew for each rank.
+    pub fn differs_by_rank(&self, id: InputId) -> bool {
+        let Seeds { graph, config, users, .. } = self;
+        let input = &graph.inputs[id];
+        let draw = match input.kind {
+            InputKind::Constant => return false,
+            InputKind::Argument => config.arguments,
+            InputKind::Parameter => config.parameters,
+        };
+        match draw {
+            Draw::Shared => false,
+            Draw::PerRank => true,
+            Draw::CollectiveOperands => is_collective_operand(graph, users, input.value),
+        }
+    }
+
     fn drawn(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
         let Seeds { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];
@@ -132,8 +154,7 @@ impl<'a> Seeds<'a> {
             let no_data = || InterpError::NoData { input: graph.name_of(input.value).to_string() };
             return input.data.clone().ok_or_else(no_data);
         }
-        let draw = if input.kind == InputKind::Argument { config.arguments } else { config.parameters };
-        let stream = if draw == Draw::Shared { 0 } else { u64::from(rank) + 1 };
+        let stream = if self.differs_by_rank(id) { u64::from(rank) + 1 } else { 0 };
         let mut random = SplitMix(config.seed);
         random = SplitMix(random.next() ^ (id.index() as u64) << 32 ^ stream);
         let shape = extents(graph, bindings, input.value)?;
@@ -256,6 +277,66 @@ fn carried(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -
         }
     }
     out
+}
+
+/// Whether a collective takes the value as operand, as it is, moved or changed element by element, and nothing selects
+/// elements by it.
+fn is_collective_operand(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
+    let mut seen = Table::filled(false, graph.values.len());
+    let mut reached = vec![value];
+    seen[value] = true;
+    let mut is_operand = false;
+    let mut next = 0;
+    while let Some(&v) = reached.get(next) {
+        next += 1;
+        for &n in &users[v] {
+            let node = &graph.nodes[n];
+            let uses = node.inputs.iter().enumerate().filter(|&(_, &x)| x == v);
+            for (operand, _) in uses {
+                match use_of(&node.op, operand) {
+                    Use::Selects => return false,
+                    Use::Communicated => is_operand = true,
+                    Use::Moved => {
+                        let results =
+                            node.outputs.iter().filter(|&&r| !std::mem::replace(&mut seen[r], true));
+                        reached.extend(results);
+                    }
+                    Use::Combined => {}
+                }
+            }
+        }
+    }
+    is_operand
+}
+
+/// What an op makes of the elements of an operand.
+enum Use {
+    /// They say which elements of others are taken, or how many.
+    Selects,
+    /// They are sent to other ranks.
+    Communicated,
+    /// Each is an element of the result, as it is or changed by itself.
+    Moved,
+    /// Several of them become one.
+    Combined,
+}
+
+fn use_of(op: &Op, operand: usize) -> Use {
+    match op {
+        Op::Collective(_) if operand == 0 => Use::Communicated,
+        Op::Collective(_) => Use::Selects,
+        Op::Take { .. } | Op::GatherElements { .. } if operand == 1 => Use::Selects,
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } if operand == 1 => Use::Selects,
+        Op::Index { .. } if operand >= 1 => Use::Selects,
+        Op::IndexPut { .. } if operand >= 2 => Use::Selects,
+        Op::GroupedMatMul if operand == 2 => Use::Selects,
+        Op::Take { .. } | Op::GatherElements { .. } | Op::Index { .. } => Use::Moved,
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => Use::Moved,
+        Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Use::Moved,
+        Op::Copy | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Use::Moved,
+        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select => Use::Moved,
+        _ => Use::Combined,
+    }
 }
 
 /// Whether a norm or a product multiplies with the value.

@@ -165,7 +165,10 @@ fn between(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
     a.1 + (b.1 - a.1) * ((bytes - a.0) as f64 / (b.0 - a.0) as f64)
 }
 
-/// Checks that there are points, that the bytes ascend from at least 1 and that the times are positive.
+/// The times that a profile may have, in microseconds: sums and products of such times are finite.
+const TIMES: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
+
+/// Checks that there are points, that the bytes ascend from at least 1 and that the times are possible.
 pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
     if points.is_empty() {
         return Err("it has no points".into());
@@ -175,8 +178,9 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
         if bytes <= before {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
-        if !us.is_finite() || us <= 0.0 {
-            return Err(format!("{us} µs at {bytes} bytes, expected more than 0"));
+        if !TIMES.contains(&us) {
+            let (least, most) = (TIMES.start(), TIMES.end());
+            return Err(format!("{us} µs at {bytes} bytes, expected {least} to {most} µs"));
         }
     }
     Ok(())

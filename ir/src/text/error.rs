@@ -4,6 +4,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::message::escaped_line;
+
 /// The most characters of a line that an error carries.
 const CLIP: usize = 120;
 
@@ -25,9 +27,11 @@ pub struct ParseError {
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "line {}, column {}: {}", self.line, self.column, self.message)?;
-        writeln!(f, "  | {}", self.text)?;
+        writeln!(f, "  | {}", escaped_line(&self.text))?;
         f.write_str("  | ")?;
-        for c in self.text.chars().take(self.caret) {
+        // The caret stands below the place in the escaped line.
+        let before: String = self.text.chars().take(self.caret).collect();
+        for c in escaped_line(&before).chars() {
             f.write_str(if c == '\t' { "\t" } else { " " })?;
         }
         f.write_str("^")

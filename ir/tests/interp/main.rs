@@ -2,6 +2,7 @@
 
 mod bounds;
 mod common;
+mod draws;
 mod elementwise;
 mod noise;
 mod rounding;

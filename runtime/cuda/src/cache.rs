@@ -4,6 +4,9 @@
 //! written, is the same as none: what it would hold is computed again. Files are written under a name drawn at
 //! random and then renamed, so that processes, also of several hosts with one home directory, never see half of one; what a
 //! process left that ended meanwhile is removed by a later one. Files belong to the user alone.
+//!
+//! Who can write a file here decides what code runs on the GPU: a folder that another user can write, or put another one in
+//! the place of, is not used ([`nccl_sys::trust`]), and neither is a file that is not the user's alone to write.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nccl_sys::trust::{self, Untrusted};
 use sha2::{Digest, Sha256};
 use symmc_runtime::host::secret;
 
@@ -39,9 +43,16 @@ impl Cache {
         self.folder.as_deref()
     }
 
+    /// Why the folder is not used: another user can change what is in it.
+    pub fn refusal(&self) -> Option<Untrusted> {
+        trust::check_new_folder(self.folder.as_ref()?).err()
+    }
+
     /// What was written under this name, undamaged.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
-        let mut file = fs::read(self.folder.as_ref()?.join(name)).ok()?;
+        let path = self.folder.as_ref()?.join(name);
+        trust::check_file(&path).ok()?;
+        let mut file = fs::read(path).ok()?;
         if file.len() < HASH {
             return None;
         }
@@ -56,7 +67,11 @@ impl Cache {
 
     fn try_write(&self, name: &str, data: &[u8]) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
+        let untrusted = |e: Untrusted| std::io::Error::other(e.to_string());
+        trust::check_new_folder(folder).map_err(untrusted)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        // Another user may have been faster.
+        trust::check_folder(folder).map_err(untrusted)?;
         remove_drafts(folder, LEFT);
         let random = u128::from_le_bytes(secret().map_err(std::io::Error::other)?);
         let draft = folder.join(format!("{random:032x}.draft"));
@@ -135,6 +150,33 @@ mod tests {
         assert_eq!(cache.read("folder.cubin"), None);
         let drafts = fs::read_dir(folder.join("symmc")).unwrap().flatten();
         assert_eq!(drafts.filter(|f| f.path().extension().is_some_and(|e| e == "draft")).count(), 0);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_is_neither_read_nor_written() {
+        let folder = std::env::temp_dir().join(format!("symmc-shared-{}", std::process::id()));
+        let cache = Cache { folder: Some(folder.join("symmc")) };
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(cache.refusal(), None, "it is not there yet");
+        cache.write("a.cubin", b"code");
+        let read = || cache.read("a.cubin").is_some();
+        assert!(read());
+        for (path, open, closed) in [
+            (folder.join("symmc"), 0o777, 0o700),
+            (folder.clone(), 0o777, 0o700),
+            (folder.join("symmc/a.cubin"), 0o666, 0o600),
+        ] {
+            mode(&path, open);
+            assert!(!read(), "{}", path.display());
+            if path.is_dir() {
+                assert_eq!(cache.refusal().map(|r| r.path), Some(path.clone()));
+                cache.write("b.cubin", b"code");
+                assert!(!folder.join("symmc/b.cubin").exists(), "{}", path.display());
+            }
+            mode(&path, closed);
+            assert!(read());
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 

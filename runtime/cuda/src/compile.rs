@@ -9,7 +9,7 @@ use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
 
 use crate::cache::{Cache, name_of};
-use crate::error::CudaError;
+use crate::error::{CudaError, trust_loader_path};
 
 /// What every kernel calls first.
 const ENTRY: &str = include_str!("entry.cu");
@@ -105,6 +105,7 @@ pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
 /// # Errors
 /// It is not there.
 pub(crate) fn version() -> Result<[i32; 2], CudaError> {
+    trust_loader_path("libnvrtc.so")?;
     // SAFETY: tries to load the library; nothing else.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {

@@ -53,7 +53,7 @@ impl From<CudaError> for RunError {
         match error {
             CudaError::Run(error) => error,
             CudaError::Unsupported(text) => RunError::Invalid(text),
-            error @ CudaError::Missing { .. } => RunError::Invalid(error.to_string()),
+            error @ CudaError::Missing { .. } => RunError::Unsupported(error.to_string()),
             other => RunError::system("CUDA", other),
         }
     }
@@ -63,6 +63,15 @@ impl From<nccl_sys::Error> for CudaError {
     fn from(error: nccl_sys::Error) -> CudaError {
         CudaError::Library { call: error.call.into(), detail: error.to_string() }
     }
+}
+
+/// Refuses to have the system's loader take a library, whose files are called `prefix` and more, from a folder that others
+/// can write.
+pub(crate) fn trust_loader_path(prefix: &str) -> Result<(), CudaError> {
+    nccl_sys::trust::check_loader_path(prefix).map_err(|untrusted| {
+        let remedy = untrusted.remedy();
+        CudaError::Unsupported(format!("{prefix} is not loaded from LD_LIBRARY_PATH: {untrusted}; {remedy}"))
+    })
 }
 
 /// The result of a driver call, with what was attempted.

@@ -178,6 +178,12 @@ pub fn cache_folder() -> Option<PathBuf> {
     Cache::of_user().folder().map(Path::to_path_buf)
 }
 
+/// Why the folder of [`cache_folder`] is not used, and what to do: another user can change what is in it.
+pub fn cache_refusal() -> Option<Unusable> {
+    let refusal = Cache::of_user().refusal()?;
+    Some(Unusable { found: refusal.to_string(), remedy: refusal.remedy() })
+}
+
 /// The version of the driver's kernel module, where it is loaded: also in a container that has no GPUs.
 pub fn kernel_module() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::search::PATH_VARIABLE;
+use crate::trust::Untrusted;
 use crate::types::{ResultCode, result_code};
 use crate::version::Version;
 
@@ -31,6 +32,12 @@ pub enum Refusal {
     /// The file does not exist.
     #[error("no such file")]
     Absent,
+    /// Another user could have put it there.
+    #[error("not loaded: {}; {}", found, found.remedy())]
+    Untrusted {
+        /// Why.
+        found: Untrusted,
+    },
     /// The loader did not open it.
     #[error("{0}")]
     Loader(String),

@@ -19,6 +19,7 @@ mod error;
 mod functions;
 mod library;
 mod search;
+pub mod trust;
 mod types;
 mod version;
 

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Attempt, Error, LoadError, Missing, Refusal};
 use crate::functions::{Functions, later};
 use crate::search::{NCCL, Search};
+use crate::trust;
 use crate::types::{Comm, ResultCode, Stream, UniqueId, Window, result_code};
 use crate::version::Version;
 
@@ -63,6 +64,7 @@ impl Nccl {
         if path.is_absolute() && !path.exists() {
             return Err(Refusal::Absent);
         }
+        trust::check_library(path, "libnccl.so").map_err(|found| Refusal::Untrusted { found })?;
         // SAFETY: the file is NCCL by its name or by the user's word, and NCCL's initialisers may run at any
         // time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };

@@ -80,8 +80,10 @@ impl Search {
     /// comes twice, by whatever name.
     fn package_folders(&self) -> Vec<PathBuf> {
         let mut prefixes: Vec<PathBuf> = self.virtual_env.iter().cloned().collect();
-        for python in self.path.iter().map(|folder| folder.join("python3")).filter(|python| python.is_file())
-        {
+        // A relative entry depends on the folder that the process happens to be in.
+        let programs =
+            self.path.iter().filter(|folder| folder.is_absolute()).map(|folder| folder.join("python3"));
+        for python in programs.filter(|python| python.is_file()) {
             let real = std::fs::canonicalize(&python).ok();
             let programs = std::iter::once(python).chain(real);
             prefixes.extend(programs.filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())));

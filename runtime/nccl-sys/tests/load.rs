@@ -1,6 +1,7 @@
 //! Loading, version gates and errors, over fake libraries that the C compiler builds from `fake_nccl.c`. No GPU
 //! and no NCCL is needed.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,6 +32,34 @@ fn only(path: &Path) -> Search {
 
 fn refusals(error: &LoadError) -> Vec<&Refusal> {
     error.attempts.iter().map(|a| &a.refusal).collect()
+}
+
+/// A library is not even opened where another user could have put it: its initialisers would run.
+#[test]
+fn a_library_in_a_folder_that_others_can_write_is_not_loaded() {
+    let dir = TempDir::new().expect("a folder");
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
+    };
+    let open = dir.path().join("open");
+    let library = fake(&open.join("libnccl.so.2"), &["-DVERSION=22707", "-DCONFIG=72"]);
+    mode(&open, 0o755);
+    mode(&library, 0o644);
+    Nccl::find(&only(&open)).expect("nobody else can write there");
+    for (path, open_mode, closed) in [(&open, 0o777, 0o755), (&open, 0o1777, 0o755), (&library, 0o666, 0o644)]
+    {
+        mode(path, open_mode);
+        for search in [only(&open), only(&library)] {
+            let error = Nccl::find(&search).expect_err("it is not trusted");
+            assert!(
+                matches!(&error.attempts[0].refusal, Refusal::Untrusted { found } if found.path == *path),
+                "{error}"
+            );
+            assert!(error.to_string().contains(&format!("chmod go-w {}", path.display())), "{error}");
+        }
+        mode(path, closed);
+    }
+    Nccl::find(&only(&open)).expect("nobody else can write there any more");
 }
 
 #[test]

@@ -499,7 +499,7 @@ fn rank_among_errors(error: &RunError) -> u32 {
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::TermsDiffer { .. } => 1,
         RunError::SizesDiffer { .. } | RunError::Misplaced { .. } => 1,
         RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
-        RunError::Bounds { .. } => 1,
+        RunError::Bounds { .. } | RunError::Unsupported(_) => 1,
         RunError::Step { .. } | RunError::Data { .. } | RunError::Left { .. } => 2,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::membership::Membership;
+use super::membership::{DRAWN, Membership};
 use crate::error::RunError;
 use crate::process;
 
@@ -79,14 +79,21 @@ impl Group {
         mine[4..8].copy_from_slice(&ranks.to_le_bytes());
         let all = means.all_gather(&mine).map_err(failed)?;
         let says = |r: usize| all.get(r).filter(|said| said.len() == mine.len());
+        if all.len() != ranks as usize {
+            return Err(failed(format!("expected {ranks} answers, found {}", all.len())));
+        }
         for r in 0..ranks {
             let expected = [r.to_le_bytes(), ranks.to_le_bytes()].concat();
-            if says(r as usize).is_none_or(|said| said[..8] != expected) || all.len() != ranks as usize {
-                return Err(failed(format!("expected {ranks} answers by rank, found {all:?}")));
+            if says(r as usize).is_none_or(|said| said[..8] != expected) {
+                // An answer ends with the secret of a rank, which no message has.
+                let found = all.get(r as usize).map_or_else(String::new, |answer| describe_answer(answer));
+                return Err(failed(format!(
+                    "expected the answer of rank {r} of {ranks} as answer {r}, found {found}"
+                )));
             }
         }
         let first = says(0).map(|said| said[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
-        let run = format!("bootstrap {}", first.unwrap_or_default());
+        let run = format!("{DRAWN}{}", first.unwrap_or_default());
         means.barrier().map_err(failed)?;
         Ok(Group::of(Membership { rank, ranks, run }))
     }
@@ -133,6 +140,15 @@ impl Group {
     }
 }
 
+/// What an answer of [`Group::bootstrap`] says, without the secret that it ends with.
+fn describe_answer(answer: &[u8]) -> String {
+    let number = |at: usize| Some(u32::from_le_bytes(answer.get(at..at + 4)?.try_into().ok()?));
+    match (answer.len(), number(0), number(4)) {
+        (24, Some(rank), Some(ranks)) => format!("that of rank {rank} of {ranks}"),
+        (bytes, ..) => format!("{bytes} bytes, expected 24"),
+    }
+}
+
 /// 16 bytes that nobody guesses: what ranks tell each other as the name of a place to meet.
 ///
 /// # Errors
@@ -142,4 +158,56 @@ pub fn secret() -> Result<[u8; 16], RunError> {
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));
     read.map_err(|e| RunError::system("reading /dev/urandom", e))?;
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that answer as `change` makes of the own answer.
+    struct Answers<F>(Vec<Vec<u8>>, F);
+
+    impl<F: Fn(&[u8]) -> Vec<Vec<u8>>> Bootstrap for Answers<F> {
+        fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+            self.0.push(mine.to_vec());
+            Ok((self.1)(mine))
+        }
+    }
+
+    /// Every way in which answers do not fit: the message says how, and has no byte of the secret in any notation.
+    #[test]
+    fn no_message_has_the_secret() {
+        let with = |mine: &[u8], rank: u8, ranks: u8| {
+            let mut answer = mine.to_vec();
+            // The barrier has no such fields.
+            if answer.len() == 24 {
+                (answer[0], answer[4]) = (rank, ranks);
+            }
+            answer
+        };
+        type Change<'a> = &'a dyn Fn(&[u8]) -> Vec<Vec<u8>>;
+        let changes: [(Change<'_>, &str); 6] = [
+            (&|mine| vec![mine.to_vec()], "expected 2 answers, found 1"),
+            (&|mine| vec![mine.to_vec(); 1000], "expected 2 answers, found 1000"),
+            (&|mine| vec![with(mine, 1, 2), mine.to_vec()], "as answer 0, found that of rank 1 of 2"),
+            (&|mine| vec![mine.to_vec(), with(mine, 1, 3)], "as answer 1, found that of rank 1 of 3"),
+            (&|mine| vec![mine.to_vec(), mine[..20].to_vec()], "found 20 bytes, expected 24"),
+            (&|mine| vec![mine.to_vec(), [mine, &[0; 1 << 16]].concat()], "found 65560 bytes, expected 24"),
+        ];
+        for (change, expected) in changes {
+            let mut answers = Answers(Vec::new(), change);
+            let text = Group::bootstrap(0, 2, &mut answers).unwrap_err().to_string();
+            assert!(text.contains(expected) && text.len() < 200, "{text}");
+            let secret = &answers.0[0][8..];
+            let hex: String = secret.iter().map(|b| format!("{b:02x}")).collect();
+            let list = format!("{secret:?}");
+            assert!(!text.contains(&hex) && !text.contains(list.trim_matches(['[', ']'])), "{text}");
+        }
+        let mut both = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
+        let group = Group::bootstrap(0, 2, &mut both).unwrap();
+        let hex: String = both.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
+        let next = group.next();
+        assert!(next.run.contains(&hex), "the ranks meet by it");
+        assert!(!format!("{group:?} {next:?} {}", next.shown_run()).contains(&hex));
+    }
 }

@@ -191,7 +191,7 @@ impl Joined {
             return match connect_link(place, purpose, Instant::now() + DECLINING) {
                 Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
                     "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
-                    place.run
+                    place.shown_run()
                 ))),
                 Err(error) => Err(error),
             };
@@ -392,7 +392,7 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
                     "the rendezvous point of {} belongs to another user",
-                    place.run
+                    place.shown_run()
                 )));
             }
             Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::EAGAIN | Errno::EINTR) => {

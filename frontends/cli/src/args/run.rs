@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 #[cfg(feature = "cuda")]
 use symmc::{ArenaSource, CudaConfig, Products};
-use symmc::{EngineChoice, Launch};
+use symmc::{EngineChoice, Launch, RankDraw};
 
 use super::program::{CompileArgs, ProgramArgs};
 use super::values::{parse_seconds, parse_setting, parse_tolerance};
@@ -43,6 +43,9 @@ pub struct RunArgs {
     /// Draw the arguments from this seed
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
+    /// Whether ranks get the same arguments, where these are drawn
+    #[arg(long, value_enum, default_value_t = DrawArg::Operands)]
+    pub draw: DrawArg,
     /// What to compare the results with; by default what --tensors records
     #[arg(long, value_enum)]
     pub compare: Option<Compare>,
@@ -113,6 +116,28 @@ impl RunArgs {
     #[cfg(not(feature = "cuda"))]
     pub fn engine(&self) -> EngineChoice {
         EngineChoice::Host
+    }
+}
+
+/// Whether ranks get the same drawn arguments.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrawArg {
+    /// Others on each rank where a collective takes the argument as operand (also moved or changed element by element), so
+    /// that reading the wrong peer shows; the same on all ranks for all others, such as tokens and positions
+    Operands,
+    /// The same on every rank
+    Shared,
+    /// Others on each rank
+    PerRank,
+}
+
+impl From<DrawArg> for RankDraw {
+    fn from(arg: DrawArg) -> RankDraw {
+        match arg {
+            DrawArg::Operands => RankDraw::CollectiveOperands,
+            DrawArg::Shared => RankDraw::Shared,
+            DrawArg::PerRank => RankDraw::PerRank,
+        }
     }
 }
 

@@ -12,9 +12,10 @@ use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
 use crate::gpu;
 use crate::load;
-use crate::out::{put, refuse_overwrite};
+use crate::out::{put, put_exact, refuse_overwrite};
 use crate::own::Own;
 use crate::progress::spin;
+use crate::say;
 use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
@@ -32,7 +33,7 @@ pub fn collectives(args: &BenchArgs, own: &Own) -> Result<ExitCode> {
         BenchFormat::Text => {
             put(&format!("{}\n\n{}{}", first.machine, tables(&first.collectives), norms(&first.norms)))?
         }
-        BenchFormat::Json => put(&(serde_json::to_string_pretty(first)? + "\n"))?,
+        BenchFormat::Json => put_exact(&(serde_json::to_string_pretty(first)? + "\n"))?,
     }
     Ok(ExitCode::from(u8::from(!all_right(&measured))))
 }
@@ -43,18 +44,13 @@ fn all_right(measured: &[Measurements]) -> bool {
     let mut ok = true;
     for m in all.filter(|m| m.failed.is_some()) {
         ok &= m.us.is_none();
-        eprintln!(
-            "{} {} of {} bytes: {}",
-            m.collective,
-            m.variant,
-            m.bytes,
-            m.failed.as_deref().unwrap_or("")
-        );
+        let failed = m.failed.as_deref().unwrap_or("");
+        say::line(&format!("{} {} of {} bytes: {failed}", m.collective, m.variant, m.bytes));
     }
     for m in measured.iter().flat_map(|m| &m.norms).filter(|m| m.failed.is_some()) {
         ok &= m.us.is_none();
         let failed = m.failed.as_deref().unwrap_or("");
-        eprintln!("all_reduce with norm, {:?}, of {}x{}: {failed}", m.how, m.rows, m.hidden);
+        say::line(&format!("all_reduce with norm, {:?}, of {}x{}: {failed}", m.how, m.rows, m.hidden));
     }
     ok
 }
@@ -125,6 +121,7 @@ pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
     };
     symmc::refuse_for_gpus(&plan, &args.gpus)?;
     gpu::note_attention(&plan);
+    gpu::note_cache();
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
     let command = own.rank_command();

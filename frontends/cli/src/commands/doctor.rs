@@ -7,24 +7,24 @@ use anyhow::Result;
 use symmc::doctor::{Check, Diagnosis, DoctorConfig, Prober, Status};
 
 use crate::args::{DoctorArgs, DoctorFormat};
-use crate::out::put;
+use crate::out::{put, put_exact};
 use crate::own::Own;
 use crate::progress::spin;
 
 /// Says what this machine can do and what it lacks.
 pub fn doctor(args: &DoctorArgs, own: &Own) -> Result<ExitCode> {
     if let Some(part) = args.part {
-        put(&(serde_json::to_string(&symmc::doctor::examine(part))? + "\n"))?;
+        put_exact(&(serde_json::to_string(&symmc::doctor::examine(part))? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let prober = Prober { program: own.program.clone(), args: own.with(&["doctor", "--part"]) };
     let limit = Duration::from_secs_f64(args.timeout);
     let config = DoctorConfig::default().with_limit(limit).with_prober(prober);
     let found = spin("asking drivers and libraries", || symmc::doctor(&config));
-    put(&match args.format {
-        DoctorFormat::Text => text(&found),
-        DoctorFormat::Json => serde_json::to_string_pretty(&found)? + "\n",
-    })?;
+    match args.format {
+        DoctorFormat::Text => put(&text(&found))?,
+        DoctorFormat::Json => put_exact(&(serde_json::to_string_pretty(&found)? + "\n"))?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,5 +1,8 @@
 //! `symmc pack`: the planner's packer on a table of buffers.
 
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -8,14 +11,14 @@ use symmc::unstable::pack::{self, Config, PackError, Packing, Table, Verified};
 use symmc::{Error, ErrorKind};
 
 use crate::args::{PackArgs, PackFormat};
-use crate::out::{put, refuse_overwrite};
+use crate::out::{put, put_exact, refuse_overwrite};
 use crate::units::{count, gap};
 
 /// Packs a table, verifies the offsets, writes them where asked, and prints.
 pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let name = args.file.display();
     refuse_overwrite(args.output.as_deref(), std::slice::from_ref(&args.file))?;
-    let text = std::fs::read_to_string(&args.file).with_context(|| name.to_string())?;
+    let text = read_table(&args.file).with_context(|| name.to_string())?;
     let table = Table::read(&text).map_err(|e| anyhow!("{name}: {e}"))?;
     drop(text);
     let start = Instant::now();
@@ -30,9 +33,24 @@ pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let result = Outcome { table: &table, packing: &packing, verified, seconds, capacity: args.capacity };
     match args.format {
         PackFormat::Text => put(&result.text(&name.to_string()))?,
-        PackFormat::Json => put(&result.json())?,
+        PackFormat::Json => put_exact(&result.json())?,
     }
     Ok(ExitCode::from(u8::from(!result.fits())))
+}
+
+/// The largest table, in bytes: a device may have no end.
+const LONGEST: u64 = 1 << 30;
+
+fn read_table(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
+    if text.len() as u64 >= LONGEST {
+        return Err(std::io::Error::other(format!(
+            "expected a table of less than {} MiB, found more",
+            LONGEST >> 20
+        )));
+    }
+    Ok(text)
 }
 
 /// An error of the packer, with the names of the table.

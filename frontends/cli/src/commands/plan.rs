@@ -9,9 +9,9 @@ use anyhow::Result;
 use symmc::{CheckedPlan, Config, Order, Plan, Program};
 
 use crate::args::{PlanArgs, PlanFormat};
-use crate::out::{put, refuse_overwrite};
+use crate::out::{put, put_exact, refuse_overwrite};
 use crate::progress::spin;
-use crate::{explain, html, load, report};
+use crate::{explain, html, load, report, say};
 
 /// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
@@ -43,16 +43,16 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     }
     match (&args.explain, args.format) {
         (Some(value), _) => put(&explain::explain(&plan, value)?)?,
-        (None, PlanFormat::Json) => put(&format!("{}\n", plan.to_json()))?,
-        (None, PlanFormat::Html) => put(&html::html(&plan)?)?,
+        (None, PlanFormat::Json) => put_exact(&format!("{}\n", plan.to_json()))?,
+        (None, PlanFormat::Html) => put_exact(&html::html(&plan)?)?,
         (None, PlanFormat::Text) => put(&report::report(&plan)?)?,
     }
     if args.timing {
-        eprintln!("import {:.1} ms", imported.as_secs_f64() * 1e3);
+        say::line(&format!("import {:.1} ms", imported.as_secs_f64() * 1e3));
         for (stage, time) in stages {
-            eprintln!("{stage} {:.1} ms", time.as_secs_f64() * 1e3);
+            say::line(&format!("{stage} {:.1} ms", time.as_secs_f64() * 1e3));
         }
-        eprintln!("total {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+        say::line(&format!("total {:.1} ms", start.elapsed().as_secs_f64() * 1e3));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use symmc::{Graph, Program};
 
 use crate::args::{PrintArgs, PrintFormat, Stage};
 use crate::load;
-use crate::out::put;
+use crate::out::put_exact;
 
 /// Prints a program; one for each bucket where they have programs of their own, each under a comment.
 pub fn print(args: &PrintArgs) -> Result<ExitCode> {
@@ -29,7 +29,7 @@ pub fn print(args: &PrintArgs) -> Result<ExitCode> {
             PrintFormat::Dot => dot(graph),
         });
     }
-    put(&out)?;
+    put_exact(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -24,6 +24,7 @@ use crate::out::{put, refuse_overwrite};
 use crate::own::Own;
 use crate::progress::spin;
 use crate::report::decided;
+use crate::say;
 use crate::units::{count, micros};
 
 /// Runs a program or a plan and compares the results.
@@ -35,7 +36,7 @@ pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
     let start = Instant::now();
     let (ranks, ran) = spin("running", || execute(args, own, place, (&plan, &work)))?;
     if let (true, Some(times)) = (args.timing, RunTimes::slowest(&ran.times)) {
-        eprintln!("{}", timing(times, start.elapsed()));
+        say::line(&timing(times, start.elapsed()));
     }
     let outputs = ran.outputs;
     if let Some(file) = output {
@@ -99,6 +100,7 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     refuse_what_does_not_run(args, &plan)?;
     if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
         gpu::note_attention(&plan);
+        gpu::note_cache();
     }
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
         let found = count(place.ranks, "rank");
@@ -107,11 +109,12 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let draw = Draw::default()
         .with_seed(args.seed.unwrap_or(0))
         .with_arguments(args.seed.is_some())
+        .with_ranks(args.draw.into())
         .with_symbols(args.set.iter().cloned());
     let gather = || Workload::gather(&source, &weights, tensors.as_deref(), &draw);
     let work = spin("reading and drawing inputs", gather)?;
     for note in &work.notes {
-        eprintln!("note: {note}");
+        say::note(note);
     }
     // Ranks that joined find out together, so that none waits for one that has left.
     if args.backend != BackendArg::Interpreter && place.is_none() {
@@ -151,7 +154,7 @@ fn place(args: &RunArgs) -> Result<Option<Membership>> {
         BackendArg::Host | BackendArg::Cuda => {
             let found = Membership::find(args.launch.into()).map_err(symmc::Error::from)?;
             if let Some(note) = found.note {
-                eprintln!("note: {note}");
+                say::note(&note);
             }
             Ok(found.place)
         }

@@ -14,6 +14,9 @@ const DESCRIPTORS: u64 = 256;
 /// What NCCL may take of `/dev/shm` for a few ranks; containers have 64 MiB of it unless they ask for more.
 const SHM: u64 = 128 << 20;
 
+/// The name of the check of the cache.
+const CACHE: &str = "kernel cache";
+
 pub(super) fn checks() -> Vec<Check> {
     vec![
         launcher(Membership::find(Launch::Auto)),
@@ -140,7 +143,11 @@ fn locked(most: Option<u64>) -> Check {
 
 #[cfg(feature = "cuda")]
 fn cache() -> Check {
-    cache_at(symmc_cuda::libraries::cache_folder().as_deref())
+    let folder = symmc_cuda::libraries::cache_folder();
+    match symmc_cuda::libraries::cache_refusal() {
+        Some(refusal) => untrusted_cache(folder.as_deref(), &refusal.found, &refusal.remedy),
+        None => cache_at(folder.as_deref()),
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -148,16 +155,25 @@ fn cache() -> Check {
     HOST.ok("kernel cache", "this build compiles no kernels")
 }
 
+/// A folder that is not used because another user can change what is in it.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+fn untrusted_cache(folder: Option<&Path>, found: &str, remedy: &str) -> Check {
+    let found = format!("not used: {found}; kernels are compiled and products measured again in every run");
+    HOST.short(CACHE, Status::Limited, found, format!("{remedy}, or name another folder (XDG_CACHE_HOME)"))
+        .at(folder)
+}
+
 /// Whether the folder, or the nearest one above it that exists, can be written.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn cache_at(folder: Option<&Path>) -> Check {
-    const NAME: &str = "kernel cache";
+    const NAME: &str = CACHE;
     let lost = "kernels are compiled and products measured again in every run; name a folder that can be written \
                 (XDG_CACHE_HOME)";
     let Some(folder) = folder else {
         return HOST.short(NAME, Status::Missing, "the environment names no folder for it", lost);
     };
-    let nearest = folder.ancestors().find(|f| f.exists());
+    // A link that leads nowhere is there, and no folder.
+    let nearest = folder.ancestors().find(|f| f.symlink_metadata().is_ok());
     match nearest.is_some_and(|f| f.is_dir() && facts::is_writable(f)) {
         true => HOST.ok(NAME, folder.display().to_string()).at(Some(folder)),
         false => {
@@ -174,6 +190,9 @@ mod tests {
     #[test]
     fn what_is_short_is_said_with_a_remedy() {
         let refused = || RunError::system("allocating memory", "Operation not permitted");
+        let folder = tempfile::tempdir().unwrap();
+        let dangling = folder.path().join("symmc");
+        std::os::unix::fs::symlink("/nope/nope", &dangling).unwrap();
         for (check, status) in [
             (shared_memory(Err(refused()), None), Status::Missing),
             (shared_memory(Ok(()), Some(1 << 20)), Status::Limited),
@@ -183,6 +202,11 @@ mod tests {
             (descriptors(Some(64)), Status::Limited),
             (cache_at(None), Status::Missing),
             (cache_at(Some(Path::new("/dev/null/symmc"))), Status::Missing),
+            (cache_at(Some(&dangling)), Status::Missing),
+            (
+                untrusted_cache(Some(Path::new("/a")), "others can write /a (mode 0777)", "chmod go-w /a"),
+                Status::Limited,
+            ),
             (launcher(Err(RunError::Invalid("RANK is set".into()))), Status::Limited),
         ] {
             assert_eq!(check.status, status, "{check:?}");

@@ -15,7 +15,7 @@ use cudarc::cublaslt::{result, sys};
 use symmc_ir::DType;
 
 use crate::driver::{Device, Stream};
-use crate::error::CudaError;
+use crate::error::{CudaError, trust_loader_path};
 use crate::launch::Address;
 
 /// A matrix of a product: `[rows, columns]` with one unit stride.
@@ -129,6 +129,7 @@ impl Drop for Handle {
 
 /// Whether cuBLASLt can be loaded.
 fn present() -> Result<(), CudaError> {
+    trust_loader_path("libcublasLt.so")?;
     // SAFETY: tries to load the library; nothing else.
     if unsafe { sys::is_culib_present() } {
         return Ok(());

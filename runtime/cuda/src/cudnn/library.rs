@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use nccl_sys::{Search, Wanted};
+use nccl_sys::{Search, Wanted, trust};
 
 use crate::error::CudaError;
 
@@ -119,6 +119,8 @@ impl Cudnn {
         if path.is_absolute() && !path.exists() {
             return Err("is not there".into());
         }
+        trust::check_library(path, "libcudnn.so")
+            .map_err(|e| format!("is not loaded: {e}; {}", e.remedy()))?;
         // SAFETY: the file is cuDNN by its name or by the user's word, and its initialisers may run at any time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         // The error itself names only the call.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use crate::error::{CudaError, checked};
+use crate::error::{CudaError, checked, trust_loader_path};
 use crate::launch::Address;
 
 /// The context that is current on this thread; it is again when this value is dropped.
@@ -268,6 +268,7 @@ impl Drop for Device {
 /// # Errors
 /// There is no driver, or it does not start.
 pub fn count() -> Result<u32, CudaError> {
+    trust_loader_path("libcuda.so")?;
     // SAFETY: tries to load the library; nothing else.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {

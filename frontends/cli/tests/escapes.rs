@@ -1,0 +1,159 @@
+//! Messages that quote files of strangers: whatever these hold, nothing that a terminal acts on reaches it, and a message has a
+//! bounded length.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+
+use common::{output, programs, symmc};
+
+/// Names that a file may give to something: sequences that set a title, clear the screen, begin a line of their own or
+/// reverse text, and one that is very long.
+fn names() -> Vec<String> {
+    let strange =
+        ["\u{1b}]0;pwned\u{7}\u{1b}[2J", "\u{9b}31m\u{7f}\u{0}", "a\nerror: forged\r", "\u{202e}b\u{2028}"];
+    strange.into_iter().map(String::from).chain(["x".repeat(100_000), "y, ".repeat(40_000)]).collect()
+}
+
+/// What a command says has no character that a terminal acts on, is not long, and is one message.
+#[track_caller]
+fn check(command: &mut Command, code: i32) {
+    let out = output(command);
+    let (said, printed) = (String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
+    let about: String = format!("{command:?}").chars().take(400).collect();
+    assert_eq!(out.status.code(), Some(code), "{about}\n{said}");
+    for text in [&said, &printed] {
+        let acts =
+            |c: char| c.is_control() && c != '\n' && c != '\t' || ('\u{2028}'..='\u{202e}').contains(&c);
+        assert!(!text.contains(acts), "{about}\n{text:?}");
+    }
+    assert!(said.chars().count() < 40_000, "{about}: {} characters", said.chars().count());
+    let messages = said.lines().filter(|line| line.starts_with("error:")).count();
+    assert_eq!(messages, usize::from(code == 2), "{about}\n{said}");
+}
+
+fn file(dir: &Path, name: &str, text: &str) -> String {
+    std::fs::write(dir.join(name), text).expect("written");
+    dir.join(name).display().to_string()
+}
+
+#[test]
+fn strange_names_in_every_kind_of_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plan = dir.path().join("good.json");
+    assert!(
+        output(&mut symmc(&format!("plan ../../examples/data_parallel.symm -o {}", plan.display())))
+            .status
+            .success()
+    );
+    let plan = std::fs::read_to_string(plan).expect("a plan");
+    let symm = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[4]\n";
+    for name in names() {
+        let quoted = serde_json::to_string(&name).expect("a string");
+        // The text form, by each part of it that an error quotes.
+        for text in [
+            format!("{symm}{name}\nreturn %x\n"),
+            format!("{symm}%y: f32[4] = {name} %x\nreturn %y\n"),
+            format!("{symm}%y: f32[4] = neg %{name}\nreturn %y\n"),
+            format!("program {quoted} ranks 2\narg %x: f32[4]\nreturn %nothing\n"),
+            format!("{symm}%y: f32[4] = all_reduce %x op=sum group=@{name}\nreturn %y\n"),
+            format!("{symm}%y: f32[{name}] = neg %x\nreturn %y\n"),
+        ] {
+            check(&mut symmc(&format!("plan {}", file(dir.path(), "a.symm", &text))), 2);
+        }
+        for text in [
+            format!("{{{quoted}: 1}}"),
+            format!("{{\"version\": {quoted}}}"),
+            plan.replacen("\"host\"", &quoted, 1).replacen("\"version\"", &quoted, 1),
+        ] {
+            check(&mut symmc(&format!("check {}", file(dir.path(), "p.json", &text))), 2);
+            let machine = file(dir.path(), "m.json", &text);
+            check(&mut symmc(&format!("plan ../../examples/data_parallel.symm --machine {machine}")), 2);
+        }
+        let cell = name.replace(['\n', ','], ";");
+        for text in [
+            format!("id,lower,{cell},size\n1,0,1,1\n"),
+            format!("id,lower,upper,size\n1,{cell},1,1\n"),
+            format!("id,lower,upper,size,offset\n{cell},0,2,8,0\n{cell},1,3,8,4\n"),
+        ] {
+            check(&mut symmc(&format!("pack {}", file(dir.path(), "t.csv", &text))), 2);
+        }
+        let header = format!("{{{quoted}:{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}}}");
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend([0; 4]);
+        let tensors = dir.path().join("t.safetensors");
+        std::fs::write(&tensors, bytes).expect("written");
+        check(
+            &mut symmc(&format!("run ../../examples/data_parallel.symm --tensors {}", tensors.display())),
+            2,
+        );
+    }
+}
+
+#[test]
+fn good_output_has_strange_names_escaped_as_well() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let text = "program \"p\\u{1b}[2J\" ranks 2\ngroup @g world\nparam %x: f32[4] source \"w\\u{9b}31m\\u{7}\"\n\
+                %y: f32[4] = all_reduce %x op=sum group=@g\nreturn %y\n";
+    let program = file(dir.path(), "a.symm", text);
+    check(&mut symmc(&format!("plan {program}")), 0);
+    check(&mut symmc(&format!("print {program}")), 0);
+    check(&mut symmc(&format!("run {program} --seed 1 --backend threads --compare interpreter --print")), 0);
+    let table = file(dir.path(), "t.csv", "id,lower,upper,size\na\u{1b}[2J,0,2,8\nb\u{7},1,3,8\n");
+    check(&mut symmc(&format!("pack {table}")), 0);
+    check(&mut symmc(&format!("pack {table} --capacity 8")), 1);
+}
+
+#[test]
+#[cfg(feature = "onnx")]
+fn strange_names_in_a_model() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = std::fs::read(programs().join("gpt_tp2_rank0.onnx")).expect("a model");
+    let path = dir.path().join("m.onnx");
+    for (from, to) in
+        [("MatMul", "\u{1b}]0;A\u{7}"), ("Softmax", "\u{1b}[2J\u{7}ab"), ("float32", "\u{1b}[31m\n.")]
+    {
+        assert_eq!(from.len().max(6), to.len().max(6), "the lengths of fields stay");
+        let mut changed = model.clone();
+        let places: Vec<usize> =
+            (0..model.len() - from.len()).filter(|&i| model[i..].starts_with(from.as_bytes())).collect();
+        places.iter().for_each(|&at| changed[at..at + to.len()].copy_from_slice(to.as_bytes()));
+        std::fs::write(&path, &changed).expect("written");
+        let out = output(&mut symmc(&format!("plan {}", path.display())));
+        check(&mut symmc(&format!("plan {}", path.display())), out.status.code().unwrap_or(-1));
+    }
+}
+
+#[test]
+fn names_of_files_and_arguments() {
+    for name in names() {
+        let short: String = name.chars().filter(|c| *c != '\0').take(2000).collect();
+        let mut command = symmc("plan");
+        check(command.arg(format!("{short}.symm")), 2);
+        for line in [
+            "run ../../examples/data_parallel.symm --set",
+            "plan ../../examples/data_parallel.symm --machine",
+            "plan ../../examples/data_parallel.symm --numerics",
+            "ops",
+        ] {
+            check(symmc(line).arg(&short), 2);
+        }
+        check(symmc("").arg(&short), 2);
+    }
+    check(symmc("plan").arg(OsStr::from_bytes(b"\xff\x1b[2J.symm")), 2);
+}
+
+/// Help that cannot be written is an error, as all output is.
+#[test]
+fn help_on_a_full_disk() {
+    for line in ["--help", "plan --help", "--version", "ops"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+        let out = symmc(line).stdout(full).output().expect("symmc starts");
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!((out.status.code(), text.contains("No space left")), (Some(2), true), "{line}: {text}");
+    }
+}

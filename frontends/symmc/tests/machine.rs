@@ -1,0 +1,101 @@
+//! Profiles of machines with numbers that no machine has.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use symmc::{Config, Profile, Program};
+
+const PROGRAM: &str = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[64, 64]\n%a: f32[64, 64] = all_reduce %x op=sum group=@g\n\
+                       %b: f32[128, 64] = all_gather %a group=@g\n%c: f32[64, 64] = matmul %a, %x\n\
+                       %d: f32[64, 64] = all_reduce %c op=sum group=@g\nreturn %b, %d\n";
+
+/// The numbers of a value by their paths; of those that differ in an index alone, the first, the second and the last.
+fn numbers(value: &Value) -> Vec<String> {
+    fn walk(value: &Value, path: String, out: &mut Vec<String>) {
+        match value {
+            Value::Number(_) => out.push(path),
+            Value::Array(all) => {
+                all.iter().enumerate().for_each(|(i, v)| walk(v, format!("{path}/{i}"), out))
+            }
+            Value::Object(all) => all.iter().for_each(|(k, v)| walk(v, format!("{path}/{k}"), out)),
+            _ => {}
+        }
+    }
+    let mut all = Vec::new();
+    walk(value, String::new(), &mut all);
+    let mut kinds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in all {
+        // A point is a pair of unlike numbers.
+        let (place, last) = path.rsplit_once('/').unwrap_or_default();
+        let kind = place
+            .split('/')
+            .map(|p| if p.parse::<u32>().is_ok() { "#" } else { p })
+            .collect::<Vec<_>>()
+            .join("/");
+        kinds.entry(format!("{kind}/{last}")).or_default().push(path);
+    }
+    kinds
+        .into_values()
+        .flat_map(|paths| [paths[0].clone(), paths[paths.len() / 2].clone(), paths[paths.len() - 1].clone()])
+        .collect()
+}
+
+#[test]
+fn impossible_numbers_are_refused_or_change_nothing_that_is_checked() {
+    let program = Program::from_text(PROGRAM).expect("a program");
+    let strange = [
+        json!(1e308),
+        json!(f64::MAX),
+        json!(1e-308),
+        json!(-1),
+        json!(0),
+        json!(u64::MAX),
+        json!(1e20),
+        json!(1u64 << 62),
+    ];
+    let mut refused = 0;
+    for name in ["host", "h200x2"] {
+        let whole = Profile::builtin(name).expect("a profile").to_json();
+        let whole: Value = serde_json::from_str(&whole).expect("JSON");
+        for path in numbers(&whole) {
+            for number in &strange {
+                let mut changed = whole.clone();
+                *changed.pointer_mut(&path).expect("a number") = number.clone();
+                match Profile::from_json(&changed.to_string()) {
+                    Err(_) => refused += 1,
+                    Ok(profile) => {
+                        let planned = symmc::compile(&program, &Config::default().with_profile(profile));
+                        let error = planned.err().filter(|e| !e.is_bad_input());
+                        assert!(
+                            error.is_none(),
+                            "{name} {path} {number}: {}",
+                            error.map(|e| e.to_string()).unwrap_or_default()
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 50, "{refused}");
+}
+
+#[test]
+fn a_time_that_is_too_long_is_named_with_its_curve() {
+    let whole = Profile::builtin("host").expect("a profile").to_json();
+    let mut changed: Value = serde_json::from_str(&whole).expect("JSON");
+    changed["curves"][0]["points"][2][1] = json!(1e308);
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("slow.json");
+    std::fs::write(&path, changed.to_string()).expect("written");
+    let error = symmc::machine(&path.display().to_string()).expect_err("it is refused");
+    let text = error.to_string();
+    assert!(error.is_bad_input(), "{text}");
+    for part in [
+        "slow.json",
+        "curve all_gather ll on 2 ranks",
+        "µs at 4096 bytes",
+        "expected 0.000001 to 1000000000000 µs",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}

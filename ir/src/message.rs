@@ -1,0 +1,189 @@
+//! Messages for people. They quote names, expressions and lines of files that others wrote, and go to terminals:
+//! [`printable`] escapes what a terminal would act on, and bounds the length. It is the only place that does, and every
+//! message passes it: the errors of the API where they are displayed, and all that the command says.
+
+use std::fmt::Write;
+
+/// The most characters of a word, as of a name or a list without spaces.
+const WORD: usize = 1024;
+/// How many characters are kept of a longer word.
+const WORD_HEAD: usize = 256;
+/// The most characters of a line.
+const LINE: usize = 4096;
+/// How many characters are kept of the beginning and of the end of a longer line.
+const LINE_HEAD: usize = 2048;
+const LINE_TAIL: usize = 512;
+/// The most lines, and the most characters of all.
+const LINES: usize = 200;
+const ALL: usize = 32 << 10;
+
+/// A message whose control characters and marks that reorder text are escaped (`\u{1b}`), and whose length is bounded: what
+/// is left out is counted. Lines after the first are indented, so that no name can look like a message of its own. A short
+/// message without such characters stays as it is, and so does a message that was made printable before.
+pub fn printable(message: &str) -> String {
+    let mut out = String::with_capacity(message.len().min(ALL));
+    let lines = message.split('\n').count();
+    let mut characters = 0;
+    for (index, line) in message.split('\n').enumerate() {
+        let line = bounded_line(&escaped_line(line));
+        characters += line.chars().count() + 2;
+        let is_last = index + 1 == lines;
+        if index > 0 && (characters > ALL || index + 1 >= LINES && !is_last) {
+            let _ = write!(out, "\n  … ({} more lines)", grouped(lines - index));
+            return out;
+        }
+        if index > 0 {
+            let indented = line.is_empty() || line.starts_with(' ');
+            out.push_str(if indented { "\n" } else { "\n  " });
+        }
+        out.push_str(&line);
+    }
+    out
+}
+
+/// A line in which no character does anything but appear.
+pub fn escaped_line(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    line.chars().for_each(|c| push_escaped(&mut out, c));
+    out
+}
+
+/// Adds a character, escaped where a terminal would act on it.
+pub fn push_escaped(out: &mut String, c: char) {
+    match c {
+        '\t' => out.push(c),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        c if c.is_control() || reorders(c) => {
+            let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
+        }
+        c => out.push(c),
+    }
+}
+
+/// Whether a character that is not seen changes how others are: marks of direction, and separators of lines and paragraphs.
+fn reorders(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// A line with its long words cut, and then cut in the middle if it is still long.
+fn bounded_line(line: &str) -> String {
+    if line.len() <= WORD {
+        return line.to_string();
+    }
+    let mut out = String::new();
+    let mut rest = line;
+    while !rest.is_empty() {
+        let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        push_word(&mut out, word);
+        let gap = after.find(|c: char| !c.is_whitespace()).unwrap_or(after.len());
+        out.push_str(&after[..gap]);
+        rest = &after[gap..];
+    }
+    let count = out.chars().count();
+    if count <= LINE {
+        return out;
+    }
+    let head: String = out.chars().take(LINE_HEAD).collect();
+    let tail: String = out.chars().skip(count - LINE_TAIL).collect();
+    format!("{head}… ({} more characters) …{tail}", grouped(count - LINE_HEAD - LINE_TAIL))
+}
+
+fn push_word(out: &mut String, word: &str) {
+    let count = word.chars().count();
+    if count <= WORD {
+        out.push_str(word);
+        return;
+    }
+    out.extend(word.chars().take(WORD_HEAD));
+    let _ = write!(out, "… ({} more characters)", grouped(count - WORD_HEAD));
+}
+
+/// Names for a message, in their order: at most `most` of them, and how many more there are.
+pub fn listed<T: AsRef<str>>(names: &[T], most: usize) -> String {
+    let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(most) {
+        0 => shown.join(", "),
+        more => format!("{}, … ({} more)", shown.join(", "), grouped(more)),
+    }
+}
+
+/// A number with a comma after every three digits.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SplitMix;
+
+    /// What holds for every printable message.
+    fn check(message: &str) -> String {
+        let shown = printable(message);
+        let acts = |c: char| c != '\n' && c != '\t' && (c.is_control() || reorders(c));
+        assert!(!shown.contains(acts), "{message:?} became {shown:?}");
+        assert!(shown.chars().count() <= ALL + 64, "{} characters", shown.chars().count());
+        assert!(shown.lines().count() <= LINES);
+        assert!(shown.lines().all(|l| l.chars().count() <= LINE + 2));
+        assert!(shown.lines().skip(1).all(|l| l.is_empty() || l.starts_with(' ')), "{shown:?}");
+        assert_eq!(printable(&shown), shown, "a second time");
+        shown
+    }
+
+    #[test]
+    fn plain_messages_stay_as_they_are() {
+        let path = format!("/{}/model.symm: expected f32[4], found `größe`", "folder/".repeat(100));
+        for text in ["", "%x: expected\ta tensor", "a:\n  - one\n\n  - two", &path] {
+            assert_eq!(check(text), text);
+        }
+    }
+
+    #[test]
+    fn what_a_terminal_acts_on_is_escaped() {
+        let osc = check("\u{1b}]0;title\u{7}\u{9b}31m\0\u{7f}\r\u{202e}x");
+        assert_eq!(osc, r"\u{1b}]0;title\u{7}\u{9b}31m\u{0}\u{7f}\r\u{202e}x");
+        assert_eq!(check("name\nerror: forged"), "name\n  error: forged");
+    }
+
+    #[test]
+    fn what_is_long_is_cut_and_counted() {
+        let name = "x".repeat(98_256);
+        assert_eq!(
+            check(&format!("the name {name} is taken")),
+            format!("the name {}… (98,000 more characters) is taken", "x".repeat(256))
+        );
+        let list = check(&format!("expected one of {}found y", "name, ".repeat(20_000)));
+        assert!(list.starts_with("expected one of name, ") && list.ends_with("found y"), "{list}");
+        assert!(list.contains("more characters) …"));
+        assert!(check(&"line\n".repeat(5000)).ends_with("  … (4,802 more lines)"));
+        assert!(check(&format!("{}\n", "ab cd ".repeat(500)).repeat(150)).contains("more lines)"));
+        assert_eq!(listed(&["a", "b"], 2), "a, b");
+        assert_eq!(listed(&vec!["a"; 5002], 2), "a, a, … (5,000 more)");
+    }
+
+    #[test]
+    fn any_text_is_made_printable() {
+        let mut random = SplitMix(7);
+        let pieces =
+            ["a", " ", "\n", "\u{1b}[2J", "é", "\u{202e}", "…", ",", "\t", "\r\n", "\u{85}", "\u{2028}"];
+        for _ in 0..400 {
+            let mut text = String::new();
+            for _ in 0..random.below(40) {
+                text.push_str(
+                    &pieces[random.below(pieces.len())].repeat(1 + random.below(3) * random.below(900)),
+                );
+            }
+            check(&text);
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Who else can change what lies at a path. Code is loaded, and compiled code is read back, only from places that nobody but
+//! the user and root can write: else another user of the machine decides what runs.
+//!
+//! All folders on the way count, and so do symbolic links: who can write a folder can replace what is in it. In a folder with
+//! the sticky bit, such as `/tmp`, entries can be replaced by their owners alone. Write permission of a group counts as nobody's
+//! where the group has no other members.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::unistd::{Gid, Group, Uid, User, geteuid};
+
+/// The most symbolic links that are followed on the way to one path, as the kernel's limit.
+const MAX_LINKS: usize = 40;
+/// Write permission of group and others, and the sticky bit.
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// What lets somebody else change what lies at a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Untrusted {
+    /// The folder, file or link.
+    pub path: PathBuf,
+    /// Why it is not trusted.
+    pub why: Distrust,
+}
+
+/// Why a folder, a file or a link is not trusted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Distrust {
+    /// It belongs to another user than this one and root.
+    Owner(u32),
+    /// Others can write it; its mode.
+    Writable(u32),
+    /// The system does not tell.
+    Unknown(String),
+}
+
+impl Untrusted {
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        let path = self.path.display();
+        match &self.why {
+            Distrust::Owner(_) => {
+                format!("use a folder of your own or of root, or have root take {path} over (chown)")
+            }
+            Distrust::Writable(_) => format!("chmod go-w {path}"),
+            Distrust::Unknown(_) => format!("make {path} readable"),
+        }
+    }
+}
+
+impl fmt::Display for Untrusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.why {
+            Distrust::Owner(uid) => write!(f, "{path} belongs to another user (uid {uid})"),
+            Distrust::Writable(mode) => write!(f, "others can write {path} (mode {:04o})", mode & 0o7777),
+            Distrust::Unknown(error) => write!(f, "{path}: {error}"),
+        }
+    }
+}
+
+/// What the rules need to know of a folder, a file or a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Facts {
+    uid: u32,
+    mode: u32,
+    is_link: bool,
+    /// Whether its group has other members.
+    group_is_shared: bool,
+}
+
+/// How the path goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Position {
+    /// An entry of it is used, and that entry is looked at as well.
+    OnTheWay,
+    /// It is what is used.
+    Last,
+}
+
+/// The rules, for one folder, file or link.
+fn judge(facts: Facts, position: Position, owners: &[u32]) -> Option<Distrust> {
+    if !owners.contains(&facts.uid) {
+        return Some(Distrust::Owner(facts.uid));
+    }
+    if facts.is_link {
+        // The permissions of a link mean nothing.
+        return None;
+    }
+    let shared = facts.mode & OTHERS_WRITE != 0 || facts.mode & GROUP_WRITES != 0 && facts.group_is_shared;
+    let entries_are_safe = position == Position::OnTheWay && facts.mode & STICKY != 0;
+    (shared && !entries_are_safe).then_some(Distrust::Writable(facts.mode))
+}
+
+/// Checks that nobody but this user and root can change what lies in a folder.
+///
+/// # Errors
+/// Somebody can, or it is not there.
+pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
+    let (seen, missing) = entries(path)?;
+    match missing {
+        Some(error) => Err(Untrusted { path: path.to_path_buf(), why: Distrust::Unknown(error.to_string()) }),
+        None => check_entries(&seen, Position::Last),
+    }
+}
+
+/// Checks that nobody but this user and root can change a file, or put another one in its place.
+///
+/// # Errors
+/// As [`check_folder`].
+pub fn check_file(path: &Path) -> Result<(), Untrusted> {
+    check_folder(path)?;
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or(Ok(()), check_folder)
+}
+
+/// Checks a folder as [`check_folder`], or where it is not there yet, that nobody else could replace it once this user has
+/// created it.
+///
+/// # Errors
+/// As [`check_folder`].
+pub fn check_new_folder(path: &Path) -> Result<(), Untrusted> {
+    let (seen, missing) = entries(path)?;
+    check_entries(&seen, if missing.is_some() { Position::OnTheWay } else { Position::Last })
+}
+
+/// Checks what is to be loaded as a library: a file, or a bare name that the system's loader resolves, whose files are
+/// called `prefix` and more.
+///
+/// # Errors
+/// As [`check_file`] and [`check_loader_path`].
+pub fn check_library(path: &Path, prefix: &str) -> Result<(), Untrusted> {
+    let is_bare_name = path.components().count() == 1 && !path.is_absolute();
+    if is_bare_name { check_loader_path(prefix) } else { check_file(path) }
+}
+
+/// Checks the folders that the system's loader would take a library from because the user names them (`LD_LIBRARY_PATH`);
+/// its own are root's. `prefix` begins the names of the library's files.
+///
+/// # Errors
+/// One of these folders has such a file, and somebody else can change what is in it.
+pub fn check_loader_path(prefix: &str) -> Result<(), Untrusted> {
+    let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    check_loader_folders(&variable, prefix)
+}
+
+fn check_loader_folders(variable: &OsString, prefix: &str) -> Result<(), Untrusted> {
+    if variable.is_empty() {
+        return Ok(());
+    }
+    for folder in std::env::split_paths(variable) {
+        // An empty entry is the current folder.
+        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+        let is_named = |name: OsString| name.to_str().is_some_and(|name| name.starts_with(prefix));
+        let has_library =
+            fs::read_dir(&folder).into_iter().flatten().flatten().any(|e| is_named(e.file_name()));
+        if has_library {
+            check_folder(&folder)?;
+        }
+    }
+    Ok(())
+}
+
+/// An entry of the way to a path.
+struct Entry {
+    path: PathBuf,
+    facts: Facts,
+}
+
+fn check_entries(seen: &[Entry], last: Position) -> Result<(), Untrusted> {
+    let owners = trusted_owners();
+    for (index, Entry { path, facts }) in seen.iter().enumerate() {
+        let position = if index + 1 == seen.len() { last } else { Position::OnTheWay };
+        if let Some(why) = judge(*facts, position, &owners) {
+            return Err(Untrusted { path: path.clone(), why });
+        }
+    }
+    Ok(())
+}
+
+/// Root, this user, and the owner of the root folder, which is root but for containers whose root is no user of theirs.
+fn trusted_owners() -> Vec<u32> {
+    let root = fs::symlink_metadata("/").ok().map(|found| found.uid());
+    [0, geteuid().as_raw()].into_iter().chain(root).collect()
+}
+
+/// All folders and links on the way to a path, in the order in which they are used, and the error of the first that is not
+/// there.
+fn entries(path: &Path) -> Result<(Vec<Entry>, Option<io::Error>), Untrusted> {
+    let unknown = |path: &Path, error: &dyn fmt::Display| Untrusted {
+        path: path.to_path_buf(),
+        why: Distrust::Unknown(error.to_string()),
+    };
+    let absolute = std::path::absolute(path).map_err(|e| unknown(path, &e))?;
+    let mut rest: VecDeque<OsString> = components(&absolute);
+    let mut at = PathBuf::from("/");
+    let root = fs::symlink_metadata(&at).map_err(|e| unknown(&at, &e))?;
+    let mut seen = vec![Entry { path: at.clone(), facts: facts(&root) }];
+    let mut links = 0;
+    while let Some(name) = rest.pop_front() {
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(&name);
+        let found = match fs::symlink_metadata(&next) {
+            Ok(found) => found,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok((seen, Some(error)));
+            }
+            Err(error) => return Err(unknown(&next, &error)),
+        };
+        seen.push(Entry { path: next.clone(), facts: facts(&found) });
+        if !found.is_symlink() {
+            at = next;
+            continue;
+        }
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(unknown(path, &"too many symbolic links"));
+        }
+        let target = fs::read_link(&next).map_err(|e| unknown(&next, &e))?;
+        if target.is_absolute() {
+            at = PathBuf::from("/");
+        }
+        let mut ahead = components(&target);
+        ahead.append(&mut rest);
+        rest = ahead;
+    }
+    Ok((seen, None))
+}
+
+fn components(path: &Path) -> VecDeque<OsString> {
+    let named = path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_os_string()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    });
+    named.collect()
+}
+
+fn facts(found: &Metadata) -> Facts {
+    // Only a group that may write is looked up.
+    let group_is_shared = found.mode() & GROUP_WRITES != 0 && has_other_members(found.gid());
+    Facts { uid: found.uid(), mode: found.mode(), is_link: found.is_symlink(), group_is_shared }
+}
+
+/// Whether others than this user and root are members of a group, as far as the system tells.
+fn has_other_members(gid: u32) -> bool {
+    let (Ok(Some(group)), Ok(Some(own))) = (Group::from_gid(Gid::from_raw(gid)), User::from_uid(geteuid()))
+    else {
+        return true;
+    };
+    let Ok(users) = fs::read_to_string("/etc/passwd") else { return true };
+    let is_other = |name: &str| name != own.name && name != "root";
+    let named = group.mem.iter().any(|name| is_other(name));
+    // What a directory service calls the primary group of all users is not in this file.
+    let of_service = own.gid.as_raw() == gid && group.name != own.name && !users_are_local();
+    named || has_primary_members(&users, gid, own.uid) || of_service
+}
+
+/// Whether a user other than this one and root has a group as primary group, by the lines of `/etc/passwd`.
+fn has_primary_members(users: &str, gid: u32, own: Uid) -> bool {
+    users.lines().any(|line| {
+        let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>().ok());
+        let (uid, primary) = (fields.next().flatten(), fields.next().flatten());
+        primary == Some(gid) && uid.is_some_and(|uid| uid != 0 && uid != own.as_raw())
+    })
+}
+
+/// Whether all users stand in `/etc/passwd`.
+fn users_are_local() -> bool {
+    let Ok(text) = fs::read_to_string("/etc/nsswitch.conf") else { return true };
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("passwd:"));
+    line.is_none_or(|sources| {
+        sources.split_whitespace().all(|source| matches!(source, "files" | "compat" | "systemd" | "altfiles"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    /// Every owner and mode, at both positions.
+    #[test]
+    fn only_the_user_and_root_may_write() {
+        let owners = [0, 1000];
+        for mode in 0..0o10000 {
+            for (uid, group_is_shared, is_link) in [
+                (0, true, false),
+                (1000, true, false),
+                (1000, false, false),
+                (1001, false, false),
+                (1000, true, true),
+                (1001, true, true),
+            ] {
+                let facts = Facts { uid, mode, is_link, group_is_shared };
+                let shared = mode & 0o002 != 0 || mode & 0o020 != 0 && group_is_shared;
+                let foreign = Distrust::Owner(uid);
+                let expected = |sticky_helps: bool| match (owners.contains(&uid), is_link) {
+                    (false, _) => Some(foreign.clone()),
+                    (true, true) => None,
+                    _ if shared && !(sticky_helps && mode & 0o1000 != 0) => Some(Distrust::Writable(mode)),
+                    _ => None,
+                };
+                assert_eq!(judge(facts, Position::Last, &owners), expected(false), "{facts:?}");
+                assert_eq!(judge(facts, Position::OnTheWay, &owners), expected(true), "{facts:?}");
+            }
+        }
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn every_folder_on_the_way_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let (outer, inner, file) =
+            (root.join("outer"), root.join("outer/inner"), root.join("outer/inner/lib.so"));
+        fs::create_dir_all(&inner).unwrap();
+        fs::write(&file, "").unwrap();
+        for (path, mode) in [(&outer, 0o755), (&inner, 0o755), (&file, 0o644)] {
+            set_mode(path, mode);
+        }
+        symlink(&inner, root.join("link")).unwrap();
+        symlink("outer/inner/../inner/lib.so", root.join("lib.so")).unwrap();
+        let all = || {
+            let folders =
+                [check_folder(&inner), check_new_folder(&inner), check_new_folder(&inner.join("new"))];
+            let files = [&file, &root.join("link/lib.so"), &root.join("lib.so")].map(|path| check_file(path));
+            folders.into_iter().chain(files).collect::<Vec<_>>()
+        };
+        assert!(all().iter().all(Result::is_ok), "{:?}", all());
+        set_mode(&outer, 0o777);
+        let expected = Err(Untrusted { path: outer.clone(), why: Distrust::Writable(0o40777) });
+        assert!(all().iter().all(|found| *found == expected), "{:?}", all());
+        assert_eq!(expected.unwrap_err().remedy(), format!("chmod go-w {}", outer.display()));
+        // The sticky bit keeps entries, and so what is in them, but not what is put there anew.
+        set_mode(&outer, 0o1777);
+        assert!(all().iter().all(Result::is_ok), "{:?}", all());
+        check_folder(&outer).unwrap_err();
+        check_new_folder(&outer.join("new")).unwrap();
+        set_mode(&outer, 0o755);
+        set_mode(&file, 0o666);
+        check_file(&file).unwrap_err();
+        assert!(check_folder(&root.join("missing")).unwrap_err().to_string().contains("No such file"));
+        symlink("loop", root.join("loop")).unwrap();
+        assert!(check_folder(&root.join("loop")).unwrap_err().to_string().contains("too many"));
+    }
+
+    #[test]
+    fn what_another_user_owns_is_not_trusted() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let (folder, link) = (root.join("folder"), root.join("link"));
+        fs::create_dir_all(folder.join("inner")).unwrap();
+        symlink(&folder, &link).unwrap();
+        check_folder(&link.join("inner")).unwrap();
+        let owned = |path: &Path| Err(Untrusted { path: path.to_path_buf(), why: Distrust::Owner(12345) });
+        std::os::unix::fs::lchown(&link, Some(12345), None).unwrap();
+        assert_eq!(check_folder(&link.join("inner")), owned(&link));
+        check_folder(&folder.join("inner")).unwrap();
+        chown(&folder, Some(12345), None).unwrap();
+        assert_eq!(check_folder(&folder.join("inner")), owned(&folder));
+    }
+
+    #[test]
+    fn a_group_is_shared_where_it_has_another_member() {
+        let users = "root:x:0:0::/:/bin/sh\nann:x:1000:1000::/:\nbob:x:1001:100::/:\nbroken\n";
+        let shared = |gid, own| has_primary_members(users, gid, Uid::from_raw(own));
+        assert!(!shared(1000, 1000) && shared(1000, 1001), "the group of ann alone");
+        assert!(!shared(0, 1000) && !shared(50, 1000) && shared(100, 1000));
+        assert!(has_other_members(u32::MAX - 7), "a group that nobody knows");
+    }
+
+    #[test]
+    fn folders_of_the_loader_count_where_they_have_the_library() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        set_mode(&root, 0o755);
+        for (name, mode) in [("good", 0o755), ("open", 0o777)] {
+            fs::create_dir(root.join(name)).unwrap();
+            fs::write(root.join(name).join("libx.so.2"), "").unwrap();
+            set_mode(&root.join(name), mode);
+        }
+        let check = |names: &[&str], prefix| {
+            let folders = names.iter().map(|name| root.join(name));
+            check_loader_folders(&std::env::join_paths(folders).unwrap(), prefix)
+        };
+        check(&[], "libx.so").unwrap();
+        check(&["good", "missing"], "libx.so").unwrap();
+        check(&["good", "open"], "liby.so").unwrap();
+        assert_eq!(check(&["good", "open"], "libx.so").unwrap_err().path, root.join("open"));
+    }
+}
