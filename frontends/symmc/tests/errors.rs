@@ -14,12 +14,41 @@ const NOWHERE: Place = (None, None, None);
 const RANK: Place = (Some(3), None, None);
 const STEP: Place = (Some(3), Some(7), Some("add"));
 
-/// Errors of runs, of every form, by their kind and what they say of where they happened.
+/// Errors of peers.
+fn of_peers() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
+    let text = |t: &str| t.to_string();
+    let (node, op, how) = (|| text("y"), || text("add"), || text("exit code 3"));
+    let (rank, step, limit_ms, run) = (3, 7, 30, 0);
+    vec![
+        (
+            ErrorKind::Peer,
+            STEP,
+            vec![
+                RunError::Limit { rank, peers: vec![1], step, node: node(), op: op(), run, limit_ms },
+                RunError::Died { rank, how: how(), step, node: node(), op: op(), run },
+            ],
+        ),
+        (ErrorKind::Peer, NOWHERE, vec![RunError::Absent { ranks: vec![1, 2], limit_ms }]),
+        (
+            ErrorKind::Peer,
+            RANK,
+            vec![
+                RunError::DiedOutside { rank, how: how(), when: text("before the first step") },
+                RunError::Stuck { rank, at: text("at step 3"), limit_ms },
+                RunError::Absent { ranks: vec![3], limit_ms },
+                RunError::Aborted { rank, reason: text("no") },
+                RunError::Protocol { rank, detail: text("no") },
+            ],
+        ),
+    ]
+}
+
+/// Errors of runs, of every other form, by their kind and what they say of where they happened.
 fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
-    use ErrorKind::{Defect, Disagreement, Input, Peer, Resources, Run, Unsupported};
+    use ErrorKind::{Defect, Disagreement, Input, Resources, Run, Unsupported};
     let text = |t: &str| t.to_string();
     let (node, op, detail, how) = (|| text("y"), || text("add"), || text("no"), || text("exit code 3"));
-    let (rank, step, bytes, limit_ms, run) = (3, 7, 64, 30, 0);
+    let (rank, step, bytes) = (3, 7, 64);
     let why = Mismatch::NoKernel;
     let (expected, found) = (|| text("a"), || text("b"));
     vec![
@@ -48,26 +77,6 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
         ),
         (Resources, RANK, vec![RunError::Refused { rank }]),
         (
-            Peer,
-            STEP,
-            vec![
-                RunError::Limit { rank, peers: vec![1], step, node: node(), op: op(), run, limit_ms },
-                RunError::Died { rank, how: how(), step, node: node(), op: op(), run },
-            ],
-        ),
-        (Peer, NOWHERE, vec![RunError::Absent { ranks: vec![1, 2], limit_ms }]),
-        (
-            Peer,
-            RANK,
-            vec![
-                RunError::DiedOutside { rank, how: how(), when: text("before the first step") },
-                RunError::Stuck { rank, at: text("at step 3"), limit_ms },
-                RunError::Absent { ranks: vec![3], limit_ms },
-                RunError::Aborted { rank, reason: detail() },
-                RunError::Protocol { rank, detail: detail() },
-            ],
-        ),
-        (
             Disagreement,
             RANK,
             vec![
@@ -81,7 +90,7 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
 
 #[test]
 fn an_error_of_a_run_says_of_what_kind_it_is_and_where_it_happened() {
-    for (kind, place, errors) in runs() {
+    for (kind, place, errors) in runs().into_iter().chain(of_peers()) {
         for run in errors {
             let error = Error::from(run.clone());
             assert_eq!(error.kind(), kind, "{error}");
