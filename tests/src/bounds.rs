@@ -256,7 +256,7 @@ impl Emulated {
 
     fn operations(&self) -> Vec<Operation<'_>> {
         let operation = |(index, work)| match work {
-            &Work::Kernel { ref op, ref operands, ref results } => {
+            Work::Kernel { op, operands, results } => {
                 Some(Operation { index, op, operands, results })
             }
             _ => None,

@@ -118,7 +118,8 @@ impl Sweep {
         }
         symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{}", e[0]));
         let run = |graph: &Graph| {
-            interp::run(graph, &Bindings::new(), &[self.arguments.clone()]).map(|mut ranks| ranks.remove(0))
+            interp::run(graph, &Bindings::new(), std::slice::from_ref(&self.arguments))
+                .map(|mut ranks| ranks.remove(0))
         };
         let expected = run(&graph).unwrap_or_else(|e| panic!("{e}"));
         let found = run(&canonicalize(&graph).unwrap()).unwrap_or_else(|e| panic!("{e}"));
@@ -163,9 +164,8 @@ fn scalar_ops() {
                         |x: &str| format!("{op} of {x} ({dtype}) and {scalar:?}, scalar left: {scalar_left}");
                     let op_of = || Op::BinaryScalar { op, scalar, scalar_left };
                     // Data has a 0.
-                    if !(scalar_left && divides_by_zero(op, dtype, Scalar::Int(0)))
-                        && !(divides_by_zero(op, dtype, scalar.wrapped(dtype)))
-                    {
+                    let by = if scalar_left { Scalar::Int(0) } else { scalar.wrapped(dtype) };
+                    if !divides_by_zero(op, dtype, by) {
                         sweep.node(op_of(), &[data], None, of("data"));
                     }
                     for s in specials(dtype) {
@@ -258,72 +258,68 @@ fn ops_of_one_and_casts() {
     assert!(nodes > 10_000, "{nodes}");
 }
 
+/// Selections, reductions and sorts of a constant.
+fn add_reductions(sweep: &mut Sweep, x: ValueId, conditions: &[ValueId], data: ValueId, name: &str) {
+    for &condition in conditions {
+        for operands in [[condition, x, data], [condition, data, x], [condition, x, x]] {
+            sweep.node(Op::Select, &operands, None, format!("select of {name}"));
+        }
+    }
+    for (op, keep) in Reduction::ALL.iter().flat_map(|&op| [(op, false), (op, true)]) {
+        sweep.node(Op::Reduce { op, axes: vec![0], keep }, &[x], None, format!("{op} of {name}"));
+    }
+    for op in [ArgOp::Max, ArgOp::Min] {
+        sweep.node(Op::ArgReduce { op, axis: 0, keep: false }, &[x], None, format!("{op} of {name}"));
+    }
+    let others = [
+        Op::CumSum { axis: 0 },
+        Op::Softmax { axis: 0, log: false },
+        Op::Sort { axis: 0, descending: true },
+        Op::Copy,
+    ];
+    for op in others {
+        let what = format!("{op:?} of {name}");
+        sweep.node(op, &[x], None, what);
+    }
+}
+
+/// Pads, concatenations, slices, and reads and writes at known positions.
+fn add_movement(sweep: &mut Sweep, x: ValueId, positions: &[ValueId], data: ValueId, name: &str) {
+    let dtype = sweep.builder.graph().ty(x).dtype;
+    let ty = |n: i64| Type::new(dtype, vec![Dim::from(n)]);
+    for value in specials(dtype) {
+        let op = Op::Pad { low: vec![Dim::from(1)], value };
+        sweep.node(op, &[x], Some(ty(N as i64 + 2)), format!("pad of {name} with {value:?}"));
+        let other = sweep.constants(dtype, value);
+        sweep.node(Op::Concat { axis: 0 }, &[x, other[1]], None, format!("concat of {name} and {value:?}"));
+    }
+    for &index in positions {
+        for op in [Op::Take { axis: 0 }, Op::GatherElements { axis: 0 }] {
+            sweep.node(op, &[x, index], None, format!("elements of {name}"));
+        }
+        for combine in [None, Some(Reduction::Sum), Some(Reduction::Max)] {
+            let op = Op::ScatterElements { axis: 0, combine };
+            sweep.node(op, &[x, index, data], None, format!("scatter into {name}"));
+        }
+    }
+    let slice = Op::Slice { axis: 0, start: Dim::from(1), step: 1 };
+    sweep.node(slice, &[x], Some(ty(1)), format!("slice of {name}"));
+}
+
 #[test]
 fn selections_reductions_and_movement() {
     let mut nodes = 0;
     for &dtype in DType::ALL {
         let mut sweep = Sweep::new();
-        let ty = |dtype, n: i64| Type::new(dtype, vec![Dim::from(n)]);
         let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)[..N]));
-        let conditions = [false, true].map(|b| sweep.constants(DType::Bool, Scalar::Bool(b)));
+        let conditions: Vec<ValueId> =
+            [false, true].into_iter().flat_map(|b| sweep.constants(DType::Bool, Scalar::Bool(b))).collect();
         let positions = sweep.constants(DType::I64, Scalar::Int(1));
         for s in specials(dtype) {
-            let all = sweep.constants(dtype, s);
-            for &x in &all {
-                for condition in conditions.iter().flatten() {
-                    for operands in [[*condition, x, data], [*condition, data, x], [*condition, x, all[0]]] {
-                        sweep.node(Op::Select, &operands, None, format!("select with {s:?} ({dtype})"));
-                    }
-                }
-                for (op, keep) in Reduction::ALL.iter().flat_map(|&op| [(op, false), (op, true)]) {
-                    let op_of = Op::Reduce { op, axes: vec![0], keep };
-                    sweep.node(op_of, &[x], None, format!("{op} of {s:?} ({dtype})"));
-                }
-                for op in [ArgOp::Max, ArgOp::Min] {
-                    sweep.node(
-                        Op::ArgReduce { op, axis: 0, keep: false },
-                        &[x],
-                        None,
-                        format!("{op} of {s:?}"),
-                    );
-                }
-                sweep.node(Op::CumSum { axis: 0 }, &[x], None, format!("cumsum of {s:?} ({dtype})"));
-                sweep.node(
-                    Op::Softmax { axis: 0, log: false },
-                    &[x],
-                    None,
-                    format!("softmax of {s:?} ({dtype})"),
-                );
-                sweep.node(
-                    Op::Sort { axis: 0, descending: true },
-                    &[x],
-                    None,
-                    format!("sort of {s:?} ({dtype})"),
-                );
-                sweep.node(Op::Copy, &[x], None, format!("copy of {s:?} ({dtype})"));
-                for value in specials(dtype) {
-                    let op = Op::Pad { low: vec![Dim::from(1)], value };
-                    let what = format!("pad of {s:?} with {value:?} ({dtype})");
-                    sweep.node(op, &[x], Some(ty(dtype, N as i64 + 2)), what);
-                    let other = sweep.constants(dtype, value);
-                    let what = format!("concat of {s:?} and {value:?} ({dtype})");
-                    sweep.node(Op::Concat { axis: 0 }, &[x, other[1]], None, what);
-                }
-                for &index in &positions {
-                    sweep.node(Op::Take { axis: 0 }, &[x, index], None, format!("take of {s:?} ({dtype})"));
-                    sweep.node(
-                        Op::GatherElements { axis: 0 },
-                        &[x, index],
-                        None,
-                        format!("gather of {s:?} ({dtype})"),
-                    );
-                    for combine in [None, Some(Reduction::Sum), Some(Reduction::Max)] {
-                        let op = Op::ScatterElements { axis: 0, combine };
-                        sweep.node(op, &[x, index, data], None, format!("scatter into {s:?} ({dtype})"));
-                    }
-                }
-                let slice = Op::Slice { axis: 0, start: Dim::from(1), step: 1 };
-                sweep.node(slice, &[x], Some(ty(dtype, 1)), format!("slice of {s:?} ({dtype})"));
+            let name = format!("{s:?} ({dtype})");
+            for x in sweep.constants(dtype, s) {
+                add_reductions(&mut sweep, x, &conditions, data, &name);
+                add_movement(&mut sweep, x, &positions, data, &name);
             }
         }
         nodes += sweep.check();
