@@ -91,7 +91,14 @@ symmc_status symmc_last_error_kind(void);
  * if none did. The text is the library's; it stays until another call of this thread fails, or the thread ends. */
 const char *symmc_last_error(void);
 
-/* The rank that the last error of this thread is about, -1 if it is about none or not known. */
+/* The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not come, or differs from
+ * the others; never one that only waited. -1 if it is none or not known. */
+int64_t symmc_last_error_culprit(void);
+
+/* The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are the same on all ranks. */
+int64_t symmc_last_error_reporter(void);
+
+/* Another name of symmc_last_error_culprit. */
 int64_t symmc_last_error_rank(void);
 
 /* The step that the last error of this thread is about, counted from 0 in its bucket, -1 if it is about none. */
@@ -439,11 +446,13 @@ symmc_status symmc_session_release(symmc_session *session);
 /* Takes the memory of the arenas again. Inputs in symmetric memory are to be written again. */
 symmc_status symmc_session_resume(symmc_session *session);
 
-/* Waits until all runs have ended and ends the session, which is freed whatever is returned. */
+/* Waits until all runs have ended and ends the session, which is freed whatever is returned. In a process that was forked
+ * from the one that opened it this is an error, and nothing happens to the session of the parent. */
 symmc_status symmc_session_close(symmc_session *session);
 
-/* Ends a session without waiting for its runs: where one is in progress the sessions of the other ranks end with an error
- * too. NULL is none. */
+/* Ends a session without waiting for its runs or for other ranks. The sessions of the other ranks end at once, with an error
+ * that names this rank; symmc_session_close ends a session in order. In a process that was forked from the one that opened
+ * it, nothing happens to the session of the parent. NULL is ignored. */
 void symmc_session_free(symmc_session *session);
 
 /* ---- Memory of a session's device that belongs to the caller. ---- */
