@@ -389,7 +389,6 @@ fn steps() {
     breaks("StepField", |p| p.buckets[0].steps[1].blocks = Some(0));
     breaks("StepField", |p| p.buckets[0].steps[1].blocks = Some(u32::MAX));
     breaks("StepField", |p| p.buckets[0].steps[0].exit_bytes = Some(64));
-    breaks("StepField", |p| p.buckets[0].steps[3].exit_bytes = Some(64));
     let mut plan = good();
     (plan.buckets[0].steps[1].blocks, plan.buckets[0].steps[1].exit_bytes) = (Some(8), Some(64));
     assert_eq!(kinds(&plan), BTreeSet::new());
