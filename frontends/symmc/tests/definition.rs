@@ -88,10 +88,10 @@ fn results_of_a_reduction_are_written_after_the_rendezvous() {
 
 #[test]
 fn inputs_in_fixed_memory_lie_at_its_first_byte() {
-    let text = "program \"p\" ranks 2\ngroup @w world\nparam %x: f32[64] source \"x\"\n\
-        %y: f32[64] = all_reduce %x op=sum group=@w\nreturn %y\n";
+    let text = "program \"p\" ranks 2\ngroup @w world\nparam %x: f32[131072] source \"x\"\n\
+        %y: f32[131072] = all_reduce %x op=sum group=@w\nreturn %y\n";
     let program = Program::from_text(text).unwrap_or_else(|e| panic!("{e}"));
-    let config = Config::default().with_variants(vec![symmc::Variant::OneShot]);
+    let config = Config::default().with_variants(vec![symmc::Variant::TwoShot]);
     let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}")).into_plan();
     let Memory::Fixed(f) = plan.buckets[0].places["x"].memory else { panic!("{:?}", plan.buckets[0].places) };
     let mut moved = plan;

@@ -90,28 +90,7 @@ pub fn read(plan: &Plan) -> Result<Programs, Findings> {
     if hash != plan.source.hash {
         errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
     }
-    let planned = plan.programs.iter().enumerate().map(|(p, text)| (ProgramId::Planned(p), text));
-    let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
-    let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
-    let mut read = Vec::with_capacity(texts.len());
-    let one = |(program, text): (ProgramId, &String)| (program, ReadProgram::read(text));
-    for (program, result) in parallel::map(texts, lines, one) {
-        match result {
-            Ok(program) => read.push(program),
-            Err(Unread::Text(error)) => {
-                errors.push(CheckError::Text { program, error: error.to_string() });
-            }
-            Err(Unread::Invalid(found)) => {
-                let all = found.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
-                errors.extend(all);
-            }
-        }
-    }
-    if read.len() <= plan.programs.len() {
-        return Err(errors);
-    }
-    let planned = read.split_off(1);
-    let Some(source) = read.pop().map(|p| p.graph) else { return Err(errors) };
+    let Some((source, planned)) = texts(plan, &mut errors) else { return Err(errors) };
     if source.ranks.is_some_and(|r| r != plan.ranks) {
         let (program, found) = (ProgramId::Source, source.ranks);
         errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
@@ -135,6 +114,32 @@ pub fn read(plan: &Plan) -> Result<Programs, Findings> {
     let planned = planned.into_iter().zip(of_program).map(|(read, groups)| PlannedProgram { read, groups });
     let fixed = FixedMemory::new(plan);
     Ok(Programs { source, planned: planned.collect(), groups, group_of, fixed })
+}
+
+/// Reads the texts of the source and of the planned programs; `None` if one is no program.
+fn texts(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<ReadProgram>)> {
+    let planned = plan.programs.iter().enumerate().map(|(p, text)| (ProgramId::Planned(p), text));
+    let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
+    let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
+    let mut read = Vec::with_capacity(texts.len());
+    let one = |(program, text): (ProgramId, &String)| (program, ReadProgram::read(text));
+    for (program, result) in parallel::map(texts, lines, one) {
+        match result {
+            Ok(program) => read.push(program),
+            Err(Unread::Text(error)) => {
+                errors.push(CheckError::Text { program, error: error.to_string() });
+            }
+            Err(Unread::Invalid(found)) => {
+                let all = found.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
+                errors.extend(all);
+            }
+        }
+    }
+    if read.len() <= plan.programs.len() {
+        return None;
+    }
+    let planned = read.split_off(1);
+    Some((read.pop()?.graph, planned))
 }
 
 /// Checks that buckets name all programs: a program that serves no sizes has no meaning.

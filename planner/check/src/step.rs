@@ -222,8 +222,8 @@ fn fields(ctx: &Context<'_>, s: usize, communicates: bool, errors: &mut Findings
         }
         _ => {}
     }
-    if let Some(found) = step.exit_bytes.filter(|_| step.exit.is_none()) {
-        unfit("exit_bytes", "none where no exit barrier can be dropped", found.to_string());
+    if let Some(found) = step.exit_bytes.filter(|_| !communicates) {
+        unfit("exit_bytes", "none where no collective runs", found.to_string());
     }
 }
 

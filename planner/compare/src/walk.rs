@@ -45,6 +45,16 @@ struct Suspect {
 struct Regions {
     of_source: Region,
     of_planned: Region,
+    rounding: Rounding,
+}
+
+/// How the values between two roots and what both programs have are rounded. What is computed beyond that is computed alike.
+#[derive(Clone)]
+struct Rounding {
+    /// Whether no op fuses or sums several roundings.
+    same_bits: bool,
+    /// The float dtypes of the source.
+    dtypes: Vec<DType>,
 }
 
 /// See the [module](self).
@@ -229,18 +239,15 @@ impl<'a, 's> Walk<'a, 's> {
         self.agree(s, p);
     }
 
+    /// A difference, with the output that it concerns as the source names it.
     fn named(&self, p: ValueId, output: Option<usize>, at: &str, what: &str) -> String {
-        let graph = self.planned.graph;
-        let name = graph.name_of(p);
-        let of = output.or(self.feeds[p]).and_then(|k| Some((k, graph.outputs.get(k)?.value)));
+        let (source, planned) = (self.source.graph, self.planned.graph);
+        let name = planned.name_of(p);
+        let of =
+            output.or(self.feeds[p]).and_then(|k| Some((k, source.name_of(source.outputs.get(k)?.value))));
         match of {
-            Some((k, value)) if value == p => format!("{at}: output {k} (%{name}) {what}"),
-            Some((k, value)) => {
-                format!(
-                    "{at}: %{name}, from which output {k} (%{}) is computed, {what}",
-                    graph.name_of(value)
-                )
-            }
+            Some((k, of)) if of == name => format!("{at}: output {k} (%{of}) {what}"),
+            Some((k, of)) => format!("{at}: %{name}, from which output {k} (%{of}) is computed, {what}"),
             None => format!("{at}: %{name} {what}"),
         }
     }
@@ -266,6 +273,7 @@ impl<'a, 's> Walk<'a, 's> {
             }
             opened.extend(next);
             let Some(wider) = self.regions(s, p, &opened) else { break };
+            let wider = Regions { rounding: first.rounding.clone(), ..wider };
             match self.compare(&wider) {
                 (found @ (Verdict::Equal(_) | Verdict::Undecided(_)), at) => return (found, at, Some(first)),
                 (Verdict::Differs(_), _) => next = self.to_open(&wider, thorough),
@@ -336,7 +344,11 @@ impl<'a, 's> Walk<'a, 's> {
         let of_source = region(&self.source, s, MOST_NODES, |v| is_leaf(&self.source, v, &self.in_planned))?;
         let of_planned =
             region(&self.planned, p, MOST_NODES, |v| is_leaf(&self.planned, v, &self.in_source))?;
-        Some(Regions { of_source, of_planned })
+        let rounding = Rounding {
+            same_bits: same_bits([(&self.source, &of_source), (&self.planned, &of_planned)]),
+            dtypes: dtypes((&self.source, &of_source)),
+        };
+        Some(Regions { of_source, of_planned, rounding })
     }
 
     /// The suspect values of a region.
@@ -365,7 +377,7 @@ impl<'a, 's> Walk<'a, 's> {
 
     /// Compares two regions at all sizes that matter; the bucket and sizes of what differs.
     fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
-        let Regions { of_source, of_planned } = regions;
+        let Regions { of_source, of_planned, rounding } = regions;
         let unknown = |reason: String| (Verdict::Unknown(reason), String::new());
         let meaning = of_source.without_meaning(&self.source);
         if let Some(reason) = meaning.or_else(|| of_planned.without_meaning(&self.planned)) {
@@ -383,7 +395,11 @@ impl<'a, 's> Walk<'a, 's> {
             axes: AxisSets::new(program, region),
             ranks,
         });
+<<<<<<< HEAD
         let part = Parts { templates, few: Vec::new(), same_bits: same_bits(of) };
+=======
+        let part = Parts { templates, few: Vec::new(), rounding: rounding.clone() };
+>>>>>>> d248df698ac3b912bfae61f7c8175afbf1904357
         let part = part.with_few();
         let mut run = Run { part: &part, shared: self.shared, elements: 0, undecided: None };
         let mut up_to = None;
@@ -412,7 +428,7 @@ impl<'a, 's> Walk<'a, 's> {
         let Run { elements, undecided, .. } = run;
         let nodes = [of_source.nodes.len(), of_planned.nodes.len()];
         let alike = part.at(&Bindings::lower(&self.source.graph.symbols), 2, Precision::Typed);
-        let alike = alike.map_or_else(|_| String::new(), |pair| key(&pair, part.same_bits));
+        let alike = alike.map_or_else(|_| String::new(), |pair| key(&pair, part.rounding.same_bits));
         self.record(of_planned.root, nodes, alike, elements, up_to);
         match undecided {
             Some((what, at)) => (Verdict::Undecided(what), at),
@@ -446,7 +462,11 @@ struct Parts<'a> {
     templates: [Template<'a>; 2],
     /// For each of the two the sets of axes that are short.
     few: Vec<Vec<usize>>,
+<<<<<<< HEAD
     same_bits: bool,
+=======
+    rounding: Rounding,
+>>>>>>> d248df698ac3b912bfae61f7c8175afbf1904357
 }
 
 impl Parts<'_> {
@@ -516,14 +536,19 @@ impl Run<'_, '_, '_> {
             Ok(typed) => typed,
             Err(reason) => return Verdict::Unknown(reason),
         };
-        let key = key(&typed, self.part.same_bits);
+        let key = key(&typed, self.part.rounding.same_bits);
         let verdict = match self.shared.known.get(&key) {
             Some(known) => known.clone(),
             None if cost > self.shared.room => return Verdict::Unknown(TOO_MUCH.into()),
             None => {
                 self.shared.room -= cost;
+<<<<<<< HEAD
                 let (same_bits, numerics) = (self.part.same_bits, self.shared.numerics);
                 let verdict = judge(&Pair { wide, typed, same_bits, numerics, thorough });
+=======
+                let Rounding { same_bits, dtypes } = self.part.rounding.clone();
+                let verdict = judge(&Pair { wide, typed, same_bits, dtypes, thorough });
+>>>>>>> d248df698ac3b912bfae61f7c8175afbf1904357
                 self.shared.known.insert(key, verdict.clone());
                 verdict
             }

@@ -2,4 +2,5 @@
 
 mod rules;
 mod sizes;
+mod strangers;
 mod sums;

@@ -112,7 +112,7 @@ fn bucket(range: [i64; 2]) -> Bucket {
     }
 }
 
-fn good() -> Plan {
+pub fn good() -> Plan {
     let landing = |zone| Role::Landing { group: "world".into(), zone };
     let mut plan = Plan {
         version: VERSION,
@@ -132,7 +132,7 @@ fn good() -> Plan {
     plan
 }
 
-fn hash(text: &str) -> String {
+pub fn hash(text: &str) -> String {
     symmc_plan::sha256(text.as_bytes())
 }
 
@@ -142,7 +142,7 @@ pub fn kinds(plan: &Plan) -> BTreeSet<String> {
 }
 
 /// Changes the good plan, makes the sums fit, and expects errors of one kind only.
-fn breaks(kind: &str, change: impl FnOnce(&mut Plan)) {
+pub fn breaks(kind: &str, change: impl FnOnce(&mut Plan)) {
     let mut plan = good();
     change(&mut plan);
     sums(&mut plan);
@@ -156,7 +156,7 @@ pub fn breaks_as_it_is(kind: &str, plan: &Plan) {
 }
 
 /// Replaces a part of the text of the planned program, which must occur.
-fn edit(plan: &mut Plan, from: &str, to: &str) {
+pub fn edit(plan: &mut Plan, from: &str, to: &str) {
     assert!(plan.programs[0].contains(from), "{from}");
     plan.programs[0] = plan.programs[0].replace(from, to);
 }
@@ -228,21 +228,6 @@ fn the_plan_as_a_whole() {
 }
 
 #[test]
-fn groups_are_those_of_the_source() {
-    // All ranks may be written out, in their order.
-    let mut plan = good();
-    edit(&mut plan, "group @world world", "group @world [[0, 1]]");
-    assert_eq!(kinds(&plan), BTreeSet::new());
-    breaks("GroupMembers", |p| edit(p, "group @world world", "group @world [[1, 0]]"));
-    breaks("GroupMembers", |p| {
-        edit(p, "group @world world", "group @world world\ngroup @one [[0], [1]]");
-        p.source.text =
-            p.source.text.replace("group @world world", "group @world world\ngroup @one [[1], [0]]");
-        p.source.hash = hash(&p.source.text);
-    });
-}
-
-#[test]
 fn custom_ops_are_declared_as_in_the_source() {
     let declared = |declaration: &str| {
         let mut plan = custom(1, "sym:0", "sym:64");
@@ -261,32 +246,6 @@ fn custom_ops_are_declared_as_in_the_source() {
     ] {
         breaks_as_it_is("CustomDeclaration", &declared(other));
     }
-}
-
-#[test]
-fn findings_are_bounded_and_counted() {
-    let more = |plan: &Plan| match check(plan).expect_err("findings").as_slice() {
-        [kept @ .., CheckError::More { count }] => (kept.len(), *count),
-        all => (all.len(), 0),
-    };
-    let mut equal = good();
-    equal.buckets = vec![equal.buckets[0].clone(); 4000];
-    // A bucket is reported once, however many it equals.
-    assert_eq!(more(&equal), (symmc_check::MOST, 3999 - symmc_check::MOST));
-    let mut steps = good();
-    let last = steps.buckets[0].steps[11].clone();
-    steps.buckets[0].steps.extend(vec![last; 20_000]);
-    // Each is a step already, and touches a buffer behind its end.
-    assert_eq!(more(&steps), (symmc_check::MOST, 40_000 - symmc_check::MOST));
-    let mut buffers = good();
-    let first = buffers.buckets[0].buffers[2].clone();
-    buffers.buckets[0].buffers.extend(vec![first; 40_000]);
-    let (kept, rest) = more(&buffers);
-    // Each overlaps one that is alive.
-    assert!(kept == symmc_check::MOST && (39_900..=80_100).contains(&(kept + rest)), "{rest}");
-    // The text does not name more than are kept.
-    let texts: usize = check(&equal).expect_err("findings").iter().map(|e| e.to_string().len()).sum();
-    assert!(texts < 10_000, "{texts}");
 }
 
 #[test]
@@ -389,7 +348,6 @@ fn steps() {
     breaks("StepField", |p| p.buckets[0].steps[1].blocks = Some(0));
     breaks("StepField", |p| p.buckets[0].steps[1].blocks = Some(u32::MAX));
     breaks("StepField", |p| p.buckets[0].steps[0].exit_bytes = Some(64));
-    breaks("StepField", |p| p.buckets[0].steps[3].exit_bytes = Some(64));
     let mut plan = good();
     (plan.buckets[0].steps[1].blocks, plan.buckets[0].steps[1].exit_bytes) = (Some(8), Some(64));
     assert_eq!(kinds(&plan), BTreeSet::new());

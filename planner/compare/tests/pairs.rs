@@ -1,0 +1,268 @@
+//! Pairs of small programs, of which the second stands for the planned one.
+
+use symmc_compare::{Comparison, MOST, Outcome, compare};
+use symmc_ir::text;
+use symmc_plan::{Arenas, Bucket, Plan, ReadPlan, SourceProgram, Totals, VERSION};
+
+/// Compares two programs over the ranges of the symbols of the second.
+fn compared(source: &str, planned: &str) -> Comparison {
+    let graph = text::parse(planned).unwrap_or_else(|e| panic!("{e}\n{planned}"));
+    let bucket = Bucket {
+        symbols: graph.symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect(),
+        program: 0,
+        buffers: Vec::new(),
+        places: Default::default(),
+        steps: Vec::new(),
+        decisions: Vec::new(),
+        copies: Vec::new(),
+        totals: Totals::default(),
+    };
+    let plan = Plan {
+        version: VERSION,
+        source: SourceProgram { name: "p".into(), hash: String::new(), text: source.into() },
+        machine: "host".into(),
+        ranks: graph.ranks.unwrap_or(1),
+        programs: vec![planned.into()],
+        arenas: Arenas { ordinary: 0, symmetric: 0 },
+        fixed: Vec::new(),
+        buckets: vec![bucket],
+    };
+    compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}\n{source}")))
+}
+
+const HEAD: &str = "program \"p\" ranks 2\nsymbol t in 1..=5000\ngroup @w world\ngroup @one [[0], [1]]\n\
+    arg %x: f32[t, 16]\narg %h: bf16[t, 16]\narg %n: i64[t]\narg %q: f32[2, t, 8]\nparam %w: f32[16, 16] source \"w\"\nparam %g: f32[16] source \"g\"\n\
+    param %gh: bf16[16] source \"gh\"\n";
+
+fn outcome(source: &str, planned: &str) -> (Outcome, Comparison) {
+    let found = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
+    (found.buckets[0], found)
+}
+
+#[test]
+fn what_only_moves_is_equal_node_for_node() {
+    for (source, planned) in [
+        (
+            "%y: f32[t, 16] = neg %x\nreturn %y\n",
+            "%c: f32[t, 16] = copy %x\n%z: f32[t, 16] = neg %c\nreturn %z\n",
+        ),
+        (
+            "%a: f32[t, 4, 4] = reshape %x\n%b: f32[t, 16] = reshape %a\n%y: f32[t, 16] = exp %b\nreturn %y\n",
+            "%y: f32[t, 16] = exp %x\nreturn %y\n",
+        ),
+        (
+            "%a: f32[16*t] = reshape %x\n%b: f32[16*t] = exp %a\n%y: f32[t, 16] = reshape %b\nreturn %y\n",
+            "%y: f32[t, 16] = exp %x\nreturn %y\n",
+        ),
+        (
+            "%s: f32[] = full value=0.5\n%y: f32[t, 16] = mul %x, %s\nreturn %y\n",
+            "%y: f32[t, 16] = mul %x, 0.5\nreturn %y\n",
+        ),
+        (
+            "%e: f32[t, 16] = expand %g\n%y: f32[t, 16] = add %x, %e\nreturn %y\n",
+            "%y: f32[t, 16] = add %x, %g\nreturn %y\n",
+        ),
+        (
+            "%r: f32[t, 16] = all_reduce %x op=sum group=@one\n%y: f32[t, 16] = neg %r\nreturn %y\n",
+            "%y: f32[t, 16] = neg %x\nreturn %y\n",
+        ),
+        (
+            "%a: f32[t, 2, 8] = reshape %x\n%b: f32[t, 8] = reduce %a op=sum axes=[1] keep=false\nreturn %b\n",
+            "%a: f32[t, 2, 8] = reshape %x\n%b: f32[t, 1, 8] = reduce %a op=sum axes=[1] keep=true\n\
+             %c: f32[t, 8] = reshape %b\nreturn %c\n",
+        ),
+        (
+            "%a: f32[t, 1, 16] = reshape %x\n%b: f32[t, 1, 16] = matmul %a, %w\n%y: f32[t, 16] = reshape %b\nreturn %y\n",
+            "%y: f32[t, 16] = matmul %x, %w\nreturn %y\n",
+        ),
+    ] {
+        let (found, all) = outcome(source, planned);
+        assert_eq!(found, Outcome::Equal, "{source}\nto\n{planned}\n{all:#?}");
+    }
+}
+
+#[test]
+fn what_is_written_in_another_way_is_equal_by_comparison() {
+    let norm = "%s: f32[t, 16] = mul %x, %x\n%m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n\
+        %e: f32[t, 1] = add %m, 1e-5\n%i: f32[t, 1] = rsqrt %e\n%y: f32[t, 16] = mul %x, %i\n";
+    let fused = "%y: f32[t, 16] = rms_norm %x axes=1 eps=1e-5 round_first=true\n";
+    let attention = "%k: f32[2, 8, t] = permute %q perm=[0, 2, 1]\n%s: f32[2, t, t] = matmul %q, %k\n\
+        %c: f32[2, t, t] = mul %s, 0.25\n%i: i64[t] = iota start=0 step=1\n%r: i64[t, 1] = reshape %i\n\
+        %m: bool[t, t] = le %i, %r\n%f: f32[] = full value=-inf\n%d: f32[2, t, t] = select %m, %c, %f\n\
+        %p: f32[2, t, t] = softmax %d axis=2 log=false\n%y: f32[2, t, 8] = matmul %p, %q\nreturn %y\n";
+    let causal = "%y: f32[2, t, 8] = attention %q, %q, %q causal=true scale=0.25\nreturn %y\n";
+    for (source, planned) in [
+        (format!("{norm}return %y\n"), format!("{fused}return %y\n")),
+        // The planned program keeps a value that the fused op does not need.
+        (
+            format!("{norm}return %y\nreturn %i\n"),
+            format!(
+                "{fused}%s: f32[t, 16] = mul %x, %x\n%m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n\
+                     %e: f32[t, 1] = add %m, 1e-5\n%i: f32[t, 1] = rsqrt %e\nreturn %y\nreturn %i\n"
+            ),
+        ),
+        (attention.into(), causal.into()),
+        (
+            "%s: f32[t, 16] = sigmoid %x\n%y: f32[t, 16] = mul %x, %s\nreturn %y\n".into(),
+            "%y: f32[t, 16] = silu %x\nreturn %y\n".into(),
+        ),
+        (
+            "%y: f32[t, 16] = pow %x, 2.0\n%z: f32[t, 16] = neg %y\nreturn %z\n".into(),
+            "%y: f32[t, 16] = mul %x, %x\n%z: f32[t, 16] = neg %y\nreturn %z\n".into(),
+        ),
+        (
+            "%a: f32[2*t, 16] = concat %x, %x axis=0\n%y: f32[t, 16] = slice %a axis=0 start=t step=1\n\
+             %z: f32[t, 16] = exp %y\nreturn %z\n"
+                .into(),
+            "%z: f32[t, 16] = exp %x\nreturn %z\n".into(),
+        ),
+    ] {
+        let (found, all) = outcome(&source, &planned);
+        assert_eq!(found, Outcome::EqualByParts, "{source}\nto\n{planned}\n{all:#?}");
+        assert!(!all.parts.is_empty() && all.elements > 0 && all.left_out.is_empty(), "{all:#?}");
+    }
+}
+
+#[test]
+fn changes_at_some_sizes_alone_are_found() {
+    let slice = |start: &str| format!("%a: f32[1, 16] = slice %x axis=0 start={start} step=1\nreturn %a\n");
+    let masked = |from: &str| {
+        format!(
+            "%i: i64[t] = iota start=0 step=1\n%m: bool[t] = {from}\n%c: bool[t, 1] = reshape %m\n%z: f32[] = full value=0.0\n\
+             %y: f32[t, 16] = select %c, %x, %z\nreturn %y\n"
+        )
+    };
+    let seen =
+        |bounds: &str| format!("%y: f32[2, t, 8] = attention %q, %q, %q {bounds} scale=0.5\nreturn %y\n");
+    let mut tried = 0;
+    for (source, planned) in [
+        (slice("t - 1"), slice("min(t - 1, 1)")),
+        (slice("t - 1"), slice("min(t - 1, 3999)")),
+        (slice("0"), slice("max(0, t - 4990)")),
+        (slice("div(t, 2)"), slice("div(t, 3)")),
+        (slice("div(t, 1000)"), slice("div(t, 1001)")),
+        (slice("0"), slice("div(t, 5000)")),
+        (masked("lt %i, 1000"), masked("lt %i, 1001")),
+        (masked("lt %i, 4000"), masked("le %i, 4000")),
+        (masked("lt %i, 10000"), masked("lt %i, 4999")),
+        (seen("bounds=[below row + (1), from row + (-255)]"), seen("causal=true")),
+        (
+            seen("bounds=[below row + (1), from row + (-255)]"),
+            seen("bounds=[below row + (1), from row + (-256)]"),
+        ),
+        (seen("bounds=[below row + (1), from chunk 256 of row + (0)]"), seen("causal=true")),
+        (seen("causal=true"), seen("causal=false")),
+    ] {
+        let (found, all) = outcome(&source, &planned);
+        assert_eq!(found, Outcome::Different, "{source}\nto\n{planned}\n{all:#?}");
+        tried += 1;
+    }
+    assert_eq!(tried, 13);
+}
+
+#[test]
+fn changes_of_structure_are_found() {
+    let mut tried = 0;
+    for (source, planned) in [
+        ("%y: f32[t, 16] = sub %x, %g\nreturn %y\n", "%y: f32[t, 16] = sub %g, %x\nreturn %y\n"),
+        (
+            "%y: f32[16, 16] = permute %w perm=[1, 0]\n%z: f32[16, 16] = exp %y\nreturn %z\n",
+            "%z: f32[16, 16] = exp %w\nreturn %z\n",
+        ),
+        (
+            "%y: f32[t] = reduce %x op=sum axes=[1] keep=false\nreturn %y\n",
+            "%y: f32[t] = reduce %x op=max axes=[1] keep=false\nreturn %y\n",
+        ),
+        (
+            "%y: f32[t, 16] = matmul %x, %w\nreturn %y\n",
+            "%v: f32[16, 16] = permute %w perm=[1, 0]\n%y: f32[t, 16] = matmul %x, %v\nreturn %y\n",
+        ),
+        (
+            "%c: f32[t, 16] = cast %h\n%y: f32[t, 16] = exp %c\nreturn %y\n",
+            "%e: bf16[t, 16] = exp %h\n%y: f32[t, 16] = cast %e\nreturn %y\n",
+        ),
+        (
+            "%c: bf16[t, 16] = cast %x\n%y: f32[t, 16] = cast %c\nreturn %y\n",
+            "%y: f32[t, 16] = copy %x\nreturn %y\n",
+        ),
+        (
+            "%y: bf16[t, 16] = rms_norm %h, %gh axes=1 eps=1e-2 round_first=false\nreturn %y\n",
+            "%y: bf16[t, 16] = rms_norm %h, %gh axes=1 eps=1.1e-2 round_first=false\nreturn %y\n",
+        ),
+        (
+            "%y: f32[t, 16] = all_reduce %x op=sum group=@w\nreturn %y\n",
+            "%y: f32[t, 16] = all_reduce %x op=sum group=@one\nreturn %y\n",
+        ),
+        (
+            "%y: i64[t] = floor_div %n, 1000000\nreturn %y\n",
+            "%y: i64[t] = floor_div %n, 1000001\nreturn %y\n",
+        ),
+        ("%y: i64[t] = min %n, 1000\nreturn %y\n", "%y: i64[t] = min %n, 1001\nreturn %y\n"),
+        (
+            "%c: bf16[t, 16] = cast %x\n%y: f32[t, 16] = cast %c\nreturn %y\n",
+            "%c: f16[t, 16] = cast %x\n%y: f32[t, 16] = cast %c\nreturn %y\n",
+        ),
+        ("%y: i64[t] = cumsum %n axis=0\nreturn %y\n", "%y: i64[t] = copy %n\nreturn %y\n"),
+        (
+            "%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %x\nreturn %a\nreturn %b\n",
+            "%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %x\nreturn %b\nreturn %a\n",
+        ),
+        (
+            "%y: f32[t, 16] = rotary_embedding %x, %x, %x width=16 interleaved=false\nreturn %y\n",
+            "%y: f32[t, 16] = rotary_embedding %x, %x, %x width=16 interleaved=true\nreturn %y\n",
+        ),
+    ] {
+        let (found, all) = outcome(source, planned);
+        assert_eq!(found, Outcome::Different, "{source}\nto\n{planned}\n{all:#?}");
+        tried += 1;
+    }
+    assert_eq!(tried, 14);
+}
+
+#[test]
+fn ops_without_a_meaning_are_equal_on_equal_operands_alone() {
+    let f = |attributes: &str, of: &str, n: usize| {
+        format!("%o{n}: f32[t, 16] = opaque \"ns.f\" %{of} attributes=\"{attributes}\"\n")
+    };
+    let two = [f("", "x", 0), f("", "x", 1)].concat();
+    let sum = "%y: f32[t, 16] = add %o0, %o1\nreturn %y\n";
+    let (found, all) = outcome(&format!("{two}{sum}"), &format!("{two}{sum}"));
+    assert_eq!(found, Outcome::Equal, "{all:#?}");
+    // Nobody knows whether two uses give the same.
+    let merged = format!("{}%y: f32[t, 16] = add %o0, %o0\nreturn %y\n", f("", "x", 0));
+    let (found, all) = outcome(&format!("{two}{sum}"), &merged);
+    assert_ne!(found, Outcome::Equal, "{all:#?}");
+    let (found, all) = outcome(&format!("{two}{sum}"), &format!("{}{}{sum}", f("", "x", 0), f("a", "x", 1)));
+    assert_eq!(found, Outcome::NotCompared, "{all:#?}");
+    assert_eq!(all.left_out.len(), 1, "{all:#?}");
+    // What an op is given is compared.
+    let given = |of: &str| format!("%z: f32[t, 16] = {of} %x\n{}return %o0\n", f("", "z", 0));
+    let (found, all) = outcome(&given("exp"), &given("tanh"));
+    assert_eq!(found, Outcome::Different, "{all:#?}");
+}
+
+#[test]
+fn differences_are_bounded_and_work_grows_with_the_programs() {
+    let chain = |n: usize, op: &str| {
+        let nodes = (0..n).map(|i| format!("%y{i}: f32[t, 16] = {op}\n"));
+        let outputs = (0..n).map(|i| format!("return %y{i}\n"));
+        nodes.chain(outputs).collect::<String>()
+    };
+    let (found, all) = outcome(&chain(300, "mul %x, 0.5"), &chain(300, "mul %x, 0.75"));
+    assert_eq!((found, all.differences.len(), all.more_differences), (Outcome::Different, MOST, 300 - MOST));
+    // Parts that are alike are one, however many there are.
+    let layers = |n: usize, square: &str| {
+        let of = |i: usize| if i == 0 { "x".to_string() } else { format!("z{}", i - 1) };
+        let layer = |i: usize| {
+            format!("%s{i}: f32[t, 16] = {}\n%z{i}: f32[t, 16] = tanh %s{i}\n", square.replace("@", &of(i)))
+        };
+        (0..n).map(layer).chain([format!("return %z{}\n", n - 1)]).collect::<String>()
+    };
+    let (found, all) = outcome(&layers(2000, "pow %@, 2.0"), &layers(2000, "mul %@, %@"));
+    assert_eq!(
+        (found, all.parts.len(), all.parts[0].places),
+        (Outcome::EqualByParts, 1, 2000),
+        "{:?}",
+        all.parts
+    );
+}
