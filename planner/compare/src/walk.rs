@@ -45,16 +45,9 @@ struct Suspect {
 struct Regions {
     of_source: Region,
     of_planned: Region,
-    rounding: Rounding,
-}
-
-/// How the values between two roots and what both programs have are rounded. What is computed beyond that is computed alike.
-#[derive(Clone)]
-struct Rounding {
-    /// Whether no op fuses or sums several roundings.
+    /// Whether no op between the two roots and what both programs have fuses or sums several roundings. What is computed
+    /// beyond that is computed in the same way.
     same_bits: bool,
-    /// The float dtypes of the source.
-    dtypes: Vec<DType>,
 }
 
 /// See the [module](self).
@@ -344,11 +337,8 @@ impl<'a, 's> Walk<'a, 's> {
         let of_source = region(&self.source, s, MOST_NODES, |v| is_leaf(&self.source, v, &self.in_planned))?;
         let of_planned =
             region(&self.planned, p, MOST_NODES, |v| is_leaf(&self.planned, v, &self.in_source))?;
-        let rounding = Rounding {
-            same_bits: same_bits([(&self.source, &of_source), (&self.planned, &of_planned)]),
-            dtypes: dtypes((&self.source, &of_source)),
-        };
-        Some(Regions { of_source, of_planned, rounding })
+        let same_bits = same_bits([(&self.source, &of_source), (&self.planned, &of_planned)]);
+        Some(Regions { of_source, of_planned, same_bits })
     }
 
     /// The suspect values of a region.
@@ -377,7 +367,7 @@ impl<'a, 's> Walk<'a, 's> {
 
     /// Compares two regions at all sizes that matter; the bucket and sizes of what differs.
     fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
-        let Regions { of_source, of_planned, rounding } = regions;
+        let Regions { of_source, of_planned, same_bits } = regions;
         let unknown = |reason: String| (Verdict::Unknown(reason), String::new());
         let meaning = of_source.without_meaning(&self.source);
         if let Some(reason) = meaning.or_else(|| of_planned.without_meaning(&self.planned)) {
@@ -395,11 +385,7 @@ impl<'a, 's> Walk<'a, 's> {
             axes: AxisSets::new(program, region),
             ranks,
         });
-<<<<<<< HEAD
-        let part = Parts { templates, few: Vec::new(), same_bits: same_bits(of) };
-=======
-        let part = Parts { templates, few: Vec::new(), rounding: rounding.clone() };
->>>>>>> d248df698ac3b912bfae61f7c8175afbf1904357
+        let part = Parts { templates, few: Vec::new(), same_bits: *same_bits };
         let part = part.with_few();
         let mut run = Run { part: &part, shared: self.shared, elements: 0, undecided: None };
         let mut up_to = None;
@@ -462,11 +448,7 @@ struct Parts<'a> {
     templates: [Template<'a>; 2],
     /// For each of the two the sets of axes that are short.
     few: Vec<Vec<usize>>,
-<<<<<<< HEAD
     same_bits: bool,
-=======
-    rounding: Rounding,
->>>>>>> d248df698ac3b912bfae61f7c8175afbf1904357
 }
 
 impl Parts<'_> {
@@ -536,19 +518,14 @@ impl Run<'_, '_, '_> {
             Ok(typed) => typed,
             Err(reason) => return Verdict::Unknown(reason),
         };
-        let key = key(&typed, self.part.rounding.same_bits);
+        let key = key(&typed, self.part.same_bits);
         let verdict = match self.shared.known.get(&key) {
             Some(known) => known.clone(),
             None if cost > self.shared.room => return Verdict::Unknown(TOO_MUCH.into()),
             None => {
                 self.shared.room -= cost;
-<<<<<<< HEAD
                 let (same_bits, numerics) = (self.part.same_bits, self.shared.numerics);
                 let verdict = judge(&Pair { wide, typed, same_bits, numerics, thorough });
-=======
-                let Rounding { same_bits, dtypes } = self.part.rounding.clone();
-                let verdict = judge(&Pair { wide, typed, same_bits, dtypes, thorough });
->>>>>>> d248df698ac3b912bfae61f7c8175afbf1904357
                 self.shared.known.insert(key, verdict.clone());
                 verdict
             }
