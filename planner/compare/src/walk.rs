@@ -266,7 +266,7 @@ impl<'a, 's> Walk<'a, 's> {
             }
             opened.extend(next);
             let Some(wider) = self.regions(s, p, &opened) else { break };
-            let wider = Regions { rounding: first.rounding.clone(), ..wider };
+            let wider = Regions { same_bits: first.same_bits, ..wider };
             match self.compare(&wider) {
                 (found @ (Verdict::Equal(_) | Verdict::Undecided(_)), at) => return (found, at, Some(first)),
                 (Verdict::Differs(_), _) => next = self.to_open(&wider, thorough),
@@ -414,7 +414,7 @@ impl<'a, 's> Walk<'a, 's> {
         let Run { elements, undecided, .. } = run;
         let nodes = [of_source.nodes.len(), of_planned.nodes.len()];
         let alike = part.at(&Bindings::lower(&self.source.graph.symbols), 2, Precision::Typed);
-        let alike = alike.map_or_else(|_| String::new(), |pair| key(&pair, part.rounding.same_bits));
+        let alike = alike.map_or_else(|_| String::new(), |pair| key(&pair, part.same_bits));
         self.record(of_planned.root, nodes, alike, elements, up_to);
         match undecided {
             Some((what, at)) => (Verdict::Undecided(what), at),
