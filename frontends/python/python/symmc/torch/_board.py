@@ -10,7 +10,7 @@ import weakref
 import torch
 
 import symmc
-from symmc.torch._ranks import Ranks
+from symmc.torch._ranks import PerWorld, Ranks
 
 _WORDS = 4
 """How many numbers a rank tells: the number of the round, and three of its own."""
@@ -85,14 +85,14 @@ class Board:
         return [found[at + 1 : at + _WORDS] for at in range(0, len(found), _WORDS)]
 
 
-_boards: weakref.WeakValueDictionary[tuple, Board] = weakref.WeakValueDictionary()
+_boards = PerWorld(weakref.WeakValueDictionary())
 """The boards that compiled functions hold, by their ranks and the limit of their waits."""
 
 
-def board_of(ranks: Ranks, world: object) -> Board:
+def board_of(ranks: Ranks) -> Board:
     """The board of these ranks, which all of them open together if there is none."""
-    key = (id(world), ranks.members, ranks.timeout)
-    board = _boards.get(key)
+    boards, key = _boards(), (ranks.members, ranks.timeout)
+    board = boards.get(key)
     if board is None:
-        board = _boards[key] = Board(ranks)
+        board = boards[key] = Board(ranks)
     return board

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -291,9 +292,19 @@ def are_several(names: Iterable[str]) -> bool:
         return False
 
 
-def world():
-    """What names of process groups are names in: another one once they were made anew."""
-    return dist.distributed_c10d._world.default_pg
+class PerWorld:
+    """What is known of the process groups that there are. It is forgotten once they were made anew."""
+
+    def __init__(self, kept):
+        self._kept, self._world = kept, None
+
+    def __call__(self):
+        """What is kept."""
+        world = dist.distributed_c10d._world.default_pg
+        if self._world is None or self._world() is not world:
+            self._kept.clear()
+            self._world = weakref.ref(world)
+        return self._kept
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -312,7 +323,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=place)
 
 
-_known_cells: dict[tuple, dict[int, list[tuple[tuple[int, ...], str]]]] = {}
+_known_cells = PerWorld({})
 """What the ranks of process groups told of their groups, by these groups: asked once."""
 
 
@@ -320,17 +331,17 @@ def connected(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[int, li
     """The ranks that programs with these groups connect, and for each rank the members and the name of each of its groups, in the
     order in which they were made.
 
-    Whoever is in a group with one that takes part takes part too. The ranks tell each other when groups are used together for
-    the first time.
+    A rank in a group with a rank that takes part takes part too. The ranks tell each other their groups when these are used together
+    for the first time.
     """
     names = in_order(names)
     own = [members_of(name) for name in names]
     if not own:
         return alone(), {}
-    key = (id(world()), *own)
-    if key not in _known_cells:
-        _known_cells[key] = _told_cells([(members, _name_of(name)) for name, members in zip(names, own)], timeout)
-    cells = _known_cells[key]
+    known, key = _known_cells(), tuple(own)
+    if key not in known:
+        known[key] = _told_cells([(members, _name_of(name)) for name, members in zip(names, own)], timeout)
+    cells = known[key]
     members = tuple(sorted(cells))
     return Ranks(members, members.index(dist.get_rank()), timeout), cells
 

@@ -74,7 +74,7 @@ class Together:
         if self.board is None:
             ranks, _ = _ranks.connected(self.names, self.options.timeout)
             with ranks.telling():
-                self.board = board_of(ranks, _ranks.world())
+                self.board = board_of(ranks)
             self.number = self.board.enter()
         return self.board
 
@@ -124,18 +124,14 @@ class Together:
                 search.apart, is_sound = error, False
             all_sound = ranks.all_gather(b"1" if is_sound else b"0", "a graph that is compiled")
         if search.apart is not None or b"0" in all_sound:
-            form = "its form depends on its sizes"
-            self.planned[numbers] = why = form if search.apart is None else f"the graphs of ranks differ: {search.apart}"
+            why = "the form of a graph depends on its sizes" if search.apart is None else f"the graphs of ranks differ: {search.apart}"
+            self.planned[numbers] = why
             if is_sound and search.apart is not None:
                 self.apart = search
             return self._run_apart(inputs, sizes, why)
-        try:
-            results = search.function(inputs)
-        except BAD_DATA:
-            self.planned[numbers] = search
-            raise
+        # All ranks have compiled it, whatever becomes of the run.
         self.planned[numbers] = search
-        return results
+        return search.function(inputs)
 
     def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
         """Runs the graph of this rank alone, and its collectives by PyTorch."""
