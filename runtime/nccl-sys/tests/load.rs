@@ -46,11 +46,15 @@ fn a_library_in_a_folder_that_others_can_write_is_not_loaded() {
     mode(&open, 0o755);
     mode(&library, 0o644);
     Nccl::find(&only(&open)).expect("nobody else can write there");
-    for (path, open_mode, closed) in [(&open, 0o777, 0o755), (&open, 0o1777, 0o755), (&library, 0o666, 0o644)] {
+    for (path, open_mode, closed) in [(&open, 0o777, 0o755), (&open, 0o1777, 0o755), (&library, 0o666, 0o644)]
+    {
         mode(path, open_mode);
         for search in [only(&open), only(&library)] {
             let error = Nccl::find(&search).expect_err("it is not trusted");
-            assert!(matches!(&error.attempts[0].refusal, Refusal::Untrusted { found } if found.path == *path), "{error}");
+            assert!(
+                matches!(&error.attempts[0].refusal, Refusal::Untrusted { found } if found.path == *path),
+                "{error}"
+            );
             assert!(error.to_string().contains(&format!("chmod go-w {}", path.display())), "{error}");
         }
         mode(path, closed);
