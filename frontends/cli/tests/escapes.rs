@@ -157,3 +157,25 @@ fn help_on_a_full_disk() {
         assert_eq!((out.status.code(), text.contains("No space left")), (Some(2), true), "{line}: {text}");
     }
 }
+
+/// Standard error is written where messages are made printable, and nowhere else but by the spinner and where memory ran out.
+#[test]
+fn one_place_writes_to_standard_error() {
+    fn walk(folder: &Path, out: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                walk(&path, out);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a source file");
+            if ["eprint", "stderr()", "dbg!"].iter().any(|way| text.contains(way)) {
+                out.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+    found.sort();
+    assert_eq!(found, ["progress.rs", "say.rs"]);
+}

@@ -94,7 +94,8 @@ fn a_time_that_is_too_long_is_named_with_its_curve() {
         "slow.json",
         "curve all_gather ll on 2 ranks",
         "µs at 4096 bytes",
-        "expected 0.000001 to 1000000000000 µs",
+        "1e308 µs",
+        "expected 1e-6 to 1e12 µs",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -180,7 +180,7 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
         }
         if !TIMES.contains(&us) {
             let (least, most) = (TIMES.start(), TIMES.end());
-            return Err(format!("{us} µs at {bytes} bytes, expected {least} to {most} µs"));
+            return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
         }
     }
     Ok(())

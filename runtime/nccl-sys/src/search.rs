@@ -168,11 +168,19 @@ mod tests {
         std::fs::write(folder(&root, "usr/bin").join("python3.12"), "").expect("a file");
         std::os::unix::fs::symlink("../usr/bin/python3.12", path[2].join("python3")).expect("a link");
 
+        // A relative folder leads to packages as well, and is passed over.
+        folder(&root, "relative/lib/python3.12/site-packages");
+        std::fs::write(folder(&root, "relative/bin").join("python3"), "").expect("a file");
+        let here = std::env::current_dir().expect("a folder");
+        let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+        let relative = up.join(root.strip_prefix("/").expect("an absolute path")).join("relative/bin");
+        assert!(relative.is_relative() && relative.join("python3").is_file());
+
         let search = Search {
             only: None,
             toolkit: Some(root.join("cuda")),
             virtual_env: Some(root.join("venv")),
-            path: [&path[..], &[root.join("alias/bin")]].concat(),
+            path: [&path[..], &[root.join("alias/bin"), relative]].concat(),
             home: Some(root.join("home")),
         };
         let in_toolkit = folder(&root, "cuda/lib64").join("libnccl.so.2");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, ValueEnum};
-use symmc::{Extent, Numerics, Order, Variant};
+use symmc::{Extent, Numerics, Order, Profile, Variant};
 
 use super::values::{parse_bucket, parse_dim, parse_group, parse_name, parse_tolerance, parse_variant};
 
@@ -93,7 +93,7 @@ impl CompileArgs {
 
     /// The file with the profile of the machine, if `--machine` names one.
     pub fn machine_file(&self) -> Option<PathBuf> {
-        self.machine.as_ref().map(PathBuf::from)
+        self.machine.as_ref().filter(|name| Profile::builtin(name).is_none()).map(PathBuf::from)
     }
 }
 
