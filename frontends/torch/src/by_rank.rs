@@ -13,7 +13,8 @@ use crate::error::ImportError;
 use crate::numbers::{ByRank, Numbers};
 use crate::parts;
 use crate::schema::{
-    Argument, Graph, InputSpec, NamedArgument, Node, OutputSpec, Program, Str, SymArgument, SymInt, ValueMeta,
+    Argument, Graph, InputSpec, NamedArgument, Node, OutputSpec, Program, Str, SymArgument, SymInt,
+    ValueMeta, Written, written,
 };
 use crate::scope::tensor_names;
 
@@ -566,31 +567,4 @@ fn stored<'a>(spec: &'a InputSpec<'_>) -> Option<(&'static str, &'a str, &'a str
         ));
     }
     spec.tensor_constant.as_ref().map(|t| ("a constant", &*t.arg.name, &*t.tensor_constant_name))
-}
-
-pub(crate) type Written<'a> = (&'static str, &'a str, Option<&'a str>);
-
-/// What an output is, its value, and the input that it writes.
-pub(crate) fn written<'a>(spec: &'a OutputSpec<'_>) -> Option<Written<'a>> {
-    if let Some(u) = &spec.user_output {
-        return match &u.arg {
-            Argument::Tensor(n) => Some(("the value", n, None)),
-            _ => None,
-        };
-    }
-    if let Some(b) = &spec.buffer_mutation {
-        return Some(("a write to a buffer", &b.arg.name, Some(&b.buffer_name)));
-    }
-    if let Some(p) = &spec.parameter_mutation {
-        return Some(("a write to a parameter", &p.arg.name, Some(&p.parameter_name)));
-    }
-    if let Some(u) = &spec.user_input_mutation {
-        return Some(("a write to an argument", &u.arg.name, Some(&u.user_input_name)));
-    }
-    let plain = [
-        ("the loss", &spec.loss_output),
-        ("a gradient", &spec.gradient_to_parameter),
-        ("a gradient of an argument", &spec.gradient_to_user_input),
-    ];
-    plain.into_iter().find_map(|(kind, s)| s.as_ref().map(|s| (kind, &*s.arg.name, None)))
 }

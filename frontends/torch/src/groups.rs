@@ -82,6 +82,16 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
     }
     let known = world.map(|s| s.ranks);
     let ranks = known.or(options.assumed_ranks);
+    let (groups, notes) = members(uses, ranks, options)?;
+    Ok(Ranks { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
+}
+
+/// The members of the groups that a program uses, and what a user should know of them.
+fn members(
+    uses: IndexMap<String, Use>,
+    ranks: Option<u32>,
+    options: &ImportOptions,
+) -> Result<(IndexMap<String, Members>, Vec<String>), ImportError> {
     let (mut groups, mut notes) = (IndexMap::new(), Vec::new());
     let mut undescribed = Vec::new();
     for (name, used) in uses {
@@ -106,7 +116,7 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
     if !undescribed.is_empty() {
         return Err(ImportError::Undescribed { groups: undescribed, ranks });
     }
-    Ok(Ranks { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
+    Ok((groups, notes))
 }
 
 /// The groups that the nodes of a graph use, those of the graphs it wraps included.

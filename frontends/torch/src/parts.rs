@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 use crate::effects::bare;
 use crate::schema::{
-    Argument, Graph, NamedArgument, Node, Program, Str, SymArgument, SymExpr, SymInt, ValueMeta,
+    self, Argument, Graph, NamedArgument, Node, Program, Str, SymArgument, SymExpr, SymInt, ValueMeta,
 };
 use crate::scope::tensor_names;
 
@@ -32,7 +32,7 @@ const DIVISIONS: [&str; 11] = [
 
 /// Writes the parts of a program in the form that programs of ranks have in common.
 pub(crate) fn unify(program: &mut Program<'_>) {
-    let specs = program.graph_module.signature.output_specs.iter().filter_map(crate::by_rank::written);
+    let specs = program.graph_module.signature.output_specs.iter().filter_map(schema::written);
     let returned = specs.map(|(_, name, _)| name.to_string()).collect();
     unify_graph(&mut program.graph_module.graph, returned);
 }
