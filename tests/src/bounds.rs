@@ -256,9 +256,7 @@ impl Emulated {
 
     fn operations(&self) -> Vec<Operation<'_>> {
         let operation = |(index, work)| match work {
-            &Work::Kernel { ref op, ref operands, ref results } => {
-                Some(Operation { index, op, operands, results })
-            }
+            Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
             _ => None,
         };
         let works = self.bound.steps.iter().flat_map(|step| step.work.parts().map(|work| (step.index, work)));
