@@ -255,12 +255,15 @@ impl Emulated {
     }
 
     fn operations(&self) -> Vec<Operation<'_>> {
-        let operation = |(index, work)| match work {
-            Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
-            _ => None,
-        };
-        let works = self.bound.steps.iter().flat_map(|step| step.work.parts().map(|work| (step.index, work)));
-        works.filter_map(operation).collect()
+        let mut out = Vec::new();
+        for step in &self.bound.steps {
+            for work in step.work.parts() {
+                if let Work::Kernel { op, operands, results } = work {
+                    out.push(Operation { index: step.index, op, operands, results });
+                }
+            }
+        }
+        out
     }
 }
 
