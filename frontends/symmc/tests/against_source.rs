@@ -120,7 +120,9 @@ fn small_and_rare_changes_are_found_in_every_dtype() {
         let all = dtypes.iter().flat_map(|&d| changes.iter().map(move |&(from, to)| (d, from, to)));
         all.collect::<Vec<_>>()
     };
-    for (dtype, from, to) in of(&["f64", "f32", "bf16", "f16"], &floats).into_iter().chain(of(&["i64", "i32"], &integers)) {
+    for (dtype, from, to) in
+        of(&["f64", "f32", "bf16", "f16"], &floats).into_iter().chain(of(&["i64", "i32"], &integers))
+    {
         let plan = plan(&program(dtype, from));
         let same = compared(plan.clone());
         assert_eq!(same.status(), SourceStatus::Equal, "{dtype} {from}: {same:#?}");
@@ -164,7 +166,13 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
     for upper in [vec![8192], vec![17, 8192]] {
         let config = Config::default().with_buckets([BucketSpec::new("t", upper)]);
         let plan = symmc::compile(&program, &config).expect("a plan").into_plan();
-        for start in ["min(t - 1, 1)", "min(t - 1, 17)", "min(t - 1, 4000)", "min(t - 1, 8190)", "t - 1 - div(t, 8192)"] {
+        for start in [
+            "min(t - 1, 1)",
+            "min(t - 1, 17)",
+            "min(t - 1, 4000)",
+            "min(t - 1, 8190)",
+            "t - 1 - div(t, 8192)",
+        ] {
             let found = compared(edited(&plan, "start=t - 1", &format!("start={start}")));
             assert_eq!(found.status(), SourceStatus::Different, "{start}: {found:#?}");
         }
@@ -184,7 +192,11 @@ fn what_opaque_and_custom_ops_give_is_compared_with_what_they_are_given() {
     for (from, to) in [("op=sum", "op=max"), ("dim=1", "dim=0"), ("ns::f", "ns::g"), ("= exp ", "= tanh ")] {
         let found = compared(edited(&plan, from, to));
         assert_ne!(found.status(), SourceStatus::Equal, "{from}: {found:#?}");
-        let expected = if from == "op=sum" || from == "= exp " { SourceStatus::Different } else { SourceStatus::NotCompared };
+        let expected = if from == "op=sum" || from == "= exp " {
+            SourceStatus::Different
+        } else {
+            SourceStatus::NotCompared
+        };
         assert_eq!(found.status(), expected, "{from}: {found:#?}");
     }
 }
@@ -201,9 +213,13 @@ fn large_programs_are_compared() {
 #[test]
 fn exported_programs_compute_what_their_sources_do() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
-    for (name, ranks) in
-        [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4), ("llama70b_tp8_graph", 8)]
-    {
+    for (name, ranks) in [
+        ("megatron_tp4_f32", 4),
+        ("megatron_tp4_bf16", 4),
+        ("hf_llama_tp2", 2),
+        ("moe_ep4", 4),
+        ("llama70b_tp8_graph", 8),
+    ] {
         let options = OpenOptions::default().with_ranks(ranks);
         let program = Program::open(&folder.join(format!("{name}.pt2")), &options).expect(name);
         let plan = symmc::compile(&program, &Config::default()).expect(name);

@@ -82,9 +82,7 @@ fn results_of_a_reduction_are_written_after_the_rendezvous() {
     let mut early = plan;
     early.programs[0] = early.programs[0].replace("via=ll", "via=plain");
     let found = findings(&early);
-    let race = |e: &CheckError| {
-        matches!(e, CheckError::Race { second, .. } if second.value == "add" && matches!(second.moment, Moment::Step(_)))
-    };
+    let race = |e: &CheckError| matches!(e, CheckError::Race { second, .. } if second.value == "add" && matches!(second.moment, Moment::Step(_)));
     assert!(found.iter().any(race), "{found:?}");
 }
 

@@ -344,7 +344,9 @@ impl<'a, 'p> Comparison<'a, 'p> {
             return Ok(());
         }
         let text = |node: Option<&Node>| {
-            node.map_or("the end of the graph".to_string(), |n| format!("node `{}` ({})", n.name(), &*n.target))
+            node.map_or("the end of the graph".to_string(), |n| {
+                format!("node `{}` ({})", n.name(), &*n.target)
+            })
         };
         let last = both.checked_sub(1).and_then(|at| a.nodes.get(at));
         let place = last.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));

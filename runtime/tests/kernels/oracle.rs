@@ -36,7 +36,8 @@ fn check_bad_data(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
     let make = THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
     let case = make(random);
-    let mut results: Vec<Placed> = case.types().iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();
+    let mut results: Vec<Placed> =
+        case.types().iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();
     let spoilt = case.operands.iter().map(|tensor| {
         let is_integer = matches!(tensor.dtype(), DType::I64 | DType::I32 | DType::U8);
         let bad = [0, 1, 7, 250, -1][random.below(5)];

@@ -3,7 +3,9 @@
 use symmc_cases::Layout;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op, Tensor};
-use symmc_runtime::kernels::{KernelError, Scratch, Shaped, View, ViewMut, compute, compute_with, may_refuse_data, needs};
+use symmc_runtime::kernels::{
+    KernelError, Scratch, Shaped, View, ViewMut, compute, compute_with, may_refuse_data, needs,
+};
 
 /// What the bytes around a placed tensor hold.
 const CANARY: u8 = 0xa5;
