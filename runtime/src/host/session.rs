@@ -236,10 +236,9 @@ impl HostSession {
     fn end(&mut self) {
         self.queue.end();
         let Some(seat) = self.seat.take() else { return };
-        seat.comm().control().set_closed(self.rank, self.runs);
         // The worker has ended: nobody else holds it.
         if let Some(seat) = Arc::into_inner(seat) {
-            seat.leave(Recorded::All);
+            seat.leave(Recorded::All, self.runs);
         }
     }
 

@@ -158,7 +158,7 @@ impl<'c> CudaSession<'c> {
         self.flight.clear();
         self.context = None;
         if let Some(ranks) = self.ranks.take() {
-            ranks.leave();
+            ranks.leave(self.runs);
         }
     }
 
