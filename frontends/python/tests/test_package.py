@@ -558,7 +558,7 @@ except symmc.Error as error:
 """
         ways = {
             "with symmc.Session(plan, timeout=120) as session: fill(session); raise ValueError('boom')": "aborted its session: ValueError: boom",
-            "session = symmc.Session(plan, timeout=120); fill(session); del session": "dropped its session without closing it",
+            "session = symmc.Session(plan, timeout=120); fill(session); del session": "closed its session after 1 run",
             "session = symmc.Session(plan, timeout=120); fill(session); raise ValueError('boom')": "",
             "session = symmc.Session(plan, timeout=120); fill(session); session.close()": "closed its session after 1 run",
         }

@@ -72,7 +72,9 @@ impl Seat {
 
     /// Leaves. Where ranks are processes rank 0, which watches over the others, waits until they are through the runs that it
     /// has ended, but no longer than the limit.
-    pub fn leave(self, recorded: Recorded) {
+    /// Peers that begin another run than these are refused.
+    pub fn leave(self, recorded: Recorded, runs: u64) {
+        self.comm().control().set_closed(self.comm().rank(), runs);
         self.joined.leave(recorded, self.farewell);
     }
 }

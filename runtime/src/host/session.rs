@@ -239,10 +239,9 @@ impl HostSession {
     fn end(&mut self) {
         self.queue.end();
         let Some(seat) = self.seat.take() else { return };
-        seat.comm().control().set_closed(self.rank, self.runs);
         // The worker has ended: nobody else holds it.
         if let Some(seat) = Arc::into_inner(seat) {
-            seat.leave(Recorded::All);
+            seat.leave(Recorded::All, self.runs);
         }
     }
 
@@ -258,7 +257,13 @@ impl HostSession {
 
 impl Drop for HostSession {
     fn drop(&mut self) {
-        let when = if self.queue.idle().unwrap_or(true) { "without closing it" } else { "during a run" };
+        let is_idle = self.queue.idle().unwrap_or(true);
+        if is_idle && self.queue.failed().is_ok() && !std::thread::panicking() {
+            // Peers may still be in a run that this rank has ended, as at the end of a program: that run goes on. A peer that
+            // begins another one, or waits in it, gets an error at once.
+            return self.end();
+        }
+        let when = if is_idle { "without closing it" } else { "during a run" };
         self.abandon(format!("dropped its session {when}"));
     }
 }

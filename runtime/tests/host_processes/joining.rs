@@ -219,8 +219,9 @@ fn the_same_rank_twice_is_refused() {
 
 fn a_rank_that_stops_while_the_run_opens_is_named() {
     let points = ["digest", "load", "start"];
-    let cases: Vec<(&str, u32)> = points.iter().flat_map(|point| [(*point, 0), (*point, 2)]).collect();
-    let run = |(number, &(point, victim)): (u16, &(&str, u32))| {
+    let cases: Vec<(&'static str, u32)> =
+        points.iter().flat_map(|point| [(*point, 0), (*point, 2)]).collect();
+    let run = |(number, &(point, victim)): (u16, &(&'static str, u32))| {
         let variables = [("TEST_STOP", point.to_string()), ("TEST_VICTIM", victim.to_string())];
         (start_with(&[0, 1, 2, 3], 20 + number, |_| "host".into(), 1, &variables), point, victim)
     };

@@ -36,10 +36,10 @@ impl Ranks<'_> {
         }
     }
 
-    /// Leaves them in order.
-    pub fn leave(self) {
+    /// Leaves them in order, after this many runs.
+    pub fn leave(self, runs: u64) {
         if let Ranks::Group(seat) = self {
-            seat.leave(Recorded::Awaited);
+            seat.leave(Recorded::Awaited, runs);
         }
     }
 }

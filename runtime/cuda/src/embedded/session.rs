@@ -158,7 +158,7 @@ impl<'c> CudaSession<'c> {
         self.flight.clear();
         self.context = None;
         if let Some(ranks) = self.ranks.take() {
-            ranks.leave();
+            ranks.leave(self.runs);
         }
     }
 
@@ -181,6 +181,10 @@ impl Drop for CudaSession<'_> {
     fn drop(&mut self) {
         let _context = self.entered();
         let is_idle = self.context.is_none() || self.failure.is_some() || self.look().unwrap_or(true);
+        if is_idle && self.failure.is_none() && !std::thread::panicking() {
+            // Peers may still be in a run that this rank has ended.
+            return self.end();
+        }
         let when = if is_idle { "without closing it" } else { "during a run" };
         self.abandon(format!("dropped its session {when}"));
     }
