@@ -83,7 +83,10 @@ fn rank(task: &str) -> Result<(), symmc::Error> {
         }
         "rest" => std::thread::sleep(Duration::from_millis(3500)),
         "leave" => return session.close(),
-        "drop" => return Ok(drop(session)),
+        "drop" => {
+            drop(session);
+            return Ok(());
+        }
         "panic" => panic!("with a session that is open"),
         "abort" => return session.abort("no more food"),
         "fork" => return of_fork(session),
