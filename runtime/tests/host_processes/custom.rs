@@ -230,7 +230,7 @@ fn single(name: &str, operands: &str, results: &str, group: &str, inputs: &str) 
 fn a_failing_kernel_ends_the_run() {
     let expect = |owned: &Owned, op: &str, detail: &str| {
         for result in [run_threads(&owned.job(), &kernels()), launch(&owned.job(), &command())] {
-            match result {
+            match result.map_err(|e| e.cause().clone()) {
                 Err(RunError::Step { rank: 1, step, node, op: found, detail: why }) => {
                     assert_eq!((node.as_str(), found.as_str(), why.as_str()), ("y", op, detail));
                     assert_eq!(owned.plan.buckets[0].steps[step].node, "y");

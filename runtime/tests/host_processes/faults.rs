@@ -84,7 +84,7 @@ fn a_stopped_rank_ends_the_run() {
     for rank in 0..3 {
         let (error, time) = disturb(&owned, rank, Duration::from_millis(300), Signal::SIGSTOP);
         assert!(time > Duration::from_millis(900) && time < Duration::from_secs(4), "{time:?}");
-        match &error {
+        match error.cause() {
             // A rank may wait for one that itself waits for the stopped one.
             RunError::Limit { rank: waiting, peers, op, culprit, .. } => {
                 assert!(*waiting as usize != rank && !peers.is_empty() && !op.is_empty(), "{error}");
