@@ -21,6 +21,7 @@ fn compared(source: &str, planned: &str) -> Comparison {
         version: VERSION,
         source: SourceProgram { name: "p".into(), hash: String::new(), text: source.into() },
         machine: "host".into(),
+        numerics: Default::default(),
         ranks: graph.ranks.unwrap_or(1),
         programs: vec![planned.into()],
         arenas: Arenas { ordinary: 0, symmetric: 0 },
