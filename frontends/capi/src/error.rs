@@ -137,7 +137,7 @@ pub extern "C" fn symmc_last_error_reporter() -> i64 {
 /// Another name of symmc_last_error_culprit.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_rank() -> i64 {
-    symmc_last_error_culprit()
+    last(-1, |last| last.culprit)
 }
 
 /// The step that the last error of this thread is about, counted from 0 in its bucket, -1 if it is about none.

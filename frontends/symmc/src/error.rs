@@ -200,27 +200,23 @@ impl Error {
     /// ([`OpenOptions::with_groups`](crate::OpenOptions::with_groups)).
     pub fn unknown_groups(&self) -> Vec<UnknownGroup> {
         #[cfg(feature = "torch")]
-        if let Cause::Format { cause: Some(cause), .. } = &*self.0
-            && let Some(symmc_torch::ImportError::Undescribed { groups, ranks }) = cause.downcast_ref()
-        {
-            let is_alone = groups.len() == 1 && ranks.is_none();
-            let unknown = |g: &symmc_torch::UndescribedGroup| UnknownGroup {
-                name: g.name.clone(),
-                example: example_cells(g.size, *ranks),
-                all_ranks: g.size.filter(|_| is_alone),
-            };
-            return groups.iter().map(unknown).collect();
-        }
+        return self.torch_error().map(unknown_groups).unwrap_or_default();
+        #[cfg(not(feature = "torch"))]
         Vec::new()
+    }
+
+    /// The error of the importer of `.pt2`, if that is the cause.
+    #[cfg(feature = "torch")]
+    fn torch_error(&self) -> Option<&symmc_torch::ImportError> {
+        let Cause::Format { cause: Some(cause), .. } = &*self.0 else { return None };
+        cause.downcast_ref()
     }
 
     /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises, too.
     pub fn is_of_dtypes(&self) -> bool {
         #[cfg(feature = "torch")]
-        if let Cause::Format { cause: Some(cause), .. } = &*self.0 {
-            let error: Option<&symmc_torch::ImportError> = cause.downcast_ref();
-            return error.is_some_and(symmc_torch::ImportError::is_of_dtypes);
-        }
+        return self.torch_error().is_some_and(symmc_torch::ImportError::is_of_dtypes);
+        #[cfg(not(feature = "torch"))]
         false
     }
 
@@ -579,6 +575,19 @@ pub struct UnknownGroup {
     pub example: Vec<Vec<u32>>,
     /// The number of ranks with which it would be the group of all ranks, where nothing tells that number.
     pub all_ranks: Option<u32>,
+}
+
+/// The groups that an archive does not describe.
+#[cfg(feature = "torch")]
+fn unknown_groups(error: &symmc_torch::ImportError) -> Vec<UnknownGroup> {
+    let symmc_torch::ImportError::Undescribed { groups, ranks } = error else { return Vec::new() };
+    let is_alone = groups.len() == 1 && ranks.is_none();
+    let unknown = |g: &symmc_torch::UndescribedGroup| UnknownGroup {
+        name: g.name.clone(),
+        example: example_cells(g.size, *ranks),
+        all_ranks: g.size.filter(|_| is_alone),
+    };
+    groups.iter().map(unknown).collect()
 }
 
 /// Cells of one size; two cells where the number of ranks is not known.

@@ -47,7 +47,7 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
             ],
         ),
         (Resources, RANK, vec![RunError::Refused { rank }]),
-        (Input, RANK, vec![RunError::Misplaced { rank, detail: detail() }]),
+        (Input, RANK, vec![RunError::Misplaced { rank, detail: text("rank 3 came twice") }]),
     ]
 }
 

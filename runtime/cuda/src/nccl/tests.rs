@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nccl_sys::{Comm, Nccl, Search, Version, result_code};
@@ -20,10 +19,9 @@ use crate::error::CudaError;
 
 /// The fake library of a version.
 fn fake(version: &str, later: bool) -> Nccl {
-    static BUILT: AtomicU32 = AtomicU32::new(0);
-    let number = BUILT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("symmc-fake-nccl-{}-{number}.so", std::process::id());
-    let path = std::env::temp_dir().join(name);
+    // Libraries are loaded only from folders that nobody else can write, as `/tmp` itself is not.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("libnccl.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nccl-sys/tests/fake_nccl.c");
     let mut gcc = process::Command::new("gcc");
     gcc.args(["-shared", "-fPIC", "-DCONFIG=72", &format!("-DVERSION={version}"), "-o"]).arg(&path);
@@ -32,7 +30,6 @@ fn fake(version: &str, later: bool) -> Nccl {
     }
     assert!(gcc.arg(source).status().expect("gcc runs").success());
     let found = Nccl::find(&Search { only: Some(path.clone()), ..Search::default() });
-    std::fs::remove_file(path).expect("the library was built");
     found.expect("a usable library")
 }
 
