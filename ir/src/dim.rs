@@ -20,9 +20,6 @@ use crate::text::{is_identifier, write_string};
 
 mod corner;
 mod quotient;
-mod switches;
-
-pub use switches::Switch;
 
 /// An integer expression in normal form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +47,16 @@ struct Term {
     /// Sorted; an atom to the k-th power stands k times.
     product: Product,
     factor: i64,
+}
+
+/// A condition on symbols at which a dim changes its form: a `min` or `max` takes its other argument, or a quotient or a
+/// remainder steps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Switch {
+    /// The form changes where this changes its sign: the difference of the arguments of a `min` or `max`.
+    Sign(Dim),
+    /// The value steps where the first is a multiple of the second.
+    Multiple(Dim, Dim),
 }
 
 /// A factor that the polynomial form does not look into.
@@ -737,5 +744,28 @@ fn write_dim(f: &mut fmt::Formatter<'_>, dim: &Dim, symbol: &WriteSymbol<'_>) ->
         0 => Ok(()),
         c if c < 0 => write!(f, " - {}", c.unsigned_abs()),
         c => write!(f, " + {c}"),
+    }
+}
+
+impl Dim {
+    /// All conditions of the dim, those within arguments included.
+    pub fn switches(&self) -> Vec<Switch> {
+        let mut out = Vec::new();
+        self.collect_switches(&mut out);
+        out
+    }
+
+    fn collect_switches(&self, out: &mut Vec<Switch>) {
+        for atom in self.parts().0.iter().flat_map(|t| &t.product) {
+            let (Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b)) = atom else {
+                continue;
+            };
+            out.push(match atom {
+                Atom::Max(..) | Atom::Min(..) => Switch::Sign(a.clone() - b.clone()),
+                _ => Switch::Multiple(a.clone(), b.clone()),
+            });
+            a.collect_switches(out);
+            b.collect_switches(out);
+        }
     }
 }

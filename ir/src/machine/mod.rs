@@ -446,7 +446,7 @@ mod tests {
         refused(&|p| p.curves[0].blocks = vec![0; p.curves[0].points.len()], "0 blocks, expected at least 1");
         refused(&|p| p.multiprocessors = Some(0), "multiprocessors: expected at least 1, found 0");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
-        refused(&|p| p.curves[0].points[0].1 = -1.0, "-1 µs at");
+        refused(&|p| p.curves[0].points[0].1 = -1.0, "-1e0 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);
         assert!(Profile::from_json(&unknown).unwrap_err().to_string().contains("abuot"));
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use symmc_ir::Bindings;
+use symmc_ir::{Bindings, DType, Tensor};
 use symmc_plan::{Lane, Plan, ReadPlan};
 use symmc_runtime::exec::{Communicator, ExecConfig, Lanes, RankMemory, Registry, Span};
 use symmc_runtime::host::{EngineChoice, Engines};
@@ -124,10 +124,12 @@ fn custom_ops_without_a_kernel_are_refused_by_name() {
 #[test]
 fn a_kernel_that_fails_names_its_step() {
     let planned = planned(
-        "program \"p\" ranks 1\narg %x: f32[4, 2]\nconst %i: i64[1] = hex\"0900000000000000\"\n%y: f32[1, 2] = take %x, %i axis=0\nreturn %y\n",
+        "program \"p\" ranks 1\narg %x: f32[4, 2]\narg %i: i64[1]\n%y: f32[1, 2] = take %x, %i axis=0\nreturn %y\n",
     );
     let comm = Scripted::default();
-    let mut rank = Rank::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
+    let mut given = inputs(&planned.graph, &none(), 1).remove(0);
+    given[1] = Arc::new(Tensor::from_f64(DType::I64, [1], &[9.0]).expect("an index"));
+    let mut rank = Rank::new(&planned, &none(), &given);
     let memory = rank.memory();
     let result = run_once(&planned.plan, &Registry::new(), ExecConfig::default(), &none(), &memory, &comm);
     let Err(error) = result else { panic!("it ran") };
