@@ -131,7 +131,7 @@ fn what_a_rank_reports_is_the_same_error_on_all_others() {
             let found = reported.culprit();
             assert!(found == culprit || culprit.is_none() && found == Some(2), "{reported}: {found:?}");
             let text = reported.to_string();
-            assert!(text.contains(&run.to_string()) && text.contains("rank "), "{text}");
+            assert!(text.contains(&run.to_string()) && text.contains("rank"), "{text}");
         }
     }
 }
