@@ -454,9 +454,10 @@ symmc_status symmc_session_resume(symmc_session *session);
  * from the one that opened it this is an error, and nothing happens to the session of the parent. */
 symmc_status symmc_session_close(symmc_session *session);
 
-/* Ends a session without waiting for its runs or for other ranks. The sessions of the other ranks end at once, with an error
- * that names this rank; symmc_session_close ends a session in order. In a process that was forked from the one that opened
- * it, nothing happens to the session of the parent. NULL is ignored. */
+/* Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close: other ranks finish the
+ * runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
+ * sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
+ * nothing happens to the session of the parent. NULL is ignored. */
 void symmc_session_free(symmc_session *session);
 
 /* ---- Memory of a session's device that belongs to the caller. ---- */

@@ -479,9 +479,10 @@ pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> sym
     })
 }
 
-/// Ends a session without waiting for its runs or for other ranks. The sessions of the other ranks end at once, with an error
-/// that names this rank; symmc_session_close ends a session in order. In a process that was forked from the one that opened
-/// it, nothing happens to the session of the parent. NULL is ignored.
+/// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close: other ranks finish the
+/// runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
+/// sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
+/// nothing happens to the session of the parent. NULL is ignored.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, or NULL, and none does from now on.
