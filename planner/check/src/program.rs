@@ -166,7 +166,7 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     bound(&|| "the name of the machine".into(), &plan.machine);
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
         for (value, place) in places.iter() {
-            bound(&|| format!("bucket {b}: why %{value} lies where it does"), &place.why);
+            bound(&|| format!("bucket {b}: the reason for the place of %{value}"), &place.why);
         }
         for d in decisions {
             let names = d.alternatives.iter().map(|a| &a.name).chain(d.rules.iter().map(|r| &r.name));

@@ -394,14 +394,14 @@ def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, 
 def _columns(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
     """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
 
-    Raises ``Apart`` on all ranks where the groups are not the same divisions of all of them.
+    Raises ``Apart`` on all ranks if the groups do not partition the ranks in the same way.
     """
     columns = []
     for number in range(max(map(len, cells.values()), default=0)):
         column = list(dict.fromkeys(cells[rank][number][0] for rank in sorted(cells) if number < len(cells[rank])))
         is_division = sorted(rank for cell in column for rank in cell) == sorted(cells)
         if not is_division or len({len(cell) for cell in column}) > 1:
-            raise Apart(InputError(f"the process groups of ranks are not the same divisions of all: {_listed(cells)}"))
+            raise Apart(InputError(f"the process groups do not partition the ranks in the same way: {_listed(cells)}"))
         columns.append(column)
     return columns
 

@@ -1,13 +1,13 @@
 """Graphs with collectives of several ranks, as functions that all these ranks call together.
 
-Ranks compile by themselves: Dynamo compiles anew where sizes of one rank change, and the others know nothing of it. So what
-needs the other ranks is done when the graph is called. In every call each rank tells the others which graph it calls and with
-which sizes, on a :class:`~symmc.torch._board.Board`, so all of them find the same:
+Dynamo compiles for each rank alone, and recompiles when the sizes of one rank change; the other ranks do not notice. So ranks agree
+when they call a graph. In every call each rank publishes the number of its graph and a digest of its sizes on a
+:class:`~symmc.torch._board.Board`, and all ranks decide alike from these numbers:
 
-- The sizes are the same, and these graphs were compiled together before: their plan runs.
-- The sizes are the same, and these graphs meet for the first time: the ranks compile them together, as one program.
-- The sizes differ, or these graphs are no one program: PyTorch runs the collectives in this call, and symmc on each rank what is
-  between them. If the collectives do not fit each other, all ranks raise an error.
+- The sizes are the same, and this combination of graphs was compiled together before: its plan runs.
+- The sizes are the same, and the combination is new: the ranks compile the graphs together, as one program.
+- The sizes differ, or the graphs are not one program: PyTorch runs the collectives of this call, and symmc runs the operators
+  between them on each rank. If the collectives do not match, all ranks raise an error.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Together:
         if trouble is not None:
             raise trouble
         ranks = [self.board.ranks.members[at] for at, (*_, in_trouble) in enumerate(told) if in_trouble]
-        error = symmc.DataError(f"rank {ranks[0]} was given data in an earlier run that a step refuses")
+        error = symmc.DataError(f"rank {ranks[0]} was given bad data in an earlier run")
         error.rank = ranks[0]
         raise error
 
