@@ -293,13 +293,13 @@ def are_several(names: Iterable[str]) -> bool:
 
 
 class PerWorld:
-    """What is known of the process groups that there are. It is forgotten once they were made anew."""
+    """A cache for the present process groups. It is cleared when they are created again."""
 
     def __init__(self, kept):
         self._kept, self._world = kept, None
 
     def __call__(self):
-        """What is kept."""
+        """The cached values."""
         world = dist.distributed_c10d._world.default_pg
         if self._world is None or self._world() is not world:
             self._kept.clear()
@@ -324,7 +324,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 _known_cells = PerWorld({})
-"""What the ranks of process groups told of their groups, by these groups: asked once."""
+"""The groups of all ranks, as these published them once, by the groups of this rank."""
 
 
 def connected(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[int, list[tuple[tuple[int, ...], str]]]]:

@@ -52,9 +52,9 @@ class Together:
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
         self.planned: dict[tuple[int, ...], _cut.Search | str] = {}
-        """What runs the graph together with these graphs of all ranks, by their numbers; or why they are no one program."""
+        """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
         self.apart: _cut.Search | None = None
-        """What leaves the collectives to PyTorch."""
+        """The form that leaves the collectives to PyTorch."""
         self.turn = threading.Lock()
         """Threads that call one function take turns."""
 
@@ -70,7 +70,7 @@ class Together:
             call.end()
 
     def open(self) -> Board:
-        """Where its ranks tell each other what they run."""
+        """The board on which its ranks publish what they run."""
         if self.board is None:
             ranks, _ = _ranks.connected(self.names, self.options.timeout)
             with ranks.telling():
@@ -79,7 +79,7 @@ class Together:
         return self.board
 
     def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, int, int]]):
-        """One call, of which all ranks have told what they would run."""
+        """One call, after all ranks have published what they would run."""
         if any(in_trouble for *_, in_trouble in told):
             self._expect_no_trouble(trouble, told)
         if len({digest for _, digest, _ in told}) > 1:
@@ -100,7 +100,7 @@ class Together:
         return None
 
     def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, int, int]]) -> None:
-        """Ends the sessions of all ranks where one of them was given bad data in an earlier run."""
+        """Ends the sessions of all ranks if one of them was given bad data in an earlier run."""
         for runner in self._runners():
             runner.abandon()
         if trouble is not None:
@@ -134,7 +134,7 @@ class Together:
         return search.function(inputs)
 
     def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
-        """Runs the graph of this rank alone, and its collectives by PyTorch."""
+        """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = _fitting.collectives_of(self.module.graph, symbols)
         digests = tuple(word for word, *_ in self.board.gather((_fitting.digest_of(own), 0, 0)))
@@ -177,7 +177,7 @@ class _Call:
     def __init__(self, function: Together, inputs: list):
         self.function, self.inputs = function, inputs
         self.board: Board | None = None
-        """Where the other ranks have been told that this one takes part, while nobody knows yet what they told."""
+        """The board, once this rank has published its numbers and until it has read those of the others."""
         self.is_locked = self.is_waiting = self.goes_on = False
 
     def run(self):
@@ -195,7 +195,7 @@ class _Call:
         return function.run(values, self.sizes, self.trouble, told)
 
     def go_on(self) -> None:
-        """After an interrupt of the wait for other ranks: they know that this one takes part, so it does, and its results go."""
+        """After an interrupt of the wait for other ranks: they expect this rank, so the call continues, and its results are dropped."""
         if self.is_waiting:
             self.goes_on, self.inputs = True, list(self.inputs)
             threading.Thread(target=self._finish, daemon=True).start()
@@ -211,7 +211,7 @@ class _Call:
             self._release()
 
     def end(self) -> None:
-        """Lets other threads have their turn, unless the call goes on."""
+        """Releases the locks, unless the call continues in the background."""
         if not self.goes_on:
             self._release()
 
@@ -222,5 +222,5 @@ class _Call:
 
 
 def _digest(sizes: tuple[int, ...]) -> int:
-    """A number that stands for sizes, the same in all processes."""
+    """A digest of sizes, the same in all processes."""
     return hash(sizes) ^ zlib.crc32(repr(sizes).encode())
