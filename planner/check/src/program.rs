@@ -155,7 +155,7 @@ fn unused(plan: &Plan, errors: &mut Findings) {
 /// The most bytes of a text for people.
 const MAX_TEXT: usize = 4096;
 
-/// Checks that what the plan says to people has a length that they can read.
+/// Checks the length of the texts for people.
 fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     let mut bound = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT {
