@@ -100,8 +100,10 @@ fn against_source(compared: &SourceComparison) -> String {
     };
     for part in compared.parts.iter().take(MOST_PARTS) {
         let places = if part.places > 1 { format!(", in {} places", part.places) } else { String::new() };
-        let up_to =
-            part.up_to.as_ref().map_or(String::new(), |at| format!(", up to {at}; larger sizes take too long"));
+        let up_to = part
+            .up_to
+            .as_ref()
+            .map_or(String::new(), |at| format!(", up to {at}; larger sizes take too long"));
         text.push_str(&format!(
             "  compared: %{} ({} of the source, {} planned{places}{up_to})\n",
             part.value,
