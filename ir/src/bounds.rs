@@ -1,16 +1,16 @@
-//! Bounds checks: what the sizes of a run must satisfy so that no node reads outside of an axis.
+//! Bounds checks: conditions on the sizes of a run under which no node reads outside of an axis.
 //!
 //! Extents, starts of slices and indices may depend on symbols, so whether a program stays within its axes can depend on
 //! the sizes of a run. [`BoundsChecks::of`] derives the conditions from a program: one for each slice, `topk`, gather or
-//! scatter of elements, and for each index operand whose elements are known without running: a series ([`crate::known`]), or
-//! what is computed from constants. Conditions that hold for all values of the symbols are left out.
+//! scatter of elements, and for each index operand whose elements are known before the run: a series ([`crate::known`]), or
+//! a value that is computed from constants. Conditions that hold for all values of the symbols are left out.
 //!
 //! Every backend evaluates the conditions of the *source* of a plan when it binds the sizes of a run, before any step.
 //! Passes may therefore merge, move and drop slices, and turn indices into slices, as long as these conditions cover
-//! what the source indexes: a rewrite cannot lose a check that is not derived from its result. A node counts whether or
-//! not an output needs it, as in the interpreter.
+//! the indices of the source: a rewrite cannot lose a check that is not derived from its result. Nodes that no output needs
+//! are checked as well, as in the interpreter.
 //!
-//! Indices that are data (arguments, parameters, what is computed from them) are not here: kernels check them where they
+//! Indices that are data (arguments, parameters, values computed from them) are not covered: kernels check them when they
 //! read.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -102,7 +102,7 @@ impl BoundsChecks {
         self.checks.iter().try_for_each(|check| check.evaluate(graph, bindings))
     }
 
-    /// Adds what depends on extents and attributes alone.
+    /// Adds the conditions that depend only on extents and attributes.
     fn add_extents(&mut self, graph: &Graph, id: NodeId, node: &Node) {
         let (Some(&x), Some(&y)) = (node.inputs.first(), node.outputs.first()) else { return };
         let result = &graph.ty(y).shape;
@@ -131,7 +131,7 @@ impl BoundsChecks {
         }
     }
 
-    /// Adds what the index operands of a node read, as far as it is known.
+    /// Adds the conditions of the index operands of a node, as far as their elements are known.
     fn add_indices(&mut self, indices: &mut Indices<'_>, id: NodeId, node: &Node) {
         let graph = indices.graph;
         let operands = node.op.index_operands(node.inputs.len());
@@ -223,7 +223,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// What is known of index operands.
+/// The known elements of index operands.
 struct Indices<'g> {
     graph: &'g Graph,
     known: Table<ValueId, Option<Known>>,

@@ -1,6 +1,6 @@
-//! Messages for people. They quote names, expressions and lines of files that others wrote, and go to terminals:
-//! [`printable`] escapes what a terminal would act on, and bounds the length. It is the only place that does, and every
-//! message passes it: the errors of the API where they are displayed, and all that the command says.
+//! Messages for people. They quote names, expressions and lines of untrusted files, and go to terminals.
+//! [`printable`] escapes control characters and bounds the length. Every message passes it: errors of the API when they are
+//! displayed, and messages of the command. No other code escapes or truncates.
 
 use std::fmt::Write;
 
@@ -17,9 +17,9 @@ const LINE_TAIL: usize = 512;
 const LINES: usize = 200;
 const ALL: usize = 32 << 10;
 
-/// A message whose control characters and marks that reorder text are escaped (`\u{1b}`), and whose length is bounded: what
-/// is left out is counted. Lines after the first are indented, so that no name can look like a message of its own. A short
-/// message without such characters stays as it is, and so does a message that was made printable before.
+/// A message with escaped control characters and marks that reorder text (`\u{1b}`), and with a bounded length and a count of
+/// the rest. Lines after the first are indented, so that a name cannot look like a separate message. A short message
+/// without such characters stays as it is, and so does a message that was made printable before.
 pub fn printable(message: &str) -> String {
     let mut out = String::with_capacity(message.len().min(ALL));
     let lines = message.split('\n').count();
@@ -41,14 +41,14 @@ pub fn printable(message: &str) -> String {
     out
 }
 
-/// A line in which no character does anything but appear.
+/// A line with all control characters and marks that reorder text escaped.
 pub fn escaped_line(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     line.chars().for_each(|c| push_escaped(&mut out, c));
     out
 }
 
-/// Adds a character, escaped where a terminal would act on it.
+/// Adds a character, escaped if it is a control character or reorders text.
 pub fn push_escaped(out: &mut String, c: char) {
     match c {
         '\t' => out.push(c),
@@ -61,7 +61,7 @@ pub fn push_escaped(out: &mut String, c: char) {
     }
 }
 
-/// Whether a character that is not seen changes how others are: marks of direction, and separators of lines and paragraphs.
+/// Whether an invisible character changes the display of others: marks of direction, and separators of lines and paragraphs.
 fn reorders(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

@@ -17,7 +17,7 @@ named_enum! {
     NumericsClass {
         /// Sums are taken in another order, or before a collective instead of after it. Every sum keeps its type.
         Reassociate = "reassociate",
-        /// Collectives carry and add up bf16 where the program has f32 that was, or will be, rounded to bf16.
+        /// Collectives transfer and add bf16 where the program has f32 that was or will be rounded to bf16.
         Narrow = "narrow",
         /// The same with f16. Its range is smaller: sums that f32 holds can become infinite.
         NarrowF16 = "narrow-f16",
@@ -175,7 +175,7 @@ impl<'de> Deserialize<'de> for Numerics {
             };
             let class = NumericsClass::from_name(&name).ok_or_else(unknown)?;
             if out.allows(class) {
-                return Err(de::Error::custom(format!("{name:?} stands twice in `numerics`")));
+                return Err(de::Error::custom(format!("{name:?} is repeated in `numerics`")));
             }
             out = out.with(class);
         }

@@ -15,7 +15,7 @@ use symmc_plan::UnreadPlan;
 
 use crate::custom::Mismatch;
 
-/// What is wrong with the data that a step is given.
+/// The kind of fault in the data of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DataFault {
@@ -246,7 +246,7 @@ pub enum RunError {
         /// How: `closed its session after 3 runs`.
         how: String,
     },
-    /// A caller waited for its own runs as long as it wanted. They go on.
+    /// The caller's limit for its own runs passed. The runs continue.
     #[error("run {run} of rank {rank} has not ended within {limit_ms} ms, and goes on")]
     Unfinished {
         /// The rank whose caller waited.
@@ -374,7 +374,7 @@ impl RunError {
         }
     }
 
-    /// The error as the rank that found it has it.
+    /// The original error, as the rank that found it reported it.
     pub fn cause(&self) -> &RunError {
         match self {
             RunError::Reported { cause, .. } => cause.cause(),
@@ -421,14 +421,14 @@ fn peers_text(peers: &[u32]) -> String {
     if peers.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }
 }
 
-/// What one rank found, for all: with the number of that rank unless the text names a rank already.
+/// The error of one rank, for all ranks: with the number of that rank, unless the text names a rank already.
 fn reported_text(reporter: u32, cause: &RunError) -> String {
     let (text, name) = (cause.to_string(), format!("rank {reporter}"));
     let is_named = cause.culprit().is_some() || text.starts_with(&name);
     if is_named { text } else { format!("{name}: {text}") }
 }
 
-/// Names the rank that keeps the others waiting, where the text has not done so.
+/// Names the rank that keeps the others waiting, unless the text has named it already.
 fn behind_text(culprit: u32, peers: &[u32]) -> String {
     match peers {
         [peer] if *peer == culprit => String::new(),

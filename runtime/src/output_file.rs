@@ -2,7 +2,7 @@
 //!
 //! The bytes go to a new file with a random name in the folder of the destination (`create_new`, so no link and no file of
 //! another user is ever opened), which is then renamed. A symbolic link at the destination is replaced, as compilers and
-//! linkers do, and what it points to stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) takes the bytes as
+//! linkers do, and its target stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) takes the bytes as
 //! they come.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -17,7 +17,7 @@ use tempfile::{Builder, NamedTempFile};
 /// The mode of a new file, before the umask.
 const NEW_FILE_MODE: u32 = 0o666;
 
-/// What stands at the path of a file that is to be written.
+/// The kind of entry at the path of an output file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
     /// Nothing, a file, or a symbolic link: a new file takes its place.
@@ -29,10 +29,10 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// Finds out what stands at a path.
+    /// Finds the kind of entry at a path.
     ///
     /// # Errors
-    /// The system does not tell, as where a folder on the way is no folder or must not be searched.
+    /// The path cannot be searched, for example because one of its folders is a file.
     pub fn at(path: &Path) -> io::Result<Destination> {
         let found = match fs::symlink_metadata(path) {
             Ok(found) => found.file_type(),
@@ -52,7 +52,7 @@ fn is_stream(kind: fs::FileType) -> bool {
     kind.is_char_device() || kind.is_block_device() || kind.is_fifo() || kind.is_socket()
 }
 
-/// Writes a file, or sends the bytes to the stream that stands at `path`.
+/// Writes a file, or sends the bytes to the stream at `path`.
 ///
 /// # Errors
 /// It cannot be written. A file that was there before is still there, unchanged.
@@ -67,10 +67,10 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Checks that a file can be written at `path`, without touching what is there.
+/// Checks that a file can be written at `path`, without changing an existing file.
 ///
 /// # Errors
-/// A folder stands there, or no file can be created in its folder.
+/// `path` is a folder, or no file can be created in its folder.
 pub fn check(path: &Path) -> io::Result<()> {
     refuse_folder(path)?;
     tempfile::tempfile_in(folder_of(path)).map(drop)
@@ -88,7 +88,7 @@ impl PendingFile {
     /// and else those that the umask leaves.
     ///
     /// # Errors
-    /// A folder stands there, or no file can be created next to it.
+    /// `destination` is a folder, or no file can be created in its folder.
     pub fn create(destination: &Path) -> io::Result<PendingFile> {
         refuse_folder(destination)?;
         let mut builder = Builder::new();
@@ -106,7 +106,7 @@ impl PendingFile {
         self.file.as_file_mut()
     }
 
-    /// Gives the file its name, in place of what stands there.
+    /// Renames the file to its destination, replacing an existing file.
     ///
     /// # Errors
     /// The file cannot be renamed.
@@ -146,7 +146,7 @@ fn open_stream(path: &Path) -> io::Result<File> {
     match descriptor(path) {
         Some(1) => duplicate(io::stdout().as_fd()),
         Some(2) => duplicate(io::stderr().as_fd()),
-        // A file that is opened anew has a position of its own.
+        // A file that is opened again has a separate position.
         _ => OpenOptions::new().append(true).open(path),
     }
 }

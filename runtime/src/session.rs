@@ -168,7 +168,8 @@ pub trait DeviceSession: Send {
     /// A run failed.
     fn close(self: Box<Self>) -> Result<(), RunError>;
 
-    /// Ends the session on all ranks at once, for this reason, without a wait for others. Dropping a session that was not
-    /// closed does the same, without a reason.
+    /// Ends the session on all ranks at once, for this reason, without waiting for other ranks. Dropping a session while a
+    /// run is in progress or during a panic does the same, without a reason; any other drop behaves like
+    /// [`close`](Self::close).
     fn abort(self: Box<Self>, reason: &str);
 }

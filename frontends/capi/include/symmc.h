@@ -92,7 +92,7 @@ symmc_status symmc_last_error_kind(void);
 const char *symmc_last_error(void);
 
 /* The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not come, or differs from
- * the others; never one that only waited. -1 if it is none or not known. */
+ * the others; never a rank that only waited. -1 if there is none or it is not known. */
 int64_t symmc_last_error_culprit(void);
 
 /* The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are the same on all ranks. */
@@ -161,7 +161,7 @@ symmc_status symmc_options_set_bind_arguments(symmc_options *options, int32_t al
 /* Sets the most bytes that the symmetric arena may take, 0 for no limit. */
 symmc_status symmc_options_set_symmetric_limit(symmc_options *options, uint64_t bytes);
 
-/* Sets which changes of rounding the plan may make: `strict` for none, or one or more of `reassociate`, `narrow` and
+/* Sets the changes of rounding that the plan may make: `strict` for none, or one or more of `reassociate`, `narrow` and
  * `narrow-f16`, separated by commas. */
 symmc_status symmc_options_set_numerics(symmc_options *options, const char *classes);
 
@@ -450,13 +450,14 @@ symmc_status symmc_session_release(symmc_session *session);
 /* Takes the memory of the arenas again. Inputs in symmetric memory are to be written again. */
 symmc_status symmc_session_resume(symmc_session *session);
 
-/* Waits until all runs have ended and ends the session, which is freed whatever is returned. In a process that was forked
- * from the one that opened it this is an error, and nothing happens to the session of the parent. */
+/* Waits until all runs of this rank have ended, and ends and frees the session, also on errors. In a process that was forked
+ * from the one that opened it this is an error, and the session of the parent is not affected. */
 symmc_status symmc_session_close(symmc_session *session);
 
-/* Ends a session without waiting for its runs or for other ranks. The sessions of the other ranks end at once, with an error
- * that names this rank; symmc_session_close ends a session in order. In a process that was forked from the one that opened
- * it, nothing happens to the session of the parent. NULL is ignored. */
+/* Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close: other ranks finish the
+ * runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
+ * sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
+ * the session of the parent is not affected. NULL is ignored. */
 void symmc_session_free(symmc_session *session);
 
 /* ---- Memory of a session's device that belongs to the caller. ---- */

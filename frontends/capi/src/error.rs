@@ -122,7 +122,7 @@ pub extern "C" fn symmc_last_error() -> *const c_char {
 }
 
 /// The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not come, or differs from
-/// the others; never one that only waited. -1 if it is none or not known.
+/// the others; never a rank that only waited. -1 if there is none or it is not known.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_culprit() -> i64 {
     last(-1, |last| last.culprit)

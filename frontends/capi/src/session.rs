@@ -462,8 +462,8 @@ pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> sy
     unsafe { with(session, |session| session.session.resume()) }
 }
 
-/// Waits until all runs have ended and ends the session, which is freed whatever is returned. In a process that was forked
-/// from the one that opened it this is an error, and nothing happens to the session of the parent.
+/// Waits until all runs of this rank have ended, and ends and frees the session, also on errors. In a process that was forked
+/// from the one that opened it this is an error, and the session of the parent is not affected.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, and none does from now on.
@@ -479,9 +479,10 @@ pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> sym
     })
 }
 
-/// Ends a session without waiting for its runs or for other ranks. The sessions of the other ranks end at once, with an error
-/// that names this rank; symmc_session_close ends a session in order. In a process that was forked from the one that opened
-/// it, nothing happens to the session of the parent. NULL is ignored.
+/// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close: other ranks finish the
+/// runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
+/// sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
+/// the session of the parent is not affected. NULL is ignored.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, or NULL, and none does from now on.

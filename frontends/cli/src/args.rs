@@ -44,11 +44,10 @@ Examples:
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
 
 impl Args {
-    /// What these arguments say, the first of which is the name of the command. Libraries are looked for only where they are
-    /// asked for.
+    /// Parses arguments, the first of which is the name of the command. Libraries are searched only for `--version`.
     ///
     /// # Errors
-    /// The command ends with this exit code: it was asked for help, which is printed, or the arguments make no sense.
+    /// The exit code with which the command ends: help was requested and is printed, or the arguments are invalid.
     pub fn of(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
         let mut command = Args::command();
         if arguments.get(1).is_some_and(|first| first == "--version") {
@@ -122,12 +121,13 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   symmc plan model.pt2 -o model.plan.json && symmc check model.plan.json
 
-Safety is proven, for every sequence of runs and sizes. That the planned programs compute what the source does is compared:
-node by node, and on drawn values where the nodes differ, at both ends of each bucket and where conditions on sizes change.
-The last lines say whether the plan is equal to its source, equal by comparison of the parts that they name, or not compared.
+Safety is proven, for every sequence of runs and sizes. That the planned programs compute the same as the source is compared,
+not proven: node by node, and on drawn values where nodes differ, at both ends of each bucket and where conditions on sizes
+change. The last lines say whether the plan is equal to its source, equal by comparison of named parts, not compared (with the
+reasons), or different.
 
-Exit codes: 0 safe, and no difference found; 1 unsafe or different, with up to 100 findings, or with --require-compared
-a part that was not compared; 2 not a plan.";
+Exit codes: 0 safe, and no difference found; 1 unsafe or different, with up to 100 findings, or not compared under
+--require-compared; 2 not a plan.";
 
 const PRINT_EXAMPLES: &str = "\
 Examples:
@@ -193,7 +193,7 @@ pub enum PlanFormat {
 pub struct CheckArgs {
     /// The plan
     pub plan: PathBuf,
-    /// Fail if anything of the plan was not compared with its source
+    /// Fail (exit code 1) if any part of the plan was not compared with its source
     #[arg(long)]
     pub require_compared: bool,
 }

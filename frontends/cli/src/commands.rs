@@ -73,10 +73,10 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The most parts that are named one by one.
+/// The most parts that are listed.
 const MOST_PARTS: usize = 20;
 
-/// What was compared with the source, and what was not.
+/// The report of a comparison with the source.
 fn against_source(compared: &SourceComparison) -> String {
     let buckets = |n: usize| count(n as u64, "bucket");
     let parts = |n: usize| count(n as u64, "part");
@@ -100,8 +100,10 @@ fn against_source(compared: &SourceComparison) -> String {
     };
     for part in compared.parts.iter().take(MOST_PARTS) {
         let places = if part.places > 1 { format!(", in {} places", part.places) } else { String::new() };
-        let up_to =
-            part.up_to.as_ref().map_or(String::new(), |at| format!(", up to {at} as more takes too long"));
+        let up_to = part
+            .up_to
+            .as_ref()
+            .map_or(String::new(), |at| format!(", up to {at}; larger sizes take too long"));
         text.push_str(&format!(
             "  compared: %{} ({} of the source, {} planned{places}{up_to})\n",
             part.value,
@@ -117,7 +119,7 @@ fn against_source(compared: &SourceComparison) -> String {
         text.push_str(&format!("  not compared: {reason}{places}\n"));
     }
     for what in &compared.undecided {
-        text.push_str(&format!("  differs for some drawn values alone, as ties and roundings do: {what}\n"));
+        text.push_str(&format!("  differs for some drawn values only, as ties and roundings do: {what}\n"));
     }
     text
 }

@@ -19,7 +19,7 @@ pub fn message(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
-/// The options that state the members of groups, where a program is refused for them; empty or starting with a separator.
+/// Example options for an error of unknown groups; empty, or starting with a separator.
 fn stated_groups(error: &symmc::Error) -> String {
     let groups = error.unknown_groups();
     let [first, ..] = groups.as_slice() else { return String::new() };

@@ -32,7 +32,7 @@ mod with_cuda {
         }
     }
 
-    /// Says that compiled kernels are not kept, where another user can write the folder for them.
+    /// Notes that the kernel cache is not used because another user can write its folder.
     pub fn note_cache() {
         if let Some(refusal) = cuda::libraries::cache_refusal() {
             let Unusable { found, remedy } = refusal;

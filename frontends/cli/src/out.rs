@@ -1,4 +1,4 @@
-//! What a command writes. Standard output may fail: a full disk is an error with a message, not a panic.
+//! Output of commands. Standard output may fail: a full disk is an error with a message, not a panic.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use symmc::unstable::ir::message::escaped_line;
 
-/// Writes text for people to standard output. It may quote files of others: what a terminal would act on is escaped.
+/// Writes text for people to standard output. Control characters are escaped, because the text may quote untrusted files.
 pub fn put(text: &str) -> Result<()> {
     put_exact(&text.split('\n').map(escaped_line).collect::<Vec<_>>().join("\n"))
 }
 
-/// Writes what other programs read to standard output.
+/// Writes machine-readable text to standard output, without escapes.
 pub fn put_exact(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing to standard output")

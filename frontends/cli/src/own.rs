@@ -15,8 +15,7 @@ pub struct Own {
 }
 
 impl Own {
-    /// This program, whose arguments are those of the command. Where the system does not say which it is (no `/proc`), it is
-    /// the one that its first argument names.
+    /// This program, whose arguments are those of the command. Without `/proc` the first argument names the program.
     pub fn of_process() -> Own {
         let program = std::env::current_exe().unwrap_or_else(|_| named_program(std::env::args_os().next()));
         Own { program, args: Vec::new() }
@@ -33,7 +32,7 @@ impl Own {
     }
 }
 
-/// The program of this name: a path, or one that the `PATH` leads to.
+/// The program of this name: a path, or a file in a folder of `PATH`.
 fn named_program(name: Option<OsString>) -> PathBuf {
     let name = PathBuf::from(name.unwrap_or_else(|| "symmc".into()));
     if name.components().count() > 1 {

@@ -1,27 +1,27 @@
-//! What the command says on standard error. Messages quote files of others: all of them pass [`printable`] here, and nothing
-//! else in this crate writes to standard error but the spinner.
+//! Messages on standard error. Messages may quote untrusted files, so all of them pass [`printable`] here. Nothing else in this
+//! crate writes to standard error, except the spinner.
 
 use std::io::{Write, stderr};
 
 use symmc::unstable::ir::message::{escaped_line, printable};
 
-/// Says why the command fails.
+/// Writes an error.
 pub fn error(text: &str) {
     line(&format!("error: {text}"));
 }
 
-/// Says what a user should know.
+/// Writes a note.
 pub fn note(text: &str) {
     line(&format!("note: {text}"));
 }
 
-/// Says a line, as of a measurement.
+/// Writes a line without a prefix, such as a measurement.
 pub fn line(text: &str) {
-    // Where standard error is gone, nobody reads it.
+    // Without standard error there is no way to report the failure.
     let _ = writeln!(stderr(), "{}", printable(text));
 }
 
-/// Says what is wrong with the arguments, in colours where these are safe to print.
+/// Writes an error of the arguments, in colours if they need no escapes.
 pub fn usage(error: &clap::Error) {
     let text = error.render().to_string();
     let is_plain = text.len() < 1 << 16 && text.lines().all(|line| escaped_line(line) == line);

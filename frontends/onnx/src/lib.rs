@@ -251,7 +251,7 @@ fn describe(head: &[u8], size: usize, why: &str) -> String {
         [b'{', ..] => "JSON",
         b if b.starts_with(b"version https://git-lfs") => "a pointer of Git LFS",
         b if b.iter().all(|c| c.is_ascii_graphic() || c.is_ascii_whitespace()) => "text",
-        _ => return format!("{size} bytes that are none or are damaged: {why}"),
+        _ => return format!("{size} bytes that are not an ONNX model, or damaged: {why}"),
     };
     kind.to_string()
 }

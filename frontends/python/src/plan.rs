@@ -145,7 +145,7 @@ pub fn compile(
     .map(Plan)
 }
 
-/// Refuses what names no numerics classes.
+/// Checks a list of numerics classes.
 #[pyfunction]
 pub fn check_numerics(text: &str) -> PyResult<()> {
     read_numerics(text).map(drop)

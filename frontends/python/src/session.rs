@@ -440,7 +440,7 @@ impl Session {
         Ok(slf)
     }
 
-    /// Closes the session; after an exception it ends on all ranks at once, which are told the exception.
+    /// Closes the session. After an exception, ends it on all ranks at once; their errors name the exception.
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
         if exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
@@ -461,7 +461,7 @@ impl Session {
     }
 }
 
-/// The longest text of an exception that other ranks are told.
+/// The longest text of an exception that is sent to other ranks.
 const LONGEST_REASON: usize = 300;
 
 /// An exception in one line: its type and its text. What `__exit__` was given: the type, the exception and the traceback.

@@ -1,18 +1,18 @@
-//! Whether a plan computes what its source does: the comparison of `symmc-compare`, as this API gives it.
+//! The comparison of a plan with its source (`symmc-compare`), as part of this API.
 
 use symmc_check::CheckedPlan;
 use symmc_compare::Outcome;
 
 use crate::error::Error;
 
-/// How a plan compares with its source; the worst that holds of a bucket.
+/// How a plan compares with its source: the worst outcome of its buckets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum SourceStatus {
     /// The planned programs are the source, node for node.
     #[default]
     Equal,
-    /// The parts that are written in another way were compared on drawn values, and agree.
+    /// The parts that differ in form were compared on drawn values and agree. All else is equal node for node.
     EqualByParts,
     /// Some parts were not compared, and no difference was found.
     NotCompared,
@@ -20,23 +20,23 @@ pub enum SourceStatus {
     Different,
 }
 
-/// A place where planned programs are written in another way than the source, and that was compared on drawn values.
+/// A part of planned programs that has another form than in the source, and that was compared on drawn values.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ComparedPart {
-    /// The value that was compared, the first one of the places that are alike.
+    /// The value that was compared, in the first of its places.
     pub value: String,
-    /// The number of nodes that the source computes it with, from what both programs have.
+    /// The number of nodes with which the source computes it from values that both programs have.
     pub source_nodes: usize,
     /// The number of nodes of the planned program.
     pub planned_nodes: usize,
-    /// The number of places that are alike, in all planned programs.
+    /// The number of its places, in all planned programs.
     pub places: usize,
-    /// The largest bucket and sizes at which it was run, where larger ones take too long.
+    /// The largest sizes at which it ran, with the bucket, if larger sizes take too long.
     pub up_to: Option<String>,
 }
 
-/// What comparing a plan with its source showed.
+/// The result of comparing a plan with its source.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SourceComparison {
@@ -44,17 +44,17 @@ pub struct SourceComparison {
     pub buckets: usize,
     /// The number of buckets whose program is the source, node for node.
     pub equal: usize,
-    /// The number of buckets whose program is the source but for parts that were compared, and agree.
+    /// The number of buckets whose program is the source except for parts that were compared and agree.
     pub equal_by_parts: usize,
     /// The parts that were compared.
     pub parts: Vec<ComparedPart>,
     /// The number of elements of these parts that were compared.
     pub elements: u64,
-    /// Why parts were not compared, with the first such value, and how many there are of each reason.
+    /// The reasons for which parts were not compared, each with its first value and the number of parts.
     pub left_out: Vec<(String, usize)>,
-    /// What differs in some draws alone, as ties and roundings of floats do: the same as of differences.
+    /// The parts that differ in some draws only, as ties and roundings of floats do, in the form of differences.
     pub undecided: Vec<String>,
-    /// What differs, at most 100: the bucket, its sizes, the value, the output, the rank and the difference.
+    /// The differences, at most 100: the bucket, its sizes, the value, the output, the rank and the difference.
     pub differences: Vec<String>,
     /// The number of differences that are not listed.
     pub more_differences: usize,
@@ -95,7 +95,7 @@ impl SourceComparison {
         }
     }
 
-    /// This comparison, if it showed no difference. What was not compared is no difference: see
+    /// This comparison, if it found no difference. Parts that were not compared are not differences: see
     /// [`status`](Self::status).
     ///
     /// # Errors

@@ -40,7 +40,7 @@ pub struct Config {
     /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
     /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
-    /// Which changes of rounding the plan may make; strict unless set.
+    /// The changes of rounding that the plan may make; strict by default.
     pub numerics: Numerics,
 }
 

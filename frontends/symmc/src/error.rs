@@ -196,7 +196,7 @@ impl Error {
         &[]
     }
 
-    /// The groups of an imported program whose members nothing tells: the caller has to
+    /// The groups of an imported program whose members are not known. The caller has to state them
     /// ([`OpenOptions::with_groups`](crate::OpenOptions::with_groups)).
     pub fn unknown_groups(&self) -> Vec<UnknownGroup> {
         #[cfg(feature = "torch")]
@@ -220,8 +220,8 @@ impl Error {
         false
     }
 
-    /// What is wrong with the data or the sizes of a run, if that is why it failed. A run that failed for its data ended the
-    /// session on all ranks; they may open another one together and go on.
+    /// The fault in the data or the sizes of a run, if the run failed because of it. Such a run ended the session on all ranks;
+    /// they may open another one together.
     pub fn data_fault(&self) -> Option<DataFault> {
         let Cause::Run(error) = &*self.0 else { return None };
         match error.cause() {
@@ -338,7 +338,7 @@ impl Error {
 }
 
 impl fmt::Display for Error {
-    /// The text may quote files of others: it is made [`printable`].
+    /// The text may quote untrusted files, so it is made [`printable`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&printable(&self.0.to_string()))
     }
@@ -565,15 +565,15 @@ mod tests {
     }
 }
 
-/// A group of a program whose members nothing tells.
+/// A group of a program whose members are not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownGroup {
     /// Its name in the program.
     pub name: String,
-    /// Cells as they might be: lists of ranks of the size of the group.
+    /// Example cells: lists of ranks of the size of the group.
     pub example: Vec<Vec<u32>>,
-    /// The number of ranks with which it would be the group of all ranks, where nothing tells that number.
+    /// The number of ranks with which it would be the group of all ranks, if the number of ranks is not known.
     pub all_ranks: Option<u32>,
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn read_on(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Result
         let limit = STREAM >> 20;
         return Err(Error::format(
             path,
-            format!("this device or pipe gives more than {limit} MiB; expected less, or a file"),
+            format!("this device or pipe has more than {limit} MiB; expected less, or a file"),
         ));
     }
     Ok(bytes)

@@ -13,10 +13,10 @@ use crate::error::Error;
 
 /// Writes the outputs of these ranks: `rank{r}.out.<i>` is the i-th returned output of rank `r`, and the new value of an
 /// input that the program changes has that input's name, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file appears
-/// whole or not at all. A symbolic link at `path` is replaced; what it points to stays as it is.
+/// whole or not at all. A symbolic link at `path` is replaced; its target stays as it is.
 ///
 /// # Errors
-/// The file cannot be written, or something else that is no file stands there.
+/// The file cannot be written, or `path` is not a file.
 pub fn write_outputs(
     path: &Path,
     graph: &Graph,
@@ -72,9 +72,8 @@ fn write_tensors(file: impl Write, header: &[u8], tensors: &[(String, &Tensor)])
     file.flush()
 }
 
-/// Writes a file, as of a plan: it appears whole or not at all, and an older one stays as it was until then. A symbolic link
-/// at `path` is replaced; what it points to stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) takes the
-/// bytes as they come.
+/// Writes a file, such as a plan, atomically: an older file stays until the new one replaces it. A symbolic link at `path` is
+/// replaced; its target stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) receives the bytes directly.
 ///
 /// # Errors
 /// It cannot be written.
@@ -82,7 +81,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     output_file::write(path, bytes).map_err(|e| Error::io(path, e))
 }
 
-/// Refuses a place where no file can be written, before any work. What stands there is not touched.
+/// Checks before any work that a file can be written at `path`, without changing an existing file.
 ///
 /// # Errors
 /// It is a folder, a device, a pipe or a socket, or no file can be created in its folder.
@@ -117,7 +116,7 @@ pub fn refuse_overwrite<'p>(path: &Path, inputs: impl IntoIterator<Item = &'p Pa
     }
 }
 
-/// Refuses what cannot hold a file of tensors.
+/// Refuses a path that is not a regular file.
 fn refuse_streams(path: &Path) -> Result<(), Error> {
     let found = match Destination::at(path).map_err(|e| Error::io(path, e))? {
         Destination::File => return Ok(()),

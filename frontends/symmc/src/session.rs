@@ -104,9 +104,10 @@ impl SessionConfig {
 /// ([`write`](Self::write)), in memory of the caller ([`bind`](Self::bind)), or at its [`address`](Self::address). What
 /// an output replaces is replaced where it lies.
 ///
-/// A run that fails ends the session on every rank; after that all calls give the error. So does a rank that drops its
-/// session without [closing](Self::close) it, whether a run is in progress or not: the other ranks get the error at once,
-/// in the run that is in progress or in their next call.
+/// A run that fails ends the session on every rank; after that all calls return the error. [`abort`](Self::abort) does the
+/// same, and so does dropping the session while a run is in progress or during a panic. Dropping it between runs behaves
+/// like [`close`](Self::close): other ranks finish the runs that this rank has ended, and get an error that names it when
+/// they begin or wait in another one.
 ///
 /// A session belongs to the process that opened it. In a forked process its calls are errors, and dropping it there does
 /// nothing to the session of the parent.
@@ -432,8 +433,9 @@ impl Session {
         Ok(self.device.get_mut()?.resume()?)
     }
 
-    /// Waits until all runs have ended, and ends the session. Other ranks may close theirs later; one that runs it again
-    /// gets an error that names this rank.
+    /// Waits until all runs of this rank have ended, and ends the session. Other ranks may close theirs later; a rank that
+    /// runs it again gets an error that names this rank. Rank 0 of ranks that are processes waits until the others have
+    /// ended the runs that it has ended, up to the limit.
     ///
     /// # Errors
     /// A run failed, or the session belongs to the process that this one was forked from.
@@ -442,8 +444,8 @@ impl Session {
         Ok(device.take()?.close()?)
     }
 
-    /// Ends the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank and
-    /// the reason. Dropping a session that was not closed does the same, without a reason.
+    /// Ends the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank
+    /// and the reason. Dropping a session while a run is in progress or during a panic does the same, without a reason.
     ///
     /// # Errors
     /// The session belongs to the process that this one was forked from.

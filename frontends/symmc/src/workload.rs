@@ -60,7 +60,7 @@ impl Draw {
         Draw { arguments, ..self }
     }
 
-    /// Sets whether ranks get the same arguments.
+    /// Sets which drawn arguments differ by rank.
     pub fn with_ranks(self, ranks: RankDraw) -> Draw {
         Draw { ranks, ..self }
     }
@@ -175,7 +175,7 @@ fn settings(tensors: Option<&TensorFile>, draw: &Draw, arguments_drawn: bool, no
 /// The most arguments that a note names.
 const NAMED: usize = 8;
 
-/// The arguments that are others on each rank, for people; empty or after a separator.
+/// The arguments that differ by rank, as the end of a note.
 fn differing(graph: &Graph, seeds: &Seeds<'_>) -> String {
     let arguments = graph.inputs.iter().filter(|(_, input)| input.kind == InputKind::Argument);
     let (differing, shared): (Vec<_>, Vec<_>) = arguments.partition(|(id, _)| seeds.differs_by_rank(*id));

@@ -1,9 +1,9 @@
-//! What operators ask of the dtypes of their operands.
+//! Requirements of operators on the dtypes of their operands.
 //!
-//! Rules convert operands to a common dtype where PyTorch does. Where PyTorch raises instead, as a product of f32 and f64
-//! does, the operator has a row here, and a program that breaks it is refused with [`ImportError::Dtypes`]. The tests
-//! hold the rows against PyTorch for all pairs of dtypes (`tests/suite/dtypes.txt`). Devices differ in places: what
-//! one of them takes is taken.
+//! Rules convert operands to a common dtype where PyTorch does. If PyTorch raises instead, as for a product of f32 and f64,
+//! the operator has a row here, and a program that violates it is refused with [`ImportError::Dtypes`]. The tests
+//! compare the rows with PyTorch for all pairs of dtypes (`tests/suite/dtypes.txt`). If devices differ, dtypes that
+//! one of them accepts are accepted.
 
 use symmc_ir::DType;
 
@@ -12,7 +12,7 @@ use crate::effects::bare;
 use crate::error::ImportError;
 use crate::lower::{Lowered, Stop};
 
-/// What an operator asks. Operands that a call leaves out, or that are numbers, are always fine.
+/// A requirement of an operator. Omitted operands and scalars always satisfy it.
 enum Demand {
     /// All of these have the dtype of the first.
     Same(&'static [&'static str]),
@@ -41,10 +41,10 @@ const BAGS: &[Demand] = &[
     Same(&["weight", "per_sample_weights"]),
 ];
 
-/// Of an operator that selects. The one that lists positions takes numbers.
+/// The condition of `where` with three operands. The form that lists positions accepts numbers.
 const CONDITION: &[Demand] = &[OneOf("condition", &[Bool, U8])];
 
-/// Operators, which stand for all their overloads, and overloads.
+/// The requirements of operators, with all their overloads, or of single overloads.
 const ROWS: &[(&str, &[Demand])] = &[
     ("aten.linear", &[Same(&["input", "weight", "bias"])]),
     ("aten.mm", &[Same(&["self", "mat2"])]),

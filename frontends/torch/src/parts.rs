@@ -1,10 +1,10 @@
-//! Parts of tensors that ranks take by their numbers, in one form for all ranks.
+//! Normalises the parts of tensors that ranks take by their numbers, so that all ranks have one form.
 //!
 //! A rank takes its part of a tensor as a slice, as one of the results of a division (`chunk(n)[rank]`), or by an index from
-//! the end (`x[-1 - rank]`). The results of a division are other values on each rank, and so many ranks would have so many
-//! programs. Before programs are compared, each division of which one result is read becomes the slice or the index of
-//! that result, `narrow` becomes a slice, indices from the end count from the start where the extent is known, and
-//! nodes that only compute sizes are left out: the program has their values as expressions.
+//! the end (`x[-1 - rank]`). Each rank uses another result of a division, so its program would differ from those of other ranks.
+//! Before programs are compared, a division of which one result is read becomes the slice or the index of
+//! that result, `narrow` becomes a slice, indices from the end count from the start if the extent is known, and
+//! nodes that only compute sizes are removed: the program has their values as expressions.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use crate::schema::{
 };
 use crate::scope::tensor_names;
 
-/// The divisions of a tensor along an axis, whose results lie behind each other.
+/// The divisions of a tensor along an axis into consecutive parts.
 const DIVISIONS: [&str; 11] = [
     "aten.split",
     "aten.split_copy",
@@ -30,7 +30,7 @@ const DIVISIONS: [&str; 11] = [
     "aten.unbind_copy",
 ];
 
-/// Writes the parts of a program in the form that programs of ranks have in common.
+/// Rewrites the parts of a program into the form that the programs of all ranks share.
 pub(crate) fn unify(program: &mut Program<'_>) {
     let specs = program.graph_module.signature.output_specs.iter().filter_map(schema::written);
     let returned = specs.map(|(_, name, _)| name.to_string()).collect();

@@ -44,8 +44,8 @@ impl Tolerance {
     }
 
     /// The default for results with this rounding history: as [`of`](Self::of), by the coarsest type that the result, or
-    /// anything it was computed from, was rounded to. Integers, booleans, and results in whose history nothing was rounded
-    /// are exact.
+    /// a value it was computed from, was rounded to. Integers, booleans, and results without rounding in their history are
+    /// exact.
     pub fn of_history(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         let coarsest = |of: fn(DType) -> f64| history.types().map(of).fold(0.0, f64::max);
         let relative = coarsest(Tolerance::fraction);
@@ -253,7 +253,7 @@ impl Spread {
     }
 }
 
-/// How far two elements are from each other; NaN if one of them alone is NaN.
+/// The distance of two elements; NaN if exactly one of them is NaN.
 fn distance(found: &Tensor, expected: &Tensor, i: usize) -> f64 {
     match found.dtype().is_float() {
         true => difference(found.get_f64(i), expected.get_f64(i)),

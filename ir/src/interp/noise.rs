@@ -2,8 +2,8 @@
 //!
 //! Differences that cancel, state that grows from run to run, and step functions near their step turn the small
 //! differences between two correct backends into large ones. A run with noise makes such differences on purpose: every
-//! result that an op rounds is moved by about as much as backends differ there. What moves far under noise is not
-//! determined by the program to any better precision; what does not move has to be right.
+//! result that an op rounds is moved by about as much as backends differ there. The program does not determine an element
+//! that moves far under noise to any better precision. An element that does not move has to be right.
 
 use super::array::{Array, Data};
 use crate::numerics::{Numerics, NumericsClass};
@@ -14,7 +14,7 @@ use crate::types::DType;
 /// The noise of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    /// What the random numbers of the run are drawn from.
+    /// The seed of the random numbers of the run.
     pub seed: u64,
     /// The numerics classes of the plan that the run stands for: f32 that ranks reduce moves as far as the types do that
     /// these allow for it.

@@ -18,17 +18,17 @@ use crate::random::SplitMix;
 use crate::tensor::Tensor;
 use crate::types::DType;
 
-/// Whether ranks get the same elements.
+/// Which drawn inputs differ by rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Draw {
-    /// The same on every rank.
+    /// None.
     Shared,
-    /// Others on each rank.
+    /// All.
     PerRank,
-    /// Others on each rank for an input that collectives take as operand, as it is, moved or changed element by element:
-    /// then a collective that reads the wrong peer shows. The same on every rank for all other inputs, such as tokens and
-    /// positions, and for one that also says which elements an op takes.
+    /// Inputs that are operands of collectives, also after moves and element-wise ops, so that a collective that reads the
+    /// wrong peer gives a wrong result. All other inputs are the same on every rank, such as tokens and positions, and so are
+    /// inputs that also select elements for an op.
     #[default]
     CollectiveOperands,
 }
@@ -131,7 +131,7 @@ impl<'a> Seeds<'a> {
         ends_groups(self.graph, &self.users, self.graph.inputs[id].value)
     }
 
-    /// Whether an input is drawn anew for each rank.
+    /// Whether an input differs by rank.
     pub fn differs_by_rank(&self, id: InputId) -> bool {
         let Seeds { graph, config, users, .. } = self;
         let input = &graph.inputs[id];

@@ -210,7 +210,7 @@ ops! {
     }
 
     section "Indices"
-    "Indices are i64, i32 or u8. One that is negative or beyond its axis ends the run with an error; indices that are known from the program and the sizes are checked before the run begins, as slices are." {
+    "Indices are i64, i32 or u8. A negative index or one beyond its axis ends the run with an error. Slices, and indices that are known from the program and the sizes, are checked before the run begins." {
         "take" ("x, index") op Take { axis }:
             "`x` indexed along `axis`; the axes of the index replace that axis."
             => "%take: f32[t, 64] = take %w, %ids axis=0";
@@ -260,8 +260,8 @@ ops! {
             "Axis `i` of the result is axis `perm[i]` of `x`."
             => "%permute: f32[4, t, 16] = permute %reshape perm=[1, 0, 2]";
         "slice" ("x") op Slice { axis, start, step }:
-            "`x[start], x[start + step], …` along `axis`; `start` is a dim. A position outside of the axis ends the run \
-             with an error."
+            "`x[start], x[start + step], …` along `axis`; `start` is a dim. A position outside of the axis is an error \
+             before the run begins."
             => "%slice: f32[1, 64] = slice %x axis=0 start=t - 1 step=1";
         "expand" ("x") op Expand {}:
             "`x` broadcast to the result; new axes stand in front."

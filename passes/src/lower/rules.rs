@@ -27,7 +27,7 @@ pub struct Rule {
     pub to: &'static str,
     /// When.
     pub when: When,
-    /// The class that a plan needs for it; none where the two sides have equal bits.
+    /// The class that a plan needs for it; none if the two sides have equal bits.
     pub class: Option<NumericsClass>,
 }
 
@@ -272,7 +272,7 @@ fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     Some(())
 }
 
-/// Whether sums of the operands may be taken in places where they are larger than in the program: f16 is left alone.
+/// Whether sums of the operands may be taken in places where they are larger than in the program: not those of f16.
 fn range_is_wide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     (type_of(graph, subst, "?x")?.dtype != DType::F16).then_some(())
 }

@@ -124,7 +124,7 @@ pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limit
 pub struct RuleSets {
     /// All that the numerics classes of the plan allow.
     all: Vec<Rewrite<Lang, Facts>>,
-    /// Those whose two sides have equal bits.
+    /// The rules whose two sides have equal bits.
     exact: Vec<Rewrite<Lang, Facts>>,
 }
 

@@ -135,7 +135,7 @@ pub enum CheckError {
     },
     #[error("no bucket names program {program}")]
     ProgramUnused { program: usize },
-    #[error("the plan calls its source {found:?}, the source calls itself {expected:?}")]
+    #[error("the plan names its source {found:?}, the text of the source has the name {expected:?}")]
     SourceName { expected: String, found: String },
     #[error("{what} has {found} bytes, expected at most {expected}")]
     TextTooLong { what: String, expected: usize, found: usize },

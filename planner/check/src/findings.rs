@@ -1,6 +1,6 @@
 //! The findings of a check: the first [`MOST`] of them, and the number of all.
 //!
-//! A plan from a stranger may break a rule at every one of its entries. What is kept, and what is printed, stays small.
+//! An untrusted plan may break a rule at each of its entries. The findings that are kept and printed stay few.
 
 use super::error::CheckError;
 
@@ -35,12 +35,12 @@ impl Findings {
         self.count += other.count;
     }
 
-    /// Whether there are none.
+    /// Whether there are no findings.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The findings that are kept, and behind them the number of the others, if there are any.
+    /// The findings that are kept, then the number of the others, if there are any.
     pub fn into_errors(self) -> Vec<CheckError> {
         let Findings { kept: mut errors, count } = self;
         let count = count - errors.len();

@@ -1,4 +1,4 @@
-//! The fixed memory of a plan: its rules, and which of it serves what.
+//! The fixed memory of a plan: its rules, and the lookup of pieces by role and by byte.
 
 use std::collections::HashMap;
 
@@ -53,7 +53,7 @@ impl FixedMemory {
     }
 }
 
-/// Checks the fixed memory of a plan of programs with this many inputs. `has_group` tells whether they have a group of a name.
+/// Checks the fixed memory of a plan whose programs have this many inputs. `has_group` says whether a group name exists.
 pub fn check(
     (plan, fixed): (&Plan, &FixedMemory),
     inputs: usize,

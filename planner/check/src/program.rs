@@ -155,7 +155,7 @@ fn unused(plan: &Plan, errors: &mut Findings) {
 /// The most bytes of a text for people.
 const MAX_TEXT: usize = 4096;
 
-/// Checks that what the plan says to people has a length that they can read.
+/// Checks the length of the texts for people.
 fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     let mut bound = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT {
@@ -166,7 +166,7 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     bound(&|| "the name of the machine".into(), &plan.machine);
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
         for (value, place) in places.iter() {
-            bound(&|| format!("bucket {b}: why %{value} lies where it does"), &place.why);
+            bound(&|| format!("bucket {b}: the reason for the place of %{value}"), &place.why);
         }
         for d in decisions {
             let names = d.alternatives.iter().map(|a| &a.name).chain(d.rules.iter().map(|r| &r.name));

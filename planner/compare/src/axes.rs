@@ -1,8 +1,8 @@
-//! Axes along which a region computes each position by itself, in the same way.
+//! Axes along which a region computes each position independently and in the same way.
 //!
-//! Along such an axis a few positions tell as much as all: the region is compared on a prefix of them, whatever the extent.
-//! Axes of values that are read at the same position are one [`AxisSets`] set. A set is *fixed* if an op of the region looks
-//! across it, or at the number of the position.
+//! Along such an axis a few positions are enough: the region is compared on a prefix of them, whatever the extent.
+//! Axes of values that are read at the same position are one [`AxisSets`] set. A set is *fixed* if an op of the region reads
+//! several of its positions for one result, or the number of the position.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What a comparison shows, and what the comparisons of all programs of a plan share.
+//! The result of a comparison, and the state that the comparisons of all programs of a plan share.
 
 use std::collections::HashMap;
 
@@ -12,64 +12,64 @@ pub const MOST: usize = 100;
 /// How a bucket compares with the source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Outcome {
-    /// Its program is the source's, node for node.
+    /// Its program is the source, node for node.
     Equal,
-    /// What differs was compared by numbers, and agrees.
+    /// The parts that differ from the source agree on drawn values.
     EqualByParts,
-    /// Some of what differs was not compared.
+    /// Some parts that differ from the source were not compared.
     NotCompared,
-    /// It computes something else.
+    /// Its program computes something else.
     Different,
 }
 
-/// A place where planned programs are written in another way than the source.
+/// A part of planned programs that has another form than in the source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// The value, the first one of those that are alike.
+    /// The value that it computes, in the first of its places.
     pub value: String,
     /// The number of nodes in the source, and in the planned program.
     pub nodes: [usize; 2],
-    /// The number of places that are alike, in all programs.
+    /// The number of its places, in all programs.
     pub places: usize,
-    /// The largest sizes that were run, where larger ones take too long.
+    /// The largest sizes at which it ran, if larger sizes take too long.
     pub up_to: Option<String>,
 }
 
-/// What comparing a plan with its source showed.
+/// The result of comparing a plan with its source.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Comparison {
     /// How each bucket compares.
     pub buckets: Vec<Outcome>,
-    /// The places that were compared by numbers.
+    /// The parts that were compared on drawn values.
     pub parts: Vec<Part>,
-    /// The number of elements of results of these.
+    /// The number of result elements that were compared.
     pub elements: u64,
-    /// Why places were not compared, each reason with the first place and how many there are.
+    /// The reasons for which parts were not compared, each with its first part and the number of parts.
     pub left_out: Vec<(String, usize)>,
-    /// What differs in some draws alone, as ties and roundings of floats do.
+    /// The parts that differ in some draws only, as ties and roundings of floats do.
     pub undecided: Vec<String>,
-    /// What differs, at most [`MOST`]: the bucket, its sizes, the output, the value, the rank and the difference.
+    /// The differences, at most [`MOST`]: the bucket, its sizes, the output, the value, the rank and the difference.
     pub differences: Vec<String>,
     /// The number of differences that are not listed.
     pub more_differences: usize,
 }
 
-/// What the comparisons of all programs share.
+/// The state that the comparisons of all programs share.
 pub struct Shared {
-    /// What they showed.
+    /// The result so far.
     pub comparison: Comparison,
-    /// What pairs of parts showed that were run, by their text.
+    /// The verdicts on pairs of parts that were run, by their text.
     pub known: HashMap<String, Verdict>,
     /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
     /// The numerics classes that the plan declares.
     pub numerics: Numerics,
-    /// What may still be computed.
+    /// The elements that may still be computed.
     pub room: u128,
 }
 
 impl Comparison {
-    /// Adds a reason why a place was not compared.
+    /// Adds a reason for which a part was not compared.
     pub fn leave_out(&mut self, reason: String) {
         if let Some((_, count)) = self.left_out.iter_mut().find(|(known, _)| *known == reason) {
             *count += 1;

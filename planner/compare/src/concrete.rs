@@ -1,8 +1,8 @@
-//! A region at given sizes, as a program of its own.
+//! A region at given sizes, as a separate program.
 //!
-//! Extents and dims are numbers, extents along axes that nothing looks across ([`crate::axes`]) as small as the caller says. In
-//! [`Precision::Wide`] all floats are f64, so that nothing is rounded but what depends on no input: constants keep
-//! the bits that they have.
+//! Extents and dims are numbers. Extents along independent axes ([`crate::axes`]) are as small as the caller says. In
+//! [`Precision::Wide`] all floats are f64, so that only values that depend on no input are rounded: constants keep
+//! their bits.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use crate::elements::Class;
 use crate::number::{Numbered, dtype_of_scalar, rounded};
 use crate::region::Region;
 
-/// Axes whose positions are all computed alike, and how many of these are.
+/// Axes whose positions are all computed in the same way, and the most positions of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Short<'a> {
     /// The sets of the axes.

@@ -1,7 +1,7 @@
-//! The elements that leaves of regions hold, drawn by their position in the class, so that both programs read the same.
+//! Draws the elements of leaves of regions by their position in the class, so that both programs read the same elements.
 //!
-//! Several kinds of draws are needed: those of moderate size, small ones that lay bare what is added to them, and wide ones with
-//! large magnitudes and with numbers near those that stand in the programs.
+//! Several kinds of draws are needed: values of moderate size; small values, which reveal added constants; and wide draws with
+//! large magnitudes and with values near the constants of the programs.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,11 @@ pub enum Kind {
     Wide,
 }
 
-/// What is drawn for the leaves of a pair of regions.
+/// The draws for the leaves of a pair of regions.
 pub struct Drawing {
     /// The number of each class, by when it is first read.
     number: BTreeMap<Class, u64>,
-    /// The end of what integers of a class may be where they are indices.
+    /// One past the largest integer of a class whose integers are indices.
     limits: BTreeMap<Class, u64>,
     /// The classes that ascend, with the number of their elements.
     ascending: BTreeMap<Class, u64>,
@@ -37,7 +37,7 @@ pub struct Drawing {
     critical: Vec<f64>,
 }
 
-/// The most numbers of the programs that are drawn near to.
+/// The most constants of the programs near which values are drawn.
 const MOST_CRITICAL: usize = 12;
 
 impl Drawing {

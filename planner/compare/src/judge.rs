@@ -1,10 +1,10 @@
-//! Whether two concrete regions compute the same: both run in the reference interpreter on drawn leaves.
+//! Compares two concrete regions: both run in the reference interpreter on drawn leaves.
 //!
-//! First with all floats as f64: there the two differ by the rounding of f64 alone, so that nearly any other difference shows,
-//! in whatever dtype the program computes. How far results may be apart is measured: leaves are moved by a part in 2^26,
-//! and what the results of the source move by then is what rounding may do. Then with the dtypes of the program, which shows
-//! roundings that are there on one side alone: to the bit where no op fuses or sums several roundings, else within the tolerance of
-//! their rounding history ([`Rounding`]).
+//! The first runs have all floats in f64, where the two sides differ only by the rounding of f64, so that nearly any other
+//! difference is found, whatever the dtypes of the program. The tolerance is measured: leaves are moved by a part in 2^26,
+//! and rounding may move results as far as that moves those of the source. The second runs have the dtypes of the program, and
+//! find roundings of one side only. Results must be equal to the bit if no op fuses or sums several roundings, else within
+//! the tolerance of their rounding history ([`Rounding`]).
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use symmc_ir::{Bindings, DType, Graph, Tensor};
 use crate::concrete::Concrete;
 use crate::draw::{Drawing, Kind};
 
-/// What leaves are moved by to see what rounding does.
+/// The relative shift of leaves that measures the effect of rounding.
 const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
-/// How much more than that may be.
+/// The factor by which results may move more.
 const TIMES: f64 = 4.0;
-/// What may differ of each element where it does not move at all.
+/// The relative difference of an element that is allowed if it does not move at all.
 const RELATIVE: f64 = 1.5e-7;
-/// What may differ of the largest element.
+/// The difference that is allowed, relative to the largest element.
 const OF_LARGEST: f64 = 1e-12;
-/// How often inputs are drawn where roundings may decide.
+/// The number of draws with the dtypes of the program.
 const DRAWS: u64 = 3;
 /// The elements of the root that wide draws have together, and the most of these draws.
 const ENOUGH: i64 = 2048;
 const MOST_DRAWS: i64 = 24;
 
-/// What a comparison showed.
+/// The result of a comparison.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verdict {
-    /// Equal, over so many elements.
+    /// Equal, over this many elements.
     Equal(u64),
-    /// Equal in some draws alone, as ties and roundings are.
+    /// Equal in some draws only, as with ties and roundings.
     Undecided(String),
     /// The first difference.
     Differs(String),
@@ -146,7 +146,7 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
             (Some(found), true) => return Ok(Verdict::Differs(found)),
             (Some(found), false) => difference = difference.or(Some(found)),
             (None, true) => {}
-            // Where roundings decide, one draw without a difference is enough.
+            // If results depend on roundings, one draw without a difference is enough.
             (None, false) => {
                 return Ok(difference.map_or(Verdict::Equal(elements), Verdict::Undecided));
             }
@@ -155,7 +155,7 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
     Ok(difference.map_or(Verdict::Equal(elements), Verdict::Differs))
 }
 
-/// How far results may be apart where dtypes round: the one place that says so.
+/// The tolerance of results with the dtypes of the program. It is decided only here.
 struct Rounding {
     /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
     history: RoundingHistory,
@@ -235,7 +235,7 @@ fn beyond(found: &Tensor, expected: &Tensor, moved: Option<&Tensor>, kind: Kind)
             return false;
         }
         if !(x.is_finite() && y.is_finite()) {
-            // Magnitudes that leave f64 on the way are no part of what is compared.
+            // Values that overflow f64 are not compared.
             return kind != Kind::Wide;
         }
         moves.is_finite() && (x - y).abs() > RELATIVE * y.abs() + TIMES * moves + OF_LARGEST * largest

@@ -1,22 +1,22 @@
-//! Whether the planned programs of a plan compute what the source does that the plan carries.
+//! Compares the planned programs of a plan with the source that the plan carries.
 //!
 //! Both programs are walked node by node. Values that are computed in the same way have one number
-//! ([`mod@number`]), and nearly all of a planned program has the numbers of the source. What has not was written in another
-//! way: such a *part* reaches from a value that both programs name alike back to values that both have, and is run on its
-//! own in the reference interpreter, on drawn values and at the sizes that matter ([`mod@sizes`], [`mod@judge`]). So a
-//! program of any size is compared, and what opaque and custom ops give is compared as what they are given is.
+//! ([`mod@number`]), and nearly all values of a planned program have numbers of the source. The other values form *parts*. A
+//! part reaches from a value that has the same name in both programs back to values that are equal in both, and runs alone in
+//! the reference interpreter, on drawn values and at selected sizes ([`mod@sizes`], [`mod@judge`]). So programs of any size
+//! are compared, and results of opaque and custom ops are equal if their operands are.
 //!
-//! Names are hints alone: a pair of values that is no pair does not compare equal, and is left. What is found equal is
-//! taken as one value from there on, so that each part is small. Parts that are equal but for their place, as those of
-//! the layers of a model are, are run once.
+//! Names are only hints: a wrong pair of values does not compare equal, and is skipped. Values that were found equal count
+//! as one value from then on, so that each part is small. Parts that differ only in their place, such as those of the layers
+//! of a model, run once.
 //!
 //! # What is trusted
-//! The identities of [`mod@number`], the interpreter, and that a part that agrees on what was drawn agrees. Nothing of the
-//! passes is used here.
+//! The identities of [`mod@number`], the interpreter, and that a part that agrees on the drawn values agrees. The passes are
+//! not used here.
 //!
 //! # Bounds
 //! Work is near linear in the plan: a part has at most [`region::MOST_NODES`] nodes on each side, and all parts together
-//! take at most a fixed number of elements. What is left out is named.
+//! compute at most a fixed number of elements. The result names the parts that are left out.
 
 mod axes;
 mod comparison;
@@ -38,7 +38,7 @@ use comparison::Shared;
 pub use comparison::{Comparison, MOST, Outcome, Part};
 use walk::Walk;
 
-/// The most that is computed for one plan, in elements.
+/// The most elements that are computed for one plan.
 const WORK: u128 = 1 << 29;
 
 /// Compares the programs of a plan with its source.

@@ -3,12 +3,12 @@
 //! A [`Numbering`] is shared by the source and one planned program. Each op becomes a [`Term`] over the elements of its
 //! operands, and equal terms are one class. Few identities are built in, all of them bit for bit: views are offsets and
 //! strides; a copy, a cast to the same dtype and a collective on groups of one rank are their operand; element-wise ops,
-//! reductions and norms do not depend on how their positions are divided into axes, nor products on how the rows of their left
-//! operand are; what is the same along an axis is computed once; a scalar operand is a tensor of that scalar. Variants and
-//! dispatches do not count, groups count by their cells, dims by their values within the ranges of the planned program.
+//! reductions and norms do not depend on the division of their positions into axes, nor products on that of the rows of their left
+//! operand; values that are constant along an axis are computed once; a scalar operand is a tensor of that scalar. Variants and
+//! dispatches are ignored, groups are equal by their cells, dims by their values within the ranges of the planned program.
 //!
-//! Opaque and custom ops are functions of their operands that nobody knows: the n-th use on equal operands in one program is
-//! the n-th use in the other. Deliberately absent: the rewrites of the passes, which this must not share.
+//! Opaque and custom ops are unknown functions of their operands: the n-th use on equal operands in one program is
+//! the n-th use in the other. Deliberately absent: the rewrites of the passes, because the comparison must not share their errors.
 
 use std::collections::HashMap;
 
@@ -29,9 +29,9 @@ enum Term {
     Input(usize),
     /// One element of this dtype, by its bits.
     Scalar(DType, u64),
-    /// Elements of another class, one behind the other.
+    /// Elements of another class, one after the other.
     Run { class: Class, offset: Dim, nest: Nest },
-    /// An op whose positions are independent but for the axes in `inner`.
+    /// An op whose positions are independent except along the axes in `inner`.
     Nested { op: Op, dtype: DType, operands: Vec<(Class, Dim)>, outer: Nest, inner: Nest },
     /// Any other op: its results by number.
     Node { op: Op, operands: Vec<Elements>, results: Vec<Type>, result: usize, use_: u32 },
@@ -42,7 +42,7 @@ enum Term {
 pub struct Numbering {
     terms: HashMap<Term, Class>,
     cells: HashMap<Vec<Vec<u32>>, usize>,
-    /// The symbols of the source with the ranges of the planned program, and behind them those that only that has.
+    /// The symbols of the source with the ranges of the planned program, then those that only the planned program has.
     pub symbols: Table<SymbolId, Symbol>,
 }
 

@@ -18,12 +18,12 @@ pub struct Region {
     pub root: ValueId,
     /// The nodes.
     pub nodes: Vec<NodeId>,
-    /// What they read of others.
+    /// The values that the nodes read and do not define.
     pub leaves: Vec<ValueId>,
 }
 
-/// The region of a value up to those that `is_leaf` says; `None` if it has more nodes than `most`. Inputs are leaves; what
-/// depends on no input is not.
+/// The region of a value up to the leaves that `is_leaf` selects; `None` if it has more nodes than `most`. Inputs are leaves;
+/// values that depend on no input are not.
 pub fn region(
     program: &Numbered<'_>,
     root: ValueId,
@@ -55,13 +55,13 @@ pub fn region(
 }
 
 impl Region {
-    /// A node whose op has no meaning to the interpreter, and why.
+    /// Why the interpreter cannot run a node of the region, if so.
     pub fn without_meaning(&self, program: &Numbered<'_>) -> Option<String> {
         self.nodes.iter().find_map(|&n| match &program.graph.nodes[n].op {
-            Op::Opaque { name, .. } => Some(format!("{name} is opaque: nothing says what it computes")),
+            Op::Opaque { name, .. } => Some(format!("{name} is opaque: its computation is not known")),
             Op::Custom(id) => {
                 let name = program.graph.customs.get(*id).map_or("", |c| c.name.as_str());
-                Some(format!("the kernel of custom op {name} is not here"))
+                Some(format!("the kernel of custom op {name} is not available"))
             }
             _ => None,
         })

@@ -1,8 +1,8 @@
-//! At which sizes a region is compared: both ends of each bucket, and next to where something changes its form.
+//! The sizes at which a region is compared: both ends of each bucket, and sizes next to those where a condition changes.
 //!
-//! Forms change where a `min`, `max`, quotient or remainder of sizes does, and where an extent reaches a number that
-//! positions are compared with: a window, a chunk, an offset. Each is looked for along one symbol at a time, the others
-//! being small.
+//! Conditions change where a `min`, `max`, quotient or remainder of sizes does, and where an extent reaches a number that
+//! positions are compared with: a window, a chunk, an offset. The search varies one symbol at a time, with small values of the
+//! others, and is limited in dims, numbers and sizes.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub type Sizes = Vec<(String, i64)>;
 
 /// The most sizes of a bucket at which a region is compared.
 const MOST_SIZES: usize = 40;
-/// The most dims and numbers of a region that are looked at.
+/// The most dims and numbers of a region that are considered.
 const MOST_DIMS: usize = 64;
 const MOST_NUMBERS: usize = 24;
 
@@ -107,7 +107,7 @@ impl Conditions {
         let mut out = vec![low, near.clone(), high];
         for &(name, range) in ranges.iter().filter(|(name, _)| used.contains(name.as_str())) {
             for at in self.turns(symbols, &near, name, range) {
-                // A window counts from the position itself, and shows one behind its end.
+                // A window counts from the position itself, so a condition may change one after its end.
                 let around = (-1..=2).map(|by| at.saturating_add(by));
                 for value in around.filter(|v| (range[0]..=range[1]).contains(v)) {
                     let one = |(n, v): &(String, i64)| (n.clone(), if n == name { value } else { *v });
@@ -121,7 +121,7 @@ impl Conditions {
         out
     }
 
-    /// Values of one symbol where something changes its form, the others being as they are in `at`.
+    /// Values of one symbol at which a condition changes, with the others as in `at`.
     fn turns(
         &self,
         symbols: &Table<SymbolId, Symbol>,

@@ -1,9 +1,9 @@
 //! The walk over one planned program and the source.
 //!
-//! A planned value whose elements the source does not have may stand for the source's value of the same name and type: the
-//! parts of both up to values that both have are compared. Where they agree, the planned value is the source's from there on.
-//! Where they do not, the value is *suspect*: it may be one that a rewrite gave an old name, so that a later value
-//! agrees again. Only where that does not come is it a difference.
+//! A planned value whose elements the source does not have is paired with the source's value of the same name and type, and
+//! their parts back to values that both programs have are compared. If the parts agree, the planned value counts as the source's
+//! from then on. Otherwise the value is *suspect*: a rewrite may have given an old name to another value, and a later value
+//! may agree again. It is a difference only if no later value agrees.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,11 +19,11 @@ use crate::number::{Numbered, Numbering, rounds_in_its_own_way};
 use crate::region::{MOST_NODES, Region, region};
 use crate::sizes::{Conditions, Sizes};
 
-/// How many values behind each other may be suspect before the first of them is taken as a difference.
+/// How many values in a row may be suspect before the first of them is a difference.
 const MOST_SUSPECT: usize = 4;
-/// How often more leaves of a part are computed.
+/// How often a part is extended by computing more of its leaves.
 const MOST_OPENED: usize = 12;
-/// The most that one comparison may compute, in elements.
+/// The most elements that one comparison may compute.
 const ONE: u128 = 1 << 27;
 /// Comparisons of up to this many elements draw more often.
 const SMALL: u128 = 1 << 20;
@@ -32,7 +32,7 @@ const TOO_MUCH: &str = "more elements would have to be computed than the check t
 
 /// A value that does not agree with that of its name.
 struct Suspect {
-    /// How many suspect values stand one behind the other up to this one.
+    /// The number of suspect values in a row up to this one.
     depth: usize,
     /// The value of the source that has its name.
     of: ValueId,
@@ -45,8 +45,8 @@ struct Suspect {
 struct Regions {
     of_source: Region,
     of_planned: Region,
-    /// Whether no op between the two roots and what both programs have fuses or sums several roundings. What is computed
-    /// beyond that is computed in the same way.
+    /// Whether no op of the two regions fuses or sums several roundings. Values outside of the regions are computed in the
+    /// same way by both programs.
     same_bits: bool,
 }
 
@@ -141,7 +141,7 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// Compares a planned value with one of the source. Of an output it has to be that value.
+    /// Compares a planned value with one of the source. An output has to be that value.
     fn pair(&mut self, s: ValueId, p: ValueId, output: Option<usize>) {
         let (verdict, at, regions) = self.examine(s, p, false);
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
@@ -176,7 +176,7 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// Takes a planned value as that of the source.
+    /// Marks a planned value as equal to that of the source.
     fn agree(&mut self, s: ValueId, p: ValueId) {
         self.suspects.remove(&p);
         self.planned.elements[p] = self.source.elements[s].clone();
@@ -200,8 +200,8 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// Reports a difference at the first of the suspect values that a value is computed from, or takes the values as equal
-    /// after all, where more of what they are computed from is computed as well.
+    /// Reports a difference at the first of the suspect values that a value is computed from; or marks the values as equal, if
+    /// a wider part of their computation agrees.
     fn settle(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
         let mut first = first;
         for _ in 0..=MOST_SUSPECT {
@@ -225,14 +225,14 @@ impl<'a, 's> Walk<'a, 's> {
         let what = self.named(first, output, &at, &what);
         self.shared.comparison.differ(what);
         self.outcome = Outcome::Different;
-        // What else is computed from the value is compared as if it were that of the source.
+        // Values that are computed from it are compared as if it were the source's.
         if let Some(of) = self.suspects.get(&first).map(|suspect| suspect.of) {
             self.agree(of, first);
         }
         self.agree(s, p);
     }
 
-    /// A difference, with the output that it concerns as the source names it.
+    /// A difference, with the source's name of the output that it concerns.
     fn named(&self, p: ValueId, output: Option<usize>, at: &str, what: &str) -> String {
         let (source, planned) = (self.source.graph, self.planned.graph);
         let name = planned.name_of(p);
@@ -245,9 +245,9 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// Compares two values from what both programs have. What both have is drawn, and may be related in a way that
-    /// equality rests on: where values differ, leaves that one side alone reads are computed as well, and where `thorough`
-    /// one after another of the others.
+    /// Compares two values from values that both programs have. These are drawn independently, although equality may depend
+    /// on a relation between them. So if the two values differ, leaves that only one side reads are computed as well, and if
+    /// `thorough` the other leaves, one after another.
     fn examine(&mut self, s: ValueId, p: ValueId, thorough: bool) -> (Verdict, String, Option<Regions>) {
         let (s, p) = self.before_views(s, p);
         let mut opened = HashSet::new();
@@ -297,8 +297,8 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
-    /// The leaves of regions that are to be computed next: those of one side alone, else those of integers, else, where an
-    /// input is read by one side alone or all may be, the last one.
+    /// The leaves of regions to compute next: those that only one side reads; else those of integers; else the last leaf, if
+    /// `thorough` or if only one side reads an input.
     fn to_open(&self, regions: &Regions, thorough: bool) -> Vec<Class> {
         let leaves = |program: &Numbered<'_>, region: &Region| {
             let class = |&v: &ValueId| Some((program.elements[v].as_ref()?.class, v));
@@ -329,7 +329,7 @@ impl<'a, 's> Walk<'a, 's> {
         computed.iter().max_by_key(|(_, v)| *v).map(|&(class, _)| class).into_iter().collect()
     }
 
-    /// The regions of a pair of values up to what both programs have, but for the classes that are opened.
+    /// The regions of a pair of values back to values that both programs have, except those of the opened classes.
     fn regions(&self, s: ValueId, p: ValueId, opened: &HashSet<Class>) -> Option<Regions> {
         let is_leaf = |program: &Numbered<'_>, v: ValueId, of: &HashSet<Class>| {
             program.elements[v].as_ref().is_some_and(|e| of.contains(&e.class) && !opened.contains(&e.class))
@@ -365,7 +365,7 @@ impl<'a, 's> Walk<'a, 's> {
             && (of(&self.source, &regions.of_source) || of(&self.planned, &regions.of_planned))
     }
 
-    /// Compares two regions at all sizes that matter; the bucket and sizes of what differs.
+    /// Compares two regions at the selected sizes; the bucket and sizes of the difference.
     fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
         let Regions { of_source, of_planned, same_bits } = regions;
         let unknown = |reason: String| (Verdict::Unknown(reason), String::new());
@@ -537,7 +537,7 @@ impl Run<'_, '_, '_> {
     }
 }
 
-/// All that a comparison depends on, as text. Classes count by when they are first read.
+/// Everything that a comparison depends on, as text. Classes are numbered in the order in which they are first read.
 fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
     let mut numbers: HashMap<Class, usize> = HashMap::new();
     let mut out = format!("{same_bits}\n");
@@ -546,7 +546,7 @@ fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
         for leaf in &concrete.leaves {
             let next = numbers.len();
             let number = numbers.entry(leaf.class).or_insert(next);
-            // Data of the program are as large as they are: their class stands for them.
+            // The class stands for the data of the program, which may be large.
             let class = leaf.data.as_ref().map(|_| leaf.class);
             out.push_str(&format!("{number} {} {:?} {class:?}\n", leaf.offset, leaf.strides));
         }
@@ -598,7 +598,7 @@ fn is_high(sizes: &Sizes, bucket: &Bucket, all: &[Sizes]) -> bool {
     })
 }
 
-/// Sizes nearer to the lower end of a bucket by a power of two.
+/// Sizes whose distance from the lower end of a bucket is divided by a power of two.
 fn scaled(sizes: &Sizes, bucket: &Bucket, by: u32) -> Sizes {
     let one = |(name, value): &(String, i64)| {
         let low = bucket.symbols.get(name).map_or(*value, |range| range[0]);

@@ -5,8 +5,8 @@
 //! random and then renamed, so that processes, also of several hosts with one home directory, never see half of one; what a
 //! process left that ended meanwhile is removed by a later one. Files belong to the user alone.
 //!
-//! Who can write a file here decides what code runs on the GPU: a folder that another user can write, or put another one in
-//! the place of, is not used ([`nccl_sys::trust`]), and neither is a file that is not the user's alone to write.
+//! A user that can write a file here decides which code runs on the GPU. So a folder that another user can write or replace is
+//! not used ([`nccl_sys::trust`]), and neither is a file that another user can write.
 
 use std::fs;
 use std::io::Write as _;
@@ -43,7 +43,7 @@ impl Cache {
         self.folder.as_deref()
     }
 
-    /// Why the folder is not used: another user can change what is in it.
+    /// The reason for which the folder is not used: another user can change its contents.
     pub fn refusal(&self) -> Option<Untrusted> {
         trust::check_new_folder(self.folder.as_ref()?).err()
     }

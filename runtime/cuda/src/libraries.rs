@@ -178,7 +178,7 @@ pub fn cache_folder() -> Option<PathBuf> {
     Cache::of_user().folder().map(Path::to_path_buf)
 }
 
-/// Why the folder of [`cache_folder`] is not used, and what to do: another user can change what is in it.
+/// The reason for which the folder of [`cache_folder`] is not used (another user can change its contents), and the remedy.
 pub fn cache_refusal() -> Option<Unusable> {
     let refusal = Cache::of_user().refusal()?;
     Some(Unusable { found: refusal.to_string(), remedy: refusal.remedy() })

@@ -1,9 +1,9 @@
-//! Who else can change what lies at a path. Code is loaded, and compiled code is read back, only from places that nobody but
-//! the user and root can write: else another user of the machine decides what runs.
+//! Trusted paths. Libraries and cached kernels are loaded only from places that nobody except the user and root can write;
+//! otherwise another user of the machine decides which code runs.
 //!
-//! All folders on the way count, and so do symbolic links: who can write a folder can replace what is in it. In a folder with
-//! the sticky bit, such as `/tmp`, entries can be replaced by their owners alone. Write permission of a group counts as nobody's
-//! where the group has no other members.
+//! All folders and symbolic links of a path are checked, because a user that can write a folder can replace its entries. In a
+//! folder with the sticky bit, such as `/tmp`, only their owners can replace entries. Write permission of a group is ignored
+//! if the group has no other members.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// What lets somebody else change what lies at a path.
+/// The reason for which a path is not trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Untrusted {
     /// The folder, file or link.
@@ -38,7 +38,7 @@ pub enum Distrust {
     Owner(u32),
     /// Others can write it; its mode.
     Writable(u32),
-    /// The system does not tell.
+    /// The permissions cannot be read.
     Unknown(String),
 }
 
@@ -77,12 +77,12 @@ struct Facts {
     group_is_shared: bool,
 }
 
-/// How the path goes on.
+/// The position of an entry in a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
-    /// An entry of it is used, and that entry is looked at as well.
+    /// A folder or link before the last entry. The next entry is checked as well.
     OnTheWay,
-    /// It is what is used.
+    /// The entry that is used.
     Last,
 }
 
@@ -100,7 +100,7 @@ fn judge(facts: Facts, position: Position, owners: &[u32]) -> Option<Distrust> {
     (shared && !entries_are_safe).then_some(Distrust::Writable(facts.mode))
 }
 
-/// Checks that nobody but this user and root can change what lies in a folder.
+/// Checks that nobody except this user and root can change the contents of a folder.
 ///
 /// # Errors
 /// Somebody can, or it is not there.
@@ -112,7 +112,7 @@ pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     }
 }
 
-/// Checks that nobody but this user and root can change a file, or put another one in its place.
+/// Checks that nobody except this user and root can change or replace a file.
 ///
 /// # Errors
 /// As [`check_folder`].
@@ -121,8 +121,8 @@ pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or(Ok(()), check_folder)
 }
 
-/// Checks a folder as [`check_folder`], or where it is not there yet, that nobody else could replace it once this user has
-/// created it.
+/// Checks a folder as [`check_folder`]. If the folder does not exist yet, checks that nobody else could replace it after this
+/// user has created it.
 ///
 /// # Errors
 /// As [`check_folder`].
@@ -131,8 +131,8 @@ pub fn check_new_folder(path: &Path) -> Result<(), Untrusted> {
     check_entries(&seen, if missing.is_some() { Position::OnTheWay } else { Position::Last })
 }
 
-/// Checks what is to be loaded as a library: a file, or a bare name that the system's loader resolves, whose files are
-/// called `prefix` and more.
+/// Checks a library before it is loaded: a file, or a bare name that the system's loader resolves. `prefix` begins the names
+/// of the library's files.
 ///
 /// # Errors
 /// As [`check_file`] and [`check_loader_path`].
@@ -145,7 +145,7 @@ pub fn check_library(path: &Path, prefix: &str) -> Result<(), Untrusted> {
 /// its own are root's. `prefix` begins the names of the library's files.
 ///
 /// # Errors
-/// One of these folders has such a file, and somebody else can change what is in it.
+/// One of these folders has such a file, and another user can change the folder.
 pub fn check_loader_path(prefix: &str) -> Result<(), Untrusted> {
     let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     check_loader_folders(&variable, prefix)
@@ -185,7 +185,7 @@ fn check_entries(seen: &[Entry], last: Position) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Root, this user, and the owner of the root folder, which is root but for containers whose root is no user of theirs.
+/// Root, this user, and the owner of the root folder. That is root, except in containers that do not map the host's root.
 fn trusted_owners() -> Vec<u32> {
     let root = fs::symlink_metadata("/").ok().map(|found| found.uid());
     [0, geteuid().as_raw()].into_iter().chain(root).collect()
@@ -252,7 +252,7 @@ fn facts(found: &Metadata) -> Facts {
     Facts { uid: found.uid(), mode: found.mode(), is_link: found.is_symlink(), group_is_shared }
 }
 
-/// Whether others than this user and root are members of a group, as far as the system tells.
+/// Whether a group has members other than this user and root, as far as the system's files say.
 fn has_other_members(gid: u32) -> bool {
     let (Ok(Some(group)), Ok(Some(own))) = (Group::from_gid(Gid::from_raw(gid)), User::from_uid(geteuid()))
     else {

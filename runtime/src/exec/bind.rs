@@ -34,8 +34,8 @@ impl PreparedBucket {
         self.resolve(symbols, Purpose::Run)
     }
 
-    /// Resolves the program to find out what it needs at these sizes, which need not be sizes that it can run at: a view that
-    /// reaches beyond its base starts where that does. The result must not run.
+    /// Resolves the program to find its needs at these sizes, also at sizes at which it cannot run: a view that
+    /// reaches beyond its base starts at the start of the base. The result must not run.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -71,11 +71,11 @@ impl PreparedBucket {
     }
 }
 
-/// What a resolved program is for.
+/// The use of a resolved program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Run,
-    /// Its sizes alone.
+    /// Only its sizes.
     Size,
 }
 

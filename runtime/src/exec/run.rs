@@ -72,8 +72,8 @@ impl Bound {
         }
     }
 
-    /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet: then ranks that have
-    /// run all steps do not know yet that the run succeeded on all of them.
+    /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet. Then a rank that has
+    /// run all steps does not know yet whether the run succeeded on all ranks.
     pub fn may_fail_alone(&self, ranks: u32, lanes: Lanes) -> bool {
         let refuses = |work: &Work| match work {
             Work::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &shaped(operands)),

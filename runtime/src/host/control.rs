@@ -357,12 +357,12 @@ impl Control {
     }
 }
 
-/// Counts up a word that one thread writes. 0 says that it is not counted.
+/// Counts up a word that one thread writes. 0 means that nothing counts it.
 fn advance(word: &AtomicU32) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
 }
 
-/// An error as the segment holds it: of one that is too long, the beginning of its text.
+/// An error as stored in the segment. An error that is too long is reduced to the beginning of its text.
 fn record(rank: u32, reason: &RunError) -> Vec<u8> {
     let whole = serde_json::to_vec(reason).unwrap_or_default();
     if !whole.is_empty() && whole.len() <= ABORT_TEXT_LEN {

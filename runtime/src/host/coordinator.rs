@@ -185,7 +185,7 @@ impl<'a> Coordinator<'a> {
     pub fn run(&mut self) -> Result<(), RunError> {
         let result = self.until_the_end();
         let verdict = ToRank::Verdict(result.as_ref().err().cloned());
-        // Rank 0 comes last: where it is in this process, it may end that as soon as it knows.
+        // Rank 0 is last: it may end this process as soon as it is notified.
         for member in self.members.iter().rev() {
             // A rank that cannot be told is gone.
             let _ = member.channel.send(&verdict);
@@ -215,7 +215,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// What the coordinator found itself is reported by rank 0, if this is its process.
+    /// Errors that the coordinator found itself are reported by rank 0, if this is its process.
     fn reported(&self, error: RunError) -> RunError {
         if self.processes.is_none() { error.reported_by(0) } else { error }
     }
@@ -289,7 +289,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Takes a rank's answer, and goes on once all have answered.
+    /// Records a rank's answer, and enters the next stage once all have answered.
     fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
         let now = self.clock.now();
         match self.joining.answer(rank as u32, answer, now) {
@@ -380,8 +380,8 @@ impl<'a> Coordinator<'a> {
         Ok(())
     }
 
-    /// Notices that a session cannot run any more: because a rank runs what another one that has closed does not run, or a
-    /// rank has closed for longer than the limit.
+    /// Notices that a session cannot run any more: a rank begins or waits in a run after another rank has closed its session,
+    /// or a rank closed its session longer ago than the limit.
     fn check_closed(&mut self, now: Duration) -> Result<(), RunError> {
         if self.watched == Watched::Job || self.all(Phase::Done) {
             return Ok(());
@@ -417,7 +417,7 @@ impl<'a> Coordinator<'a> {
         let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
         let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
         let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));
-        // One that has not begun the run may keep it waiting, and is not late by itself.
+        // A late rank may wait for a rank that has not begun the run and does not count as late.
         let furthest =
             || late.iter().copied().min_by_key(behind).map(|rank| culprit::find(self.control, rank, &[]));
         match silent.or_else(furthest) {

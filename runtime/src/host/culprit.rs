@@ -1,4 +1,4 @@
-//! Which rank keeps the others waiting.
+//! Finds the rank that keeps the others waiting.
 //!
 //! A rank that waits too long sees which peers have not come, and these may wait for another rank themselves. All ranks
 //! run the same steps, so a rank waits only for ranks that are not further than itself: the rank that is furthest

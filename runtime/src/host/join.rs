@@ -101,8 +101,8 @@ fn prepare(place: &Membership, job: &RankJob) -> Result<Needs, RunError> {
 }
 
 impl Membership {
-    /// Tells the other ranks that this one cannot begin, and why, so that none waits for it; the error as all of them have it.
-    /// Ranks that cannot be found in a moment are not told.
+    /// Notifies the other ranks that this one cannot begin, and why, so that none waits for it. Returns the error as all ranks
+    /// get it. Ranks that cannot be reached in a moment are not notified.
     pub fn decline(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.rank);
         match self.rank {
@@ -268,10 +268,10 @@ fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<()
     coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
 }
 
-/// Of what the coordinator says of the end and of what ended rank 0 itself, the error that says more.
+/// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
 fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
     match coordinator {
-        // That rank 0 is gone is what the coordinator sees of its own error.
+        // The coordinator sees an error of rank 0 only as the end of rank 0.
         Err(verdict) if !matches!(verdict.cause(), RunError::DiedOutside { rank: 0, .. }) => verdict,
         _ => own.reported_by(0),
     }
@@ -313,7 +313,7 @@ fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Re
     });
     let comm = mapped.map_err(|error| {
         let error = error.reported_by(place.rank);
-        // The others learn what this rank lacks. A coordinator that is gone needs no notice.
+        // The other ranks get this rank's error. A coordinator that is gone needs no notice.
         let _ = channel.send(&FromRank::Failed(error.clone()));
         error
     })?;

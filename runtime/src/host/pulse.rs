@@ -1,4 +1,4 @@
-//! Signs of life: how ranks tell a process that is stopped from one that is slow.
+//! Heartbeats (signs of life): they distinguish a process that is stopped from one that is slow.
 //!
 //! Each rank's listening thread ([`super::link`]) and the coordinator count up a word of the control segment every few
 //! milliseconds, whatever else their processes do. Others watch whether it changes. A process that is stopped, frozen

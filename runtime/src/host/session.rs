@@ -47,7 +47,7 @@ pub struct HostSession {
 struct Resolved {
     sized: SizedProgram,
     memory: RankMemory,
-    /// Whether ranks tell each other at the end of the run that no step refused its data.
+    /// Whether ranks confirm to each other at the end of the run that no step refused its data.
     agrees: bool,
     /// Held as long as a run may use it.
     _segments: Vec<Arc<Segment>>,
@@ -259,8 +259,8 @@ impl Drop for HostSession {
     fn drop(&mut self) {
         let is_idle = self.queue.idle().unwrap_or(true);
         if is_idle && self.queue.failed().is_ok() && !std::thread::panicking() {
-            // Peers may still be in a run that this rank has ended, as at the end of a program: that run goes on. A peer that
-            // begins another one, or waits in it, gets an error at once.
+            // Peers may still be in a run that this rank has ended, as at the end of a program: they finish it. A peer that
+            // begins or waits in another run gets an error at once.
             return self.end();
         }
         let when = if is_idle { "without closing it" } else { "during a run" };

@@ -1,7 +1,7 @@
-//! Which ops may refuse the data of their operands, told from shapes and attributes alone.
+//! The ops that may refuse the data of their operands, decided from shapes and attributes only.
 //!
 //! Ranks agree at the end of a run that has such a step, so the answer must be the same on all ranks. A missing row here
-//! costs this agreement, not safety: the error still ends the run on all ranks. A test holds the rows against the kernels.
+//! costs this agreement, not safety: the error still ends the run on all ranks. A test compares the rows with the kernels.
 
 use symmc_ir::{BinaryOp, Op, Reduction, Scalar};
 

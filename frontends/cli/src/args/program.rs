@@ -68,9 +68,9 @@ pub struct CompileArgs {
     /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
-    /// Which changes of rounding collectives may be rewritten with: strict for none, or one or more of reassociate (sums in
-    /// another order), narrow (f32 that is, or was, rounded to bf16 is carried and added up as bf16) and narrow-f16 (the
-    /// same with f16, where sums can become infinite) [default: strict]
+    /// The changes of rounding that rewriting collectives may make: strict for none, or one or more of reassociate (sums in
+    /// another order), narrow (f32 values that were or will be rounded to bf16 are transferred and added as bf16) and
+    /// narrow-f16 (the same with f16, where sums can become infinite) [default: strict]
     #[arg(long, value_name = "CLASS,…", value_parser = |text: &str| text.parse::<Numerics>())]
     pub numerics: Option<Numerics>,
 }
@@ -91,7 +91,7 @@ impl CompileArgs {
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
     }
 
-    /// The file with the profile of the machine, if `--machine` names one.
+    /// The profile's file, if `--machine` names a file.
     pub fn machine_file(&self) -> Option<PathBuf> {
         self.machine.as_ref().filter(|name| Profile::builtin(name).is_none()).map(PathBuf::from)
     }

@@ -43,7 +43,7 @@ pub struct RunArgs {
     /// Draw the arguments from this seed
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
-    /// Whether ranks get the same arguments, where these are drawn
+    /// Which drawn arguments differ by rank
     #[arg(long, value_enum, default_value_t = DrawArg::Operands)]
     pub draw: DrawArg,
     /// What to compare the results with; by default what --tensors records
@@ -119,15 +119,15 @@ impl RunArgs {
     }
 }
 
-/// Whether ranks get the same drawn arguments.
+/// Which drawn arguments differ by rank.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrawArg {
-    /// Others on each rank where a collective takes the argument as operand (also moved or changed element by element), so
-    /// that reading the wrong peer shows; the same on all ranks for all others, such as tokens and positions
+    /// Operands of collectives, also after moves and element-wise ops, so that the comparison finds a collective that reads
+    /// the wrong peer; all others, such as tokens and positions, are the same on every rank
     Operands,
-    /// The same on every rank
+    /// None
     Shared,
-    /// Others on each rank
+    /// All
     PerRank,
 }
 

@@ -1,7 +1,7 @@
 //! The device of a session, in the process that opened it.
 //!
-//! A forked process has a copy without the threads. Anything that this copy did with sockets and shared memory would reach
-//! the peers of the parent, so it is refused, and the copy is left alone when it goes.
+//! A forked process has a copy without the threads. Whatever this copy did with sockets and shared memory would reach
+//! the peers of the parent, so its calls are refused, and dropping the copy does nothing.
 
 use std::mem::ManuallyDrop;
 
@@ -39,7 +39,7 @@ impl OwnDevice {
         }
     }
 
-    /// The same, to be changed.
+    /// The device session, mutable.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -51,12 +51,12 @@ impl OwnDevice {
         }
     }
 
-    /// What the memory that runs use is kept by.
+    /// The memory that runs use.
     pub fn shared(&mut self) -> &mut Shared {
         &mut self.shared
     }
 
-    /// The device session alone; what its runs use stays until this is dropped.
+    /// Takes the device session out. The memory of its runs stays until `self` is dropped.
     ///
     /// # Errors
     /// As [`get`](Self::get).

@@ -276,7 +276,7 @@ fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
-/// PyTorch rounds a number to the dtype of the tensor before it takes the remainder, on every device.
+/// PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder, on every device.
 fn remainder(c: &mut Call<'_, '_>) -> Lowered {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);

@@ -74,7 +74,7 @@ fn normalized_axes(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
     }
 }
 
-/// The epsilon of `rms_norm` where the call gives none: that of the dtype in which PyTorch computes, which is f32 for f16
+/// The default epsilon of `rms_norm`: that of the dtype in which PyTorch computes, which is f32 for f16
 /// and bf16. Its composite, its decomposition and its CUDA kernel agree, in all versions that write archives (2.8 and
 /// later), although the documentation of `nn.RMSNorm` names the epsilon of the operand's dtype.
 fn default_eps(dtype: DType) -> f64 {

@@ -149,7 +149,7 @@ fn rows_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Low
     Ok(Some((Rows::OfRank(index), len.into())))
 }
 
-/// What a slice takes that begins at another size on each rank, such as so many times its length, and how many.
+/// The rows and their number of a slice that begins at another size on each rank, such as a multiple of its length.
 fn symbolic_rows(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<(Rows, Dim)>> {
     let (start, end) = (c.dims_by_rank("start")?, c.dims_by_rank("end")?);
     let Some(ranks) = start.as_ref().or(end.as_ref()).map(|(_, v)| v.len()) else { return Ok(None) };

@@ -1,25 +1,25 @@
 //! The joining protocol as two state machines, without sockets, threads or clocks: the coordinator's and a rank's.
 //!
-//! A run opens in stages. In each stage every rank owes the coordinator one answer, and the coordinator goes on when all
-//! have answered:
+//! A run opens in stages. In each stage every rank owes the coordinator one answer, and the next stage begins when all have
+//! answered:
 //!
 //! | stage | sent to all ranks when it begins | answer of each rank |
 //! |---|---|---|
 //! | gathering | nothing | `Join` |
-//! | comparing | `Welcome`, with the shared memory | `Hello`, what it runs |
+//! | comparing | `Welcome`, with the shared memory | `Hello`, with its plan and settings |
 //! | digesting, if contents may differ | `Digest` | `Digests` |
 //! | loading | `Proceed` | `Ready`, its memory is loaded |
 //! | started | `Start` | |
 //!
-//! Callers feed messages, the time and the silence of others to a machine, and do what it orders. A time is a duration
+//! Callers feed messages, the time and the silence of others to a machine, and carry out its orders. A time is a duration
 //! since any fixed moment of the participant's own clock. Silence is how long another process has shown no sign of life
 //! ([`super::pulse`]), where that is known.
 //!
-//! Every wait is bounded, and a participant that waits too long blames only who owes something:
+//! Every wait has a timeout, and a participant that waits too long blames only a participant that owes something:
 //! - The coordinator blames ranks that have not answered in the present stage: all of them while gathering, later the one
 //!   that was silent for the limit. A rank that is alive and slow may take longer ([`Timeouts::starting`]), since it works
 //!   for itself meanwhile.
-//! - A rank blames the coordinator alone, and only after the coordinator had the time to blame another rank.
+//! - A rank blames only the coordinator, and only after the coordinator had the time to blame another rank.
 //!
 //! The module `model` explores all orders of stops and messages of two and three ranks.
 
@@ -65,7 +65,7 @@ impl Timeouts {
 pub(super) enum Stage {
     /// Ranks connect.
     Gathering,
-    /// Ranks map the shared memory and say what they run.
+    /// Ranks map the shared memory and send their plan and settings.
     Comparing,
     /// Ranks read their contents.
     Digesting,
@@ -185,7 +185,7 @@ impl Coordinating {
         }))
     }
 
-    /// Goes on after [`Order::Compare`]: to digests, or to loading.
+    /// Enters the stage after [`Order::Compare`]: digesting or loading.
     pub fn compared(&mut self, wants_digests: bool, now: Duration) {
         self.enter(if wants_digests { Stage::Digesting } else { Stage::Loading }, now);
     }

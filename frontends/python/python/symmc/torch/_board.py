@@ -1,4 +1,4 @@
-"""How the ranks of a graph tell each other a few numbers in every call, by shared memory."""
+"""Exchange of a few numbers between the ranks of a graph in every call, by shared memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import symmc
 from symmc.torch._ranks import PerWorld, Ranks
 
 _WORDS = 4
-"""How many numbers a rank tells: the number of the round, and three of its own."""
+"""The number of words that a rank publishes: the number of the round, and three others."""
 
 _PROGRAM = """program "agreement of ranks" ranks {ranks}
 group @all world
@@ -29,9 +29,9 @@ def _plan(ranks: int) -> symmc.Plan:
 
 
 class Board:
-    """Rounds in which every rank tells all others some numbers. All ranks call the same rounds in the same order.
+    """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
 
-    It is a session on the host, whose plan is one all-gather: a rank that died or does not come is named as in any run.
+    The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not come, as in any run.
     """
 
     def __init__(self, ranks: Ranks):

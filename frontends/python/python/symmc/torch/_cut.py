@@ -28,22 +28,22 @@ _warned: set[tuple[str, str]] = set()
 
 
 class Search:
-    """How a graph is run, and what is known meanwhile of the operators that symmc does not run as they are."""
+    """The search for a way to run a graph: its options, and the operators that symmc does not run as they are."""
 
     def __init__(self, options: Options, sizes: Mapping[str, int] | None = None):
         self.options, self.sizes = options, sizes or {}
         self.whole: dict[int, str] = {}
-        """Those that others run, by their numbers in the graph that is compiled, and why."""
+        """The operators that the fallback runs, by their numbers in the compiled graph, and why."""
         self.fixes = False
         """Whether sizes may be taken for numbers, where an operator is refused for them that has no other form."""
         self.first: dict[int, tuple[str, Exception]] = {}
-        """Why each was refused at first, before it was replaced by what it is made of."""
+        """Why each operator was refused at first, before it was decomposed."""
         self.apart: Apart | None = None
-        """Why the graphs of ranks are no one program, if they are not: the collectives are run by PyTorch then."""
+        """Why the graphs of ranks are not one program, if they are not. PyTorch runs the collectives then."""
         self.is_reordered = False
-        """Whether the nodes stand in an order that does not depend on the order of the calls in the model."""
+        """Whether the nodes were sorted independently of the order of the calls in the model."""
         self.function: Callable[[list], list] | None = None
-        """What was found: a function of the list of the inputs of the graph."""
+        """The result: a function of the list of the inputs of the graph."""
         self.runners: list[Runner] = []
         """What runs the plans of the function."""
 
@@ -61,7 +61,7 @@ class Search:
         return any(getattr(self.first[node][1], "symbols", ()) for node in failed)
 
     def leave(self, failed: dict[int, str], found: Refused) -> None:
-        """Leaves operators to others, or says that nobody is there."""
+        """Leaves operators to the fallback, or raises if there is none."""
         new = failed.keys() - self.whole.keys()
         if not new:
             raise found.error from None
@@ -85,7 +85,7 @@ def compiled(module: torch.fx.GraphModule, search: Search):
 
 
 def in_eager(module: torch.fx.GraphModule):
-    """A graph as a function of the list of its inputs that nobody compiles."""
+    """A graph as a function of the list of its inputs, without compilation."""
     return _Elsewhere(module, "eager")
 
 
@@ -101,7 +101,7 @@ def _found(module: torch.fx.GraphModule, search: Search):
             return _compiled(graph.module, search)
         except Refused as found:
             if found.error.is_of_dtypes:
-                # Eager raises there: what the operator is made of might not.
+                # Eager raises here; the decomposed operator might not.
                 return _Raising(given, found.error)
             failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
             search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
@@ -121,7 +121,7 @@ def _found(module: torch.fx.GraphModule, search: Search):
                 search.fixes = True
                 graph = Expanded(module, search.whole)
                 continue
-            # No node is to blame alone: those that touch what symmc does not know, or all.
+            # No single node is to blame: leave those with unsupported types or sizes, or all.
             if error.kind not in ("input", "unsupported"):
                 raise
             odd = {graph.origins[number]: why for number, why in _odd(graph.module.graph, error).items()}
@@ -140,12 +140,12 @@ def _found(module: torch.fx.GraphModule, search: Search):
 
 
 def _after_apart(given: torch.fx.GraphModule, module: torch.fx.GraphModule, search: Search, error: Apart):
-    """The graph to go on with where the graphs of ranks are no one program. All ranks find the same."""
+    """The next graph to try if the graphs of ranks are not one program. All ranks get the same result."""
     if not search.is_reordered:
         search.is_reordered = True
         # A rank whose graph has no such order tries once more with the others.
         return in_canonical_order(given) or given
-    # Each rank runs what is between its collectives, and nobody has to be alike.
+    # Each rank runs the operators between its collectives, and its graph may differ from the others.
     search.apart = error
     found = {number: f"the graphs of ranks differ: {error}" for number in _collectives(given.graph)}
     if search.options.fallback == "error" or found.keys() <= search.whole.keys():
@@ -220,7 +220,7 @@ def _odd(graph: torch.fx.Graph, error: symmc.Error) -> dict[int, str]:
 
 
 def _data_symbols(node: torch.fx.Node) -> set:
-    """The symbols of sizes that depend on data, in what a node gives or is given."""
+    """The symbols of sizes that depend on data, in the operands and results of a node."""
     values = pytree.tree_leaves([node.meta.get("val"), *[given.meta.get("val") for given in node.all_input_nodes]])
     return set().union(*map(free_unbacked_symbols, values)) if values else set()
 
@@ -297,7 +297,7 @@ class _Elsewhere:
 
 
 class _Raising:
-    """A graph with operands of dtypes for which PyTorch raises, though not while it is traced: eager runs it up to there."""
+    """A graph with operands of dtypes that PyTorch rejects in eager, but not while it traces: eager runs it up to the error."""
 
     def __init__(self, module: torch.fx.GraphModule, error: symmc.Error):
         self._boxed_call = True

@@ -1,4 +1,4 @@
-"""Whether the collectives that PyTorch runs for several ranks fit each other: gloo ends the process where they do not."""
+"""Checks that the collectives that PyTorch runs for several ranks match. If they do not, gloo aborts the process."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
 
 
 def digest_of(collectives: list[dict]) -> int:
-    """A number that stands for these collectives, of 63 bits."""
+    """A digest of these collectives, of 63 bits."""
     text = json.dumps(collectives, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
 def expect_fitting(members: tuple[int, ...], told: list[list[dict]]) -> None:
-    """Refuses collectives of ranks that do not fit each other: all ranks call this with the same, and find the same."""
+    """Refuses collectives of ranks that do not match. All ranks call this with the same collectives, and get the same result."""
     by_rank = dict(zip(members, told))
     groups = dict.fromkeys(tuple(one["group"]) for own in told for one in own)
     for group in groups:
@@ -80,7 +80,7 @@ def sizes_that_differ(members: tuple[int, ...], told: list[dict[str, int]]) -> s
 
 
 def _expect_one(group: tuple[int, ...], own: dict[int, dict]) -> None:
-    """Refuses one collective whose operands do not fit each other."""
+    """Refuses one collective whose operands do not match."""
     (first, expected), *others = own.items()
     for rank, found in others:
         for what in ("name", "op"):

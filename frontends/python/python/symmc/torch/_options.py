@@ -23,7 +23,7 @@ class Options:
     fallback: str = "inductor"
     """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
     numerics: str = "strict"
-    """Which changes of rounding plans may make: ``strict`` for none, or one or more of ``reassociate``, ``narrow`` and
+    """The changes of rounding that plans may make: ``strict`` for none, or one or more of ``reassociate``, ``narrow`` and
     ``narrow-f16``, separated by commas."""
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""

@@ -1,4 +1,4 @@
-"""Graphs in an order of their nodes that depends on what they compute, and not on the order of the calls in the model.
+"""Sorts the nodes of graphs by what they compute, independently of the order of the calls in the model.
 
 Ranks may call independent collectives in different orders. In this order their graphs are the same program.
 """

@@ -293,13 +293,13 @@ def are_several(names: Iterable[str]) -> bool:
 
 
 class PerWorld:
-    """What is known of the process groups that there are. It is forgotten once they were made anew."""
+    """A cache for the present process groups. It is cleared when they are created again."""
 
     def __init__(self, kept):
         self._kept, self._world = kept, None
 
     def __call__(self):
-        """What is kept."""
+        """The cached values."""
         world = dist.distributed_c10d._world.default_pg
         if self._world is None or self._world() is not world:
             self._kept.clear()
@@ -324,7 +324,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 _known_cells = PerWorld({})
-"""What the ranks of process groups told of their groups, by these groups: asked once."""
+"""The groups of all ranks, as these published them once, by the groups of this rank."""
 
 
 def connected(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[int, list[tuple[tuple[int, ...], str]]]]:
@@ -394,14 +394,14 @@ def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, 
 def _columns(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
     """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
 
-    Raises ``Apart`` on all ranks where the groups are not the same divisions of all of them.
+    Raises ``Apart`` on all ranks if the groups do not partition the ranks in the same way.
     """
     columns = []
     for number in range(max(map(len, cells.values()), default=0)):
         column = list(dict.fromkeys(cells[rank][number][0] for rank in sorted(cells) if number < len(cells[rank])))
         is_division = sorted(rank for cell in column for rank in cell) == sorted(cells)
         if not is_division or len({len(cell) for cell in column}) > 1:
-            raise Apart(InputError(f"the process groups of ranks are not the same divisions of all: {_listed(cells)}"))
+            raise Apart(InputError(f"the process groups do not partition the ranks in the same way: {_listed(cells)}"))
         columns.append(column)
     return columns
 

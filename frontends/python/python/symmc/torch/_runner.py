@@ -24,7 +24,7 @@ _MOST = 1 << 39
 """No size is larger. What is, or less than 0, is a number. So is what was one before: each value has a plan of its own."""
 
 BAD_DATA = (symmc.IndexRangeError, symmc.DataError)
-"""Errors of a run that end its session on all ranks and leave nothing wrong behind: the next call opens another session."""
+"""Errors of a run that end its session on all ranks without a lasting fault: the next call opens another session."""
 
 DTYPES = {
     "bool": torch.bool,
@@ -217,7 +217,7 @@ class Runner:
             return results, given
 
     def poll(self) -> None:
-        """Raises what an earlier run on a GPU reported. On the host runs have ended when their call returns."""
+        """Raises the error of an earlier run on a GPU. On the host runs have ended when their call returns."""
         # The driver refuses questions about events while a stream is recorded.
         if self.session is None or not self.is_on_gpu or torch.cuda.is_current_stream_capturing():
             return

@@ -1,13 +1,13 @@
 """Graphs with collectives of several ranks, as functions that all these ranks call together.
 
-Ranks compile by themselves: Dynamo compiles anew where sizes of one rank change, and the others know nothing of it. So what
-needs the other ranks is done when the graph is called. In every call each rank tells the others which graph it calls and with
-which sizes, on a :class:`~symmc.torch._board.Board`, so all of them find the same:
+Dynamo compiles for each rank alone, and recompiles when the sizes of one rank change; the other ranks do not notice. So ranks agree
+when they call a graph. In every call each rank publishes the number of its graph and a digest of its sizes on a
+:class:`~symmc.torch._board.Board`, and all ranks decide alike from these numbers:
 
-- The sizes are the same, and these graphs were compiled together before: their plan runs.
-- The sizes are the same, and these graphs meet for the first time: the ranks compile them together, as one program.
-- The sizes differ, or these graphs are no one program: PyTorch runs the collectives in this call, and symmc on each rank what is
-  between them. If the collectives do not fit each other, all ranks raise an error.
+- The sizes are the same, and this combination of graphs was compiled together before: its plan runs.
+- The sizes are the same, and the combination is new: the ranks compile the graphs together, as one program.
+- The sizes differ, or the graphs are not one program: PyTorch runs the collectives of this call, and symmc runs the operators
+  between them on each rank. If the collectives do not match, all ranks raise an error.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Together:
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
         self.planned: dict[tuple[int, ...], _cut.Search | str] = {}
-        """What runs the graph together with these graphs of all ranks, by their numbers; or why they are no one program."""
+        """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
         self.apart: _cut.Search | None = None
-        """What leaves the collectives to PyTorch."""
+        """The form that leaves the collectives to PyTorch."""
         self.turn = threading.Lock()
         """Threads that call one function take turns."""
 
@@ -70,7 +70,7 @@ class Together:
             call.end()
 
     def open(self) -> Board:
-        """Where its ranks tell each other what they run."""
+        """The board on which its ranks publish what they run."""
         if self.board is None:
             ranks, _ = _ranks.connected(self.names, self.options.timeout)
             with ranks.telling():
@@ -79,7 +79,7 @@ class Together:
         return self.board
 
     def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, int, int]]):
-        """One call, of which all ranks have told what they would run."""
+        """One call, after all ranks have published what they would run."""
         if any(in_trouble for *_, in_trouble in told):
             self._expect_no_trouble(trouble, told)
         if len({digest for _, digest, _ in told}) > 1:
@@ -100,13 +100,13 @@ class Together:
         return None
 
     def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, int, int]]) -> None:
-        """Ends the sessions of all ranks where one of them was given bad data in an earlier run."""
+        """Ends the sessions of all ranks if one of them was given bad data in an earlier run."""
         for runner in self._runners():
             runner.abandon()
         if trouble is not None:
             raise trouble
         ranks = [self.board.ranks.members[at] for at, (*_, in_trouble) in enumerate(told) if in_trouble]
-        error = symmc.DataError(f"rank {ranks[0]} was given data in an earlier run that a step refuses")
+        error = symmc.DataError(f"rank {ranks[0]} was given bad data in an earlier run")
         error.rank = ranks[0]
         raise error
 
@@ -134,7 +134,7 @@ class Together:
         return search.function(inputs)
 
     def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
-        """Runs the graph of this rank alone, and its collectives by PyTorch."""
+        """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = _fitting.collectives_of(self.module.graph, symbols)
         digests = tuple(word for word, *_ in self.board.gather((_fitting.digest_of(own), 0, 0)))
@@ -177,7 +177,7 @@ class _Call:
     def __init__(self, function: Together, inputs: list):
         self.function, self.inputs = function, inputs
         self.board: Board | None = None
-        """Where the other ranks have been told that this one takes part, while nobody knows yet what they told."""
+        """The board, once this rank has published its numbers and until it has read those of the others."""
         self.is_locked = self.is_waiting = self.goes_on = False
 
     def run(self):
@@ -195,7 +195,7 @@ class _Call:
         return function.run(values, self.sizes, self.trouble, told)
 
     def go_on(self) -> None:
-        """After an interrupt of the wait for other ranks: they know that this one takes part, so it does, and its results go."""
+        """After an interrupt of the wait for other ranks: they expect this rank, so the call continues, and its results are dropped."""
         if self.is_waiting:
             self.goes_on, self.inputs = True, list(self.inputs)
             threading.Thread(target=self._finish, daemon=True).start()
@@ -211,7 +211,7 @@ class _Call:
             self._release()
 
     def end(self) -> None:
-        """Lets other threads have their turn, unless the call goes on."""
+        """Releases the locks, unless the call continues in the background."""
         if not self.goes_on:
             self._release()
 
@@ -222,5 +222,5 @@ class _Call:
 
 
 def _digest(sizes: tuple[int, ...]) -> int:
-    """A number that stands for sizes, the same in all processes."""
+    """A digest of sizes, the same in all processes."""
     return hash(sizes) ^ zlib.crc32(repr(sizes).encode())
