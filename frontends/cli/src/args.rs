@@ -193,7 +193,7 @@ pub enum PlanFormat {
 pub struct CheckArgs {
     /// The plan
     pub plan: PathBuf,
-    /// Fail (exit code 1) if any part of the plan was not compared with its source
+    /// Fail (exit code 1) if any part of the plan was not compared with its source, up to the largest sizes
     #[arg(long)]
     pub require_compared: bool,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
@@ -72,6 +72,17 @@ struct Open {
     launched: Launched,
     /// The memory of outputs that views are of, by their numbers.
     viewed: HashMap<usize, Buffer>,
+}
+
+impl Drop for Session {
+    /// Ends the session without the GIL: on rank 0 that waits until other ranks have ended the runs that it has ended.
+    fn drop(&mut self) {
+        let Ok(inner) = self.inner.get("session") else { return };
+        let open = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Open { session, bound, retired, .. }) = open else { return };
+        Python::attach(|py| py.detach(|| drop(session)));
+        drop((bound, retired));
+    }
 }
 
 impl Open {

@@ -164,7 +164,7 @@ def orders_of_groups(rank):
 
     close(compiled(mixed, fallback="eager")(x), mixed(x))
     error = str(error_of(compiled(mixed), x))
-    assert "the process groups of ranks are not the same divisions" in error and "[1, 2, 3]" in error, error
+    assert "the process groups do not partition the ranks in the same way" in error and "[1, 2, 3]" in error, error
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")

@@ -622,9 +622,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         process = started(
             """
 text = "program \\"long\\" ranks 2\\ngroup @all world\\narg %x: f32[64, 64]\\n%v0: f32[64, 64] = mul %x, %x\\n"
-for k in range(6000):
+for k in range(30000):
     text += f"%s{k}: f32[64, 64] = all_reduce %v{k} op=sum group=@all\\n%v{k + 1}: f32[64, 64] = add %s{k}, %x\\n"
-program = symmc.from_text(text + "return %v6000\\n")
+program = symmc.from_text(text + "return %v30000\\n")
 print("ready", flush=True)
 start = time.monotonic()
 try:

@@ -401,7 +401,7 @@ impl<'a, 's> Walk<'a, 's> {
                     let found = fitting.into_iter().find(|(v, _)| *v != Verdict::Unknown(TOO_MUCH.into()));
                     if let Some((found, at)) = found {
                         verdict = found;
-                        up_to = Some(at_text(index, &at));
+                        up_to.get_or_insert_with(|| at_text(index, &at));
                     }
                 }
                 match verdict {
@@ -414,7 +414,7 @@ impl<'a, 's> Walk<'a, 's> {
         let Run { elements, undecided, .. } = run;
         let nodes = [of_source.nodes.len(), of_planned.nodes.len()];
         let alike = part.at(&Bindings::lower(&self.source.graph.symbols), 2, Precision::Typed);
-        let alike = alike.map_or_else(|_| String::new(), |pair| key(&pair, part.same_bits));
+        let alike = alike.ok().map(|pair| key(&pair, part.same_bits));
         self.record(of_planned.root, nodes, alike, elements, up_to);
         match undecided {
             Some((what, at)) => (Verdict::Undecided(what), at),
@@ -426,7 +426,7 @@ impl<'a, 's> Walk<'a, 's> {
         &mut self,
         root: ValueId,
         nodes: [usize; 2],
-        alike: String,
+        alike: Option<String>,
         elements: u64,
         up_to: Option<String>,
     ) {
@@ -435,9 +435,12 @@ impl<'a, 's> Walk<'a, 's> {
         let Shared { comparison, parts, .. } = &mut *self.shared;
         comparison.elements += elements;
         let next = comparison.parts.len();
-        let at = *parts.entry(alike).or_insert(next);
+        let at = alike.map_or(next, |alike| *parts.entry(alike).or_insert(next));
         match comparison.parts.get_mut(at) {
-            Some(part) => part.places += 1,
+            Some(part) => {
+                part.places += 1;
+                part.up_to = part.up_to.take().or(up_to);
+            }
             None => comparison.parts.push(Part { value, nodes, places: 1, up_to }),
         }
     }

@@ -116,7 +116,7 @@ def _differ(first: int, expected: dict, rank: int, found: dict, one: str, other:
     where = f"{expected['name']}{expected['line'] or found['line']}"
     text = f"{where}: rank {first} has {one}, rank {rank} has {other}: expected the same on all ranks of the group"
     error = DisagreementError(text)
-    error.rank = rank
+    error.culprit = error.rank = rank
     return error
 
 

@@ -107,7 +107,7 @@ class Together:
             raise trouble
         ranks = [self.board.ranks.members[at] for at, (*_, in_trouble) in enumerate(told) if in_trouble]
         error = symmc.DataError(f"rank {ranks[0]} was given bad data in an earlier run")
-        error.rank = ranks[0]
+        error.culprit = error.rank = ranks[0]
         raise error
 
     def _runners(self):
