@@ -1,9 +1,9 @@
 //! Compares the planned programs of a plan with the source that the plan carries.
 //!
 //! Both programs are walked node by node. Values that are computed in the same way have one number
-//! ([`mod@number`]), and nearly all values of a planned program have numbers of the source. The other values form *parts*. A
+//! (`number`), and nearly all values of a planned program have numbers of the source. The other values form *parts*. A
 //! part reaches from a value that has the same name in both programs back to values that are equal in both, and runs alone in
-//! the reference interpreter, on drawn values and at selected sizes ([`mod@sizes`], [`mod@judge`]). So programs of any size
+//! the reference interpreter, on drawn values and at selected sizes (`sizes`, `judge`). So programs of any size
 //! are compared, and results of opaque and custom ops are equal if their operands are.
 //!
 //! Names are only hints: a wrong pair of values does not compare equal, and is skipped. Values that were found equal count
@@ -11,11 +11,11 @@
 //! of a model, run once.
 //!
 //! # What is trusted
-//! The identities of [`mod@number`], the interpreter, and that a part that agrees on the drawn values agrees. The passes are
+//! The identities of `number`, the interpreter, and that a part that agrees on the drawn values agrees. The passes are
 //! not used here.
 //!
 //! # Bounds
-//! Work is near linear in the plan: a part has at most [`region::MOST_NODES`] nodes on each side, and all parts together
+//! Work is near linear in the plan: a part has at most `region::MOST_NODES` nodes on each side, and all parts together
 //! compute at most a fixed number of elements. The result names the parts that are left out.
 
 mod axes;
