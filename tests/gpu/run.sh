@@ -5,7 +5,8 @@
 #   tests/gpu/run.sh SYMMC OUT [GPUS]
 #
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
-# there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
+# there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. The variable
+# ONLY, an extended regular expression, runs the checks whose names match and skips the others. Beside the
 # binary may lie `examples/check_sessions`, `examples/check_embedding`, `examples/check_replays` and `examples/print_programs` (of
 # `symmc-tests`), `examples/generate` (of `symmc`), `examples/adopt` and `examples/check_compute` (of `symmc-cuda`), and
 # `examples/gpus`, which is `examples/c/gpus.c` with `libsymmc.a`.
@@ -14,14 +15,23 @@ mkdir -p "$2" || exit 2
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-count=0 failed=0
+only=${ONLY:-}
+count=0 failed=0 skipped=0
 
 say() { printf '%s\n' "$*" | tee -a "$out/table"; }
+
+# selected NAME: whether ONLY selects this check; counts it as skipped if not.
+selected() {
+  if [[ $1 =~ $only ]]; then return 0; fi
+  skipped=$((skipped + 1))
+  return 1
+}
 
 # check NAME EXPECTED COMMAND...: runs within a minute and a half, or `limit` seconds, and compares the exit code.
 check() {
   local name=$1 expected=$2 start=$SECONDS code
   shift 2
+  selected "$name" || return 0
   count=$((count + 1))
   timeout "${limit:-90}" "$@" >"$out/$count.log" 2>&1
   code=$?
@@ -226,6 +236,7 @@ random=$(dirname "$symmc")/examples/print_programs
 if [ -x "$random" ]; then
   for ranks in 2 4; do
     if [ "$ranks" -gt "$gpus" ]; then continue; fi
+    selected "random programs, $ranks ranks" || continue
     count=$((count + 1))
     "$(dirname "$0")/random.sh" "$symmc" "$out" "$ranks" 20 "$gpus" >"$out/random$ranks.log" || failed=$((failed + 1))
     say "$(tail -1 "$out/random$ranks.log")"
@@ -270,6 +281,8 @@ nccl=("${llama[@]:0:3}" --machine "$out/nccl.json")
 
 # A rank that is killed or stopped ends the run everywhere, and leaves nothing; what ends it names a step.
 for signal in KILL STOP KILL-NCCL STOP-NCCL; do
+  selected "SIG$signal of a rank" || continue
+  count=$((count + 1))
   if [ "${signal#*-}" = NCCL ]; then on=("${nccl[@]}"); else on=("${llama[@]}"); fi
   "$symmc" run "${on[@]}" --backend cuda --repeat 100000000 --timeout 5 >"$out/$signal.log" 2>&1 &
   launcher=$!
@@ -284,5 +297,5 @@ for signal in KILL STOP KILL-NCCL STOP-NCCL; do
   if [ -z "$victim" ] || [ $code != 1 ] || [ $took -gt 10000 ] || [ "$left" != 0 ]; then verdict=FAILED failed=$((failed + 1)); fi
   say "SIG$signal of a rank: $verdict after $took ms: $(tail -1 "$out/$signal.log")"
 done
-say "$count checks, $failed failed; processes on the GPUs: $(nvidia-smi --query-compute-apps=pid --format=csv,noheader | wc -l)"
+say "$count checks, $failed failed, $skipped skipped; processes on the GPUs: $(nvidia-smi --query-compute-apps=pid --format=csv,noheader | wc -l)"
 [ $failed = 0 ]
