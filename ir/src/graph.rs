@@ -8,7 +8,6 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use petgraph::graph::DiGraph;
 
-use crate::dim::Dim;
 use crate::dispatch::Dispatch;
 use crate::entity::Table;
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
@@ -210,20 +209,6 @@ impl Graph {
         match self.values[value].def {
             Def::Node(n, _) => Some(n),
             Def::Input(_) => None,
-        }
-    }
-
-    /// How many terms each element of a product adds up, by the size of a dim: where groups divide K, of a group like the
-    /// others. `None` for other nodes.
-    pub fn terms(&self, node: &Node, size: impl Fn(&Dim) -> u64) -> Option<u64> {
-        if !matches!(node.op, Op::MatMul | Op::GroupedMatMul) {
-            return None;
-        }
-        let k = size(self.ty(*node.inputs.first()?).shape.last()?);
-        let result = self.ty(*node.outputs.first()?);
-        match (&node.op, &result.shape[..]) {
-            (Op::GroupedMatMul, [groups, _, _]) => Some(k.div_ceil(size(groups).max(1))),
-            _ => Some(k),
         }
     }
 

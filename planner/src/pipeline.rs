@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use symmc_ir::machine::Profile;
+use symmc_ir::machine::timeline::nanoseconds;
 use symmc_ir::verify::verify_derived;
 use symmc_ir::{Graph, InputId, Node, Numerics, Op, parallel, text};
 use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
@@ -43,9 +44,11 @@ pub struct PlanConfig {
     pub profile: Option<Profile>,
     /// How the steps are ordered.
     pub order: Order,
-    /// How much more memory than the leanest order an order may take to overlap communication with
+    /// How much more memory than the leanest order an order may take at most to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
+    /// How many microseconds a run must become faster for each MiB of memory that overlap takes.
+    pub memory_price: f64,
     /// What the symmetric arena may take: barriers are kept, overlap is given up, where it would take more.
     pub symm_limit: Option<u64>,
     /// How hard to pack.
@@ -61,7 +64,8 @@ impl Default for PlanConfig {
             bind: BTreeSet::new(),
             profile: None,
             order: Order::Chosen,
-            slack: 0.05,
+            slack: 1.0,
+            memory_price: 0.1,
             symm_limit: None,
             pack: symmc_pack::Config {
                 work: 60_000,
@@ -198,8 +202,15 @@ impl Work<'_> {
     }
 
     fn make_for(&self, order: Order, room: Option<u64>, next_run: NextRun) -> Result<Made, PlanError> {
-        let (bound, slack, profile) = (self.bound, self.config.slack, self.profile.as_ref());
-        let rules = Rules { bound, next_run, order, slack, profile, room };
+        let rules = Rules {
+            bound: self.bound,
+            next_run,
+            order,
+            slack: self.config.slack,
+            price: nanoseconds(self.config.memory_price),
+            profile: self.profile.as_ref(),
+            room,
+        };
         let prepared = self.prepared.iter().collect();
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
         let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>, PlanError>>()?;

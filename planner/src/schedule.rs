@@ -16,7 +16,7 @@ use crate::barriers::{self, load};
 use crate::error::PlanError;
 use crate::flight;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
-use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
+use crate::order::{self, Demand, Order, Overlapped, Tasks, bytes, improve, makespan, more};
 use crate::place::{Apart, Classes};
 use crate::placed::{Placed, ScheduledProgram, sized};
 use crate::prepare::Prepared;
@@ -31,12 +31,24 @@ pub struct Rules<'a> {
     pub next_run: NextRun,
     /// How the steps are ordered.
     pub order: Order,
-    /// How much more memory than the leanest order an order may take, as a fraction.
+    /// How much more memory than the leanest order an order may take at most, as a fraction.
     pub slack: f64,
+    /// How many nanoseconds of the run a MiB of memory is worth.
+    pub price: u64,
     /// What estimates the time of steps.
     pub profile: Option<&'a Profile>,
     /// What the symmetric arena may hold, fixed memory apart.
     pub room: Option<u64>,
+}
+
+/// An order with its joins that is not placed yet.
+struct Estimated {
+    order: Vec<u32>,
+    joined: Vec<u32>,
+    /// Estimated nanoseconds.
+    time: u64,
+    /// Bytes by the model.
+    peak: u64,
 }
 
 /// An order with its joins and what it costs.
@@ -108,24 +120,85 @@ impl Work<'_> {
         let mut found = self.memory()?;
         let least = (0..found.len()).min_by_key(|&i| (found[i].bytes(), found[i].time)).unwrap_or(0);
         self.take_apart(&mut found[least])?;
-        let limit = found[least].demand.map(|b| more(b, self.rules.slack));
-        let mut orders: Vec<Vec<u32>> = Vec::new();
-        if self.rules.order == Order::Chosen {
-            let from: &[usize] = if least == 0 { &[0] } else { &[least, 0] };
-            for &i in from {
-                orders.extend(order::overlapped(self.tasks, &found[i].order, self.rules.slack));
-            }
-            orders.extend(found.iter().map(|c| c.order.clone()));
+        if self.rules.order != Order::Chosen {
+            return Ok(found.swap_remove(least));
         }
-        let mut best = found.swap_remove(least);
-        // The leanest is taken apart already.
+        let lean = found[least].bytes();
+        let limit = more(lean, self.rules.slack);
+        let mut best = found.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
+        let best = best.by_ref().min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i)).map_or(least, |(i, _)| i);
+        let bases: Vec<Vec<u32>> = if least == 0 { vec![least] } else { vec![least, 0] }
+            .into_iter()
+            .map(|i| found[i].order.clone())
+            .collect();
+        let best = found.swap_remove(best);
+        let mut overlapping = self.overlapping(&bases, lean, limit, best.time);
+        overlapping.extend(found.into_iter().map(|c| self.in_flight_as_long_as_used(c.order)));
+        self.cheapest(best, overlapping, limit)
+    }
+
+    /// What a candidate costs: its time, and its memory at the price of the rules.
+    fn cost(&self, candidate: &Candidate) -> u64 {
+        self.priced(candidate.time, candidate.bytes())
+    }
+
+    fn priced(&self, time: u64, bytes: u64) -> u64 {
+        let memory = u128::from(bytes) * u128::from(self.rules.price) / (1 << 20);
+        time.saturating_add(u64::try_from(memory).unwrap_or(u64::MAX))
+    }
+
+    /// Overlapped forms of some orders, with the memory between `lean` and `limit`, that are faster than `time` by estimate.
+    fn overlapping(&self, bases: &[Vec<u32>], lean: u64, limit: u64, time: u64) -> Vec<Estimated> {
+        let mut out: Vec<Estimated> = Vec::new();
+        for order in bases {
+            for part in PARTS {
+                let budget = lean.saturating_add((limit - lean) / 100 * part);
+                let before = out.len();
+                for overlapped in order::overlapped(self.tasks, order, budget) {
+                    let Overlapped { order, joined, peak } = overlapped;
+                    let estimated = Estimated { time: makespan(self.tasks, &order, &joined), peak, order, joined };
+                    let known = out.iter().any(|o| o.order == estimated.order && o.joined == estimated.joined);
+                    if estimated.time < time && !known {
+                        out.push(estimated);
+                    }
+                }
+                if out.len() == before && part == PARTS[0] {
+                    break;
+                }
+            }
+        }
+        out
+    }
+
+    /// An order whose collectives are in flight until their results are used.
+    fn in_flight_as_long_as_used(&self, order: Vec<u32>) -> Estimated {
+        let joined = awaited(&self.steps.permuted(&order));
+        let peak = bytes(order::peak(self.tasks, &order));
+        Estimated { time: makespan(self.tasks, &order, &joined), peak, order, joined }
+    }
+
+    /// The cheapest of `best` and others that take at most `limit` bytes once they are placed.
+    fn cheapest(&self, mut best: Candidate, mut others: Vec<Estimated>, limit: u64) -> Result<Candidate, PlanError> {
+        others.sort_by_key(|e| (self.priced(e.time, e.peak), e.peak));
         let mut overlaps = false;
-        for order in orders {
-            if fastest(self.tasks, &order) < best.time
-                && let Some(c) = self.in_flight(order, limit)?
-                && (c.time, c.bytes()) < (best.time, best.bytes())
-            {
-                (best, overlaps) = (c, true);
+        let mut placed = 0;
+        for e in others {
+            if e.time >= self.cost(&best) {
+                continue;
+            }
+            if placed == PLACED {
+                break;
+            }
+            placed += 1;
+            let Estimated { order, joined, .. } = e;
+            let mut found = vec![self.candidate(order.clone(), joined.clone())?];
+            if found[0].bytes() > limit {
+                found.extend(self.shortened(order, &joined, limit)?);
+            }
+            for c in found {
+                if c.bytes() <= limit && (self.cost(&c), c.bytes()) < (self.cost(&best), best.bytes()) {
+                    (best, overlaps) = (c, true);
+                }
             }
         }
         if overlaps {
@@ -171,19 +244,14 @@ impl Work<'_> {
         self.candidate(order, at_once(self.steps))
     }
 
-    /// The order with its collectives in flight as long as the memory of each arena allows it; none if it takes more
-    /// memory than that.
-    fn in_flight(&self, order: Vec<u32>, limit: Demand) -> Result<Option<Candidate>, PlanError> {
-        let steps = self.steps.permuted(&order);
-        let awaited = awaited(&steps);
-        let free = self.candidate(order, awaited.clone())?;
-        if free.bytes() <= bytes(limit) {
-            return Ok(Some(free));
-        }
-        let placed = self.place(steps, at_once(self.steps), &Apart::default());
+    /// The order with its collectives in flight no longer than `joined` and as long as so many bytes allow.
+    fn shortened(&self, order: Vec<u32>, joined: &[u32], limit: u64) -> Result<Option<Candidate>, PlanError> {
+        let placed = self.place(self.steps.permuted(&order), at_once(self.steps), &Apart::default());
         let sized = sized(self.prepared, &placed, self.symbols)?;
-        let some = self.candidate(free.order, flight::joins(&placed, &sized, &awaited, limit))?;
-        Ok((some.bytes() <= bytes(limit)).then_some(some))
+        let least = self.demand(&placed)?;
+        let Some(left) = limit.checked_sub(bytes(least)) else { return Ok(None) };
+        let limits = least.map(|b| b.saturating_add(left / 2));
+        self.candidate(order, flight::joins(&placed, &sized, joined, limits)).map(Some)
     }
 
     /// An order with these joins; its larger results all with their parts inside or all apart, whichever takes less.
@@ -262,6 +330,12 @@ impl Work<'_> {
         Ok([of(ArenaKind::Ordinary), of(ArenaKind::Symmetric)])
     }
 }
+
+/// The parts, in percent, of the memory that overlap may take at most, with which schedules are tried.
+const PARTS: [u64; 4] = [100, 30, 10, 0];
+
+/// How many overlapped orders are placed.
+const PLACED: usize = 5;
 
 /// How many of the leanest orders are improved where they peak.
 const IMPROVED: usize = 3;

@@ -103,6 +103,9 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
     if let Some(percent) = args.slack {
         config = config.with_slack(percent / 100.0);
     }
+    if let Some(price) = args.memory_price {
+        config = config.with_memory_price(price);
+    }
     if let Some(numerics) = args.numerics {
         config = config.with_numerics(numerics);
     }

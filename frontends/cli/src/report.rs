@@ -7,27 +7,54 @@ use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::unstable::ir::{Node, text};
 use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, Role};
-use symmc::{CheckedPlan, Order, Plan};
+use symmc::{CheckedPlan, Estimate, Order, Plan};
 
 use crate::gpu;
 use crate::planned::Planned;
 use crate::together;
 use crate::units::{bytes, count, gap, micros, table};
 
-/// The whole report.
+/// The estimated times of a plan, for the report.
+pub struct Times {
+    /// Of each bucket.
+    pub chosen: Vec<Estimate>,
+    /// Of each bucket with plain collectives, in microseconds.
+    pub plain: Vec<f64>,
+}
+
+/// The whole report, without estimated times of runs, which need a machine profile.
 pub fn report(plan: &CheckedPlan) -> Result<String> {
+    report_with_times(plan, None)
+}
+
+/// The whole report.
+pub fn report_with_times(plan: &CheckedPlan, times: Option<&Times>) -> Result<String> {
     let mut out = String::new();
     writeln!(out, "{}: {}", plan.source.name, sizes(plan))?;
-    for bucket in &plan.buckets {
+    for (b, bucket) in plan.buckets.iter().enumerate() {
         let planned = Planned::new(plan, bucket)?;
         writeln!(out, "\n{}", bucket.range())?;
         out.push_str(&collectives(plan, bucket, &planned));
+        out.push_str(&times.map_or_else(String::new, |t| time(&t.chosen[b], t.plain[b])));
         out.push_str(&totals(plan, bucket));
         out.push_str(&together::summary(&planned));
         out.push_str(&copies(bucket, &planned));
     }
     out.push_str(&rest(plan));
     Ok(out)
+}
+
+/// The estimated time of a bucket, in a line.
+fn time(chosen: &Estimate, plain: f64) -> String {
+    let [total, compute, exposed] = [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(micros);
+    let plain = match plain.is_finite() {
+        true if chosen.total_us < plain => {
+            format!("; {} with plain collectives, saved {}", micros(plain), micros(plain - chosen.total_us))
+        }
+        true => format!("; {} with plain collectives", micros(plain)),
+        false => String::new(),
+    };
+    format!("  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}\n")
 }
 
 /// What holds for all buckets, in lines.

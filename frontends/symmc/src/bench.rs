@@ -111,6 +111,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         about,
         multiprocessors: Some(first.multiprocessors),
         dispatches: Capabilities::GPU,
+        throughput: Profile::builtin(Profile::nearest(ranks)).and_then(|p| p.throughput),
         copy,
         curves: curves.collect::<Result<_, Error>>()?,
     })

@@ -34,9 +34,11 @@ pub struct Config {
     pub variants: Option<Vec<Variant>>,
     /// How the steps are ordered.
     pub order: Order,
-    /// How much more memory than the leanest order the chosen one may take to overlap communication with
+    /// How much more memory than the leanest order the chosen one may take at most to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
+    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
+    pub memory_price: f64,
     /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
     /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
@@ -47,7 +49,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
-        let PlanConfig { order, slack, symm_limit, .. } = PlanConfig::default();
+        let PlanConfig { order, slack, memory_price, symm_limit, .. } = PlanConfig::default();
         Config {
             profile,
             buckets: Vec::new(),
@@ -55,6 +57,7 @@ impl Default for Config {
             variants: None,
             order,
             slack,
+            memory_price,
             symm_limit,
             numerics: Numerics::STRICT,
         }
@@ -87,9 +90,14 @@ impl Config {
         Config { order, ..self }
     }
 
-    /// Sets how much more memory overlap may take, as a fraction of that of the leanest order.
+    /// Sets how much more memory overlap may take at most, as a fraction of that of the leanest order.
     pub fn with_slack(self, slack: f64) -> Config {
         Config { slack, ..self }
+    }
+
+    /// Sets how many microseconds a run must become faster for each MiB of memory that overlap takes.
+    pub fn with_memory_price(self, memory_price: f64) -> Config {
+        Config { memory_price, ..self }
     }
 
     /// Sets the bytes that the symmetric arena may take.
@@ -154,6 +162,10 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     if !(config.slack.is_finite() && config.slack >= 0.0) {
         let text = format!("slack: expected a fraction of at least 0, found {}", config.slack);
         return Err(Error::request(text));
+    }
+    if !(config.memory_price.is_finite() && config.memory_price >= 0.0) {
+        let found = config.memory_price;
+        return Err(Error::request(format!("memory_price: expected a number of at least 0, found {found}")));
     }
     let mut clock = Instant::now();
     let mut times = Stages::new();
@@ -225,6 +237,7 @@ impl Pipeline<'_> {
             profile: Some(self.config.profile.clone()),
             order: self.config.order,
             slack: self.config.slack,
+            memory_price: self.config.memory_price,
             symm_limit: self.config.symm_limit,
             numerics: self.config.numerics,
             ..PlanConfig::default()

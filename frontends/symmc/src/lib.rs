@@ -75,6 +75,7 @@ mod content;
 pub mod custom;
 pub mod doctor;
 mod error;
+mod estimate;
 mod files;
 mod machine;
 mod memory;
@@ -103,13 +104,14 @@ pub use compile::refuse_for_gpus;
 pub use compile::{
     Bind, BucketSpec, Config, Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan,
 };
+pub use estimate::{estimate, estimate_plain};
 pub use machine::machine;
 pub use symmc_check::CheckedPlan;
 pub use symmc_check::Report;
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};
-pub use symmc_plan::Plan;
+pub use symmc_plan::{CommunicationEstimate, Estimate, Plan};
 pub use symmc_planner::Order;
 
 // Runs.

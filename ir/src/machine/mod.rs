@@ -33,14 +33,18 @@
 mod capability;
 mod curve;
 pub mod model;
+mod throughput;
+pub mod timeline;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
+use timeline::TimedStep;
 pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
 pub use curve::{Copying, Curve, Provenance};
+pub use throughput::{Operations, Throughput};
 
 /// The version of the format that this crate reads and writes.
 pub const VERSION: u32 = 1;
@@ -69,6 +73,9 @@ pub struct Profile {
     /// `fuses_residual`, is read with that of the kernels for GPUs.
     #[serde(default, skip_serializing_if = "Capabilities::is_none")]
     pub dispatches: Capabilities,
+    /// How fast it computes. Without it, products take as long as copying a byte for each 512 operations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throughput: Option<Throughput>,
     /// What a copy within the memory of one rank costs.
     pub copy: Copying,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
@@ -98,6 +105,16 @@ pub enum ProfileError {
         curve: String,
         /// Which rule, with what was found and expected.
         message: String,
+    },
+    /// A throughput or a time is not a positive number.
+    #[error("profile {name}: throughput.{field}: expected a positive finite number, found {found}")]
+    Throughput {
+        /// The profile's name.
+        name: String,
+        /// The field of the throughput.
+        field: &'static str,
+        /// Its value.
+        found: f64,
     },
     /// A number that counts something is 0.
     #[error("profile {name}: {field}: expected at least 1, found 0")]
@@ -147,6 +164,9 @@ impl Profile {
         if let Some(field) = zero.or_else(|| profile.dispatches.zero()) {
             return Err(ProfileError::Zero { name: profile.name, field });
         }
+        if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::invalid) {
+            return Err(ProfileError::Throughput { name: profile.name, field, found });
+        }
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
             let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
@@ -180,6 +200,31 @@ impl Profile {
         let curve = self.curve(kind, variant, exit, ranks)?;
         let known = curve.points.last().is_some_and(|&(most, _)| bytes <= most);
         (known || variant != Variant::Ll).then(|| model::scaled(curve, bytes, ranks))
+    }
+
+    /// A collective as a step of a timeline: its time alone, what it leaves to computation beside it, and its rate there. On a
+    /// machine that does not tell how many multiprocessors it has, neither slows the other.
+    pub fn timed_collective(
+        &self,
+        kind: &CollectiveKind,
+        variant: Variant,
+        exit: Option<bool>,
+        bytes: u64,
+        ranks: u32,
+    ) -> Option<TimedStep> {
+        let us = self.estimate(kind, variant, exit, bytes, ranks)?;
+        let full = f64::from(timeline::FULL);
+        let (leaves, rate) = match self.multiprocessors {
+            Some(multiprocessors) => {
+                let most = self.blocks(kind, variant, bytes, ranks);
+                let taken = model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors);
+                ((1.0 - taken) * full, model::rate_beside(variant) * full)
+            }
+            None => (full, full),
+        };
+        let time = timeline::nanoseconds(us);
+        let (leaves, rate) = (leaves as u32, rate as u32);
+        Some(TimedStep { communicates: true, leaves, rate, ..TimedStep::compute(time) })
     }
 
     /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it
@@ -238,12 +283,6 @@ impl Profile {
     /// no time.
     pub fn copy_us(&self, bytes: u64) -> f64 {
         if bytes == 0 { 0.0 } else { curve::at(&self.copy.points, bytes) }
-    }
-
-    /// The estimated time in microseconds of a step that reads and writes so many bytes; `terms` is how many products
-    /// each element of a matrix product adds up.
-    pub fn compute_us(&self, read: u64, written: u64, terms: Option<u64>) -> f64 {
-        self.copy_us(model::like_a_copy(read, written, terms))
     }
 }
 

@@ -8,6 +8,7 @@
 //! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
 
 use symmc_ir::entity::Entity;
+use symmc_ir::machine::Operations;
 use symmc_ir::{Graph, Node, NodeId, ValueId};
 
 use super::context::Context;
@@ -74,8 +75,8 @@ fn computes(node: &Node) -> bool {
 fn compute_us(graph: &Graph, node: &Node, context: &Context) -> f64 {
     let bytes =
         |values: &[ValueId]| values.iter().map(|&v| context.bytes(graph.ty(v))).fold(0, u64::saturating_add);
-    let terms = graph.terms(node, |d| context.upper(d));
-    context.profile.compute_us(bytes(&node.inputs), bytes(&node.outputs), terms)
+    let moved = bytes(&node.inputs).saturating_add(bytes(&node.outputs));
+    context.profile.compute_us(moved, Operations::of(graph, node, |d| context.upper(d)))
 }
 
 /// Rounded down to three binary digits, or to nothing.

@@ -10,20 +10,25 @@ pub struct Memory<'a> {
     tasks: &'a Tasks,
     /// What is live.
     pub live: Bytes,
-    /// How many steps have still to touch each class.
+    /// How many steps have still to end that touch each class.
     pub left: Vec<u32>,
+    /// Whether a step that touches each class has begun.
+    begun: Vec<bool>,
+    /// Whether a result was written over each class, so that its bytes count for that.
+    gone: Vec<bool>,
 }
 
 impl<'a> Memory<'a> {
     /// Before the first step.
     pub fn new(tasks: &'a Tasks) -> Self {
-        let left = (0..tasks.classes.len()).map(|c| tasks.users.of(c).len() as u32);
-        Memory { tasks, live: [0; 2], left: left.collect() }
+        let classes = tasks.classes.len();
+        let left = (0..classes).map(|c| tasks.users.of(c).len() as u32).collect();
+        Memory { tasks, live: [0; 2], left, begun: vec![false; classes], gone: vec![false; classes] }
     }
 
     /// Whether no step has touched the class yet.
     pub fn is_new(&self, class: u32) -> bool {
-        self.left[class as usize] as usize == self.tasks.users.of(class as usize).len()
+        !self.begun[class as usize]
     }
 
     /// The bytes that step `s` adds when it starts, by arena.
@@ -49,19 +54,36 @@ impl<'a> Memory<'a> {
 
     /// Runs a step; returns what is live during it.
     pub fn run(&mut self, s: usize) -> Bytes {
-        let added = self.added(s);
-        let during = [0, 1].map(|a| self.live[a].saturating_add(added[a]));
+        self.begin(s);
+        let during = self.live;
+        self.end(s);
+        during
+    }
+
+    /// Begins a step; others may run beside it until it [ends](Self::end).
+    pub fn begin(&mut self, s: usize) {
+        if let Some(over) = self.overwritten(s) {
+            let class = &self.tasks.classes[over as usize];
+            self.live[class.arena] = self.live[class.arena].saturating_sub(class.bytes);
+            self.gone[over as usize] = true;
+        }
         for &c in self.tasks.touches.of(s) {
             let class = &self.tasks.classes[c as usize];
-            if self.is_new(c) {
+            if !std::mem::replace(&mut self.begun[c as usize], true) {
                 self.live[class.arena] = self.live[class.arena].saturating_add(class.bytes);
             }
+        }
+    }
+
+    /// Ends a step, and with it the classes that no other step touches.
+    pub fn end(&mut self, s: usize) {
+        for &c in self.tasks.touches.of(s) {
+            let class = &self.tasks.classes[c as usize];
             self.left[c as usize] -= 1;
-            if self.left[c as usize] == 0 {
+            if self.left[c as usize] == 0 && !self.gone[c as usize] {
                 self.live[class.arena] = self.live[class.arena].saturating_sub(class.bytes);
             }
         }
-        during
     }
 }
 

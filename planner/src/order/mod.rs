@@ -23,7 +23,7 @@ mod window;
 
 pub use model::Tasks;
 pub use named::Order;
-pub use overlap::{fastest, makespan};
+pub use overlap::{Overlapped, makespan};
 pub use window::improve;
 
 use memory::profile;
@@ -57,17 +57,16 @@ pub fn backwards(tasks: &Tasks) -> [Vec<u32>; 2] {
     })
 }
 
-/// The overlapped forms of an order: with few collectives in flight, and with more. They keep to the memory that
-/// the order needs by the model, and the fraction `slack` of it more.
-pub fn overlapped(tasks: &Tasks, order: &[u32], slack: f64) -> Vec<Vec<u32>> {
-    let budget = peak(tasks, order).map(|b| more(b, slack));
-    IN_FLIGHT.iter().map(|&in_flight| overlap(tasks, order, Limits { budget, in_flight })).collect()
+/// The overlapped forms of an order that keep to so many bytes of both arenas by the model: with prefetches just in time,
+/// and with earlier ones.
+pub fn overlapped(tasks: &Tasks, order: &[u32], budget: u64) -> Vec<Overlapped> {
+    LEADS.iter().map(|&lead| overlap(tasks, order, Limits { budget, lead })).collect()
 }
 
-/// How many collectives may be started before a step that uses the first of them, in each overlapped form.
-const IN_FLIGHT: [usize; 3] = [1, 2, 4];
+/// How much earlier than at its latest start a prefetch starts, in percent of its time, in each overlapped form.
+const LEADS: [u64; 2] = [25, 150];
 
-/// So many bytes and the fraction `slack` of them.
-pub fn more(bytes: u64, slack: f64) -> u64 {
-    bytes.saturating_add((bytes as f64 * slack) as u64)
+/// So many bytes and the fraction `share` of them.
+pub fn more(bytes: u64, share: f64) -> u64 {
+    bytes.saturating_add((bytes as f64 * share) as u64)
 }

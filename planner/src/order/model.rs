@@ -13,8 +13,8 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
-use symmc_ir::machine::model::like_a_copy;
-use symmc_ir::{CollectiveKind, Op, ValueId};
+use symmc_ir::machine::timeline::TimedStep;
+use symmc_ir::{CollectiveKind, Dim, Op, ValueId};
 use symmc_plan::{ALIGN, CopyReason, Lane, Symbols};
 
 use crate::prepare::Prepared;
@@ -37,8 +37,8 @@ pub struct Tasks {
     pub classes: Vec<Class>,
     /// For each step the classes that its result may be written over, if no other step needs them any more.
     pub over: Lists,
-    /// Estimated nanoseconds of each step.
-    pub time: Vec<u64>,
+    /// Each step with its estimated time.
+    pub timed: Vec<TimedStep>,
 }
 
 /// Values that share memory in an arena.
@@ -137,7 +137,7 @@ impl Tasks {
             touches,
             classes,
             over,
-            time: steps.list.iter().map(|s| time(program, &sizes, s, symbols, profile)).collect(),
+            timed: steps.list.iter().map(|s| timed(program, &sizes, s, symbols, profile)).collect(),
         }
     }
 
@@ -279,34 +279,26 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The estimated time of a step: that of a copy of as many bytes as it is like ([`like_a_copy`], where views count as
-/// their bases), a collective as its profile says.
-fn time(
+/// A step with its estimated time, where views count as their bases; without a profile, a nanosecond for each two bytes that
+/// computation moves, and for each 100 of communication.
+fn timed(
     program: &Prepared,
     sizes: &[u64],
     step: &StepInfo,
     symbols: &Symbols,
     profile: Option<&Profile>,
-) -> u64 {
-    let graph = &program.graph;
-    let node = &graph.nodes[step.node];
-    let size = |values: &[ValueId]| values.iter().map(|v| sizes[v.index()]).fold(0, u64::saturating_add);
-    let (read, written) = (size(&step.reads), size(&step.writes));
-    let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e12) as u64;
-    let copy = |bytes: u64| match profile {
-        Some(p) => nanoseconds(p.copy_us(bytes)),
-        None => 1000 + bytes / 1000,
-    };
-    let terms = graph.terms(node, |d| d.upper(symbols).max(1) as u64);
-    match &node.op {
-        Op::Collective(c) => {
-            let bytes = read.max(written);
-            let ranks = graph.group_size(c.group).unwrap_or(1).max(2);
-            let known = c.variant.and_then(|v| profile?.estimate(&c.kind, v, Some(false), bytes, ranks));
-            known.map_or(8000 + bytes / 100, nanoseconds)
+) -> TimedStep {
+    let moved = step.reads.iter().chain(&step.writes).map(|v| sizes[v.index()]).fold(0, u64::saturating_add);
+    let communicates = step.lane == Lane::Comm;
+    let timed = match profile {
+        Some(profile) => {
+            let extent = |d: &Dim| u64::try_from(d.upper(symbols).max(1)).unwrap_or(u64::MAX);
+            profile.timed_step(&program.graph, step.nodes(), moved, Some(false), extent)
         }
-        _ => copy(like_a_copy(read, written, terms)),
-    }
+        None if communicates => TimedStep::compute(8000 + moved / 100),
+        None => TimedStep::compute(1000 + moved / 2),
+    };
+    TimedStep { communicates, ..timed }
 }
 
 #[cfg(test)]
@@ -334,7 +326,7 @@ mod tests {
                 touches,
                 classes,
                 over,
-                time: vec![1; n],
+                timed: vec![TimedStep::compute(1); n],
             }
         }
 

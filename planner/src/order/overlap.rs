@@ -1,213 +1,396 @@
 //! Overlap: communication beside computation, by list scheduling on two lanes in estimated time.
 //!
-//! The compute lane takes the first step, in the order it starts from, whose operands have arrived; the
-//! communication lane starts a collective as soon as its operands are there. Both keep to a budget of live bytes
-//! in each arena, and a few collectives at most run ahead of their users, so that an early one does not hold up an
-//! urgent one.
+//! The compute lane takes the first step, in the order it starts from, whose operands have arrived. The communication lane
+//! takes collectives of two kinds:
+//! - A collective that needs results of the computation starts as soon as these are there.
+//! - A *prefetch* needs nothing but inputs, or inputs after little computation such as casts of parameters. It could start at
+//!   any time, and its result takes memory from then on. Each has a latest start, from which it ends just before the first step
+//!   that uses it, all prefetches one after another; it starts a set part of its time earlier ([`Limits::lead`]). The
+//!   computation in front of it is moved ahead accordingly.
+//!
+//! Memory is taken when a step starts and is free again when its last user ends, or, for a collective, when the first
+//! computation after its end starts. A step that would exceed the budget waits while others free memory.
+//!
+//! The result is a list in which a collective stands at its start and a computation at its end: a collective is in front of all
+//! steps that end after it starts, so no placement gives it bytes that these still use, and it never waits for them.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, VecDeque};
 
+use symmc_ir::machine::timeline::{FULL, Timeline, simulate};
 use symmc_plan::Lane;
 
-use super::memory::{Bytes, Memory};
+use super::bytes;
+use super::memory::Memory;
 use super::model::Tasks;
 
 /// Limits of an overlapped order.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The live bytes of each arena, kept where the order itself keeps them.
-    pub budget: Bytes,
-    /// How many collectives may be started before a step that uses the first of them.
-    pub in_flight: usize,
+    /// The most live bytes of both arenas together; computation exceeds it rather than wait.
+    pub budget: u64,
+    /// How much earlier than at its latest start a prefetch starts, in percent of its time.
+    pub lead: u64,
+}
+
+/// An order of the steps with what may be in flight.
+pub struct Overlapped {
+    /// The steps in order.
+    pub order: Vec<u32>,
+    /// For each place of the order the first place behind it at which bytes that the step used may be written again.
+    pub joined: Vec<u32>,
+    /// The most bytes that are live at once, by the model.
+    pub peak: u64,
 }
 
 /// Overlaps communication with computation, starting from `order`.
-pub fn overlap(tasks: &Tasks, order: &[u32], limits: Limits) -> Vec<u32> {
-    Scheduler::new(tasks, order, limits).run()
+pub fn overlap(tasks: &Tasks, order: &[u32], limits: Limits) -> Overlapped {
+    let plan = Prefetches::new(tasks, order, limits.lead);
+    Scheduler::new(tasks, order, plan, limits.budget).run()
 }
 
-/// The estimated time of an order whose collectives are in flight for as long as their users do not need them.
-pub fn fastest(tasks: &Tasks, order: &[u32]) -> u64 {
-    makespan(tasks, order, &vec![tasks.len() as u32; tasks.len()])
-}
-
-/// The estimated time of an order, in nanoseconds, when the lanes run side by side and the compute lane waits for
-/// each collective at its join (see [`crate::liveness::Liveness::joined`]).
-pub fn makespan(tasks: &Tasks, order: &[u32], joined: &[u32]) -> u64 {
-    let mut end = vec![0u64; tasks.len()];
-    let mut lanes = [0u64; 2];
-    // For each position what has been joined there.
-    let mut due = vec![0u64; tasks.len() + 1];
-    let mut met = 0;
+/// The timeline of an order, by place. The compute lane waits for each collective at its join (see
+/// [`crate::liveness::Liveness::joined`]), and a collective waits for all computation in front of it, whose bytes it may be
+/// given.
+pub fn timeline(tasks: &Tasks, order: &[u32], joined: &[u32]) -> Timeline {
+    let mut place = vec![0usize; tasks.len()];
+    order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
+    // For each place the last collective that is joined there.
+    let mut due = vec![None; tasks.len() + 1];
     for (at, &s) in order.iter().enumerate() {
-        let s = s as usize;
-        met = met.max(due[at]);
-        let mut ready = tasks.before.of(s).iter().map(|&b| end[b as usize]).max().unwrap_or(0);
-        if tasks.lane[s] == Lane::Compute {
-            ready = ready.max(met);
-        }
-        let lane = &mut lanes[tasks.lane[s] as usize];
-        *lane = (*lane).max(ready).saturating_add(tasks.time[s]);
-        end[s] = *lane;
-        if tasks.lane[s] == Lane::Comm {
-            let due = &mut due[joined[at] as usize];
-            *due = (*due).max(end[s]);
+        if tasks.timed[s as usize].communicates {
+            due[joined[at] as usize] = Some(at);
         }
     }
-    lanes[0].max(lanes[1])
+    let steps: Vec<_> = order.iter().map(|&s| tasks.timed[s as usize]).collect();
+    let mut last = None;
+    let computed: Vec<Option<usize>> = (0..steps.len())
+        .map(|at| std::mem::replace(&mut last, if steps[at].communicates { last } else { Some(at) }))
+        .collect();
+    simulate(&steps, |at, wait| {
+        tasks.before.of(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
+        let reused = if steps[at].communicates { computed[at] } else { due[at] };
+        reused.into_iter().for_each(wait);
+    })
+}
+
+/// The estimated time of an order in nanoseconds, see [`timeline`].
+pub fn makespan(tasks: &Tasks, order: &[u32], joined: &[u32]) -> u64 {
+    timeline(tasks, order, joined).total
+}
+
+/// When steps should start.
+struct Prefetches {
+    /// For each step the time at which its turn comes: for computation how much of it is in front, for a collective its latest
+    /// start.
+    turn: Vec<u64>,
+    /// For each prefetch the earliest start, in time of computation as well.
+    earliest: Vec<Option<u64>>,
+    /// The computation that is moved ahead for prefetches.
+    moved: Vec<bool>,
+}
+
+/// The most steps that are moved ahead for one prefetch.
+const MOVED: usize = 16;
+
+impl Prefetches {
+    fn new(tasks: &Tasks, order: &[u32], lead: u64) -> Prefetches {
+        let mut ahead: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
+        let mut moved = vec![false; tasks.len()];
+        let mut is_prefetch = vec![false; tasks.len()];
+        for &s in order.iter().filter(|&&s| tasks.lane[s as usize] == Lane::Comm) {
+            if let Some(feeds) = feeds(tasks, s as usize) {
+                feeds.iter().for_each(|&f| moved[f as usize] = true);
+                (ahead[s as usize], is_prefetch[s as usize]) = (feeds, true);
+            }
+        }
+        let mut turn = vec![0; tasks.len()];
+        let mut now = 0u64;
+        // When the steps that are not moved begin, ascending.
+        let mut begins = vec![0];
+        for &s in order {
+            turn[s as usize] = now;
+            if tasks.lane[s as usize] == Lane::Compute && !moved[s as usize] {
+                begins.push(now);
+                now = now.saturating_add(tasks.timed[s as usize].time);
+            }
+        }
+        let used = |s: usize| tasks.after.of(s).iter().map(|&a| turn[a as usize]).min().unwrap_or(now);
+        let mut by_use: Vec<(u64, u32)> =
+            order.iter().filter(|&&s| is_prefetch[s as usize]).map(|&s| (used(s as usize), s)).collect();
+        by_use.sort_unstable();
+        let mut earliest = vec![None; tasks.len()];
+        let mut next = u64::MAX;
+        for &(used, s) in by_use.iter().rev() {
+            let s = s as usize;
+            let time = beside(tasks, s);
+            next = next.min(used).saturating_sub(time);
+            let start = next.saturating_sub(time.saturating_mul(lead) / 100);
+            (turn[s], earliest[s]) = (next, Some(start));
+            let mut before = start;
+            for &f in ahead[s].iter().rev() {
+                before = before.saturating_sub(tasks.timed[f as usize].time);
+                // In front of the step that would run at that time.
+                let begin = begins[begins.partition_point(|&b| b <= before).saturating_sub(1)];
+                turn[f as usize] = turn[f as usize].min(begin);
+            }
+        }
+        Prefetches { turn, earliest, moved }
+    }
+}
+
+/// What a collective needs before it can start, in order, if that is little enough to move it ahead: no other collective, and
+/// computation that takes no longer than it.
+fn feeds(tasks: &Tasks, collective: usize) -> Option<Vec<u32>> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![collective];
+    let mut time = 0u64;
+    while let Some(s) = open.pop() {
+        for &b in tasks.before.of(s) {
+            if !found.insert(b) {
+                continue;
+            }
+            time = time.saturating_add(tasks.timed[b as usize].time);
+            let little = found.len() <= MOVED && time <= tasks.timed[collective].time;
+            if tasks.lane[b as usize] == Lane::Comm || !little {
+                return None;
+            }
+            open.push(b as usize);
+        }
+    }
+    Some(found.into_iter().collect())
+}
+
+/// A step that runs, from when to when; of a collective its place in the order.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Running {
+    step: usize,
+    start: u64,
+    end: u64,
+    place: usize,
 }
 
 /// List scheduling (see the [module](self)).
 struct Scheduler<'a> {
     tasks: &'a Tasks,
-    limits: Limits,
-    /// The position of each step in the order that it starts from.
+    prefetches: Prefetches,
+    budget: u64,
+    /// The steps in the order that it starts from, and the place of each there.
+    from: &'a [u32],
     rank: Vec<u32>,
+    /// The first place of that order with a computation that has not started and was not moved ahead.
+    frontier: usize,
+    started: Vec<bool>,
+    /// How many steps must still end before each.
     missing: Vec<u32>,
-    /// When each scheduled step ends, in estimated time.
-    end: Vec<u64>,
-    now: [u64; 2],
     memory: Memory<'a>,
-    /// Compute steps whose operands have arrived, by rank.
-    ready: BinaryHeap<Reverse<(u32, u32)>>,
-    /// Compute steps whose operands will arrive, by rank; and by time, with some that are not among these any more.
-    waiting: BTreeSet<(u32, u32)>,
-    later: BinaryHeap<Reverse<(u64, u32, u32)>>,
-    collectives: BinaryHeap<Reverse<(u32, u32)>>,
-    /// Collectives that no step has used yet.
-    in_flight: usize,
-    used: Vec<bool>,
-    out: Vec<u32>,
+    now: u64,
+    computing: Option<Running>,
+    communicating: Option<Running>,
+    /// Steps of each lane whose operands have arrived, by turn, those that were moved ahead first, and by rank.
+    ready: [BTreeSet<(u64, bool, u32)>; 2],
+    /// Collectives that have ended, whose memory no computation may take over yet; and those whose memory the computation
+    /// that runs may take over.
+    ended: VecDeque<Running>,
+    joining: Vec<usize>,
+    /// The place of each collective that has started.
+    place: Vec<usize>,
+    out: Overlapped,
 }
 
+/// How many ready steps are looked at for one that fits the budget.
+const LOOKED_AT: usize = 8;
+/// The part of its time, in percent, that a collective may take longer than estimated before its memory is taken over.
+const MARGIN: u64 = 25;
+
 impl<'a> Scheduler<'a> {
-    fn new(tasks: &'a Tasks, order: &[u32], limits: Limits) -> Self {
+    fn new(tasks: &'a Tasks, from: &'a [u32], prefetches: Prefetches, budget: u64) -> Self {
         let mut rank = vec![0; tasks.len()];
-        for (i, &s) in order.iter().enumerate() {
-            rank[s as usize] = i as u32;
-        }
+        from.iter().enumerate().for_each(|(i, &s)| rank[s as usize] = i as u32);
+        let joined = vec![tasks.len() as u32; tasks.len()];
         Scheduler {
             tasks,
-            limits,
+            prefetches,
+            budget,
+            from,
             rank,
+            frontier: 0,
+            started: vec![false; tasks.len()],
             missing: (0..tasks.len()).map(|s| tasks.before.of(s).len() as u32).collect(),
-            end: vec![0; tasks.len()],
-            now: [0; 2],
             memory: Memory::new(tasks),
-            ready: BinaryHeap::new(),
-            waiting: BTreeSet::new(),
-            later: BinaryHeap::new(),
-            collectives: BinaryHeap::new(),
-            in_flight: 0,
-            used: vec![false; tasks.len()],
-            out: Vec::with_capacity(tasks.len()),
+            now: 0,
+            computing: None,
+            communicating: None,
+            ready: [BTreeSet::new(), BTreeSet::new()],
+            ended: VecDeque::new(),
+            joining: Vec::new(),
+            place: vec![0; tasks.len()],
+            out: Overlapped { order: Vec::with_capacity(tasks.len()), joined, peak: 0 },
         }
     }
 
-    fn run(mut self) -> Vec<u32> {
+    fn run(mut self) -> Overlapped {
         for s in 0..self.tasks.len() {
             if self.missing[s] == 0 {
                 self.enable(s);
             }
         }
-        while self.out.len() < self.tasks.len() {
-            if self.communicate() {
-                continue;
+        self.pass_started();
+        loop {
+            self.communicate();
+            self.compute();
+            if self.computing.is_none() && self.communicating.is_none() && !self.force() {
+                break;
             }
-            match self.compute() {
-                Some(s) => self.schedule(s),
-                None => match self.collectives.pop() {
-                    Some(Reverse((_, s))) => self.schedule(s as usize),
-                    None => break,
-                },
-            }
+            self.proceed();
         }
+        debug_assert_eq!(self.out.order.len(), self.tasks.len());
         self.out
     }
 
-    /// Starts the first collective if it fits.
-    fn communicate(&mut self) -> bool {
-        let Some(&Reverse((_, s))) = self.collectives.peek() else { return false };
-        if !self.fits(s as usize) || self.in_flight >= self.limits.in_flight {
-            return false;
+    fn enable(&mut self, s: usize) {
+        let key = self.key(s);
+        self.ready[self.tasks.lane[s] as usize].insert(key);
+    }
+
+    fn key(&self, s: usize) -> (u64, bool, u32) {
+        (self.prefetches.turn[s], !self.prefetches.moved[s], self.rank[s])
+    }
+
+    /// How much of the computation has been done, moved steps apart.
+    fn progress(&self) -> u64 {
+        match &self.computing {
+            Some(r) if !self.prefetches.moved[r.step] => self.prefetches.turn[r.step] + (self.now - r.start),
+            _ => self.turn_of_frontier(),
         }
-        self.collectives.pop();
-        self.schedule(s as usize);
+    }
+
+    /// The turn of the first computation that has not started.
+    fn turn_of_frontier(&self) -> u64 {
+        self.from.get(self.frontier).map_or(u64::MAX, |&s| self.prefetches.turn[s as usize])
+    }
+
+    fn pass_started(&mut self) {
+        let passed = |s: usize| {
+            self.started[s] || self.prefetches.moved[s] || self.tasks.lane[s] == Lane::Comm
+        };
+        let mut frontier = self.frontier;
+        while self.from.get(frontier).is_some_and(|&s| passed(s as usize)) {
+            frontier += 1;
+        }
+        self.frontier = frontier;
+    }
+
+    /// Whether a step fits the budget if it starts now.
+    fn fits(&self, s: usize) -> bool {
+        let added = self.memory.added(s);
+        added == [0; 2] || bytes(self.memory.live).saturating_add(bytes(added)) <= self.budget
+    }
+
+    /// Starts the first collective whose time has come and that fits.
+    fn communicate(&mut self) {
+        if self.communicating.is_some() {
+            return;
+        }
+        let progress = self.progress();
+        let due = |s: usize| self.prefetches.earliest[s].is_none_or(|e| e <= progress);
+        let steps = self.ready[1].iter().take(LOOKED_AT).map(|&(_, _, rank)| self.from[rank as usize] as usize);
+        if let Some(s) = steps.into_iter().find(|&s| due(s) && self.fits(s)) {
+            self.start(s);
+        }
+    }
+
+    /// Starts the first computation whose turn has come and that fits, or else the first.
+    fn compute(&mut self) {
+        if self.computing.is_some() {
+            return;
+        }
+        let turn = self.turn_of_frontier();
+        let due = |s: usize| !self.prefetches.moved[s] || self.prefetches.turn[s] <= turn;
+        let steps = || self.ready[0].iter().map(|&(_, _, rank)| self.from[rank as usize] as usize);
+        let mut first = steps().take(LOOKED_AT).filter(|&s| due(s));
+        let found = first.clone().find(|&s| self.fits(s)).or_else(|| first.next());
+        if let Some(s) = found {
+            self.start(s);
+        }
+    }
+
+    /// Starts the first step that is ready, where nothing runs; false if there is none.
+    fn force(&mut self) -> bool {
+        let first = [1, 0].into_iter().filter_map(|lane| self.ready[lane].first()).min();
+        let Some(&(_, _, rank)) = first else { return false };
+        self.start(self.from[rank as usize] as usize);
         true
     }
 
-    /// Whether a step fits the budget if it comes next.
-    fn fits(&self, s: usize) -> bool {
-        let added = self.memory.added(s);
-        (0..2).all(|a| added[a] == 0 || self.memory.live[a].saturating_add(added[a]) <= self.limits.budget[a])
+    fn start(&mut self, s: usize) {
+        let lane = self.tasks.lane[s];
+        let key = self.key(s);
+        self.ready[lane as usize].remove(&key);
+        self.started[s] = true;
+        let time = match self.prefetches.earliest[s] {
+            Some(_) => beside(self.tasks, s),
+            None => self.tasks.timed[s].time,
+        };
+        let (start, end) = (self.now, self.now.saturating_add(time));
+        let running = Running { step: s, start, end, place: self.out.order.len() };
+        if lane == Lane::Comm {
+            self.memory.begin(s);
+            self.place[s] = running.place;
+            self.out.order.push(s as u32);
+            self.communicating = Some(running);
+        } else {
+            self.take_over(s);
+            self.memory.begin(s);
+            self.computing = Some(running);
+            self.pass_started();
+        }
+        self.out.peak = self.out.peak.max(bytes(self.memory.live));
     }
 
-    /// The next compute step: the first whose operands have arrived, if it fits the budget; else the first
-    /// of all.
-    fn compute(&mut self) -> Option<usize> {
-        self.arrive();
-        let Reverse((rank, s)) = self.ready.pop()?;
-        if self.fits(s as usize) {
-            return Some(s as usize);
-        }
-        match self.waiting.first() {
-            Some(&(other, t)) if other < rank => {
-                self.ready.push(Reverse((rank, s)));
-                self.waiting.pop_first();
-                Some(t as usize)
+    /// Lets a computation take over the memory of the collectives that have ended for sure by now: those that it waits for,
+    /// those before them, and those whose estimate has passed by a margin.
+    fn take_over(&mut self, s: usize) {
+        let awaited = self.tasks.before.of(s).iter().map(|&b| b as usize);
+        let awaited = awaited.filter(|&b| self.tasks.lane[b] == Lane::Comm).map(|b| self.place[b]).max();
+        while let Some(c) = self.ended.front() {
+            let late = (c.end - c.start).saturating_mul(MARGIN) / 100;
+            if Some(c.place) > awaited && c.end.saturating_add(late) > self.now {
+                break;
             }
-            _ => Some(s as usize),
-        }
-    }
-
-    /// Moves the steps whose operands have arrived by now, or, if there is none at all, by the time that some have.
-    fn arrive(&mut self) {
-        let now = &mut self.now[Lane::Compute as usize];
-        while let Some(&Reverse((time, rank, s))) = self.later.peek() {
-            let waits = self.waiting.contains(&(rank, s));
-            if waits && time > *now {
-                if !self.ready.is_empty() {
-                    break;
-                }
-                *now = time;
-            }
-            self.later.pop();
-            if self.waiting.remove(&(rank, s)) {
-                self.ready.push(Reverse((rank, s)));
-            }
-        }
-    }
-
-    fn enable(&mut self, s: usize) {
-        let rank = self.rank[s];
-        match self.tasks.lane[s] {
-            Lane::Comm => self.collectives.push(Reverse((rank, s as u32))),
-            Lane::Compute => {
-                let time = self.tasks.before.of(s).iter().map(|&b| self.end[b as usize]).max().unwrap_or(0);
-                self.later.push(Reverse((time, rank, s as u32)));
-                self.waiting.insert((rank, s as u32));
-            }
+            self.memory.end(c.step);
+            self.joining.push(c.place);
+            self.ended.pop_front();
         }
     }
 
-    fn schedule(&mut self, s: usize) {
-        let ready = self.tasks.before.of(s).iter().map(|&b| self.end[b as usize]).max().unwrap_or(0);
-        let lane = &mut self.now[self.tasks.lane[s] as usize];
-        *lane = (*lane).max(ready).saturating_add(self.tasks.time[s]);
-        self.end[s] = *lane;
-        self.memory.run(s);
-        for &b in self.tasks.before.of(s) {
-            if self.tasks.lane[b as usize] == Lane::Comm
-                && !std::mem::replace(&mut self.used[b as usize], true)
-            {
-                self.in_flight -= 1;
+    /// Goes on to the next time at which a step ends or a prefetch is due.
+    fn proceed(&mut self) {
+        let ends = [self.computing, self.communicating].into_iter().flatten().map(|r| r.end);
+        let mut next = ends.min().unwrap_or(self.now);
+        if self.communicating.is_none() && self.computing.is_some_and(|r| !self.prefetches.moved[r.step]) {
+            let progress = self.progress();
+            let steps = self.ready[1].iter().take(LOOKED_AT).map(|&(_, _, rank)| self.from[rank as usize] as usize);
+            let due = steps.filter_map(|s| self.prefetches.earliest[s]?.checked_sub(progress).filter(|&d| d > 0));
+            next = due.map(|d| self.now.saturating_add(d)).fold(next, u64::min);
+        }
+        self.now = self.now.max(next);
+        if let Some(c) = self.communicating.take_if(|r| r.end <= self.now) {
+            self.ended.push_back(c);
+            self.release_users(c.step);
+        }
+        if let Some(c) = self.computing.take_if(|r| r.end <= self.now) {
+            let place = self.out.order.len();
+            self.out.order.push(c.step as u32);
+            self.out.joined[place] = place as u32 + 1;
+            for c in self.joining.drain(..) {
+                self.out.joined[c] = place as u32;
             }
+            self.memory.end(c.step);
+            self.release_users(c.step);
         }
-        if self.tasks.lane[s] == Lane::Comm && !self.tasks.after.of(s).is_empty() {
-            self.in_flight += 1;
-        }
-        self.out.push(s as u32);
+    }
+
+    fn release_users(&mut self, s: usize) {
         for &a in self.tasks.after.of(s) {
             self.missing[a as usize] -= 1;
             if self.missing[a as usize] == 0 {
@@ -215,4 +398,10 @@ impl<'a> Scheduler<'a> {
             }
         }
     }
+}
+
+/// The time of a collective beside computation.
+fn beside(tasks: &Tasks, s: usize) -> u64 {
+    let t = tasks.timed[s];
+    (u128::from(t.time) * u128::from(FULL) / u128::from(t.rate.max(1))) as u64
 }

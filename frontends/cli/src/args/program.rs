@@ -60,10 +60,13 @@ pub struct CompileArgs {
     /// The order of the steps [default: chosen]
     #[arg(long, value_enum)]
     pub order: Option<OrderArg>,
-    /// How much more memory than the leanest order the chosen one may take to overlap communication with
-    /// computation [default: 5]
+    /// How much more memory than the leanest order the chosen one may take at most to overlap communication with
+    /// computation [default: 100]
     #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
     pub slack: Option<f64>,
+    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes [default: 0.1]
+    #[arg(long, value_name = "US", value_parser = parse_tolerance)]
+    pub memory_price: Option<f64>,
     /// What the symmetric arena may take: exit barriers are kept, overlap given up, and variants chosen that need less, where
     /// it would take more
     #[arg(long, value_name = "BYTES")]
@@ -85,6 +88,7 @@ impl CompileArgs {
             ("--variants", !self.variants.is_empty()),
             ("--order", self.order.is_some()),
             ("--slack", self.slack.is_some()),
+            ("--memory-price", self.memory_price.is_some()),
             ("--symm-limit", self.symm_limit.is_some()),
             ("--numerics", self.numerics.is_some()),
         ];

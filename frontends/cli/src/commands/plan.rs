@@ -37,24 +37,33 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     }
     let (plan, stages) = made?;
     // The process ends with this command, and its memory with it.
-    let (plan, _program) = (ManuallyDrop::new(plan), ManuallyDrop::new(program));
+    let (plan, program) = (ManuallyDrop::new(plan), ManuallyDrop::new(program));
     if let Some(path) = &args.output {
         write(&plan, path)?;
     }
+    let planned = start.elapsed();
     match (&args.explain, args.format) {
         (Some(value), _) => put(&explain::explain(&plan, value)?)?,
         (None, PlanFormat::Json) => put_exact(&format!("{}\n", plan.to_json()))?,
         (None, PlanFormat::Html) => put_exact(&html::html(&plan)?)?,
-        (None, PlanFormat::Text) => put(&report::report(&plan)?)?,
+        (None, PlanFormat::Text) => {
+            put(&report::report_with_times(&plan, Some(&times(&program, &plan, &config)?))?)?;
+        }
     }
     if args.timing {
         say::line(&format!("import {:.1} ms", imported.as_secs_f64() * 1e3));
         for (stage, time) in stages {
             say::line(&format!("{stage} {:.1} ms", time.as_secs_f64() * 1e3));
         }
-        say::line(&format!("total {:.1} ms", start.elapsed().as_secs_f64() * 1e3));
+        say::line(&format!("total {:.1} ms", planned.as_secs_f64() * 1e3));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The estimated times of a plan, with the chosen collectives and with plain ones.
+fn times(program: &Program, plan: &CheckedPlan, config: &Config) -> Result<report::Times> {
+    let chosen = symmc::estimate(plan, &config.profile)?;
+    Ok(report::Times { chosen, plain: symmc::estimate_plain(program, plan, config)? })
 }
 
 /// A plan for each order, and what its largest bucket needs beside program order.

@@ -1,0 +1,227 @@
+//! The time of a list of steps on two lanes that run side by side: computation and communication.
+//!
+//! Each lane runs its steps in the order of the list; a step starts when its lane is free and the steps that it waits for
+//! have ended. While both lanes run, each step progresses at the rate that the other leaves it: a collective takes memory
+//! bandwidth and multiprocessors from computation, and a kernel that communicates waits for multiprocessors that computation
+//! holds. All arithmetic is in integers, so that every rank computes the same times.
+
+/// The unit of rates: full speed.
+pub const FULL: u32 = 1024;
+
+/// The nanoseconds from which on computation counts as one that fills the machine: kernels of several waves of blocks, between
+/// which a kernel that communicates finds no multiprocessor. Shorter ones end before that matters.
+pub const LONG: u64 = 50_000;
+
+/// Beside computation that does not fill the machine, communication takes memory bandwidth alone: a third.
+const SHARED: u32 = FULL - FULL / 3;
+
+/// Microseconds in nanoseconds, at most a thousand seconds.
+pub fn nanoseconds(us: f64) -> u64 {
+    (us * 1000.0).clamp(0.0, 1e12) as u64
+}
+
+/// A step of a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TimedStep {
+    /// Whether it runs on the communication lane.
+    pub communicates: bool,
+    /// Its time alone, in nanoseconds.
+    pub time: u64,
+    /// For a step that computes, whether it occupies all multiprocessors for long ([`LONG`]).
+    pub fills: bool,
+    /// For a step that communicates, at which rate of [`FULL`] computation runs beside it that fills the machine.
+    pub leaves: u32,
+    /// For a step that communicates, at which rate of [`FULL`] it runs beside such computation; beside other computation it
+    /// runs at full speed.
+    pub rate: u32,
+}
+
+impl TimedStep {
+    /// A step that computes.
+    pub fn compute(time: u64) -> TimedStep {
+        TimedStep { communicates: false, time, fills: time >= LONG, leaves: FULL, rate: FULL }
+    }
+}
+
+impl TimedStep {
+    /// The rates of this computation and of a collective side by side.
+    fn beside(&self, collective: &TimedStep) -> [u32; 2] {
+        let leaves = collective.leaves.min(FULL);
+        if self.fills { [leaves, collective.rate.clamp(1, FULL)] } else { [leaves.max(SHARED), FULL] }
+    }
+}
+
+/// When each step runs, in nanoseconds from the start of the run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Timeline {
+    /// The start and the end of each step.
+    pub spans: Vec<(u64, u64)>,
+    /// For each step that communicates, how much longer the computation takes because of it: the time in which nothing
+    /// computes while it runs, and what it slows the computation down by.
+    pub exposed: Vec<u64>,
+    /// The end of the last step.
+    pub total: u64,
+}
+
+/// The timeline of these steps. `waits(i, f)` calls `f` with each step that step `i` waits for; all of them are before it in
+/// the list.
+pub fn simulate(steps: &[TimedStep], waits: impl Fn(usize, &mut dyn FnMut(usize))) -> Timeline {
+    let lane = |communicates: bool| Lane {
+        steps: (0..steps.len()).filter(|&i| steps[i].communicates == communicates).collect(),
+        next: 0,
+        running: None,
+    };
+    let mut simulation = Simulation {
+        timed: steps,
+        lanes: [lane(false), lane(true)],
+        ended: vec![false; steps.len()],
+        out: Timeline { spans: vec![(0, 0); steps.len()], exposed: vec![0; steps.len()], total: 0 },
+    };
+    while simulation.advance(&waits) {}
+    simulation.out
+}
+
+struct Lane {
+    /// The steps of the lane, in order.
+    steps: Vec<usize>,
+    /// How many of them have started.
+    next: usize,
+    /// The step that runs, with what is left of its time at full speed.
+    running: Option<(usize, u64)>,
+}
+
+struct Simulation<'a> {
+    timed: &'a [TimedStep],
+    lanes: [Lane; 2],
+    ended: Vec<bool>,
+    out: Timeline,
+}
+
+impl Simulation<'_> {
+    /// Goes on to the next end of a step; false if nothing runs any more.
+    fn advance(&mut self, waits: &impl Fn(usize, &mut dyn FnMut(usize))) -> bool {
+        let now = self.out.total;
+        for lane in &mut self.lanes {
+            let Some(&step) = lane.steps.get(lane.next).filter(|_| lane.running.is_none()) else { continue };
+            let mut ready = true;
+            waits(step, &mut |w| ready &= self.ended[w]);
+            if ready {
+                lane.running = Some((step, self.timed[step].time));
+                lane.next += 1;
+                self.out.spans[step].0 = now;
+            }
+        }
+        let rates = match (self.lanes[0].running, self.lanes[1].running) {
+            (None, None) => return false,
+            (Some((s, _)), Some((c, _))) => self.timed[s].beside(&self.timed[c]),
+            _ => [FULL; 2],
+        };
+        let needed = |lane: &Lane, rate: u32| {
+            let (_, left) = lane.running?;
+            let scaled = u128::from(left) * u128::from(FULL);
+            (rate > 0 || left == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
+        };
+        let passed = self.lanes.iter().zip(rates).filter_map(|(lane, rate)| needed(lane, rate)).min();
+        let passed = passed.unwrap_or(0);
+        let mut computed = 0;
+        self.out.total = now.saturating_add(passed);
+        for (l, (lane, rate)) in self.lanes.iter_mut().zip(rates).enumerate() {
+            let Some((step, left)) = lane.running else { continue };
+            let done = (u128::from(passed) * u128::from(rate) / u128::from(FULL)) as u64;
+            let over = needed(lane, rate).is_some_and(|n| n <= passed);
+            if l == 0 {
+                computed = done.min(left);
+            } else {
+                self.out.exposed[step] += passed - computed.min(passed);
+            }
+            lane.running = Some((step, left.saturating_sub(done))).filter(|_| !over);
+            if over {
+                self.ended[step] = true;
+                self.out.spans[step].1 = self.out.total;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn communicate(time: u64, leaves: u32, rate: u32) -> TimedStep {
+        TimedStep { communicates: true, leaves, rate, ..TimedStep::compute(time) }
+    }
+
+    fn filling(time: u64) -> TimedStep {
+        TimedStep { fills: true, ..TimedStep::compute(time) }
+    }
+
+    fn of(steps: &[(TimedStep, &[usize])]) -> Timeline {
+        let timed: Vec<TimedStep> = steps.iter().map(|s| s.0).collect();
+        simulate(&timed, |i, f| steps[i].1.iter().for_each(|&w| f(w)))
+    }
+
+    #[test]
+    fn lanes_run_side_by_side_and_wait_for_each_other() {
+        let t = of(&[
+            (TimedStep::compute(100), &[]),
+            (communicate(40, FULL, FULL), &[]),
+            (communicate(80, FULL, FULL), &[0]),
+            (TimedStep::compute(50), &[2]),
+        ]);
+        assert_eq!(t.spans, [(0, 100), (0, 40), (100, 180), (180, 230)]);
+        assert_eq!((t.exposed, t.total), (vec![0, 0, 80, 0], 230));
+    }
+
+    #[test]
+    fn a_collective_slows_computation_and_is_slowed() {
+        // At half speed each; when the collective has ended the computation goes on at full speed.
+        let t = of(&[(filling(100), &[]), (communicate(20, FULL / 2, FULL / 2), &[])]);
+        assert_eq!(t.spans, [(0, 120), (0, 40)]);
+        assert_eq!((t.exposed[1], t.total), (20, 120));
+        // It leaves nothing: the computation starts over at its end.
+        let t = of(&[(filling(100), &[]), (communicate(20, 0, FULL), &[])]);
+        assert_eq!((t.spans[0].1, t.exposed[1]), (120, 20));
+        // Kernels that do not fill the machine share memory bandwidth alone.
+        let t = of(&[(TimedStep::compute(300), &[]), (communicate(90, 0, FULL / 4), &[])]);
+        assert_eq!((t.spans[1].1, t.total), (90, 330));
+    }
+
+    #[test]
+    fn what_runs_after_all_computation_is_exposed() {
+        let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, FULL, FULL), &[])]);
+        assert_eq!((t.exposed[1], t.total), (20, 30));
+        assert_eq!(of(&[]).total, 0);
+    }
+
+    #[test]
+    fn steps_without_time_end_at_once() {
+        let t = of(&[(communicate(0, 0, FULL), &[]), (TimedStep::compute(0), &[0]), (TimedStep::compute(7), &[1])]);
+        assert_eq!(t.total, 7);
+    }
+
+    /// Without contention the time is that of the longest path through lanes and waits.
+    #[test]
+    fn random_lists_take_the_time_of_their_longest_path() {
+        let mut rng = crate::random::SplitMix(7);
+        for _ in 0..200 {
+            let n = 1 + rng.below(30);
+            let waits: Vec<Vec<usize>> =
+                (0..n).map(|i| (0..rng.below(3)).filter(|_| i > 0).map(|_| rng.below(i.max(1))).collect()).collect();
+            let steps: Vec<TimedStep> = (0..n)
+                .map(|_| TimedStep { communicates: rng.one_in(3), ..TimedStep::compute(rng.below(50) as u64) })
+                .collect();
+            let t = simulate(&steps, |i, f| waits[i].iter().for_each(|&w| f(w)));
+            let mut ends = vec![0u64; n];
+            let mut free = [0u64; 2];
+            for i in 0..n {
+                let lane = usize::from(steps[i].communicates);
+                let start = waits[i].iter().map(|&w| ends[w]).fold(free[lane], u64::max);
+                ends[i] = start + steps[i].time;
+                free[lane] = ends[i];
+                assert_eq!(t.spans[i], (start, ends[i]));
+            }
+            assert_eq!(t.total, free[0].max(free[1]));
+        }
+    }
+}
