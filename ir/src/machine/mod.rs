@@ -218,7 +218,9 @@ impl Profile {
             Some(multiprocessors) => {
                 let most = self.blocks(kind, variant, bytes, ranks);
                 let taken = model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors);
-                ((1.0 - taken) * full, model::rate_beside(variant) * full)
+                // What it takes at full speed it takes over its longer time.
+                let rate = model::rate_beside(variant);
+                ((1.0 - taken * rate) * full, rate * full)
             }
             None => (full, full),
         };

@@ -62,10 +62,11 @@ pub fn timeline(tasks: &Tasks, order: &[u32], joined: &[u32]) -> Timeline {
         }
     }
     let steps: Vec<_> = order.iter().map(|&s| tasks.timed[s as usize]).collect();
-    let mut last = None;
-    let computed: Vec<Option<usize>> = (0..steps.len())
-        .map(|at| std::mem::replace(&mut last, if steps[at].communicates { last } else { Some(at) }))
-        .collect();
+    // For each place the last computation in front of it.
+    let mut computed = vec![None; steps.len()];
+    for at in 1..steps.len() {
+        computed[at] = if steps[at - 1].communicates { computed[at - 1] } else { Some(at - 1) };
+    }
     simulate(&steps, |at, wait| {
         tasks.before.of(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
         let reused = if steps[at].communicates { computed[at] } else { due[at] };
