@@ -250,8 +250,15 @@ impl Work<'_> {
         let sized = sized(self.prepared, &placed, self.symbols)?;
         let least = self.demand(&placed)?;
         let Some(left) = limit.checked_sub(bytes(least)) else { return Ok(None) };
-        let limits = least.map(|b| b.saturating_add(left / 2));
-        self.candidate(order, flight::joins(&placed, &sized, joined, limits)).map(Some)
+        // What is left for both arenas may be needed in one of them.
+        for share in [left, left / 2] {
+            let limits = least.map(|b| b.saturating_add(share));
+            let found = self.candidate(order.clone(), flight::joins(&placed, &sized, joined, limits))?;
+            if found.bytes() <= limit {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// An order with these joins; its larger results all with their parts inside or all apart, whichever takes less.

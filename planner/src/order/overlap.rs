@@ -300,17 +300,20 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Starts the first computation whose turn has come and that fits, or else the first.
+    /// Starts the first computation whose turn has come and that fits. If none fits, it waits for what is in flight, and takes
+    /// the first if nothing is.
     fn compute(&mut self) {
         if self.computing.is_some() {
             return;
         }
+        self.take_over(None);
         let turn = self.turn_of_frontier();
         let due = |s: usize| !self.prefetches.moved[s] || self.prefetches.turn[s] <= turn;
         let steps = || self.ready[0].iter().map(|&(_, _, rank)| self.from[rank as usize] as usize);
         let mut first = steps().take(LOOKED_AT).filter(|&s| due(s));
-        let found = first.clone().find(|&s| self.fits(s)).or_else(|| first.next());
-        if let Some(s) = found {
+        let found = first.clone().find(|&s| self.fits(s));
+        let alone = self.communicating.is_none();
+        if let Some(s) = found.or_else(|| first.next().filter(|_| alone)) {
             self.start(s);
         }
     }
@@ -340,7 +343,7 @@ impl<'a> Scheduler<'a> {
             self.out.order.push(s as u32);
             self.communicating = Some(running);
         } else {
-            self.take_over(s);
+            self.take_over(Some(s));
             self.memory.begin(s);
             self.computing = Some(running);
             self.pass_started();
@@ -348,10 +351,10 @@ impl<'a> Scheduler<'a> {
         self.out.peak = self.out.peak.max(bytes(self.memory.live));
     }
 
-    /// Lets a computation take over the memory of the collectives that have ended for sure by now: those that it waits for,
-    /// those before them, and those whose estimate has passed by a margin.
-    fn take_over(&mut self, s: usize) {
-        let awaited = self.tasks.before.of(s).iter().map(|&b| b as usize);
+    /// Lets the next computation take over the memory of the collectives that have ended for sure by now: those whose estimate
+    /// has passed by a margin, and, if it is known, those that it waits for and those before them.
+    fn take_over(&mut self, next: Option<usize>) {
+        let awaited = next.into_iter().flat_map(|s| self.tasks.before.of(s)).map(|&b| b as usize);
         let awaited = awaited.filter(|&b| self.tasks.lane[b] == Lane::Comm).map(|b| self.place[b]).max();
         while let Some(c) = self.ended.front() {
             let late = (c.end - c.start).saturating_mul(MARGIN) / 100;

@@ -39,6 +39,11 @@ fn planned(body: &str) -> Plan {
     planned_with(vec![graph(body)], &PlanConfig::default())
 }
 
+/// The plan of a program with its steps in program order.
+fn planned_in_order(body: &str) -> Plan {
+    planned_with(vec![graph(body)], &PlanConfig { order: Order::Program, ..PlanConfig::default() })
+}
+
 fn planned_with(graphs: Vec<Graph>, config: &PlanConfig) -> Plan {
     let plan = try_plan(graphs, config).unwrap_or_else(|e| panic!("{e}"));
     let errors = check(&plan).err().unwrap_or_default();
@@ -179,8 +184,8 @@ fn rendezvous_through(variant: &str) -> String {
 fn what_the_library_writes_waits_for_the_whole_rendezvous() {
     // The library may write a piece of r1 as soon as one peer has come, while another still reads a0: the bytes
     // that a push may take are not free for it.
-    let pushed = planned(&rendezvous_through("push"));
-    let plain = planned(&rendezvous_through("plain"));
+    let pushed = planned_in_order(&rendezvous_through("push"));
+    let plain = planned_in_order(&rendezvous_through("plain"));
     let place = |p: &Plan, value: &str| match place_of(p, value).memory {
         Memory::Buffer(i) => (p.buckets[0].buffers[i].arena, p.buckets[0].buffers[i].offset),
         ref memory => panic!("%{value} lies in {memory:?}"),
@@ -222,7 +227,10 @@ fn rows(rows: &[usize]) -> String {
 #[test]
 fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     let body = rows(&[64, 64, 16, 16, 16]);
-    let with = |symm_limit| try_plan(vec![graph(&body)], &PlanConfig { symm_limit, ..PlanConfig::default() });
+    let with = |symm_limit| {
+        let config = PlanConfig { symm_limit, order: Order::Program, ..PlanConfig::default() };
+        try_plan(vec![graph(&body)], &config)
+    };
     let exits = |p: &Plan| -> Vec<(ExitBarrier, Option<u64>)> {
         p.buckets[0].steps.iter().filter_map(|s| Some((s.exit?, s.exit_bytes))).collect()
     };
@@ -414,7 +422,7 @@ fn operands_that_peers_cannot_read_in_one_run_are_copied() {
 
 #[test]
 fn an_operand_is_gathered_where_it_is_produced() {
-    let p = planned(
+    let p = planned_in_order(
         "arg %x: f32[4, 16]\n%n: f32[4, 16] = neg %x\n\
          %g: f32[16, 16] = all_gather %n group=@all via=push\n%e: f32[16, 16] = exp %g\n\
          %h: f32[4, 16] = relu %x\n%f: f32[8, 16] = all_gather %h group=@pairs via=plain\n\
@@ -665,7 +673,7 @@ const INDEPENDENT: &str = "arg %x: f32[64, 64]\nparam %w: f32[64, 64]\n\
 
 #[test]
 fn overlap_stays_within_the_budget() {
-    let p = planned(INDEPENDENT);
+    let p = planned_with(vec![graph(INDEPENDENT)], &PlanConfig { slack: 0.05, ..PlanConfig::default() });
     let order: Vec<&str> = p.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
     // One product beside the collective takes the place that a user of both would; two need a third more memory.
     assert_eq!(order, ["a", "r", "i", "u", "j", "z"]);
@@ -708,9 +716,9 @@ fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
     // Each product takes the bytes of the one before, and waits until that is scattered.
     let (lean, half, free) = (with(0.0), with(1.0), with(3.0));
     assert_eq!((bound(&lean), waits(&lean)), (1, 3usize), "{}", steps(&lean));
-    // With twice the memory the next product is made meanwhile; with four times nothing waits.
+    // With twice the memory the next product is made meanwhile; more would not make it faster, and is not taken.
     assert_eq!((bound(&half), waits(&half)), (2, 2), "{}", steps(&half));
-    assert_eq!((bound(&free), waits(&free)), (4, 0), "{}", steps(&free));
+    assert_eq!((bound(&free), waits(&free)), (2, 2), "{}", steps(&free));
 }
 
 #[test]
