@@ -293,7 +293,7 @@ fn start_coordinator(
         take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener))
     };
     parallel::spawn(work).map_err(|e| {
-        let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
+        let error = RunError::of_call("starting the thread that coordinates the ranks", "clone", e);
         let error = error.reported_by(place.rank);
         take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.config.limit, &error));
         error
@@ -365,14 +365,14 @@ fn await_welcome(
 
 /// The socket at which ranks meet; `None` if there is one already.
 fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>, RunError> {
-    let failed = |e: Errno| RunError::exhausted("opening the rendezvous point", &e.into());
-    let fd = seqpacket().map_err(failed)?;
+    let failed = |call| move |e: Errno| RunError::of_call("opening the rendezvous point", call, e);
+    let fd = seqpacket().map_err(failed("socket"))?;
     match bind(fd.as_raw_fd(), &place.address()?) {
         Err(Errno::EADDRINUSE) => return Ok(None),
-        bound => bound.map_err(failed)?,
+        bound => bound.map_err(failed("bind"))?,
     }
     let backlog = Backlog::new(place.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
-    listen(&fd, backlog).map_err(failed)?;
+    listen(&fd, backlog).map_err(failed("listen"))?;
     Ok(Some(fd))
 }
 
@@ -385,10 +385,10 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
     let address = place.address()?;
     let [mut pause, longest] = RETRY;
     loop {
-        let fd = seqpacket().map_err(|e| RunError::exhausted("opening a control socket", &e.into()))?;
+        let fd = seqpacket().map_err(|e| RunError::of_call("opening a control socket", "socket", e))?;
         bound_sending(&fd);
         match connect(fd.as_raw_fd(), &address) {
-            Ok(()) if same_user(&fd) => return Ok(Channel::new(fd, 0)),
+            Ok(()) if same_user(&fd)? => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
                     "the rendezvous point of {} belongs to another user",
@@ -403,7 +403,7 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(longest);
             }
-            Err(e) => return Err(RunError::system(format!("rank {} did not find rank 0", place.rank), e)),
+            Err(e) => return Err(RunError::of_call("connecting to rank 0", "connect", e)),
         }
     }
 }

@@ -202,8 +202,8 @@ impl HostSession {
         let spots = (0..bound.outputs.len()).map(|k| self.located(Port::Output(k)));
         let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
         let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
-        let memory =
-            RankMemory { ordinary: span(extent(&ordinary)), symmetric: span(self.arena()?), inputs, outputs };
+        let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
+        let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, sources: Vec::new(), outputs };
         let segments = self.ports.memories().cloned().chain([ordinary]).collect();
         let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
         Ok(Resolved { sized, memory, agrees, _segments: segments })
@@ -605,8 +605,8 @@ impl Queue {
                 }
             }
         };
-        let thread =
-            parallel::spawn(work).map_err(|e| RunError::exhausted("starting the thread of a session", &e))?;
+        let thread = parallel::spawn(work)
+            .map_err(|e| RunError::of_call("starting the thread of a session", "clone", e))?;
         Ok((sender, thread))
     }
 
