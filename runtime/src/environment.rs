@@ -13,8 +13,10 @@ use crate::error::RunError;
 enum Refusal {
     /// A limit is reached, or the system has no more.
     Exhausted,
-    /// Not permitted, or not offered.
+    /// Not permitted, or not offered by this kernel.
     Forbidden,
+    /// A file, device or program is not there.
+    Missing,
     /// Anything else.
     Other,
 }
@@ -41,14 +43,11 @@ impl Refusal {
                 | libc::EAFNOSUPPORT
                 | libc::EPROTONOSUPPORT
                 | libc::ESOCKTNOSUPPORT
-                | libc::EROFS
-                | libc::ENOENT
-                | libc::ENOTDIR
-                | libc::ENXIO
-                | libc::ENODEV
-                | libc::ENOEXEC
-                | libc::ELOOP,
+                | libc::EROFS,
             ) => Refusal::Forbidden,
+            Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV | libc::ENOEXEC | libc::ELOOP) => {
+                Refusal::Missing
+            }
             _ => Refusal::Other,
         }
     }
@@ -63,6 +62,9 @@ impl RunError {
                 RunError::Exhausted { what: format!("{what} ({call})"), error: error.to_string() }
             }
             Refusal::Forbidden => forbidden(&what, call, &error),
+            Refusal::Missing => {
+                RunError::Unsupported(format!("{what}: {call}: {error}: this machine or container lacks it"))
+            }
             Refusal::Other => RunError::System { what: format!("{what} ({call})"), error: error.to_string() },
         }
     }
@@ -72,7 +74,7 @@ impl RunError {
         let error = error.into();
         match Refusal::of(&error) {
             Refusal::Forbidden => forbidden(&format!("{what} of {bytes} bytes"), call, &error),
-            Refusal::Exhausted | Refusal::Other => {
+            Refusal::Exhausted | Refusal::Missing | Refusal::Other => {
                 RunError::Memory { what: what.into(), bytes, error: error.to_string() }
             }
         }
@@ -94,26 +96,36 @@ mod tests {
     /// message names the call.
     #[test]
     fn every_error_number_has_a_class_and_names_the_call() {
-        let mut forbidden = 0;
+        let (mut forbidden, mut missing) = (0, 0);
         for number in 1..134 {
             let error = || io::Error::from_raw_os_error(number);
-            let text = RunError::of_call("starting rank 3", "sendmsg", error()).to_string();
+            let of_call = RunError::of_call("starting rank 3", "sendmsg", error());
+            let of_memory = RunError::of_memory("an arena", 64, "mmap", error());
+            let text = of_call.to_string();
             assert!(text.contains("starting rank 3") && text.contains("sendmsg"), "{text}");
-            match RunError::of_call("starting rank 3", "sendmsg", error()) {
-                RunError::Unsupported(text) => {
-                    assert!(text.contains("Allow sendmsg"), "{text}");
-                    let of_memory = RunError::of_memory("an arena", 64, "mmap", error());
+            match Refusal::of(&error()) {
+                Refusal::Forbidden => {
+                    assert!(
+                        matches!(of_call, RunError::Unsupported(_)) && text.contains("Allow sendmsg"),
+                        "{text}"
+                    );
                     assert!(matches!(of_memory, RunError::Unsupported(_)), "{of_memory}");
                     forbidden += 1;
+                    continue;
                 }
-                RunError::Exhausted { .. } | RunError::System { .. } => {
-                    let of_memory = RunError::of_memory("an arena", 64, "mmap", error());
-                    assert!(matches!(of_memory, RunError::Memory { bytes: 64, .. }), "{of_memory}");
+                Refusal::Missing => {
+                    assert!(
+                        matches!(of_call, RunError::Unsupported(_)) && text.contains("lacks it"),
+                        "{text}"
+                    );
+                    missing += 1;
                 }
-                other => panic!("{other}"),
+                Refusal::Exhausted => assert!(matches!(of_call, RunError::Exhausted { .. }), "{text}"),
+                Refusal::Other => assert!(matches!(of_call, RunError::System { .. }), "{text}"),
             }
+            assert!(matches!(of_memory, RunError::Memory { bytes: 64, .. }), "{of_memory}");
         }
-        assert_eq!(forbidden, 14);
+        assert_eq!((forbidden, missing), (8, 6));
         // Arguments that the system cannot take are a fault of this program.
         for number in [libc::EINVAL, libc::EFAULT, libc::EBADF, libc::ENOTSOCK] {
             let error = RunError::of_call("it", "poll", io::Error::from_raw_os_error(number));

@@ -156,7 +156,7 @@ mod tests {
                 for is_first in [true, false] {
                     let (listener, join) = meeting();
                     let mut open = Vec::new();
-                    let mut stop = |open: &mut Vec<Channel>| {
+                    let stop = |open: &mut Vec<Channel>| {
                         if matches!(stops, BeforeConnecting) {
                             return;
                         }

@@ -271,9 +271,13 @@ fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<()
 /// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
 fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
     match coordinator {
-        // The coordinator sees an error of rank 0 only as the end of rank 0.
-        Err(verdict) if !matches!(verdict.cause(), RunError::DiedOutside { rank: 0, .. }) => verdict,
-        _ => own.reported_by(0),
+        // The coordinator sees an error of rank 0 only as the end or the absence of rank 0.
+        Err(verdict) => match verdict.cause() {
+            RunError::DiedOutside { rank: 0, .. } => own.reported_by(0),
+            RunError::Absent { ranks, .. } if ranks.contains(&0) => own.reported_by(0),
+            _ => verdict,
+        },
+        Ok(()) => own.reported_by(0),
     }
 }
 

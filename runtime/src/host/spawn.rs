@@ -89,7 +89,7 @@ impl RankProcess {
             Exec { program, pointers, _arguments: arguments, null, inherited, begun: begun_fd, launcher };
         // SAFETY: the child makes only system calls that are safe between fork and exec, and never returns.
         match unsafe { libc::fork() } {
-            -1 => Err(CallFailure::new("fork", io::Error::last_os_error())),
+            -1 => Err(CallFailure::new("clone", io::Error::last_os_error())),
             // SAFETY: this is the child, right after the fork.
             0 => unsafe { exec.run() },
             pid => Ok(RankProcess { pid, status: None, is_stopped: false, begun }),
@@ -177,6 +177,7 @@ impl Exec {
             let failed = if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 0
             } else if libc::getppid() != self.launcher {
+                *libc::__errno_location() = libc::ESRCH;
                 1
             } else if libc::dup2(self.null, 0) < 0 || libc::dup2(self.null, 1) < 0 {
                 2
