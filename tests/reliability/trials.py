@@ -104,7 +104,7 @@ class Bench:
             Form("run", left + ("launcher KILL", "pause"), "" if self.symmc.exists() else "no symmc"),
             Form("torchrun", left, "" if self.symmc.exists() else "no symmc"),
             Form("mpirun", left, "" if shutil.which("mpirun") and self.symmc.exists() else "no mpirun"),
-            Form("c", left + leaves + ("free",), self.compile()),
+            Form("c", left + leaves + ("free", "abort"), self.compile()),
             Form("python", left + leaves + ("raise", "raise_bare", "drop"), self.import_package()),
         ]
 
@@ -360,6 +360,7 @@ def main() -> int:
     parser.add_argument("--library", default=None)
     parser.add_argument("--python", default=None)
     parser.add_argument("--forms", default="run,torchrun,mpirun,c,python")
+    parser.add_argument("--no-skips", action="store_true", help="fail if a form cannot run here")
     options = parser.parse_args()
     random.seed(options.seed)
     bench = Bench(options)
@@ -369,6 +370,11 @@ def main() -> int:
     asked = options.forms.split(",")
     forms = [form for form in bench.forms if form.name in asked]
     failures = 0
+    if options.no_skips:
+        for form in forms:
+            if form.missing:
+                print(f"{form.name}: {form.missing}")
+                failures += 1
     for number in range(options.trials):
         form = forms[number % len(forms)]
         action = random.choice(form.actions)

@@ -238,9 +238,34 @@ fn system_calls_that_are_refused_are_named_with_a_remedy() {
     });
 }
 
+/// A file that the disk does not take is not put in the place of an older one.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {
+    const FSYNC: u32 = 74;
+    for (error, code) in [(libc_error::EIO, 2), (libc_error::ENOSYS, 0)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = common::write(folder.path(), "small.symm", SMALL.as_bytes());
+        let plan = common::write(folder.path(), "plan.json", b"older");
+        let mut command = Command::new("python3");
+        command.args(["-c", REFUSE, &FSYNC.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
+        let output = common::output(command.args(["plan", &program, "-o", &plan]));
+        if output.status.code() == Some(99) {
+            println!("skipped: the system has no filters of system calls");
+            return;
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        let is_kept = std::fs::read_to_string(&plan).expect("the file") == "older";
+        assert_eq!((is_kept, text.contains("plan.json")), (code == 2, code == 2), "{text}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "nothing else is left");
+    }
+}
+
 /// Error numbers of Linux.
 #[cfg(target_arch = "x86_64")]
 mod libc_error {
     pub const EPERM: i32 = 1;
+    pub const EIO: i32 = 5;
     pub const ENOSYS: i32 = 38;
 }

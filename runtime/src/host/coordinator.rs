@@ -18,7 +18,7 @@ use super::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
 use super::control::{Control, Progress};
 use super::culprit;
 use super::job::locate;
-use super::joining::{Answer, Coordinating, Fault, Order, Stage, Timeouts};
+use super::joining::{Answer, Coordinating, Fault, Order, Stage, Taken, Timeouts};
 use super::pulse::{ActiveClock, Observer, TICK};
 use super::terms::Term;
 use crate::error::RunError;
@@ -296,13 +296,13 @@ impl<'a> Coordinator<'a> {
     fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
         let now = self.clock.now();
         match self.joining.answer(rank as u32, answer, now) {
-            None => Err(self.unexpected(rank, &format!("{answer:?}"))),
-            Some(Some(Order::Compare)) => self.settle(now),
-            Some(Some(Order::Start)) => {
+            Taken::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
+            Taken::Complete(Order::Compare) => self.settle(now),
+            Taken::Complete(Order::Start) => {
                 self.members.iter_mut().for_each(|m| m.phase = Phase::Running);
                 self.tell(&ToRank::Start, now)
             }
-            Some(Some(Order::Welcome) | None) => Ok(()),
+            Taken::Complete(Order::Welcome) | Taken::Waiting => Ok(()),
         }
     }
 

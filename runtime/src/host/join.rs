@@ -203,6 +203,12 @@ impl Joined {
         }
     }
 
+    /// Rank 0 with a coordinator of a test.
+    #[cfg(test)]
+    pub fn with_coordinator(link: Link, coordinator: JoinHandle<Result<(), RunError>>) -> Joined {
+        Joined { link, coordinator: Some(coordinator) }
+    }
+
     /// The link to the coordinator.
     pub fn link(&self) -> &Link {
         &self.link

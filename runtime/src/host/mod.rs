@@ -74,7 +74,7 @@ pub use launchers::{Found, Launch};
 pub use membership::Membership;
 pub use memory::{Access, Segment, Zeros};
 pub use rank::rank_main;
-pub use seat::Seat;
+pub use seat::{Leaving, Seat};
 pub use session::HostSession;
 pub use terms::{Content, Term, TermValue};
 pub use threads::{run_threads, run_threads_timed};
