@@ -240,8 +240,11 @@ def disturb(bench: Bench, trial: Trial) -> bool:
     if trial.action.startswith("launcher"):
         return send(trial.processes[0].pid, trial.action.split()[1])
     if trial.action == "pause":
-        pids = bench.marked(trial)
-        [send(pid, "STOP") for pid in pids]
+        pids: set[int] = set()
+        # A launcher that is not stopped yet may start more ranks.
+        while more := set(bench.marked(trial)) - pids:
+            [send(pid, "STOP") for pid in more]
+            pids |= more
         time.sleep(trial.limit + 1.5)
         [send(pid, "CONT") for pid in pids]
         time.sleep(0.5 + bench.starting)

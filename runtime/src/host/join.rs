@@ -428,6 +428,19 @@ struct Gathered<'a> {
 }
 
 impl Gathered<'_> {
+    /// Sends the shared memory to all ranks.
+    fn welcome_all(&self, channels: &[Channel], world: &World) -> Result<(), RunError> {
+        let fds: Vec<_> = world.fds().into_iter().flatten().collect();
+        for (rank, channel) in (0..).zip(channels) {
+            let (ranks, groups) = (self.place.ranks, self.groups);
+            let (arena, first) = (world.arenas[0].len(), self.config.first);
+            let welcome = Welcome { rank, ranks, groups, arena, first, job: None, files: vec![] };
+            channel.send(&ToRank::Welcome(welcome))?;
+            channel.send_fds(&fds)?;
+        }
+        Ok(())
+    }
+
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, plan, groups, config, watched } = *self;
@@ -437,7 +450,8 @@ impl Gathered<'_> {
         drop(listener);
         let result = CallersPart::new(plan, config.callers)
             .and_then(|part| World::create(place.ranks, groups, part.end(), config.first));
-        let world = result.map_err(|error| {
+        let welcomed = result.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
+        let world = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);
             for channel in &channels {
                 // A rank that cannot be told is gone.
@@ -445,12 +459,6 @@ impl Gathered<'_> {
             }
             error
         })?;
-        for (rank, channel) in (0..).zip(&channels) {
-            let (ranks, arena, first) = (place.ranks, world.arenas[0].len(), config.first);
-            let welcome = Welcome { rank, ranks, groups, arena, first, job: None, files: vec![] };
-            channel.send(&ToRank::Welcome(welcome))?;
-            channel.send_fds(&world.fds().into_iter().flatten().collect::<Vec<_>>())?;
-        }
         let members = channels.into_iter().map(Member::new).collect();
         let mut coordinator = Coordinator {
             watched,
