@@ -307,11 +307,23 @@ def judge(bench: Bench, trial: Trial, ends: list[End | None]) -> str:
             bound += GATHERING
         if end.after > bound + bench.slack:
             return f"process {i} ended after {end.after:.1f} s, expected {bound} s and {bench.slack:.1f} s of slack"
-        if culprit(end) != trial.victim and not (trial.form == "run" and named_by_order(trial, end)):
+        if blamed(ends, i) != trial.victim and not (trial.form == "run" and named_by_order(trial, end)):
             return f"process {i} blames rank {culprit(end)}, expected {trial.victim}"
         if re.search(r"panicked|defect of symmc", end.text):
             return f"process {i} panicked"
     return ""
+
+
+def blamed(ends: list[End | None], process: int) -> int | None:
+    """The rank that a process blames in the end. Sessions follow each other: a rank that ended its session before the victim was
+    disturbed waits for the others in the next one, and rightly blames a rank that left because of the victim."""
+    end, rank = ends[process], culprit(ends[process])
+    for _ in ends:
+        following = ends[rank] if rank is not None and rank < len(ends) else None
+        if following is None or "did not join" not in end.text:
+            break
+        end, rank = following, culprit(following)
+    return rank
 
 
 def named_by_order(trial: Trial, end: End) -> bool:
