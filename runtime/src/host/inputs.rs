@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
-use symmc_ir::{Backing, Tensor};
+use symmc_ir::Backing;
 
 use super::job::EngineChoice;
 use super::memory::{Access, Segment};
@@ -77,20 +77,6 @@ impl InputSource for FilePart {
         // A change explains an error, and spoils what was read.
         expect_unchanged(&self.file, self.stamp)?;
         read.map_err(|e| RunError::Invalid(format!("{}: {e}", name(&self.file))))
-    }
-}
-
-/// A tensor of this process that lies in a file.
-#[derive(Debug)]
-pub(super) struct TensorPart(pub Arc<Tensor>);
-
-impl InputSource for TensorPart {
-    fn size(&self) -> usize {
-        self.0.data().len()
-    }
-
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
-        self.0.read(at, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use symmc_ir::{Part, Tensor};
 
 use super::comm::Comm;
-use super::inputs::TensorPart;
 use super::job::{EngineChoice, Needs, Slot};
 use super::memory::Segment;
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
@@ -48,6 +47,20 @@ pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>,
         end = next.ok_or_else(|| RunError::system("laying out tensors", "their size overflows"))?;
     }
     Ok((starts, end))
+}
+
+/// A tensor of this process that lies in a file.
+#[derive(Debug)]
+struct TensorPart(Arc<Tensor>);
+
+impl InputSource for TensorPart {
+    fn size(&self) -> usize {
+        self.0.data().len()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        self.0.read(at, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
+    }
 }
 
 /// The memory of a rank whose inputs are tensors of this process.
