@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the package, checks its types, installs it into a fresh environment and runs its tests. Those of torch.compile run
-# where PyTorch is installed, those of models where transformers is as well; PYTHON names the interpreter that may have them.
+# where PyTorch is installed, those of models where transformers is as well; ends with the reliability trials of ranks in
+# Python. PYTHON names the interpreter that may have them.
 # PROFILE names a profile of cargo other than release: `dev` takes what `cargo test` has built of its dependencies.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -24,6 +25,7 @@ fi
 # From elsewhere, so that the installed package is what runs.
 tests=$PWD/tests
 example=$PWD/../../examples/python/two_ranks.py
+trials=$PWD/../../tests/reliability/trials.py
 cd "$folder"
 if "$folder/env/bin/python" -c 'import torch' 2>/dev/null; then
   echo "with PyTorch $("$folder/env/bin/python" -c 'import torch; print(torch.__version__)')"
@@ -33,3 +35,5 @@ else
 fi
 "$folder/env/bin/python" -W ignore -m unittest discover -s "$tests"
 "$folder/env/bin/symmc" --version
+echo "kills, stops and drops of ranks in Python"
+"$trials" --forms python --no-skips --trials 10 --limit 2 --symmc "$folder/env/bin/symmc" --python "$folder/env/bin/python"

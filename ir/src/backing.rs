@@ -22,7 +22,7 @@ pub trait Backing: Send + Sync {
         self.bytes().len()
     }
 
-    /// The file whose whole contents they are, for who wants to map it as well.
+    /// The file whose whole contents they are, for other processes that read it as well.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -84,7 +84,17 @@ impl Part {
     /// # Errors
     /// As [`Backing::read`].
     pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
-        self.backing.read(self.range.start, into)
+        self.read_from(0, into)
+    }
+
+    /// Copies the bytes from `at` on, as many as `into` takes.
+    ///
+    /// # Errors
+    /// The part has fewer, or as [`Backing::read`].
+    pub fn read_from(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+        let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.range.len());
+        let start = self.range.start.checked_add(at).filter(|_| is_within);
+        self.backing.read(start.ok_or(io::ErrorKind::UnexpectedEof)?, into)
     }
 
     /// Whether others can change the bytes.

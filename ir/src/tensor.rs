@@ -80,6 +80,22 @@ impl Tensor {
             Data::Shared(part) => Some(part),
         }
     }
+    /// Copies the bytes from `at` on, as many as `into` takes. In contrast to [`data`](Self::data), a file that another process
+    /// shortened is an error.
+    ///
+    /// # Errors
+    /// There are fewer, or as [`Part::read`].
+    pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+        match &self.data {
+            Data::Shared(part) => part.read_from(at, into),
+            Data::Own(bytes) => {
+                let end = at.checked_add(into.len());
+                let found = end.and_then(|end| bytes.get(at..end));
+                into.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+        }
+    }
     /// This tensor in memory that nobody else changes: a copy, where it lies in a file.
     ///
     /// # Errors

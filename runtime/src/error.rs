@@ -291,7 +291,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The error of a system call.
+    /// Something that failed without an error number; system calls have [`RunError::of_call`].
     pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         RunError::System { what: what.into(), error: error.to_string() }
     }
@@ -300,20 +300,6 @@ impl RunError {
     pub(crate) fn closed(rank: u32, runs: u64) -> Self {
         let count = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
         RunError::Left { rank, how: format!("closed its session after {count}") }
-    }
-
-    /// The error of a thread, a process or a descriptor that could not be had.
-    pub(crate) fn exhausted(what: impl Into<String>, error: &std::io::Error) -> Self {
-        let what = what.into();
-        match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EMFILE | libc::ENFILE | libc::ENOMEM) => {
-                RunError::Exhausted { what, error: error.to_string() }
-            }
-            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => RunError::Unsupported(format!(
-                "{what}: {error}: this machine or container does not allow it (seccomp, AppArmor, permissions)"
-            )),
-            _ => RunError::system(what, error),
-        }
     }
 
     /// The rank at fault: that failed, died, stopped, left, did not come, or differs from the others. Unknown where the run

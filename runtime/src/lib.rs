@@ -7,6 +7,7 @@
 
 pub mod call;
 pub mod custom;
+mod environment;
 pub mod error;
 pub mod exec;
 pub mod host;

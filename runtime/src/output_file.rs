@@ -2,7 +2,8 @@
 //!
 //! The bytes go to a new file with a random name in the folder of the destination (`create_new`, so no link and no file of
 //! another user is ever opened), which is then renamed. A symbolic link at the destination is replaced, as compilers and
-//! linkers do, and its target stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) takes the bytes as
+//! linkers do, and its target stays as it is. The bytes are on the disk before the rename, so that also after a crash of the
+//! machine the file is whole or the older one. A device, a pipe or a descriptor (`/dev/stdout`) takes the bytes as
 //! they come.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -106,12 +107,28 @@ impl PendingFile {
         self.file.as_file_mut()
     }
 
-    /// Renames the file to its destination, replacing an existing file.
+    /// Has the bytes written to the disk, then renames the file to its destination, replacing an existing file.
     ///
     /// # Errors
-    /// The file cannot be renamed.
+    /// The bytes cannot be written, or the file cannot be renamed.
     pub fn commit(self) -> io::Result<()> {
-        self.file.persist(&self.destination).map(drop).map_err(|error| error.error)
+        sync(self.file.as_file())?;
+        self.file.persist(&self.destination).map(drop).map_err(|error| error.error)?;
+        // The rename itself may be lost in a crash of the machine, with which the older file is back.
+        let _ = File::open(folder_of(&self.destination)).and_then(|folder| folder.sync_all());
+        Ok(())
+    }
+}
+
+/// Has the contents of a file written to the disk, where the file system can do that.
+fn sync(file: &File) -> io::Result<()> {
+    match file.sync_all() {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)) =>
+        {
+            Ok(())
+        }
+        synced => synced,
     }
 }
 

@@ -1,7 +1,7 @@
 /* One rank of the trials: opens a session again and again, runs it, and leaves as it is told.
  *
- * Usage: ranks LIMIT_MS ACTION AT. After AT runs this rank does ACTION: `free` (without a close), `exit` (of the process),
- * `close` (in order), or `none`. An error is printed as one line: culprit, reporter, text.
+ * Usage: ranks LIMIT_MS ACTION AT. After AT runs this rank does ACTION: `free` (without a close), `abort`, `exit` (of the
+ * process), `close` (in order), or `none`. An error is printed as one line: culprit, reporter, text.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +41,7 @@ int main(int count, char **arguments) {
             if (run == at && strcmp(action, "none") != 0) {
                 printf("LEAVES\n");
                 if (strcmp(action, "free") == 0) symmc_session_free(session);
+                if (strcmp(action, "abort") == 0) must(symmc_session_abort(session, "the trial"));
                 if (strcmp(action, "close") == 0) must(symmc_session_close(session));
                 return strcmp(action, "exit") == 0 ? 7 : 0;
             }

@@ -364,8 +364,10 @@ symmc_status symmc_plan_get_memory(
     symmc_session_memory *memory);
 
 /* Opens the session of the group's rank; returns when all ranks have opened theirs, of the same plan. `options` may be NULL,
- * for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`
- * or `symmc_session_free`. */
+ * for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`,
+ * `symmc_session_abort` or `symmc_session_free`. Where an argument is wrong, such as a plan that is NULL, the call fails on all
+ * ranks with an error that names this one, and the next session is opened together again. A group that is NULL reaches no
+ * other rank. */
 symmc_status symmc_session_open(
     const symmc_plan *plan,
     const symmc_group *group,
@@ -454,8 +456,13 @@ symmc_status symmc_session_resume(symmc_session *session);
  * from the one that opened it this is an error, and the session of the parent is not affected. */
 symmc_status symmc_session_close(symmc_session *session);
 
-/* Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close: other ranks finish the
- * runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
+/* Ends and frees the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank
+ * and the reason. `reason` may be NULL. In a process that was forked from the one that opened it this is an error, and the
+ * session of the parent is not affected. */
+symmc_status symmc_session_abort(symmc_session *session, const char *reason);
+
+/* Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close, but waits for other ranks for
+ * half a second at most: other ranks finish the runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
  * sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
  * the session of the parent is not affected. NULL is ignored. */
 void symmc_session_free(symmc_session *session);

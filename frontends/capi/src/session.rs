@@ -1,13 +1,12 @@
 //! Sessions: one rank of a plan that stays.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Duration;
 
+use symmc::unstable::runtime::RunError;
 use symmc::{Error, Session, SessionConfig, Taken};
 
-use crate::error::{
-    free, give, give_bytes, guard, handle, handle_mut, make, refused, slice, symmc_status, text,
-};
+use crate::error::{free, give, give_bytes, guard, handle, handle_mut, refused, slice, symmc_status, text};
 use crate::group::symmc_group;
 use crate::options::symmc_session_options;
 use crate::plan::symmc_plan;
@@ -102,8 +101,10 @@ pub unsafe extern "C" fn symmc_plan_get_memory(
 }
 
 /// Opens the session of the group's rank; returns when all ranks have opened theirs, of the same plan. `options` may be NULL,
-/// for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`
-/// or `symmc_session_free`.
+/// for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`,
+/// `symmc_session_abort` or `symmc_session_free`. Where an argument is wrong, such as a plan that is NULL, the call fails on all
+/// ranks with an error that names this one, and the next session is opened together again. A group that is NULL reaches no
+/// other rank.
 ///
 /// # Safety
 /// `plan` is a plan, `group` a place that no other thread uses, `options` are options or NULL.
@@ -114,15 +115,26 @@ pub unsafe extern "C" fn symmc_session_open(
     options: *const symmc_session_options,
     out: *mut *mut symmc_session,
 ) -> symmc_status {
-    let open = || {
+    guard(|| {
         // SAFETY: by the caller.
-        let (plan, group) = unsafe { (handle(plan, "plan")?, handle(group, "group")?) };
+        let group = unsafe { handle(group, "group") }?;
+        let arguments = || {
+            // SAFETY: by the caller.
+            unsafe { give(out, std::ptr::null_mut()) }?;
+            // SAFETY: by the caller.
+            unsafe { Ok((handle(plan, "plan")?, config(options)?)) }
+        };
+        let (plan, config) = arguments().map_err(|error: Error| declined(group, &error))?;
+        let session = Session::open(&plan.plan, &group.0, &config)?;
+        let made = Box::into_raw(Box::new(symmc_session { session, described: None }));
         // SAFETY: by the caller.
-        let config = unsafe { config(options) }?;
-        Ok(symmc_session { session: Session::open(&plan.plan, &group.0, &config)?, described: None })
-    };
-    // SAFETY: by the caller.
-    unsafe { make(out, open) }
+        unsafe { give(out, made) }
+    })
+}
+
+/// Notifies the other ranks of a group that this one does not open a session, and why; the error as all ranks get it.
+fn declined(group: &symmc_group, error: &Error) -> Error {
+    group.0.decline(RunError::Invalid(error.to_string())).into()
 }
 
 /// The rank of a session; 0 for NULL.
@@ -479,8 +491,34 @@ pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> sym
     })
 }
 
-/// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close: other ranks finish the
-/// runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
+/// Ends and frees the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank
+/// and the reason. `reason` may be NULL. In a process that was forked from the one that opened it this is an error, and the
+/// session of the parent is not affected.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, and none does from now on. `reason` is a text or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_abort(
+    session: *mut symmc_session,
+    reason: *const c_char,
+) -> symmc_status {
+    guard(|| {
+        if session.is_null() {
+            return Err(refused("the handle of the session is NULL"));
+        }
+        // SAFETY: by the caller.
+        let session = unsafe { Box::from_raw(session) };
+        let reason = match reason.is_null() {
+            true => "no reason was given".into(),
+            // SAFETY: by the caller. A text that is not UTF-8 ends the session as well.
+            false => unsafe { CStr::from_ptr(reason) }.to_string_lossy(),
+        };
+        session.session.abort(&reason)
+    })
+}
+
+/// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close, but waits for other ranks for
+/// half a second at most: other ranks finish the runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
 /// sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
 /// the session of the parent is not affected. NULL is ignored.
 ///

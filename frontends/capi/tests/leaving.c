@@ -1,4 +1,4 @@
-/* A rank that frees its session without closing it ends that of its peer at once; a forked child that frees, closes or runs its
+/* A rank that frees its session without closing it, aborts it or opens it with wrong arguments ends that of its peer at once; a forked child that frees, closes or runs its
  * copy does nothing to the session of its parent. Ranks are threads.
  */
 #define _DEFAULT_SOURCE
@@ -52,6 +52,56 @@ static void *leave(void *argument) {
         exit(1);
     }
     expect(symmc_session_close(session) == SYMMC_ERROR_PEER);
+    return NULL;
+}
+
+/* Each rank in turn aborts its session between two runs, and during a run of its peer. */
+static void *abort_session(void *argument) {
+    const place *self = (const place *)argument;
+    float x[8] = {1}, y[8];
+    expect(symmc_session_abort(NULL, "nothing") == SYMMC_ERROR_INPUT);
+    for (int turn = 0; turn < 4; turn++) {
+        int victim = turn % 2;
+        const char *reason = turn < 2 ? "the scheduler gave up" : NULL;
+        const char *said = reason ? reason : "no reason was given";
+        symmc_session *session = opened(self, x, y);
+        if (self->rank == victim) {
+            must(symmc_session_abort(session, reason));
+        } else {
+            expect(symmc_session_run(session) == SYMMC_ERROR_PEER);
+            expect(symmc_last_error_culprit() == victim);
+            expect(strstr(symmc_last_error(), "aborted its session") != NULL);
+            if (strstr(symmc_last_error(), said) == NULL) {
+                fprintf(stderr, "%s\n", symmc_last_error());
+                exit(1);
+            }
+            symmc_session_free(session);
+        }
+    }
+    return NULL;
+}
+
+/* Each rank in turn opens a session with a wrong argument: all ranks learn which rank and why, and the next one opens. */
+static void *open_wrongly(void *argument) {
+    const place *self = (const place *)argument;
+    float x[8] = {1}, y[8];
+    for (int turn = 0; turn < 4; turn++) {
+        int victim = turn % 2, is_mine = self->rank == victim;
+        const char *said = turn < 2 ? "the handle of the plan is NULL" : "the pointer to the result is NULL";
+        symmc_session *session = NULL, **out = turn >= 2 && is_mine ? NULL : &session;
+        symmc_session_options *options;
+        must(symmc_session_options_create(&options));
+        must(symmc_session_options_set_limit(options, LIMIT_MS));
+        symmc_plan *plan = turn < 2 && is_mine ? NULL : self->plan;
+        expect(symmc_session_open(plan, self->group, options, out) == SYMMC_ERROR_INPUT && session == NULL);
+        expect(symmc_last_error_culprit() == victim);
+        if (strstr(symmc_last_error(), said) == NULL) {
+            fprintf(stderr, "%s\n", symmc_last_error());
+            exit(1);
+        }
+        symmc_session_options_free(options);
+        must(symmc_session_close(opened(self, x, y)));
+    }
     return NULL;
 }
 
@@ -126,6 +176,8 @@ int main(void) {
     must(symmc_program_from_text(SUM, &program));
     must(symmc_compile(program, NULL, &plan));
     on_two_threads(plan, leave);
+    on_two_threads(plan, abort_session);
+    on_two_threads(plan, open_wrongly);
     on_two_threads(plan, fork_children);
     symmc_plan_free(plan);
     symmc_program_free(program);

@@ -257,6 +257,10 @@ fn options_that_contradict_or_do_nothing() {
     says("run megatron_tp4_f32.pt2 --gpus 0,1,2,3", &["--gpus", "--backend cuda"]);
     says("run megatron_tp4_f32.pt2 --products heuristic", &["--products", "--backend cuda"]);
     says("run megatron_tp4_f32.pt2 --profile-trace t.json", &["--profile-trace", "--backend cuda"]);
+    let two = "run megatron_tp4_f32.pt2 --backend cuda --output one --profile-trace ./one";
+    says(two, &["one", "two outputs"]);
+    says("tune --ranks 2 -o no/such/folder/x.json", &["x.json", "no folder"]);
+    says("tune --ranks 2 -o .", &["directory"]);
     says("bench collectives --ranks 2 --dtype q4", &["q4", "bf16"]);
     says("run megatron_tp4_f32.pt2 --atol nan", &["nan"]);
     says("run megatron_tp4_f32.pt2 --rtol -1", &["-1"]);

@@ -1,5 +1,5 @@
-//! Limits of the system: few threads, little memory, few open files, small files. The command goes on with fewer threads, or ends with
-//! an error and exit code 2; it never panics, aborts or hangs.
+//! Limits of the system: few threads, little memory, few open files, small files, system calls that a container refuses. The
+//! command goes on with fewer threads, or ends with an error and exit code 2; it never panics, aborts or hangs.
 
 mod common;
 
@@ -116,4 +116,156 @@ fn a_plan_that_cannot_be_written_leaves_what_was_there() {
     assert_eq!(limited("true", &line).status.code(), Some(0));
     assert_eq!(left(), ["plan.json"]);
     assert!(std::fs::read_to_string(&file).expect("the file").contains("\"version\""));
+}
+
+/// Runs a command while the system refuses one system call: its number, the number of the error, the command line. Exit code
+/// 99 says that the system has no such filters.
+#[cfg(target_arch = "x86_64")]
+const REFUSE: &str = r#"
+import ctypes, os, struct, sys
+number, error, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | error), (0x06, 0, 0, 0x7FFF0000)]
+code = b"".join(struct.pack("HBBI", *step) for step in steps)
+code = ctypes.create_string_buffer(code, len(code))
+libc = ctypes.CDLL(None)
+wanted = Filter(len(steps), ctypes.addressof(code))
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(wanted), 0, 0):
+    sys.exit(99)
+os.execv(command[0], command)
+"#;
+
+/// A program of two ranks that exchange something.
+#[cfg(target_arch = "x86_64")]
+const SMALL: &str = "program \"small\" ranks 2\ngroup @g world\narg %x: f32[8]\n\
+    %y: f32[8] = all_reduce %x op=sum group=@g\nreturn %y\n";
+
+/// Processes of one run while a system call is refused; one process starts all ranks, or each joins by the environment.
+#[cfg(target_arch = "x86_64")]
+fn refused(call: u32, error: i32, ranks: &[&str], port: u32) -> Vec<Output> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = common::write(folder.path(), "small.symm", SMALL.as_bytes());
+    let start = |rank: &&str| {
+        let mut command = Command::new("python3");
+        command.args(["-c", REFUSE, &call.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
+        command.args(["run", &file, "--seed", "1", "--compare", "none", "--timeout", "5"]);
+        if !rank.is_empty() {
+            command.envs([("RANK", *rank), ("LOCAL_RANK", *rank), ("WORLD_SIZE", "2")]);
+            command.envs([("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")]);
+            command.env("MASTER_PORT", port.to_string());
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("python3 starts")
+    };
+    let started: Vec<_> = ranks.iter().map(start).collect();
+    started.into_iter().map(|child| child.wait_with_output().expect("it ends")).collect()
+}
+
+/// Calls of a launcher and its ranks.
+#[cfg(target_arch = "x86_64")]
+const LAUNCHING: [(u32, &str); 14] = [
+    (157, "prctl"),
+    (319, "memfd_create"),
+    (77, "ftruncate"),
+    (53, "socketpair"),
+    (46, "sendmsg"),
+    (47, "recvmsg"),
+    (54, "setsockopt"),
+    (55, "getsockopt"),
+    (293, "pipe2"),
+    (33, "dup2"),
+    (56, "clone"),
+    (72, "fcntl"),
+    (28, "madvise"),
+    (203, "sched_setaffinity"),
+];
+
+/// Calls of ranks that meet.
+#[cfg(target_arch = "x86_64")]
+const JOINING: [(u32, &str); 9] = [
+    (41, "socket"),
+    (49, "bind"),
+    (50, "listen"),
+    (288, "accept4"),
+    (42, "connect"),
+    (46, "sendmsg"),
+    (47, "recvmsg"),
+    (55, "getsockopt"),
+    (319, "memfd_create"),
+];
+
+/// Refuses a call; whether a process ended with exit code 2. `None` without filters of system calls.
+#[cfg(target_arch = "x86_64")]
+fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<bool> {
+    let outputs = refused(call, error, ranks, 4000 + call);
+    let codes: Vec<_> = outputs.iter().map(|output| output.status.code()).collect();
+    if codes.contains(&Some(99)) {
+        return None;
+    }
+    for output in &outputs {
+        let (code, text) = (output.status.code(), String::from_utf8_lossy(&output.stderr));
+        // A rank that rank 0 could not even reach with its error sees that rank 0 is not there.
+        let blames_rank_0 = text.contains("rank 0") && ranks.len() > 1 && codes.contains(&Some(2));
+        let is_right = matches!(code, Some(0 | 2)) || (code == Some(1) && blames_rank_0);
+        assert!(is_right && !text.contains("panicked"), "{name} by {ranks:?}: {code:?}\n{text}");
+        let names_call = text.contains(&format!("Allow {name}"));
+        assert!(code != Some(2) || names_call, "{name} by {ranks:?}\n{text}");
+    }
+    Some(codes.contains(&Some(2)))
+}
+
+/// Every system call by which ranks start, meet and share memory, with errors of containers: the command does without it, or
+/// ends with exit code 2 and a text that names the call and the remedy.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn system_calls_that_are_refused_are_named_with_a_remedy() {
+    const UNNEEDED: [&str; 3] = ["setsockopt", "madvise", "sched_setaffinity"];
+    let launching = LAUNCHING.iter().map(|call| (*call, libc_error::EPERM, &[""][..]));
+    let joining = JOINING.iter().map(|call| (*call, libc_error::ENOSYS, &["0", "1"][..]));
+    let cases: Vec<_> = launching.chain(joining).collect();
+    std::thread::scope(|scope| {
+        for part in cases.chunks(6) {
+            scope.spawn(move || {
+                for &(call, error, ranks) in part {
+                    match is_named(call, error, ranks) {
+                        Some(named) => assert_ne!(named, UNNEEDED.contains(&call.1), "{call:?} by {ranks:?}"),
+                        None => println!("skipped: the system has no filters of system calls"),
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A file that the disk does not take is not put in the place of an older one.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {
+    const FSYNC: u32 = 74;
+    for (error, code) in [(libc_error::EIO, 2), (libc_error::ENOSYS, 0)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = common::write(folder.path(), "small.symm", SMALL.as_bytes());
+        let plan = common::write(folder.path(), "plan.json", b"older");
+        let mut command = Command::new("python3");
+        command.args(["-c", REFUSE, &FSYNC.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
+        let output = common::output(command.args(["plan", &program, "-o", &plan]));
+        if output.status.code() == Some(99) {
+            println!("skipped: the system has no filters of system calls");
+            return;
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        let is_kept = std::fs::read_to_string(&plan).expect("the file") == "older";
+        assert_eq!((is_kept, text.contains("plan.json")), (code == 2, code == 2), "{text}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "nothing else is left");
+    }
+}
+
+/// Error numbers of Linux.
+#[cfg(target_arch = "x86_64")]
+mod libc_error {
+    pub const EPERM: i32 = 1;
+    pub const EIO: i32 = 5;
+    pub const ENOSYS: i32 = 38;
 }

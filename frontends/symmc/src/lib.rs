@@ -116,7 +116,9 @@ pub use symmc_planner::Order;
 
 // Runs.
 pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
-pub use outputs::{check_output, refuse_overwrite, write_file, write_outputs};
+pub use outputs::{
+    check_file, check_output, refuse_overwrite, refuse_same_output, write_file, write_outputs,
+};
 pub use recorded::Expected;
 pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed, run_with_noise};
 #[cfg(feature = "cuda")]

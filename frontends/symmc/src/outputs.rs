@@ -33,7 +33,6 @@ pub fn write_outputs(
     let write = || {
         let mut pending = PendingFile::create(path)?;
         write_tensors(pending.file(), &header, &tensors)?;
-        pending.file().sync_all()?;
         pending.commit()
     };
     write().map_err(|e| Error::io(path, e))
@@ -87,6 +86,17 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// It is a folder, a device, a pipe or a socket, or no file can be created in its folder.
 pub fn check_output(path: &Path) -> Result<(), Error> {
     refuse_streams(path)?;
+    check_file(path)
+}
+
+/// Checks before any work that [`write_file`] can write to `path`, without changing an existing file.
+///
+/// # Errors
+/// It is a folder, or no file can be created in its folder.
+pub fn check_file(path: &Path) -> Result<(), Error> {
+    if matches!(Destination::at(path), Ok(Destination::Stream)) {
+        return Ok(());
+    }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         return Err(Error::format(path, format!("there is no folder {}", folder.display())));
@@ -114,6 +124,36 @@ pub fn refuse_overwrite<'p>(path: &Path, inputs: impl IntoIterator<Item = &'p Pa
             ),
         )),
     }
+}
+
+/// Refuses two outputs of one command that would be written to the same file, under any of its names.
+///
+/// # Errors
+/// Two of `outputs` lead to the same place. `-` and streams such as `/dev/stdout` can be shared.
+pub fn refuse_same_output(outputs: &[&Path]) -> Result<(), Error> {
+    for (index, path) in outputs.iter().enumerate() {
+        let is_file = matches!(Destination::at(path), Ok(Destination::File));
+        if let Some(other) = outputs[..index].iter().find(|other| is_file && is_same_place(path, other)) {
+            return Err(Error::format(
+                path,
+                format!(
+                    "two outputs of this command go to this file (also {}); expected two names",
+                    other.display()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether two paths name the same entry of the same folder, or lead to the same file.
+fn is_same_place(path: &Path, other: &Path) -> bool {
+    let entry = |path: &Path| {
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some((folder.canonicalize().ok()?, path.file_name()?.to_os_string()))
+    };
+    let is_same_entry = path == other || entry(path).is_some_and(|found| entry(other) == Some(found));
+    is_same_entry || FileId::of(path).is_some_and(|file| FileId::of(other) == Some(file))
 }
 
 /// Refuses a path that is not a regular file.

@@ -98,3 +98,33 @@ fn a_file_that_is_read_is_not_overwritten_by_any_of_its_names() {
         symmc::refuse_overwrite(&at(output), &inputs).expect("it is not read");
     }
 }
+
+#[test]
+fn two_outputs_to_one_file_are_refused_by_all_its_names() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("there"), "x").expect("written");
+    std::fs::create_dir(at("folder")).expect("a folder");
+    symlink("there", at("link")).expect("a link");
+    symlink("folder", at("other folder")).expect("a link");
+    std::fs::hard_link(at("there"), at("hard")).expect("a link");
+    for (first, second) in [
+        ("there", "there"),
+        ("there", "./there"),
+        ("there", "folder/../there"),
+        ("there", "link"),
+        ("hard", "there"),
+        ("new", "new"),
+        ("new", "./new"),
+        ("folder/new", "other folder/new"),
+        ("no/folder", "no/folder"),
+    ] {
+        let error =
+            symmc::refuse_same_output(&[&at("third"), &at(first), &at(second)]).expect_err("it is one file");
+        assert!(error.is_bad_input() && error.to_string().contains(first), "{error}");
+    }
+    let stdout = std::path::Path::new("/dev/stdout");
+    symmc::refuse_same_output(&[&at("there"), &at("new"), &at("folder/new"), &at("no/new")])
+        .expect("four files");
+    symmc::refuse_same_output(&[stdout, stdout]).expect("both go to the terminal");
+}

@@ -10,13 +10,13 @@
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Channel, accept, same_user, secret};
+use symmc_runtime::host::{Channel, collect_descriptors, secret};
 
 use crate::driver::{CallersContext, Device};
 use crate::error::{CudaError, checked};
@@ -252,41 +252,29 @@ impl Drop for Mapping {
 
 /// Gives every peer a descriptor, and gets one of each; `None` at this rank's own place.
 fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>, CudaError> {
-    let failed = |what: &str, e: nix::Error| CudaError::Run(RunError::system(what, e));
+    let failed =
+        |call: &str, e: nix::Error| CudaError::Run(RunError::of_call("passing the symmetric arena", call, e));
     let me = exchange.rank();
     let open = || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
     let name = format!("{:032x}", u128::from_le_bytes(secret()?)).into_bytes();
-    let listener = open().map_err(|e| failed("opening a socket for the arena", e))?;
-    let address =
-        |name: &[u8]| UnixAddr::new_abstract(name).map_err(|e| failed("naming a socket for the arena", e));
-    bind(listener.as_raw_fd(), &address(&name)?).map_err(|e| failed("binding a socket for the arena", e))?;
+    let listener = open().map_err(|e| failed("socket", e))?;
+    let address = |name: &[u8]| UnixAddr::new_abstract(name).map_err(|e| failed("bind", e));
+    bind(listener.as_raw_fd(), &address(&name)?).map_err(|e| failed("bind", e))?;
     let backlog = Backlog::new(exchange.ranks().min(1024) as i32).unwrap_or(Backlog::MAXCONN);
-    listen(&listener, backlog).map_err(|e| failed("listening for arenas", e))?;
+    listen(&listener, backlog).map_err(|e| failed("listen", e))?;
     let names = exchange.all_gather(&name)?;
-    let mut out: Vec<Option<OwnedFd>> = names.iter().map(|_| None).collect();
+    let peers: Vec<u32> = (0..exchange.ranks()).filter(|rank| *rank != me).collect();
     for (rank, name) in (0..).zip(&names).filter(|(rank, _)| *rank != me) {
-        let fd = open().map_err(|e| failed("opening a socket for the arena", e))?;
-        connect(fd.as_raw_fd(), &address(name)?)
-            .map_err(|e| failed(&format!("passing the arena to rank {rank}"), e))?;
+        let fd = open().map_err(|e| failed("socket", e))?;
+        connect(fd.as_raw_fd(), &address(name)?).map_err(|e| failed("connect", e))?;
         let channel = Channel::new(fd, rank);
         channel.send(&me)?;
         channel.send_fds(&[mine.as_fd()])?;
     }
-    let until = Instant::now() + PASSING;
-    while let Some(missing) = (0..out.len()).find(|&r| r != me as usize && out[r].is_none()) {
-        let fd = accept(&listener, until)?.ok_or_else(|| {
-            let at = "before passing its symmetric arena".into();
-            RunError::Stuck { rank: missing as u32, at, limit_ms: PASSING.as_millis() as u64 }
-        })?;
-        if !same_user(&fd) {
-            continue;
-        }
-        let channel = Channel::new(fd, missing as u32);
-        let Some(rank) = channel.receive::<u32>(Some(until))? else { continue };
-        let mut fds = channel.receive_fds(1, until)?;
-        if let Some(place) = out.get_mut(rank as usize) {
-            *place = fds.pop();
-        }
+    let found = collect_descriptors(&listener, &peers, "its symmetric arena", PASSING)?;
+    let mut out: Vec<Option<OwnedFd>> = names.iter().map(|_| None).collect();
+    for (rank, fd) in peers.into_iter().zip(found) {
+        out[rank as usize] = Some(fd);
     }
     // Nobody leaves before all have what they need.
     exchange.all_gather(&[0])?;

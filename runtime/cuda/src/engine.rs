@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
 use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{RankMemory, Span};
+use symmc_runtime::exec::RankMemory;
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 use symmc_runtime::session::{DeviceSession, Port};
 
@@ -186,7 +186,7 @@ impl JobRun<'_> {
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         // SAFETY: the caller's promise.
-        let data = |i: usize| unsafe { Some((i, bytes(memory.inputs.get(i)?)?)) };
+        let data = |i: usize| unsafe { Some((i, memory.input(i)?)) };
         self.session.write_all((0..memory.inputs.len()).filter_map(data))?;
         let once = self.session.record_runs(1)?;
         let again = self.written_again()?;
@@ -269,13 +269,4 @@ fn answer(value: &impl Serialize, memory: &RankMemory) -> Result<(), RunError> {
         room.ptr.add(text.len()).write(0);
     }
     Ok(())
-}
-
-/// The bytes of a span; `None` when it has no memory.
-///
-/// # Safety
-/// The memory is valid and nobody writes it while the slice lives.
-unsafe fn bytes(span: &Span) -> Option<&[u8]> {
-    // SAFETY: by the caller.
-    (!span.ptr.is_null()).then(|| unsafe { std::slice::from_raw_parts(span.ptr, span.len) })
 }

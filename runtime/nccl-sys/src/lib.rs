@@ -14,6 +14,7 @@
 //! Deliberately not here: streams and devices (the current CUDA device is the caller's matter), the device-side
 //! API, whose structs change size with every release, and shared ownership of communicators.
 
+mod acl;
 mod config;
 mod error;
 mod functions;

@@ -3,7 +3,7 @@
 //!
 //! All folders and symbolic links of a path are checked, because a user that can write a folder can replace its entries. In a
 //! folder with the sticky bit, such as `/tmp`, only their owners can replace entries. Write permission of a group is ignored
-//! if the group has no other members.
+//! if the group has no other members. Permissions are those of the mode and of access control lists.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -14,6 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::{Gid, Group, Uid, User, geteuid};
+
+use crate::acl::{self, AclKind, Writer};
 
 /// The most symbolic links that are followed on the way to one path, as the kernel's limit.
 const MAX_LINKS: usize = 40;
@@ -38,6 +40,10 @@ pub enum Distrust {
     Owner(u32),
     /// Others can write it; its mode.
     Writable(u32),
+    /// An access control list lets others write it; who.
+    Listed(String),
+    /// An access control list lets others write what is created in the folder; who.
+    Inherited(String),
     /// The permissions cannot be read.
     Unknown(String),
 }
@@ -51,6 +57,8 @@ impl Untrusted {
                 format!("use a folder of your own or of root, or have root take {path} over (chown)")
             }
             Distrust::Writable(_) => format!("chmod go-w {path}"),
+            Distrust::Listed(_) => format!("setfacl -b {path}"),
+            Distrust::Inherited(_) => format!("setfacl -k {path}"),
             Distrust::Unknown(_) => format!("make {path} readable"),
         }
     }
@@ -62,19 +70,27 @@ impl fmt::Display for Untrusted {
         match &self.why {
             Distrust::Owner(uid) => write!(f, "{path} belongs to another user (uid {uid})"),
             Distrust::Writable(mode) => write!(f, "others can write {path} (mode {:04o})", mode & 0o7777),
+            Distrust::Listed(who) => write!(f, "the access control list of {path} lets {who} write it"),
+            Distrust::Inherited(who) => {
+                write!(f, "the default access control list of {path} lets {who} write what is created there")
+            }
             Distrust::Unknown(error) => write!(f, "{path}: {error}"),
         }
     }
 }
 
 /// What the rules need to know of a folder, a file or a link.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Facts {
     uid: u32,
     mode: u32,
     is_link: bool,
-    /// Whether its group has other members.
+    /// Whether its group has other members, and may write where there is an access control list.
     group_is_shared: bool,
+    /// A user or group that its access control list lets write.
+    listed: Option<String>,
+    /// The same of entries that are created in it.
+    inherited: Option<String>,
 }
 
 /// The position of an entry in a path.
@@ -87,7 +103,7 @@ enum Position {
 }
 
 /// The rules, for one folder, file or link.
-fn judge(facts: Facts, position: Position, owners: &[u32]) -> Option<Distrust> {
+fn judge(facts: &Facts, position: Position, owners: &[u32]) -> Option<Distrust> {
     if !owners.contains(&facts.uid) {
         return Some(Distrust::Owner(facts.uid));
     }
@@ -97,7 +113,14 @@ fn judge(facts: Facts, position: Position, owners: &[u32]) -> Option<Distrust> {
     }
     let shared = facts.mode & OTHERS_WRITE != 0 || facts.mode & GROUP_WRITES != 0 && facts.group_is_shared;
     let entries_are_safe = position == Position::OnTheWay && facts.mode & STICKY != 0;
-    (shared && !entries_are_safe).then_some(Distrust::Writable(facts.mode))
+    if shared && !entries_are_safe {
+        return Some(Distrust::Writable(facts.mode));
+    }
+    if let Some(who) = facts.listed.as_ref().filter(|_| !entries_are_safe) {
+        return Some(Distrust::Listed(who.clone()));
+    }
+    let inherited = facts.inherited.as_ref().filter(|_| position == Position::Last);
+    inherited.map(|who| Distrust::Inherited(who.clone()))
 }
 
 /// Checks that nobody except this user and root can change the contents of a folder.
@@ -178,7 +201,7 @@ fn check_entries(seen: &[Entry], last: Position) -> Result<(), Untrusted> {
     let owners = trusted_owners();
     for (index, Entry { path, facts }) in seen.iter().enumerate() {
         let position = if index + 1 == seen.len() { last } else { Position::OnTheWay };
-        if let Some(why) = judge(*facts, position, &owners) {
+        if let Some(why) = judge(facts, position, &owners) {
             return Err(Untrusted { path: path.clone(), why });
         }
     }
@@ -202,7 +225,7 @@ fn entries(path: &Path) -> Result<(Vec<Entry>, Option<io::Error>), Untrusted> {
     let mut rest: VecDeque<OsString> = components(&absolute);
     let mut at = PathBuf::from("/");
     let root = fs::symlink_metadata(&at).map_err(|e| unknown(&at, &e))?;
-    let mut seen = vec![Entry { path: at.clone(), facts: facts(&root) }];
+    let mut seen = vec![Entry { path: at.clone(), facts: facts(&at, &root).map_err(|e| unknown(&at, &e))? }];
     let mut links = 0;
     while let Some(name) = rest.pop_front() {
         if name == ".." {
@@ -217,7 +240,8 @@ fn entries(path: &Path) -> Result<(Vec<Entry>, Option<io::Error>), Untrusted> {
             }
             Err(error) => return Err(unknown(&next, &error)),
         };
-        seen.push(Entry { path: next.clone(), facts: facts(&found) });
+        let facts = facts(&next, &found).map_err(|e| unknown(&next, &e))?;
+        seen.push(Entry { path: next.clone(), facts });
         if !found.is_symlink() {
             at = next;
             continue;
@@ -246,10 +270,40 @@ fn components(path: &Path) -> VecDeque<OsString> {
     named.collect()
 }
 
-fn facts(found: &Metadata) -> Facts {
-    // Only a group that may write is looked up.
-    let group_is_shared = found.mode() & GROUP_WRITES != 0 && has_other_members(found.gid());
-    Facts { uid: found.uid(), mode: found.mode(), is_link: found.is_symlink(), group_is_shared }
+fn facts(path: &Path, found: &Metadata) -> io::Result<Facts> {
+    let is_link = found.is_symlink();
+    let list = |kind, applies: bool| if applies { acl::writers(path, kind) } else { Ok(None) };
+    let access = list(AclKind::Access, !is_link)?;
+    let default = list(AclKind::Default, found.is_dir())?;
+    // With a list, the bits of the group in the mode are the mask of the list.
+    let group_writes = match &access {
+        Some(writers) => writers.contains(&Writer::OwningGroup),
+        None => found.mode() & GROUP_WRITES != 0,
+    };
+    Ok(Facts {
+        uid: found.uid(),
+        mode: found.mode(),
+        is_link,
+        // Only a group that may write is looked up.
+        group_is_shared: group_writes && has_other_members(found.gid()),
+        // The mode says what the owning group and all others may do.
+        listed: access.and_then(|writers| {
+            let named = writers.into_iter().filter(|w| matches!(w, Writer::User(_) | Writer::Group(_)));
+            other_writer(named, found.gid())
+        }),
+        inherited: default.and_then(|writers| other_writer(writers.into_iter(), found.gid())),
+    })
+}
+
+/// The first writer that is another than this user and root. `gid` is that of the owning group.
+fn other_writer(mut writers: impl Iterator<Item = Writer>, gid: u32) -> Option<String> {
+    let owners = trusted_owners();
+    writers.find_map(|writer| match writer {
+        Writer::User(uid) => (!owners.contains(&uid)).then(|| format!("uid {uid}")),
+        Writer::OwningGroup => has_other_members(gid).then(|| format!("gid {gid}")),
+        Writer::Group(gid) => has_other_members(gid).then(|| format!("gid {gid}")),
+        Writer::Others => Some("all users".into()),
+    })
 }
 
 /// Whether a group has members other than this user and root, as far as the system's files say.
@@ -304,7 +358,7 @@ mod tests {
                 (1000, true, true),
                 (1001, true, true),
             ] {
-                let facts = Facts { uid, mode, is_link, group_is_shared };
+                let facts = Facts { uid, mode, is_link, group_is_shared, listed: None, inherited: None };
                 let shared = mode & 0o002 != 0 || mode & 0o020 != 0 && group_is_shared;
                 let foreign = Distrust::Owner(uid);
                 let expected = |sticky_helps: bool| match (owners.contains(&uid), is_link) {
@@ -313,8 +367,8 @@ mod tests {
                     _ if shared && !(sticky_helps && mode & 0o1000 != 0) => Some(Distrust::Writable(mode)),
                     _ => None,
                 };
-                assert_eq!(judge(facts, Position::Last, &owners), expected(false), "{facts:?}");
-                assert_eq!(judge(facts, Position::OnTheWay, &owners), expected(true), "{facts:?}");
+                assert_eq!(judge(&facts, Position::Last, &owners), expected(false), "{facts:?}");
+                assert_eq!(judge(&facts, Position::OnTheWay, &owners), expected(true), "{facts:?}");
             }
         }
     }
@@ -359,6 +413,57 @@ mod tests {
         assert!(check_folder(&root.join("missing")).unwrap_err().to_string().contains("No such file"));
         symlink("loop", root.join("loop")).unwrap();
         assert!(check_folder(&root.join("loop")).unwrap_err().to_string().contains("too many"));
+    }
+
+    /// Lists of a folder and of its parent, with every kind of entry; the file system keeps them.
+    #[test]
+    fn an_access_control_list_that_lets_others_write_is_not_trusted() {
+        use crate::acl::testing::{OWN, group, list, mask, others, owning_group, set, user};
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let (outer, inner) = (root.join("outer"), root.join("outer/inner"));
+        fs::create_dir_all(&inner).unwrap();
+        let own = geteuid().as_raw();
+        let with = |entry, limit| vec![OWN, entry, owning_group(5), mask(limit), others(5)];
+        let with_group = |entry, limit| vec![OWN, owning_group(5), entry, mask(limit), others(5)];
+        // A gid that no file of the system knows counts as shared.
+        let cases = [
+            (with(user(7, 54321), 7), Some("uid 54321")),
+            (with(user(2, 54321), 2), Some("uid 54321")),
+            (with(user(7, 54321), 5), None),
+            (with(user(5, 54321), 7), None),
+            (with(user(7, own), 7), None),
+            (with(user(7, 0), 7), None),
+            (with_group(group(7, 54321), 7), Some("gid 54321")),
+            (with_group(group(7, 54321), 4), None),
+            (with_group(group(5, 54321), 7), None),
+        ];
+        for (entries, who) in &cases {
+            let plain = list(&[OWN, owning_group(5), others(5)]);
+            for kind in [AclKind::Access, AclKind::Default] {
+                for folder in [&outer, &inner] {
+                    if !set(folder, kind, &list(entries)) {
+                        println!("skipped: {} has no access control lists", root.display());
+                        return;
+                    }
+                    // A default list counts only in the folder where something is created.
+                    let counts = kind == AclKind::Access || folder == &inner;
+                    let expected = who.filter(|_| counts).map(|who| match kind {
+                        AclKind::Access => (folder.clone(), Distrust::Listed(who.into())),
+                        AclKind::Default => (folder.clone(), Distrust::Inherited(who.into())),
+                    });
+                    let found = check_folder(&inner).err().map(|untrusted| (untrusted.path, untrusted.why));
+                    assert_eq!(found, expected, "{entries:?} {kind:?}");
+                    assert!(set(folder, kind, &plain));
+                }
+            }
+        }
+        // Others are trusted with nothing, however the list says it; the mode shows it as well.
+        let all = list(&[OWN, owning_group(5), others(7)]);
+        assert!(set(&inner, AclKind::Default, &all));
+        assert_eq!(check_folder(&inner).unwrap_err().why, Distrust::Inherited("all users".into()));
+        assert!(set(&inner, AclKind::Access, &all));
+        assert!(matches!(check_folder(&inner).unwrap_err().why, Distrust::Writable(_)));
     }
 
     #[test]

@@ -1,5 +1,10 @@
 //! The memory of one rank during a run.
 
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::RunError;
+
 /// Bytes somewhere; empty when the pointer is null.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
@@ -24,6 +29,56 @@ impl Span {
     }
 }
 
+/// Data that an engine copies to a device in pieces, without having all of them in memory of the host. They are read, not
+/// mapped: if another process shortens or writes the file, reading is an error, where touching a mapping would end the process
+/// with SIGBUS.
+pub trait InputSource: fmt::Debug + Send + Sync {
+    /// The number of bytes.
+    fn size(&self) -> usize;
+
+    /// Copies the bytes from `at` on, as many as `into` takes.
+    ///
+    /// # Errors
+    /// They cannot be read, or are not what they were when the run was prepared.
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError>;
+}
+
+/// The data of an input on the host.
+#[derive(Clone, Copy, Debug)]
+pub enum InputData<'a> {
+    /// In memory.
+    Memory(&'a [u8]),
+    /// To be read.
+    Source(&'a dyn InputSource),
+}
+
+impl InputData<'_> {
+    /// The number of bytes.
+    pub fn size(self) -> usize {
+        match self {
+            InputData::Memory(bytes) => bytes.len(),
+            InputData::Source(source) => source.size(),
+        }
+    }
+
+    /// Copies the bytes from `at` on, as many as `into` takes.
+    ///
+    /// # Errors
+    /// There are fewer, or as [`InputSource::read`].
+    pub fn read(self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        match self {
+            InputData::Memory(bytes) => {
+                let end = at.checked_add(into.len());
+                let found = end.and_then(|end| bytes.get(at..end));
+                let outside = || RunError::system("reading an input", "it is shorter than its type says");
+                into.copy_from_slice(found.ok_or_else(outside)?);
+                Ok(())
+            }
+            InputData::Source(source) => source.read(at, into),
+        }
+    }
+}
+
 /// The memory of one rank: its arenas, and what the caller passes.
 #[derive(Clone, Debug)]
 pub struct RankMemory {
@@ -35,6 +90,23 @@ pub struct RankMemory {
     /// mutates. An input without memory is a constant of the program, or one that the plan holds in fixed
     /// memory and whose caller wrote it there.
     pub inputs: Vec<Span>,
+    /// Inputs that an engine other than the host's reads from files, by their numbers. Their spans are empty.
+    pub sources: Vec<Option<Arc<dyn InputSource>>>,
     /// The memory of each output, aligned to its dtype.
     pub outputs: Vec<Span>,
+}
+
+impl RankMemory {
+    /// The data of an input; `None` if it has none here.
+    ///
+    /// # Safety
+    /// The memory of the input is valid and nobody writes it while the result is used.
+    pub unsafe fn input(&self, index: usize) -> Option<InputData<'_>> {
+        if let Some(Some(source)) = self.sources.get(index) {
+            return Some(InputData::Source(&**source));
+        }
+        let span = self.inputs.get(index).filter(|span| !span.ptr.is_null())?;
+        // SAFETY: by the caller.
+        Some(InputData::Memory(unsafe { std::slice::from_raw_parts(span.ptr, span.len) }))
+    }
 }

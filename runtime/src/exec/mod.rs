@@ -35,5 +35,5 @@ pub use bucket::{CustomKernel, MemorySpace, PreparedBucket};
 pub use communicator::Communicator;
 pub use config::{ExecConfig, Lanes, RunReport, Timing};
 pub use executor::Executor;
-pub use memory::{RankMemory, Span};
+pub use memory::{InputData, InputSource, RankMemory, Span};
 pub use moved::Moved;

@@ -1,7 +1,11 @@
 //! Control sockets: messages between the coordinator of a run and its ranks.
 //!
 //! A message is one packet of a Unix `SOCK_SEQPACKET` socket, a value as JSON. Descriptors of shared memory
-//! travel with packets of their own behind the message that announces them.
+//! travel with packets of their own after the message that announces them.
+//!
+//! Reading never blocks in the system: it takes the packets that are there, and waits for more by polling, with a deadline.
+//! Processes that serve several peers take packets as they come ([`Channel::try_receive`],
+//! [`Channel::try_receive_fds`]), so that a peer which stops between two packets delays no other.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -103,6 +107,17 @@ pub struct Channel {
     peer: u32,
 }
 
+/// What a look at a socket found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Arrival<T> {
+    /// Nothing yet.
+    Nothing,
+    /// A message.
+    Message(T),
+    /// The end: the other end is gone, and all that it sent has been read.
+    End,
+}
+
 /// A message with the descriptors of its packet.
 struct Packet {
     bytes: Vec<u8>,
@@ -150,7 +165,7 @@ impl Channel {
                 Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return Err(self.broken("the other end reads no messages")),
-                Err(e) => return Err(self.broken(e)),
+                Err(e) => return Err(self.failed_call("sending a message", "sendmsg", e)),
             }
         }
     }
@@ -160,50 +175,91 @@ impl Channel {
     /// # Errors
     /// Nothing came before `deadline`, or something that is not a message.
     pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>, RunError> {
-        let Some(packet) = self.receive_packet(deadline)? else { return Ok(None) };
-        let message = serde_json::from_slice(&packet.bytes).map_err(|e| self.broken(e))?;
-        Ok(Some(message))
+        loop {
+            match self.try_receive()? {
+                Arrival::Message(message) => return Ok(Some(message)),
+                Arrival::End => return Ok(None),
+                Arrival::Nothing => self.await_packet(deadline)?,
+            }
+        }
     }
 
-    /// `count` descriptors that were sent behind the last message.
+    /// The next message, if it has come. Never waits.
+    ///
+    /// # Errors
+    /// Something came that is not a message.
+    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>, RunError> {
+        Ok(match self.take_packet()? {
+            Arrival::Message(packet) => {
+                Arrival::Message(serde_json::from_slice(&packet.bytes).map_err(|e| self.broken(e))?)
+            }
+            Arrival::Nothing => Arrival::Nothing,
+            Arrival::End => Arrival::End,
+        })
+    }
+
+    /// `count` descriptors that were sent after the last message.
     pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>, RunError> {
         let mut fds = Vec::with_capacity(count);
         while fds.len() < count {
-            let packet = self.receive_packet(Some(deadline))?;
-            let packet = packet.ok_or_else(|| self.broken("the other end is gone"))?;
-            if packet.fds.is_empty() {
-                return Err(self.broken("expected descriptors of shared memory, found a message"));
+            match self.try_receive_fds()? {
+                Arrival::Message(more) => fds.extend(more),
+                Arrival::End => return Err(self.broken("the other end is gone")),
+                Arrival::Nothing => self.await_packet(Some(deadline))?,
             }
-            fds.extend(packet.fds);
         }
         Ok(fds)
     }
 
-    fn receive_packet(&self, deadline: Option<Instant>) -> Result<Option<Packet>, RunError> {
+    /// The descriptors of the next packet, if it has come. Never waits.
+    ///
+    /// # Errors
+    /// A message came.
+    pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>, RunError> {
+        match self.take_packet()? {
+            Arrival::Message(packet) if packet.fds.is_empty() => {
+                Err(self.broken("expected descriptors of shared memory, found a message"))
+            }
+            Arrival::Message(packet) => Ok(Arrival::Message(packet.fds)),
+            Arrival::Nothing => Ok(Arrival::Nothing),
+            Arrival::End => Ok(Arrival::End),
+        }
+    }
+
+    /// Waits for a packet or the end.
+    ///
+    /// # Errors
+    /// Neither came before `deadline`.
+    fn await_packet(&self, deadline: Option<Instant>) -> Result<(), RunError> {
+        match self.readable(deadline)? {
+            true => Ok(()),
+            false => Err(self.broken("no message within the limit")),
+        }
+    }
+
+    fn take_packet(&self) -> Result<Arrival<Packet>, RunError> {
         let mut was_reset = false;
         loop {
-            if !self.readable(deadline)? {
-                return Err(self.broken("no message within the limit"));
-            }
             let mut bytes = vec![0; LARGEST];
             let mut data = [IoSliceMut::new(&mut bytes)];
             let mut space = nix::cmsg_space!([RawFd; BATCH]);
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
             let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
                 Ok(got) => got,
                 Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
                 // The other end closed with messages unread. What it sent before is there still.
                 Err(Errno::ECONNRESET) if !was_reset => {
                     was_reset = true;
                     continue;
                 }
-                Err(Errno::ECONNRESET) => return Ok(None),
-                Err(e) => return Err(self.broken(e)),
+                Err(Errno::ECONNRESET) => return Ok(Arrival::End),
+                Err(e) => return Err(self.failed_call("receiving a message", "recvmsg", e)),
             };
             if got.flags.contains(MsgFlags::MSG_CTRUNC) {
                 // There is room for all in the packet, so the process had none for descriptors.
-                let no_room = std::io::Error::from_raw_os_error(libc::EMFILE);
-                return Err(RunError::exhausted("receiving the descriptors of shared memory", &no_room));
+                let what = "receiving the descriptors of shared memory";
+                return Err(self.failed_call(what, "recvmsg", Errno::EMFILE));
             }
             let mut fds = Vec::new();
             for message in got.cmsgs().map_err(|e| self.broken(e))? {
@@ -217,10 +273,10 @@ impl Channel {
                 return Err(self.broken("a message is too long"));
             }
             if len == 0 {
-                return Ok(None);
+                return Ok(Arrival::End);
             }
             bytes.truncate(len);
-            return Ok(Some(Packet { bytes, fds }));
+            return Ok(Arrival::Message(Packet { bytes, fds }));
         }
     }
 
@@ -239,7 +295,7 @@ impl Channel {
                 Ok(0) if deadline.is_some_and(|d| Instant::now() >= d) => return Ok(false),
                 Ok(0) | Err(Errno::EINTR) => {}
                 Ok(_) => return Ok(true),
-                Err(e) => return Err(self.broken(e)),
+                Err(e) => return Err(self.failed_call("waiting for a message", "poll", e)),
             }
         }
     }
@@ -248,6 +304,14 @@ impl Channel {
     pub fn close(&self) {
         // An end that is closed already stays so.
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
+    }
+
+    /// The error of a system call on this socket. What the environment refuses is no fault of the peer.
+    fn failed_call(&self, what: &str, call: &str, error: Errno) -> RunError {
+        match RunError::of_call(what, call, error) {
+            RunError::System { error, .. } => self.broken(error),
+            refused => refused,
+        }
     }
 
     fn broken(&self, detail: impl std::fmt::Display) -> RunError {
@@ -263,8 +327,13 @@ pub(super) fn bound_sending(fd: &OwnedFd) {
 }
 
 /// Whether the process at the other end belongs to this user.
-pub fn same_user(fd: &OwnedFd) -> bool {
-    getsockopt(fd, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == getuid().as_raw())
+///
+/// # Errors
+/// The system does not tell.
+pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
+    let peer = getsockopt(fd, sockopt::PeerCredentials)
+        .map_err(|e| RunError::of_call("asking for the user of a peer", "getsockopt", e))?;
+    Ok(peer.uid() == getuid().as_raw())
 }
 
 /// The next connection to `listener`; `None` when there is none before `until`.
@@ -279,13 +348,13 @@ pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, Run
             Ok(0) if left == 0 => return Ok(None),
             Ok(0) | Err(Errno::EINTR) => continue,
             Ok(_) => {}
-            Err(e) => return Err(RunError::system("waiting for ranks", e)),
+            Err(e) => return Err(RunError::of_call("waiting for ranks", "poll", e)),
         }
         match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
             Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-            Err(e) => return Err(RunError::exhausted("accepting a rank", &e.into())),
+            Err(e) => return Err(RunError::of_call("accepting a rank", "accept4", e)),
         }
     }
 }
@@ -326,6 +395,33 @@ mod tests {
                 assert_eq!(*segments[i].as_ptr(), i as u8);
             }
         }
+    }
+
+    /// A peer that is stopped between the packets of a message, or inside of one: what has come is taken, nothing waits for
+    /// the rest.
+    #[test]
+    fn a_message_of_several_packets_is_taken_as_it_comes() {
+        let (a, b) = pair();
+        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::Nothing);
+        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
+        a.send(&FromRank::Ready).unwrap();
+        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::Message(FromRank::Ready));
+        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
+        let segment = Segment::create("test", 8).unwrap();
+        let fd = segment.fd().unwrap();
+        a.send_fds(&vec![fd; BATCH + 1]).unwrap();
+        for count in [BATCH, 1] {
+            assert!(matches!(b.try_receive_fds(), Ok(Arrival::Message(fds)) if fds.len() == count));
+        }
+        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
+        let whole = serde_json::to_vec(&FromRank::Done).unwrap();
+        for length in 1..whole.len() {
+            a.send_packet(&whole[..length], &[]).unwrap();
+            let error = b.try_receive::<FromRank>().unwrap_err();
+            assert_eq!(error.culprit(), Some(1), "{error}");
+        }
+        drop(a);
+        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::End);
     }
 
     #[test]

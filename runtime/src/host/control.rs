@@ -212,12 +212,12 @@ impl Control {
     }
 
     /// Records that `rank` closed its session after this many runs.
-    pub(super) fn set_closed(&self, rank: u32, runs: u64) {
+    pub fn set_closed(&self, rank: u32, runs: u64) {
         self.long(self.rank_at(rank) + LINE + CLOSED).store(runs.wrapping_add(1), Ordering::Release);
     }
 
     /// After how many runs `rank` closed its session, if it has.
-    pub(super) fn closed(&self, rank: u32) -> Option<u64> {
+    pub fn closed(&self, rank: u32) -> Option<u64> {
         self.long(self.rank_at(rank) + LINE + CLOSED).load(Ordering::Acquire).checked_sub(1)
     }
 

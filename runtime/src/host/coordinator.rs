@@ -14,11 +14,11 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, SymbolId};
 use symmc_plan::Plan;
 
-use super::channel::{Channel, FromRank, Identity, PROTOCOL, ToRank};
+use super::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
 use super::control::{Control, Progress};
 use super::culprit;
 use super::job::locate;
-use super::joining::{Answer, Coordinating, Fault, Order, Stage, Timeouts};
+use super::joining::{Answer, Coordinating, Fault, Order, Stage, Taken, Timeouts};
 use super::pulse::{ActiveClock, Observer, TICK};
 use super::terms::Term;
 use crate::error::RunError;
@@ -223,7 +223,7 @@ impl<'a> Coordinator<'a> {
     /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
     fn step(&mut self, goes_well: bool) -> Result<(), RunError> {
         for rank in self.poll()? {
-            self.hear(rank)?;
+            self.handle_message(rank)?;
         }
         let now = self.clock.now();
         self.control.show_coordinator_life();
@@ -248,44 +248,47 @@ impl<'a> Coordinator<'a> {
         let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO);
         match poll(&mut fds, tick) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(RunError::system("waiting for the ranks", e)),
+            Err(e) => return Err(RunError::of_call("waiting for the ranks", "poll", e)),
         }
         let speaks = |fd: &PollFd| fd.revents().is_some_and(|e| !e.is_empty());
         Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| speaks(fd)).map(|(r, _)| r).collect())
     }
 
-    /// Handles the next message of a rank.
-    fn hear(&mut self, rank: usize) -> Result<(), RunError> {
+    /// Handles the next message of a rank, if it has come. Never waits for the rest of one.
+    fn handle_message(&mut self, rank: usize) -> Result<(), RunError> {
         let now = self.clock.now();
         let member = &mut self.members[rank];
+        let message = match member.channel.try_receive().inspect_err(|_| member.phase = Phase::Gone)? {
+            Arrival::Nothing => return Ok(()),
+            Arrival::Message(message) => message,
+            Arrival::End => {
+                member.phase = Phase::Gone;
+                return Err(self.died(rank as u32));
+            }
+        };
         member.since = now;
-        let message = member.channel.receive(Some(Instant::now() + self.limit));
-        match message.inspect_err(|_| member.phase = Phase::Gone)? {
-            Some(FromRank::Hello(identity)) => {
+        match message {
+            FromRank::Hello(identity) => {
                 member.identity = Some(identity);
                 self.answered(rank, Answer::Hello)
             }
-            Some(FromRank::Digests(digests)) => {
+            FromRank::Digests(digests) => {
                 for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
                     let digest = digests.iter().find(|(of, _)| of == name);
                     digest.iter().for_each(|(_, digest)| value.clone_from(digest));
                 }
                 self.answered(rank, Answer::Digests)
             }
-            Some(FromRank::Ready) => self.answered(rank, Answer::Ready),
-            Some(FromRank::Done) if member.phase == Phase::Running => {
+            FromRank::Ready => self.answered(rank, Answer::Ready),
+            FromRank::Done if member.phase == Phase::Running => {
                 member.phase = Phase::Done;
                 Ok(())
             }
-            Some(FromRank::Failed(error)) => {
+            FromRank::Failed(error) => {
                 member.phase = Phase::Gone;
                 Err(error.reported_by(rank as u32))
             }
-            Some(other) => Err(self.unexpected(rank, &format!("{other:?}"))),
-            None => {
-                member.phase = Phase::Gone;
-                Err(self.died(rank as u32))
-            }
+            other => Err(self.unexpected(rank, &format!("{other:?}"))),
         }
     }
 
@@ -293,13 +296,13 @@ impl<'a> Coordinator<'a> {
     fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
         let now = self.clock.now();
         match self.joining.answer(rank as u32, answer, now) {
-            None => Err(self.unexpected(rank, &format!("{answer:?}"))),
-            Some(Some(Order::Compare)) => self.settle(now),
-            Some(Some(Order::Start)) => {
+            Taken::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
+            Taken::Complete(Order::Compare) => self.settle(now),
+            Taken::Complete(Order::Start) => {
                 self.members.iter_mut().for_each(|m| m.phase = Phase::Running);
                 self.tell(&ToRank::Start, now)
             }
-            Some(Some(Order::Welcome) | None) => Ok(()),
+            Taken::Complete(Order::Welcome) | Taken::Waiting => Ok(()),
         }
     }
 

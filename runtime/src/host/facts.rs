@@ -109,14 +109,13 @@ pub fn try_shared_memory() -> Result<(), RunError> {
 /// # Errors
 /// The system refuses, or other memory arrives.
 pub fn try_passing() -> Result<(), RunError> {
-    let failed = |what: &str, e: nix::Error| RunError::system(what, e);
+    let failed = |call: &str, e: nix::Error| RunError::of_call("opening a Unix socket", call, e);
     let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
-    let point =
-        socket(AddressFamily::Unix, kind, flags, None).map_err(|e| failed("opening a Unix socket", e))?;
+    let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| failed("socket", e))?;
     // The system draws a name in the abstract namespace for a socket that is bound to none.
-    bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| failed("naming a Unix socket", e))?;
+    bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| failed("bind", e))?;
     let (here, there) =
-        socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| failed("opening Unix sockets", e))?;
+        socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| failed("socketpair", e))?;
     let (here, there) = (Channel::new(here, 0), Channel::new(there, 0));
     let segment = Segment::create("trial", TRIED)?;
     let fd =

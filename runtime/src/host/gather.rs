@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
-use super::channel::{Channel, FromRank, ToRank, accept, same_user};
+use super::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
 use super::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
 use super::membership::Membership;
 use super::pulse::{ActiveClock, TICK};
@@ -138,7 +138,7 @@ impl<'a> Gathering<'a> {
         let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(RunError::system("waiting for ranks", e)),
+            Err(e) => return Err(RunError::of_call("waiting for ranks", "poll", e)),
         }
         let events: Vec<bool> = fds.iter().map(|fd| fd.revents().is_some_and(|e| !e.is_empty())).collect();
         let mut result = Ok(());
@@ -163,7 +163,7 @@ impl<'a> Gathering<'a> {
         let Some(fd) = accepted else { return Ok(()) };
         if self.is_starved {
             self.refuse_at_once(fd);
-        } else if same_user(&fd) {
+        } else if same_user(&fd)? {
             let peer = getsockopt(&fd, sockopt::PeerCredentials);
             let own = peer.is_ok_and(|peer| peer.pid() as u32 == std::process::id());
             self.guests.push(Guest { channel: Channel::new(fd, 0), own, rank: None, gone: false });
@@ -184,27 +184,38 @@ impl<'a> Gathering<'a> {
     /// Handles the next message of a process.
     fn hear(&mut self, at: usize) -> Result<(), RunError> {
         let guest = &mut self.guests[at];
-        match (guest.channel.receive(Some(Instant::now())), guest.rank) {
-            (Ok(Some(FromRank::Join { rank, ranks, run, left_ms })), None) => {
+        match (guest.channel.try_receive(), guest.rank) {
+            (Ok(Arrival::Nothing), _) => Ok(()),
+            (Ok(Arrival::Message(FromRank::Join { rank, ranks, run, left_ms })), None) => {
                 let until = self.clock.now().saturating_add(Duration::from_millis(left_ms));
                 self.machine.hasten(until);
                 self.seat(at, rank, ranks, &run)
             }
-            (Ok(Some(FromRank::Decline { rank, ranks, run, error })), None) => {
+            (Ok(Arrival::Message(FromRank::Decline { rank, ranks, run, error })), None) => {
                 guest.gone = true;
                 self.seat(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
             }
-            (Ok(Some(FromRank::Failed(error))), Some(rank)) => {
+            (Ok(Arrival::Message(FromRank::Failed(error))), Some(rank)) => {
                 guest.gone = true;
                 Err(error.reported_by(rank))
             }
-            (Ok(None), Some(rank)) => {
+            (Ok(Arrival::End), Some(rank)) => {
                 guest.gone = true;
                 let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
                 Err(RunError::DiedOutside { rank, how, when }.reported_by(self.place.rank))
             }
-            // A process that says nothing sensible is not a rank.
-            _ => {
+            (Ok(Arrival::Message(other)), Some(rank)) => {
+                guest.gone = true;
+                let detail = format!("unexpected {other:?} while the ranks joined");
+                Err(RunError::Protocol { rank, detail }.reported_by(self.place.rank))
+            }
+            (Err(error), rank) => {
+                guest.gone = true;
+                // Without a number, a process that sends something else is not a rank.
+                let is_foreign = rank.is_none() && matches!(error, RunError::Protocol { .. });
+                if is_foreign { Ok(()) } else { Err(error.reported_by(self.place.rank)) }
+            }
+            (Ok(_), None) => {
                 guest.gone = true;
                 Ok(())
             }

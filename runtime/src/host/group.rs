@@ -156,7 +156,7 @@ fn describe_answer(answer: &[u8]) -> String {
 pub fn secret() -> Result<[u8; 16], RunError> {
     let mut out = [0u8; 16];
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));
-    read.map_err(|e| RunError::system("reading /dev/urandom", e))?;
+    read.map_err(|e| RunError::of_call("opening /dev/urandom", "open", e))?;
     Ok(out)
 }
 

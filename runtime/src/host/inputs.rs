@@ -1,23 +1,24 @@
 //! Inputs that lie in files, as a rank takes them.
 //!
-//! A file that is mapped can be shortened while it is, and then whoever touches the lost pages is ended by a signal.
-//! So ranks of the host read what they need into memory of their own before they start: a file that was shortened or
-//! written meanwhile is an error that names it. Memory with sealed size is mapped. GPUs take their inputs from a mapping,
-//! once.
+//! Another process may shorten a file at any time, and touching lost pages of a mapping ends the process with SIGBUS. So
+//! files are read by position, never mapped, and a file that was shortened or written meanwhile is an error that names it.
+//! Ranks of the host read what they need into memory of their own before they start. Engines that copy inputs to a device
+//! read them in pieces ([`InputSource`]). Memory with sealed size cannot be shortened, and is mapped.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
 use symmc_ir::Backing;
 
 use super::job::EngineChoice;
-use super::memory::Segment;
+use super::memory::{Access, Segment};
 use super::rank_memory::lay_out;
 use crate::error::RunError;
-use crate::exec::Span;
+use crate::exec::{InputSource, Span};
 
 /// A file as the launcher found it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -30,7 +31,7 @@ pub(super) struct FileStamp {
 
 impl FileStamp {
     pub fn of(backing: &dyn Backing) -> FileStamp {
-        FileStamp { bytes: backing.bytes().len(), modified: backing.modified() }
+        FileStamp { bytes: backing.size(), modified: backing.modified() }
     }
 }
 
@@ -45,10 +46,38 @@ pub(super) struct InputPlace {
 
 /// The inputs of a rank that lie in files.
 pub(super) struct FileInputs {
-    /// The memory of each input, where it lies in a file and is not copied elsewhere.
+    /// The memory of each input that was read or mapped.
     pub spans: Vec<Option<Span>>,
+    /// What reads each input that was neither.
+    pub sources: Vec<Option<Arc<dyn InputSource>>>,
     /// What the spans point into.
     pub segments: Vec<Segment>,
+}
+
+/// A part of a file that the launcher found like this.
+#[derive(Debug)]
+struct FilePart {
+    file: Arc<File>,
+    stamp: FileStamp,
+    offset: usize,
+    len: usize,
+}
+
+impl InputSource for FilePart {
+    fn size(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);
+        let from = self.offset.checked_add(at).filter(|_| is_within);
+        let from =
+            from.ok_or_else(|| RunError::system("reading an input", "the place lies outside of the input"))?;
+        let read = self.file.read_exact_at(into, from as u64);
+        // A change explains an error, and spoils what was read.
+        expect_unchanged(&self.file, self.stamp)?;
+        read.map_err(|e| RunError::Invalid(format!("{}: {e}", name(&self.file))))
+    }
 }
 
 /// Takes the inputs at `places` from these files; not those that `elsewhere` holds.
@@ -59,32 +88,42 @@ pub(super) fn take(
     engine: &EngineChoice,
 ) -> Result<FileInputs, RunError> {
     let wanted = |i: usize| elsewhere.get(i).is_none_or(Option::is_none);
-    let mut out = FileInputs { spans: vec![None; places.len()], segments: Vec::new() };
+    let count = places.len();
+    let mut out = FileInputs { spans: vec![None; count], sources: vec![None; count], segments: Vec::new() };
     for (index, (fd, stamp)) in files.into_iter().enumerate() {
         let of_file = |(i, p): (usize, &InputPlace)| (p.file == Some(index) && wanted(i)).then_some((i, *p));
         let places: Vec<(usize, InputPlace)> = places.iter().enumerate().filter_map(of_file).collect();
         if places.is_empty() {
             continue;
         }
-        if is_sealed(&fd) || *engine != EngineChoice::Host {
-            let segment = Segment::of_file("a file of inputs", fd, stamp.bytes)?;
+        if is_sealed(&fd) {
+            let segment = Segment::map("the inputs", fd, stamp.bytes, Access::Read)?;
             for (i, place) in places {
                 out.spans[i] = Some(segment.span(place.offset, place.len)?);
             }
             out.segments.push(segment);
             continue;
         }
+        let file = Arc::new(File::from(fd));
+        let part = |place: &InputPlace| {
+            let (file, InputPlace { offset, len, .. }) = (file.clone(), *place);
+            FilePart { file, stamp, offset, len }
+        };
+        if *engine != EngineChoice::Host {
+            for (i, place) in &places {
+                out.sources[*i] = Some(Arc::new(part(place)));
+            }
+            continue;
+        }
         let (starts, end) = lay_out(places.iter().map(|(_, p)| p.len))?;
         let segment = Segment::private("the inputs of a rank", end)?;
-        let file = File::from(fd);
         for ((i, place), start) in places.into_iter().zip(starts) {
             let span = segment.span(start, place.len)?;
             // SAFETY: the span lies within the fresh segment, which nobody else has.
             let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
-            file.read_exact_at(bytes, place.offset as u64).map_err(|e| unread(&file, stamp, &e))?;
+            part(&place).read(0, bytes)?;
             out.spans[i] = Some(span);
         }
-        unchanged(&file, stamp)?;
         out.segments.push(segment);
     }
     Ok(out)
@@ -95,12 +134,8 @@ fn is_sealed(fd: &OwnedFd) -> bool {
     fcntl(fd, FcntlArg::F_GET_SEALS).is_ok_and(|seals| seals & SealFlag::F_SEAL_SHRINK.bits() != 0)
 }
 
-fn unread(file: &File, stamp: FileStamp, error: &std::io::Error) -> RunError {
-    unchanged(file, stamp).err().unwrap_or_else(|| RunError::Invalid(format!("{}: {error}", name(file))))
-}
-
-/// Whether the file is still what the launcher found.
-fn unchanged(file: &File, stamp: FileStamp) -> Result<(), RunError> {
+/// Refuses a file that is not what the launcher found any more.
+fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<(), RunError> {
     let now = file.metadata().map_err(|e| RunError::Invalid(format!("{}: {e}", name(file))))?;
     let modified = stamp.modified.is_some_and(|m| m != (now.mtime(), now.mtime_nsec()));
     if now.len() == stamp.bytes as u64 && !modified {

@@ -203,6 +203,12 @@ impl Joined {
         }
     }
 
+    /// Rank 0 with a coordinator of a test.
+    #[cfg(test)]
+    pub fn with_coordinator(link: Link, coordinator: JoinHandle<Result<(), RunError>>) -> Joined {
+        Joined { link, coordinator: Some(coordinator) }
+    }
+
     /// The link to the coordinator.
     pub fn link(&self) -> &Link {
         &self.link
@@ -271,9 +277,13 @@ fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<()
 /// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
 fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
     match coordinator {
-        // The coordinator sees an error of rank 0 only as the end of rank 0.
-        Err(verdict) if !matches!(verdict.cause(), RunError::DiedOutside { rank: 0, .. }) => verdict,
-        _ => own.reported_by(0),
+        // The coordinator sees an error of rank 0 only as the end or the absence of rank 0.
+        Err(verdict) => match verdict.cause() {
+            RunError::DiedOutside { rank: 0, .. } => own.reported_by(0),
+            RunError::Absent { ranks, .. } if ranks.contains(&0) => own.reported_by(0),
+            _ => verdict,
+        },
+        Ok(()) => own.reported_by(0),
     }
 }
 
@@ -293,7 +303,7 @@ fn start_coordinator(
         take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener))
     };
     parallel::spawn(work).map_err(|e| {
-        let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
+        let error = RunError::of_call("starting the thread that coordinates the ranks", "clone", e);
         let error = error.reported_by(place.rank);
         take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.config.limit, &error));
         error
@@ -365,14 +375,14 @@ fn await_welcome(
 
 /// The socket at which ranks meet; `None` if there is one already.
 fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>, RunError> {
-    let failed = |e: Errno| RunError::exhausted("opening the rendezvous point", &e.into());
-    let fd = seqpacket().map_err(failed)?;
+    let failed = |call| move |e: Errno| RunError::of_call("opening the rendezvous point", call, e);
+    let fd = seqpacket().map_err(failed("socket"))?;
     match bind(fd.as_raw_fd(), &place.address()?) {
         Err(Errno::EADDRINUSE) => return Ok(None),
-        bound => bound.map_err(failed)?,
+        bound => bound.map_err(failed("bind"))?,
     }
     let backlog = Backlog::new(place.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
-    listen(&fd, backlog).map_err(failed)?;
+    listen(&fd, backlog).map_err(failed("listen"))?;
     Ok(Some(fd))
 }
 
@@ -385,10 +395,10 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
     let address = place.address()?;
     let [mut pause, longest] = RETRY;
     loop {
-        let fd = seqpacket().map_err(|e| RunError::exhausted("opening a control socket", &e.into()))?;
+        let fd = seqpacket().map_err(|e| RunError::of_call("opening a control socket", "socket", e))?;
         bound_sending(&fd);
         match connect(fd.as_raw_fd(), &address) {
-            Ok(()) if same_user(&fd) => return Ok(Channel::new(fd, 0)),
+            Ok(()) if same_user(&fd)? => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
                     "the rendezvous point of {} belongs to another user",
@@ -403,7 +413,7 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(longest);
             }
-            Err(e) => return Err(RunError::system(format!("rank {} did not find rank 0", place.rank), e)),
+            Err(e) => return Err(RunError::of_call("connecting to rank 0", "connect", e)),
         }
     }
 }
@@ -418,6 +428,19 @@ struct Gathered<'a> {
 }
 
 impl Gathered<'_> {
+    /// Sends the shared memory to all ranks.
+    fn welcome_all(&self, channels: &[Channel], world: &World) -> Result<(), RunError> {
+        let fds: Vec<_> = world.fds().into_iter().flatten().collect();
+        for (rank, channel) in (0..).zip(channels) {
+            let (ranks, groups) = (self.place.ranks, self.groups);
+            let (arena, first) = (world.arenas[0].len(), self.config.first);
+            let welcome = Welcome { rank, ranks, groups, arena, first, job: None, files: vec![] };
+            channel.send(&ToRank::Welcome(welcome))?;
+            channel.send_fds(&fds)?;
+        }
+        Ok(())
+    }
+
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, plan, groups, config, watched } = *self;
@@ -427,7 +450,8 @@ impl Gathered<'_> {
         drop(listener);
         let result = CallersPart::new(plan, config.callers)
             .and_then(|part| World::create(place.ranks, groups, part.end(), config.first));
-        let world = result.map_err(|error| {
+        let welcomed = result.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
+        let world = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);
             for channel in &channels {
                 // A rank that cannot be told is gone.
@@ -435,12 +459,6 @@ impl Gathered<'_> {
             }
             error
         })?;
-        for (rank, channel) in (0..).zip(&channels) {
-            let (ranks, arena, first) = (place.ranks, world.arenas[0].len(), config.first);
-            let welcome = Welcome { rank, ranks, groups, arena, first, job: None, files: vec![] };
-            channel.send(&ToRank::Welcome(welcome))?;
-            channel.send_fds(&world.fds().into_iter().flatten().collect::<Vec<_>>())?;
-        }
         let members = channels.into_iter().map(Member::new).collect();
         let mut coordinator = Coordinator {
             watched,

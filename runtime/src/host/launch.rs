@@ -25,7 +25,7 @@ use super::inputs::{FileStamp, InputPlace};
 use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
 use super::rank_memory::{arena_size, lay_out, read_tensor};
-use super::spawn::RankProcess;
+use super::spawn::{CallFailure, RankProcess};
 use super::threads::expect_ranks;
 use crate::error::RunError;
 
@@ -71,7 +71,7 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
     let world = World::create(ranks, needs.groups, arena, job.config.first)?;
 
     let null = File::options().read(true).write(true).open("/dev/null");
-    let null = null.map_err(|e| RunError::exhausted("opening /dev/null", &e))?;
+    let null = null.map_err(|e| RunError::of_call("opening /dev/null", "open", e))?;
     let mut processes = Processes { children: Vec::new(), null };
     let mut members = Vec::new();
     for rank in 0..ranks {
@@ -116,7 +116,7 @@ struct JobMemory {
     text: Segment,
     /// The data of all inputs of all ranks that do not lie in files; equal tensors lie there once.
     inputs: Segment,
-    /// The files that inputs lie in, which ranks map as well.
+    /// The files that inputs lie in, which ranks read as well.
     files: Vec<Arc<dyn Backing>>,
     /// For each rank its outputs and the inputs that they mutate.
     own: Vec<Segment>,
@@ -209,15 +209,8 @@ fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
 
 /// Writes a tensor at `start` of a segment that was laid out for it.
 fn store(segment: &Segment, start: usize, tensor: &Tensor) -> Result<(), RunError> {
-    match tensor.part() {
-        Some(part) => part
-            .read(put(segment, start, part.range().len()))
-            .map_err(|e| RunError::Invalid(format!("the inputs: {e}"))),
-        None => {
-            put(segment, start, tensor.data().len()).copy_from_slice(tensor.data());
-            Ok(())
-        }
-    }
+    let into = put(segment, start, tensor.data().len());
+    tensor.read(0, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
 }
 
 /// So many bytes at `start` of a segment of this process.
@@ -249,15 +242,17 @@ impl RankProcesses for Processes {
 impl Processes {
     /// Starts the process of a rank; the launcher's end of its control socket.
     fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel, RunError> {
-        let failed = |e: &std::io::Error| {
-            RunError::exhausted(format!("starting rank {rank} ({})", command.program.display()), e)
+        let failed = |failure: CallFailure| {
+            let what = format!("starting rank {rank} ({})", command.program.display());
+            RunError::of_call(what, failure.call, failure.error)
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
-        let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e.into()))?;
-        let child = RankProcess::start(command, &theirs, &self.null).map_err(|e| failed(&e))?;
+        let (ours, theirs): (OwnedFd, OwnedFd) =
+            pair.map_err(|e| failed(CallFailure::new("socketpair", e)))?;
+        let child = RankProcess::start(command, &theirs, &self.null).map_err(failed)?;
         self.children.push(child);
         let begun = self.children.last().map_or(Ok(true), |child| child.await_begin(limit));
-        if begun.map_err(|e| failed(&e))? {
+        if begun.map_err(failed)? {
             return Ok(Channel::new(ours, rank));
         }
         let (at, limit_ms) = ("before its program began".into(), limit.as_millis() as u64);

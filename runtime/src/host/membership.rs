@@ -39,7 +39,7 @@ impl Membership {
     pub(super) fn address(&self) -> Result<UnixAddr, RunError> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
         UnixAddr::new_abstract(name.as_bytes())
-            .map_err(|e| RunError::system("naming the rendezvous point", e))
+            .map_err(|e| RunError::of_call("naming the rendezvous point", "bind", e))
     }
 }
 

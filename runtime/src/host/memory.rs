@@ -4,14 +4,15 @@
 //! that was handed its descriptor. It has no name in any file system: the kernel frees it with the last
 //! process that holds it, however that process ends.
 //!
-//! All bytes of both start as zero; a mapped file ([`Segment::of_file`]) has its own. Segments are page aligned and never empty, so that every address within the
-//! asked length is valid.
+//! All bytes of both start as zero. Segments are page aligned and never empty, so that every address within the asked length
+//! is valid. Files are never mapped here: another process that shortens one would end this process with SIGBUS.
 
 use std::ffi::CString;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -55,22 +56,22 @@ impl Segment {
     /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` it is for is said in
     /// errors and in `/proc/<pid>/maps`.
     pub fn create(what: &str, len: usize) -> Result<Segment, RunError> {
-        let failed = |e| no_memory(what, len, e);
+        let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
         let label = CString::new(format!("symmc {what}")).unwrap_or_default();
         let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-            .map_err(failed)?;
-        let size = i64::try_from(len.max(1)).map_err(|_| failed(nix::errno::Errno::EFBIG))?;
-        ftruncate(&fd, size).map_err(failed)?;
+            .map_err(failed("memfd_create"))?;
+        let size = i64::try_from(len.max(1)).map_err(|_| failed("ftruncate")(Errno::EFBIG))?;
+        ftruncate(&fd, size).map_err(failed("ftruncate"))?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(failed)?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(failed("fcntl"))?;
         Segment::map(what, fd, len, Access::ReadWrite)
     }
 
     /// Maps the shared segment behind `fd`, which must have sealed size and at least `len` bytes.
     pub fn map(what: &str, fd: OwnedFd, len: usize, access: Access) -> Result<Segment, RunError> {
-        let failed = |e| no_memory(what, len, e);
-        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed)?;
-        let size = usize::try_from(fstat(&fd).map_err(failed)?.st_size).unwrap_or(0);
+        let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed("fcntl"))?;
+        let size = usize::try_from(fstat(&fd).map_err(failed("fstat"))?.st_size).unwrap_or(0);
         if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || size < len.max(1) {
             let detail = format!("expected a segment of {len} bytes with sealed size, found {size} bytes");
             return Err(RunError::system("mapping shared memory", detail));
@@ -80,20 +81,7 @@ impl Segment {
             Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
         let mapped = len.max(1);
-        let address = map_aligned(fd.as_fd(), mapped, protection).map_err(failed)?;
-        Ok(Segment { address, len, mapped, fd: Some(fd) })
-    }
-
-    /// Maps the first `len` bytes of a file, to be read. Who shortens the file meanwhile ends the process.
-    pub fn of_file(what: &str, fd: OwnedFd, len: usize) -> Result<Segment, RunError> {
-        let failed = |e| no_memory(what, len, e);
-        let size = usize::try_from(fstat(&fd).map_err(failed)?.st_size).unwrap_or(0);
-        if size < len {
-            let detail = format!("expected a file of {len} bytes, found {size} bytes");
-            return Err(RunError::system(format!("mapping {what}"), detail));
-        }
-        let mapped = len.max(1);
-        let address = map_aligned(fd.as_fd(), mapped, ProtFlags::PROT_READ).map_err(failed)?;
+        let address = map_aligned(fd.as_fd(), mapped, protection).map_err(failed("mmap"))?;
         Ok(Segment { address, len, mapped, fd: Some(fd) })
     }
 
@@ -105,7 +93,7 @@ impl Segment {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let address = unsafe { mmap_anonymous(None, size, protection, flags) };
-        let address = address.map_err(|e| no_memory(what, len, e))?.cast();
+        let address = address.map_err(|e| RunError::of_memory(what, len, "mmap", e))?.cast();
         let segment = Segment { address, len, mapped, fd: None };
         if mapped >= HUGE {
             // SAFETY: the range is the mapping just made. Advice only; its failure changes nothing.
@@ -118,7 +106,7 @@ impl Segment {
     pub fn forget(&self) -> Result<(), RunError> {
         // SAFETY: the range is this segment's mapping; who uses it answers for what it holds.
         let done = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_REMOVE) };
-        done.map_err(|e| RunError::system("giving shared memory back", e))
+        done.map_err(|e| RunError::of_call("giving shared memory back", "madvise", e))
     }
 
     /// The address of the first byte.
@@ -182,7 +170,7 @@ impl Drop for Segment {
     }
 }
 
-/// Zeros, which take memory only where they are read. Ranks map them as they map files.
+/// Zeros, which take memory only where they are read. Ranks map them.
 #[derive(Debug)]
 pub struct Zeros(Segment);
 
@@ -199,17 +187,13 @@ impl Zeros {
 impl Backing for Zeros {
     fn bytes(&self) -> &[u8] {
         // SAFETY: the segment is mapped as long as this value lives, and nobody writes to it: this value gives out
-        // shared slices, and who maps the descriptor as a file's maps it for reading.
+        // shared slices, and ranks map the descriptor for reading.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
         self.0.fd()
     }
-}
-
-fn no_memory(what: &str, bytes: usize, error: nix::errno::Errno) -> RunError {
-    RunError::Memory { what: what.into(), bytes, error: error.to_string() }
 }
 
 /// Maps `fd`; a large mapping starts at a multiple of the huge page size.
@@ -219,7 +203,7 @@ fn map_aligned(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> nix::Re
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         return Ok(unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, fd, 0) }?.cast());
     }
-    let span = size.checked_add(HUGE).ok_or(nix::errno::Errno::ENOMEM)?;
+    let span = size.checked_add(HUGE).ok_or(Errno::ENOMEM)?;
     let reserve = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
     // SAFETY: a fresh inaccessible mapping that reserves addresses.
     let start = unsafe { mmap_anonymous(None, span, ProtFlags::PROT_NONE, reserve) }?;
@@ -233,7 +217,7 @@ fn map_aligned(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> nix::Re
             munmap(start, at - from)?;
         }
         if from + span.get() > end {
-            let tail = NonNull::new(end as *mut _).ok_or(nix::errno::Errno::ENOMEM)?;
+            let tail = NonNull::new(end as *mut _).ok_or(Errno::ENOMEM)?;
             munmap(tail, from + span.get() - end)?;
         }
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
@@ -267,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_mapped_as_a_file() {
+    fn zeros_are_mapped_by_their_descriptor() {
         let zeros = Zeros::new(1 << 36).unwrap();
         let fd = zeros.file().unwrap().try_clone_to_owned().unwrap();
-        let file = Segment::of_file("test", fd, 1 << 36).unwrap();
+        let file = Segment::map("test", fd, 1 << 36, Access::Read).unwrap();
         // SAFETY: the mapping is as long.
         assert_eq!(unsafe { *file.as_ptr().add((1 << 36) - 1) }, 0);
         assert_eq!(zeros.bytes()[1 << 35], 0);
         let fd = zeros.file().unwrap().try_clone_to_owned().unwrap();
-        assert!(Segment::of_file("test", fd, (1 << 36) + 1).is_err());
+        assert!(Segment::map("test", fd, (1 << 36) + 1, Access::Read).is_err());
     }
 
     #[test]

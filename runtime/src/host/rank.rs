@@ -5,6 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, SymbolId};
@@ -24,7 +25,7 @@ use super::opening::{CoordinatedBy, Opening, unexpected};
 use super::rank_memory::arena_size;
 use super::terms::Term;
 use crate::error::RunError;
-use crate::exec::RankMemory;
+use crate::exec::{RankMemory, Span};
 
 /// How long a rank waits for its launcher's first message.
 const WELCOME: Duration = Duration::from_secs(30);
@@ -46,7 +47,10 @@ pub fn rank_main(fd: RawFd, engines: &Engines<'_>) -> Result<(), RunError> {
     }
     // SAFETY: the descriptor is open, and nothing else in this process uses it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    getsockopt(&socket, sockopt::SockType).map_err(|e| invalid(&e))?;
+    getsockopt(&socket, sockopt::SockType).map_err(|e| match e {
+        Errno::ENOTSOCK | Errno::EBADF => invalid(&e),
+        other => RunError::of_call("looking at the control socket", "getsockopt", other),
+    })?;
     let channel = Channel::new(socket, 0);
     let (welcome, fds) =
         receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
@@ -132,6 +136,7 @@ impl Launched {
             |(i, (place, copy)): (usize, (&inputs::InputPlace, &Option<usize>))| match (copy, place.file) {
                 (Some(at), _) => own.span(*at, place.len),
                 (None, None) => shared.span(place.offset, place.len),
+                (None, Some(_)) if files.sources.get(i).is_some_and(Option::is_some) => Ok(Span::NONE),
                 (None, Some(_)) => {
                     let missing = || RunError::system("reading the job", "a file of inputs was not sent");
                     files.spans.get(i).copied().flatten().ok_or_else(missing)
@@ -141,6 +146,7 @@ impl Launched {
             ordinary: ordinary.span(0, ordinary.len())?,
             symmetric: comm.arena().span(0, comm.arena().len())?,
             inputs: places.iter().zip(&job.mutated).enumerate().map(input).collect::<Result<_, _>>()?,
+            sources: files.sources,
             outputs: job.outputs.iter().map(|&[at, len]| own.span(at, len)).collect::<Result<_, _>>()?,
         };
         segments.push(ordinary);

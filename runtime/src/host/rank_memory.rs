@@ -9,7 +9,7 @@ use super::job::{EngineChoice, Needs, Slot};
 use super::memory::Segment;
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 use crate::error::RunError;
-use crate::exec::{Communicator, RankMemory, Span};
+use crate::exec::{Communicator, InputSource, RankMemory, Span};
 
 impl Communicator for Comm {
     fn begin(&self, step: usize) {
@@ -49,6 +49,20 @@ pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>,
     Ok((starts, end))
 }
 
+/// A tensor of this process that lies in a file.
+#[derive(Debug)]
+struct TensorPart(Arc<Tensor>);
+
+impl InputSource for TensorPart {
+    fn size(&self) -> usize {
+        self.0.data().len()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        self.0.read(at, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
+    }
+}
+
 /// The memory of a rank whose inputs are tensors of this process.
 pub(super) struct LocalMemory {
     ordinary: Segment,
@@ -56,11 +70,12 @@ pub(super) struct LocalMemory {
     io: Segment,
     outputs: Vec<Span>,
     inputs: Vec<Span>,
+    sources: Vec<Option<Arc<dyn InputSource>>>,
 }
 
 impl LocalMemory {
-    /// Memory for the outputs. `inputs` stay where they are, but for those that the run changes, whose elements are
-    /// not aligned, or that lie in a file, unless an engine takes its inputs once.
+    /// Memory for the outputs. `inputs` stay where they are, except for those that the run changes, whose elements are not
+    /// aligned, or that lie in a file. The engine reads those in files itself, unless it is the host's.
     pub fn new(
         ordinary: u64,
         inputs: &[Arc<Tensor>],
@@ -69,10 +84,9 @@ impl LocalMemory {
     ) -> Result<LocalMemory, RunError> {
         let Needs { outputs, mutated, .. } = needs;
         let aligned = |t: &Tensor| t.data().as_ptr().addr().is_multiple_of(t.dtype().size());
-        let host = *engine == EngineChoice::Host;
-        let volatile = |part: &Part| part.is_volatile() && (host || part.backing().file().is_none());
-        let in_file = |t: &Tensor| t.part().is_some_and(volatile);
-        let copied = |i: usize| mutated[i] || in_file(&inputs[i]) || !aligned(&inputs[i]);
+        let in_file = |t: &Tensor| t.part().is_some_and(Part::is_volatile);
+        let is_read = |i: usize| !mutated[i] && in_file(&inputs[i]) && *engine != EngineChoice::Host;
+        let copied = |i: usize| !is_read(i) && (mutated[i] || in_file(&inputs[i]) || !aligned(&inputs[i]));
         let copies: Vec<usize> = (0..inputs.len()).filter(|&i| copied(i)).collect();
         let sizes = outputs.iter().map(|o| o.bytes).chain(copies.iter().map(|&i| inputs[i].data().len()));
         let (starts, end) = lay_out(sizes)?;
@@ -84,14 +98,16 @@ impl LocalMemory {
             let span = at(start, inputs[i].data().len());
             // SAFETY: the span lies within the fresh segment, which nobody else has.
             let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
-            match inputs[i].part() {
-                Some(part) => part.read(bytes).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))?,
-                None => bytes.copy_from_slice(inputs[i].data()),
-            }
+            TensorPart(inputs[i].clone()).read(0, bytes)?;
             input_spans[i] = span;
         }
+        let mut sources: Vec<Option<Arc<dyn InputSource>>> = vec![None; inputs.len()];
+        for i in (0..inputs.len()).filter(|&i| is_read(i)) {
+            sources[i] = Some(Arc::new(TensorPart(inputs[i].clone())));
+            input_spans[i] = Span::NONE;
+        }
         let ordinary = Segment::private("the ordinary arena", arena_size(ordinary)?)?;
-        Ok(LocalMemory { ordinary, io, outputs: output_spans, inputs: input_spans })
+        Ok(LocalMemory { ordinary, io, outputs: output_spans, inputs: input_spans, sources })
     }
 
     /// As the executor takes it, with the symmetric arena of `comm`.
@@ -101,6 +117,7 @@ impl LocalMemory {
             ordinary: Span { ptr: self.ordinary.as_ptr(), len: self.ordinary.len() },
             symmetric: Span { ptr: arena.as_ptr(), len: arena.len() },
             inputs: self.inputs.clone(),
+            sources: self.sources.clone(),
             outputs: self.outputs.clone(),
         }
     }

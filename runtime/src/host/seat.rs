@@ -15,8 +15,27 @@ use crate::error::RunError;
 #[derive(Debug)]
 pub struct Seat {
     joined: Joined,
-    /// How long rank 0 waits for the others at most when it leaves.
-    farewell: Duration,
+    /// How long rank 0 waits for the others at most when it closes.
+    closing: Duration,
+}
+
+/// How a rank leaves a session in which it has no run in progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leaving {
+    /// Its caller closed the session.
+    Closed,
+    /// Its caller dropped the session, and does not expect that this takes long.
+    Dropped,
+}
+
+impl Leaving {
+    /// How long rank 0 waits for the others, if it would wait for `closing` when it closes.
+    fn longest(self, closing: Duration) -> Duration {
+        match self {
+            Leaving::Closed => closing,
+            Leaving::Dropped => closing.min(Duration::from_millis(500)),
+        }
+    }
 }
 
 impl Seat {
@@ -39,8 +58,8 @@ impl Seat {
         let (groups, watched) = (groups(plan), Watched::Session);
         let joined =
             Joined::new(&place, &Purpose { plan, groups, config, watched, identity, settings: &[] })?;
-        let farewell = if group.is_within_process() { Duration::ZERO } else { config.limit };
-        Ok(Seat { joined, farewell })
+        let closing = if group.is_within_process() { Duration::ZERO } else { config.limit };
+        Ok(Seat { joined, closing })
     }
 
     /// What the rank communicates by.
@@ -70,12 +89,12 @@ impl Seat {
         self.comm().control().abort_reason().map_or(Ok(()), Err)
     }
 
-    /// Leaves. Where ranks are processes rank 0, which watches over the others, waits until they are through the runs that it
-    /// has ended, but no longer than the limit.
-    /// Peers that begin another run than these are refused.
-    pub fn leave(self, recorded: Recorded, runs: u64) {
+    /// Leaves. Where ranks are processes, rank 0, which watches over the others, waits until they have ended the runs that it
+    /// has ended, but no longer than the limit, or half a second if the session is dropped. Peers that begin another run than
+    /// these are refused.
+    pub fn leave(self, recorded: Recorded, runs: u64, leaving: Leaving) {
         self.comm().control().set_closed(self.comm().rank(), runs);
-        self.joined.leave(recorded, self.farewell);
+        self.joined.leave(recorded, leaving.longest(self.closing));
     }
 }
 
@@ -85,4 +104,58 @@ fn expect_ranks(plan: &CheckedPlan, group: &Group) -> Result<(), RunError> {
     }
     let (rank, expected, found) = (group.rank(), plan.ranks, group.ranks());
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the group has {found}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::super::channel::Channel;
+    use super::super::comm::{CommConfig, World};
+    use super::super::link::Link;
+    use super::super::opening::{CoordinatedBy, Opening};
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(3600);
+
+    /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator goes on: it does not wait for the
+    /// limit. A watchdog ends rank 1's run after 30 seconds.
+    #[test]
+    fn a_session_that_is_dropped_does_not_wait_for_peers_for_the_limit() {
+        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let comm = Comm::new(world, 0, CommConfig::new(2, LIMIT)).expect("a rank");
+        let control = comm.control().clone();
+        for rank in [0, 1] {
+            control.begin_run(rank, Some((0, 0)));
+        }
+        control.begin_run(0, None);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
+        let (ours, _theirs) = pair.expect("sockets");
+        let opening = Opening::new(0, CoordinatedBy::Rank0, LIMIT, Duration::ZERO);
+        let link = Link::new(Channel::new(ours, 0), comm, opening, None, LIMIT);
+        let (left, has_left) = mpsc::channel::<()>();
+        let is_late = Arc::new(AtomicBool::new(false));
+        let (told, late) = (control.clone(), is_late.clone());
+        let coordinator = std::thread::spawn(move || {
+            if has_left.recv_timeout(Duration::from_secs(30)).is_err() {
+                late.store(true, Ordering::Relaxed);
+                told.begin_run(1, None);
+            }
+            Ok(())
+        });
+        let joined = Joined::with_coordinator(link, coordinator);
+        let seat = Seat { joined, closing: LIMIT };
+        seat.leave(Recorded::All, 1, Leaving::Dropped);
+        let _ = left.send(());
+        assert!(!is_late.load(Ordering::Relaxed), "it waited for rank 1");
+        assert_eq!(control.closed(0), Some(1));
+        assert_eq!(
+            (Leaving::Closed.longest(LIMIT), Leaving::Dropped.longest(Duration::ZERO)),
+            (LIMIT, Duration::ZERO)
+        );
+    }
 }

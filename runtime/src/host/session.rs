@@ -19,7 +19,7 @@ use super::job::{HostConfig, groups};
 use super::join::Recorded;
 use super::memory::Segment;
 use super::rank_memory::arena_size;
-use super::seat::Seat;
+use super::seat::{Leaving, Seat};
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
 use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
@@ -202,8 +202,8 @@ impl HostSession {
         let spots = (0..bound.outputs.len()).map(|k| self.located(Port::Output(k)));
         let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
         let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
-        let memory =
-            RankMemory { ordinary: span(extent(&ordinary)), symmetric: span(self.arena()?), inputs, outputs };
+        let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
+        let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, sources: Vec::new(), outputs };
         let segments = self.ports.memories().cloned().chain([ordinary]).collect();
         let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
         Ok(Resolved { sized, memory, agrees, _segments: segments })
@@ -236,12 +236,12 @@ impl HostSession {
     }
 
     /// Ends the session in order, once all runs have ended; others may go on for a moment.
-    fn end(&mut self) {
+    fn end(&mut self, leaving: Leaving) {
         self.queue.end();
         let Some(seat) = self.seat.take() else { return };
         // The worker has ended: nobody else holds it.
         if let Some(seat) = Arc::into_inner(seat) {
-            seat.leave(Recorded::All, self.runs);
+            seat.leave(Recorded::All, self.runs, leaving);
         }
     }
 
@@ -261,7 +261,7 @@ impl Drop for HostSession {
         if is_idle && self.queue.failed().is_ok() && !std::thread::panicking() {
             // Peers may still be in a run that this rank has ended, as at the end of a program: they finish it. A peer that
             // begins or waits in another run gets an error at once.
-            return self.end();
+            return self.end(Leaving::Dropped);
         }
         let when = if is_idle { "without closing it" } else { "during a run" };
         self.abandon(format!("dropped its session {when}"));
@@ -410,7 +410,7 @@ impl DeviceSession for HostSession {
 
     fn close(mut self: Box<Self>) -> Result<(), RunError> {
         self.queue.wait(self.rank, None)?;
-        self.end();
+        self.end(Leaving::Closed);
         Ok(())
     }
 
@@ -605,8 +605,8 @@ impl Queue {
                 }
             }
         };
-        let thread =
-            parallel::spawn(work).map_err(|e| RunError::exhausted("starting the thread of a session", &e))?;
+        let thread = parallel::spawn(work)
+            .map_err(|e| RunError::of_call("starting the thread of a session", "clone", e))?;
         Ok((sender, thread))
     }
 

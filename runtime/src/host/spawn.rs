@@ -28,9 +28,30 @@ pub(super) struct RankProcess {
     /// `None` until it has ended and was reaped.
     status: Option<ExitStatus>,
     is_stopped: bool,
-    /// Closed when the child begins its program; holds the error number where it cannot.
+    /// Closed when the child begins its program; holds its [`ChildReport`] where it cannot.
     begun: OwnedFd,
 }
+
+/// A system call that failed while a process was started.
+#[derive(Debug)]
+pub(super) struct CallFailure {
+    /// The name of the call.
+    pub call: &'static str,
+    pub error: io::Error,
+}
+
+impl CallFailure {
+    pub fn new(call: &'static str, error: impl Into<io::Error>) -> CallFailure {
+        CallFailure { call, error: error.into() }
+    }
+}
+
+/// The system calls of the child before its program, by their numbers in its report.
+const CHILD_CALLS: [&str; 5] = ["prctl", "getppid", "dup2", "fcntl", "execve"];
+
+/// What a child that cannot begin its program writes: which of [`CHILD_CALLS`] failed, and in the lower half the error
+/// number.
+type ChildReport = u64;
 
 /// What the child needs between fork and exec, where nothing may be allocated.
 struct Exec {
@@ -50,11 +71,16 @@ impl RankProcess {
     ///
     /// # Errors
     /// The system gives no process, descriptor or memory. Whether the program exists is not known yet.
-    pub fn start(command: &RankCommand, inherited: &OwnedFd, null: &File) -> io::Result<RankProcess> {
-        let (begun, theirs) = pipe2(OFlag::O_CLOEXEC)?;
-        let program = CString::new(command.program.as_os_str().as_bytes())?;
+    pub fn start(
+        command: &RankCommand,
+        inherited: &OwnedFd,
+        null: &File,
+    ) -> Result<RankProcess, CallFailure> {
+        let (begun, theirs) = pipe2(OFlag::O_CLOEXEC).map_err(|e| CallFailure::new("pipe2", e))?;
+        let text = |e| CallFailure::new("execve", io::Error::from(e));
+        let program = CString::new(command.program.as_os_str().as_bytes()).map_err(text)?;
         let given = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
-        let given = given.map(CString::new).collect::<Result<Vec<_>, _>>()?;
+        let given = given.map(CString::new).collect::<Result<Vec<_>, _>>().map_err(text)?;
         let arguments: Vec<CString> = [program.clone()].into_iter().chain(given).collect();
         let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
         let (inherited, launcher) = (inherited.as_raw_fd(), std::process::id() as libc::pid_t);
@@ -63,7 +89,7 @@ impl RankProcess {
             Exec { program, pointers, _arguments: arguments, null, inherited, begun: begun_fd, launcher };
         // SAFETY: the child makes only system calls that are safe between fork and exec, and never returns.
         match unsafe { libc::fork() } {
-            -1 => Err(io::Error::last_os_error()),
+            -1 => Err(CallFailure::new("clone", io::Error::last_os_error())),
             // SAFETY: this is the child, right after the fork.
             0 => unsafe { exec.run() },
             pid => Ok(RankProcess { pid, status: None, is_stopped: false, begun }),
@@ -74,19 +100,19 @@ impl RankProcess {
     ///
     /// # Errors
     /// The program cannot be run.
-    pub fn await_begin(&self, limit: Duration) -> io::Result<bool> {
+    pub fn await_begin(&self, limit: Duration) -> Result<bool, CallFailure> {
         let mut clock = ActiveClock::start();
         while clock.now() < limit {
             let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.begun), PollFlags::POLLIN)];
             match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
                 Ok(0) | Err(Errno::EINTR) => continue,
-                found => found?,
+                found => found.map_err(|e| CallFailure::new("poll", e))?,
             };
-            let mut error = [0; size_of::<i32>()];
-            return match read(&self.begun, &mut error) {
-                Ok(n) if n == error.len() => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(error))),
+            let mut report = [0; size_of::<ChildReport>()];
+            return match read(&self.begun, &mut report) {
+                Ok(n) if n == report.len() => Err(failure_of_child(ChildReport::from_ne_bytes(report))),
                 Ok(_) => Ok(true),
-                Err(e) => Err(e.into()),
+                Err(e) => Err(CallFailure::new("read", e)),
             };
         }
         Ok(false)
@@ -130,6 +156,11 @@ impl RankProcess {
     }
 }
 
+fn failure_of_child(report: ChildReport) -> CallFailure {
+    let call = CHILD_CALLS.get((report >> 32) as usize).copied().unwrap_or("execve");
+    CallFailure::new(call, io::Error::from_raw_os_error(report as u32 as i32))
+}
+
 impl Exec {
     /// Becomes the program of a rank.
     ///
@@ -143,16 +174,21 @@ impl Exec {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
             // The rank dies with the launcher, also if that died before this call.
-            let is_ready = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0
-                && libc::getppid() == self.launcher
-                && libc::dup2(self.null, 0) >= 0
-                && libc::dup2(self.null, 1) >= 0
-                && libc::fcntl(self.inherited, libc::F_SETFD, 0) == 0;
-            if is_ready {
+            let failed = if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                0
+            } else if libc::getppid() != self.launcher {
+                *libc::__errno_location() = libc::ESRCH;
+                1
+            } else if libc::dup2(self.null, 0) < 0 || libc::dup2(self.null, 1) < 0 {
+                2
+            } else if libc::fcntl(self.inherited, libc::F_SETFD, 0) != 0 {
+                3
+            } else {
                 libc::execvp(self.program.as_ptr(), self.pointers.as_ptr());
-            }
-            let error = *libc::__errno_location();
-            libc::write(self.begun, (&raw const error).cast(), size_of::<i32>());
+                4
+            };
+            let report: ChildReport = failed << 32 | u64::from((*libc::__errno_location()).unsigned_abs());
+            libc::write(self.begun, (&raw const report).cast(), size_of::<ChildReport>());
             libc::_exit(127)
         }
     }
@@ -192,7 +228,8 @@ mod tests {
         }
         assert_eq!(child.ended().and_then(|status| status.code()), Some(0));
         let missing = start("/nonexistent").await_begin(wait);
-        assert_eq!(missing.map_err(|e| e.kind()), Err(io::ErrorKind::NotFound));
+        let missing = missing.map_err(|failure| (failure.call, failure.error.kind()));
+        assert_eq!(missing, Err(("execve", io::ErrorKind::NotFound)));
 
         // SAFETY: the handler reads a static and raises a signal.
         assert_eq!(unsafe { libc::pthread_atfork(None, None, Some(stop_if_asked)) }, 0);

@@ -76,7 +76,7 @@ fn thread_of<'scope>(
     work: impl FnOnce() -> Outputs + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, Outputs>, RunError> {
     parallel::start(scope, work)
-        .map_err(|e| RunError::exhausted(format!("starting the thread of rank {rank}"), &e))
+        .map_err(|e| RunError::of_call(format!("starting the thread of rank {rank}"), "clone", e))
 }
 
 /// The start of all ranks: none begins before all have loaded, or one has failed to.

@@ -80,6 +80,11 @@ impl Kept {
     /// # Errors
     /// Its file cannot be read.
     pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>, RunError> {
-        tensor.loaded().map_err(|e| RunError::Invalid(format!("its tensor cannot be read: {e}")))
+        tensor.loaded().map_err(Kept::unread)
+    }
+
+    /// The error of a tensor whose file cannot be read.
+    pub fn unread(error: std::io::Error) -> RunError {
+        RunError::Invalid(format!("its tensor cannot be read: {error}"))
     }
 }

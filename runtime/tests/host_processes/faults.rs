@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, raise};
+use nix::sys::socket::{MsgFlags, recv, send};
 use nix::unistd::Pid;
 use symmc_runtime::Registry;
 use symmc_runtime::RunError;
@@ -16,10 +17,32 @@ use crate::programs::{Owned, command};
 pub const TESTS: &[Test] = &[
     ("a_killed_rank_ends_the_run", a_killed_rank_ends_the_run),
     ("a_stopped_rank_ends_the_run", a_stopped_rank_ends_the_run),
+    ("a_rank_that_stops_inside_a_message_is_named", a_rank_that_stops_inside_a_message_is_named),
     ("ranks_die_with_the_launcher", ranks_die_with_the_launcher),
     ("programs_that_are_no_ranks", programs_that_are_no_ranks),
     ("a_failing_step_ends_the_run", a_failing_step_ends_the_run),
 ];
+
+/// As rank 2 of a launcher, sends the beginning of a message over the control socket `fd`, and stops.
+pub fn send_part_of_a_message(fd: Option<&String>) {
+    let fd: i32 = fd.and_then(|fd| fd.parse().ok()).expect("a descriptor");
+    let mut welcome = [0; 4096];
+    let count = recv(fd, &mut welcome, MsgFlags::MSG_PEEK).expect("a message");
+    if String::from_utf8_lossy(&welcome[..count]).contains(r#""rank":2,"#) {
+        send(fd, br#"{"Hello":{"protocol":"#, MsgFlags::empty()).expect("sent");
+        raise(Signal::SIGSTOP).expect("a signal");
+    }
+}
+
+fn a_rank_that_stops_inside_a_message_is_named() {
+    let mut owned = Owned::mixed(8);
+    owned.config.limit = Duration::from_secs(2);
+    let program = std::env::current_exe().expect("this binary has a path");
+    let command = RankCommand { program, args: vec!["rank-partial".into()] };
+    let error = launch(&owned.job(), &command).expect_err("rank 2 is stopped");
+    assert!(matches!(error.cause(), RunError::Protocol { rank: 2, .. }), "{error:?}");
+    assert!(children(std::process::id()).is_empty(), "no rank is left");
+}
 
 /// A run that takes much longer than any test.
 fn endless() -> Owned {
@@ -128,7 +151,7 @@ fn programs_that_are_no_ranks() {
         let program = PathBuf::from(program);
         launch(&owned.job(), &RankCommand { program, args: Vec::new() }).expect_err("the run fails")
     };
-    assert!(matches!(run("/nonexistent"), RunError::System { .. }));
+    assert!(matches!(run("/nonexistent"), RunError::Unsupported(text) if text.contains("/nonexistent")));
     match run("/bin/false") {
         RunError::DiedOutside { how, .. } => assert_eq!(how, "exit code 1"),
         other => panic!("{other}"),

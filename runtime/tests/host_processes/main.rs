@@ -1,13 +1,14 @@
 //! Ranks as processes: results, and how runs end when ranks die, hang or differ.
 //!
 //! This binary is its own rank: `rank <fd>` runs the rank behind a control socket, `rank-with <kernels> <fd>` does
-//! so with other kernels of custom ops, `join` joins by the environment, `launcher` starts a run that does not
+//! so with other kernels of custom ops, `rank-partial <fd>` stops one rank inside a message, `join` joins by the environment, `launcher` starts a run that does not
 //! end. Otherwise it runs the tests whose names contain the first argument. Tests run one after another, so that
 //! the children of this process are the ranks of the test.
 
 mod custom;
 mod engines;
 mod faults;
+mod files;
 mod joining;
 mod programs;
 mod results;
@@ -26,6 +27,10 @@ fn main() -> ExitCode {
         Some("rank-with") => {
             return rank(args.get(2), &custom::kernels_of(args.get(1).map_or("", String::as_str)));
         }
+        Some("rank-partial") => {
+            faults::send_part_of_a_message(args.get(1));
+            return rank(args.get(1), &custom::kernels());
+        }
         Some("join") => return joining::member(),
         Some("launcher") => return faults::launcher(),
         Some("--list") => return ExitCode::SUCCESS,
@@ -33,7 +38,7 @@ fn main() -> ExitCode {
     }
     let filter = args.iter().find(|a| !a.starts_with('-'));
     let tests: Vec<Test> =
-        [results::TESTS, custom::TESTS, faults::TESTS, joining::TESTS, engines::TESTS].concat();
+        [results::TESTS, custom::TESTS, faults::TESTS, joining::TESTS, engines::TESTS, files::TESTS].concat();
     let mut failed = 0;
     for (name, test) in tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f.as_str()))) {
         let ok = std::panic::catch_unwind(test).is_ok();
@@ -45,7 +50,8 @@ fn main() -> ExitCode {
 
 fn rank(fd: Option<&String>, kernels: &Registry) -> ExitCode {
     let fd = fd.and_then(|fd| fd.parse().ok()).unwrap_or(-1);
-    match symmc_runtime::host::rank_main(fd, &Engines { kernels, others: &[&engines::Roll] }) {
+    match symmc_runtime::host::rank_main(fd, &Engines { kernels, others: &[&engines::Roll, &files::Uploads] })
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

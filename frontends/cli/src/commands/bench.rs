@@ -64,6 +64,8 @@ pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
     let command = own.rank_command();
+    // Measuring takes minutes.
+    symmc::check_file(&args.output)?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     if !all_right(&measured) {

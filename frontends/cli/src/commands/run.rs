@@ -91,6 +91,8 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let machine = args.compile.machine_file();
     let named = args.program.program.iter().chain(&args.tensors).chain(&args.plan).cloned().chain(machine);
     refuse_overwrites(args, output.as_deref(), &named.collect::<Vec<_>>())?;
+    let outputs = [output.as_deref(), args.profile_trace.as_deref()];
+    symmc::refuse_same_output(&outputs.into_iter().flatten().collect::<Vec<_>>())?;
     if let Some(file) = &output {
         symmc::check_output(file)?;
     }

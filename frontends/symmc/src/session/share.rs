@@ -48,11 +48,21 @@ impl Session {
     /// Copies a tensor to where an input lies; in contrast to [`write`](Self::write) its dtype and extents are compared.
     ///
     /// # Errors
-    /// As [`write`](Self::write); a symbol has no value, or the tensor has another dtype or other extents.
+    /// As [`write`](Self::write); a symbol has no value, the tensor has another dtype or other extents, or its file cannot be read.
     pub fn write_tensor(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
         let port = self.port(name, values::Prefer::Input)?;
         self.expect_type(name, port, tensor)?;
-        self.write(name, tensor.data())
+        let mut copy = Vec::new();
+        let data = match tensor.part().filter(|part| part.is_volatile()) {
+            // A file that another process shortens is an error.
+            Some(part) => {
+                copy.resize(part.range().len(), 0);
+                part.read(&mut copy).map_err(|e| Error::request(format!("{name}: {e}")))?;
+                &copy
+            }
+            None => tensor.data(),
+        };
+        self.write(name, data)
     }
 
     /// Refuses inputs that runs write, and those of the program's own.

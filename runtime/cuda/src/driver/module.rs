@@ -10,20 +10,19 @@
 mod cache;
 
 use std::ffi::CString;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::{result, sys};
 use sha2::{Digest, Sha256};
 
-use self::cache::{CodeKey, LoadedCode, ModuleCache};
+use self::cache::{CodeKey, LoadedCode, SharedModules};
 use super::device::Device;
 use crate::error::{CudaError, checked};
 
 /// The most machine code that stays loaded on a GPU without a user.
 const IDLE_BYTES: usize = 64 << 20;
 
-static MODULES: LazyLock<Mutex<ModuleCache<ModuleHandle>>> =
-    LazyLock::new(|| Mutex::new(ModuleCache::new(IDLE_BYTES)));
+static MODULES: LazyLock<SharedModules<ModuleHandle>> = LazyLock::new(|| SharedModules::new(IDLE_BYTES));
 
 /// The driver's handle of a module.
 #[derive(Clone, Copy, Debug)]
@@ -63,17 +62,11 @@ impl Module {
     pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module, CudaError> {
         let digest = Sha256::digest(code).into();
         let key = CodeKey { gpu: device.ordinal(), context: device.context_id()?, digest };
-        let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = modules.find(&key);
-        let code = match known {
-            Some(known) => known,
-            None => {
-                // SAFETY: the code is a whole image, which carries its own size.
-                let loaded = unsafe { result::module::load_data(code.as_ptr().cast()) };
-                let handle = checked(|| format!("loading {} bytes of machine code", code.len()), loaded)?;
-                modules.insert(LoadedCode { key, bytes: code.len(), module: ModuleHandle(handle) })
-            }
-        };
+        let code = MODULES.get_or_load(key, code.len(), || {
+            // SAFETY: the code is a whole image, which carries its own size.
+            let loaded = unsafe { result::module::load_data(code.as_ptr().cast()) };
+            checked(|| format!("loading {} bytes of machine code", code.len()), loaded).map(ModuleHandle)
+        })?;
         Ok(Module { device: device.clone(), handle: code.module, code: Some(code) })
     }
 
@@ -107,8 +100,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         self.code = None;
-        let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-        let evicted = modules.evict_idle(self.device.ordinal());
+        let evicted = MODULES.lock().evict_idle(self.device.ordinal());
         if evicted.is_empty() {
             return;
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use symmc_ir::Bindings;
 use symmc_ir::interp::{SeedConfig, Seeds};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundStep, ExecConfig, Executor, Registry};
+use symmc_runtime::exec::{BoundStep, ExecConfig, Executor, InputData, Registry};
 use symmc_runtime::host::RankRun;
 use symmc_runtime::session::{DeviceSession, Owner, Port, Whose, gave_back};
 
@@ -85,12 +85,12 @@ impl CudaSession<'_> {
     /// As [`DeviceSession::write`].
     pub(crate) fn write_all<'d>(
         &mut self,
-        all: impl Iterator<Item = (usize, &'d [u8])>,
+        all: impl Iterator<Item = (usize, InputData<'d>)>,
     ) -> Result<(), RunError> {
         let mut places = Vec::new();
         for (port, data) in all.map(|(input, data)| (Port::Input(input), data)) {
             let spot = self.spot(port)?;
-            self.expect_access(port, data.len())?;
+            self.expect_access(port, data.size())?;
             if spot.owner != Owner::Program {
                 places.push((spot.extent.address, data));
             }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use symmc_ir::Tensor;
 use symmc_runtime::RunError;
+use symmc_runtime::exec::{InputData, InputSource};
 use symmc_runtime::session::{DeviceMemory, DeviceName, Extent, Kept};
 
 use crate::arena::SymmetricArena;
@@ -75,8 +76,7 @@ unsafe fn write(device: &Arc<Device>, to: Address, data: &[u8]) -> Result<(), Ru
     let _callers = CallersContext::changed_to(device)?;
     let stream = Stream::new(device)?;
     // SAFETY: by the caller.
-    unsafe { upload(device, &stream, &[(to, data)])? };
-    Ok(())
+    unsafe { upload(device, &stream, &[(to, InputData::Memory(data))]) }
 }
 
 /// Copies data of a GPU to the host.
@@ -162,11 +162,25 @@ pub(super) fn keep(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result<Kept, R
     Ok(Kept { extent: DeviceMemory::extent(&copy.memory), owner: copy })
 }
 
+/// Reads a tensor in pieces. One that lies in a file is never mapped, and a file that changed is an error.
+#[derive(Debug)]
+struct TensorSource<'a>(&'a Tensor);
+
+impl InputSource for TensorSource<'_> {
+    fn size(&self) -> usize {
+        self.0.data().len()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        self.0.read(at, into).map_err(Kept::unread)
+    }
+}
+
 fn copied(device: &Arc<Device>, identity: Identity, tensor: &Arc<Tensor>) -> Result<Copy, RunError> {
-    let loaded = Kept::loaded(tensor)?;
-    let memory = Memory::new(device, "a tensor that sessions share", loaded.data().len())?;
+    let data = TensorSource(tensor);
+    let memory = Memory::new(device, "a tensor that sessions share", data.size())?;
     let stream = Stream::new(device)?;
     // SAFETY: the memory was just allocated for as many bytes.
-    unsafe { upload(device, &stream, &[(memory.address(), loaded.data())])? };
+    unsafe { upload(device, &stream, &[(memory.address(), InputData::Source(&data))])? };
     Ok(Copy { identity, memory })
 }

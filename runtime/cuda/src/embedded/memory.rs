@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use symmc_runtime::RunError;
+use symmc_runtime::exec::InputData;
 use symmc_runtime::session::{Extent, Location, Owner, Port, Spot, Whose};
 
 use super::piece::Piece;
@@ -69,15 +70,14 @@ impl CudaSession<'_> {
 
     /// Copies data of the host to memory that no run touches now.
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
-        self.upload_all(&[(to, data)])
+        self.upload_all(&[(to, InputData::Memory(data))])
     }
 
     /// The same for several.
-    pub(super) fn upload_all(&self, all: &[(Address, &[u8])]) -> Result<(), RunError> {
+    pub(super) fn upload_all(&self, all: &[(Address, InputData<'_>)]) -> Result<(), RunError> {
         let stream = &self.context()?.resources.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        unsafe { staging::upload(&self.device, stream, all)? };
-        Ok(())
+        unsafe { staging::upload(&self.device, stream, all) }
     }
 
     /// Refuses memory that the GPU of the session does not hold.

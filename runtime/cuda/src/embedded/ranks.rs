@@ -1,7 +1,7 @@
 //! What binds a rank to the others.
 
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Comm, Recorded, Seat};
+use symmc_runtime::host::{Comm, Leaving, Recorded, Seat};
 
 /// The ranks that a session runs with.
 pub(super) enum Ranks<'c> {
@@ -37,9 +37,9 @@ impl Ranks<'_> {
     }
 
     /// Leaves them in order, after this many runs.
-    pub fn leave(self, runs: u64) {
+    pub fn leave(self, runs: u64, leaving: Leaving) {
         if let Ranks::Group(seat) = self {
-            seat.leave(Recorded::Awaited, runs);
+            seat.leave(Recorded::Awaited, runs, leaving);
         }
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::Bound;
+use symmc_runtime::host::{Control, Leaving};
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
     Spot, Taken, ended, gave_back, in_progress,
@@ -39,8 +40,6 @@ use crate::{collective, resources};
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
-/// How long a run may go on after a peer left, which may have ended the same run.
-const FINISHING: Duration = Duration::from_millis(250);
 
 impl CudaSession<'_> {
     /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
@@ -265,10 +264,11 @@ impl CudaSession<'_> {
         }
         let alive = comm.alive();
         match &alive {
-            // A peer that left after it ended this run does not keep the run from ending here.
-            Err(error) if matches!(error.cause(), RunError::Left { .. }) => {
+            // A peer that closed its session after the runs of this rank does not keep them from ending here. The session has
+            // ended, so that nothing watches the other peers any more: that takes no longer than the limit.
+            Err(error) if has_ended_runs(comm.control(), error, self.runs) => {
                 let left = self.left.get_or_insert_with(Instant::now);
-                if left.elapsed() < FINISHING { Ok(()) } else { alive }
+                if left.elapsed() < self.config.limit { Ok(()) } else { alive }
             }
             _ => alive,
         }
@@ -357,6 +357,12 @@ impl CudaSession<'_> {
 /// Whether the driver says what it records next work behind.
 fn has_frontiers() -> Result<bool, CudaError> {
     Ok(driver::version()? >= [12, 3])
+}
+
+/// Whether the session ended because a peer closed it, after that peer had ended this many runs.
+fn has_ended_runs(control: &Control, end: &RunError, runs: u64) -> bool {
+    let RunError::Left { rank, .. } = end.cause() else { return false };
+    control.closed(*rank).is_some_and(|closed| closed >= runs)
 }
 
 /// Where the inputs of a program lie, whose data must stay.
@@ -515,12 +521,33 @@ impl DeviceSession for CudaSession<'_> {
     fn close(mut self: Box<Self>) -> Result<(), RunError> {
         let _context = self.entered()?;
         self.until_idle(None)?;
-        self.end();
+        self.end(Leaving::Closed);
         Ok(())
     }
 
     fn abort(mut self: Box<Self>, reason: &str) {
         let _context = self.entered();
         self.abandon(format!("aborted its session: {reason}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_runtime::host::{Comm, CommConfig, World};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_closed_its_session_has_ended_only_the_runs_that_it_says() {
+        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let comm = Comm::new(world, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
+        let left = |how: &str| RunError::Left { rank: 1, how: how.into() };
+        let ended = |error: &RunError, runs| has_ended_runs(comm.control(), error, runs);
+        // A peer that aborts its session says nothing.
+        assert!(!ended(&left("aborted its session: enough"), 0));
+        comm.control().set_closed(1, 5);
+        let closed = left("closed its session after 5 runs").reported_by(0);
+        assert_eq!([4, 5, 6].map(|runs| ended(&closed, runs)), [true, true, false]);
+        assert!(!ended(&RunError::Invalid("something else".into()), 0));
     }
 }

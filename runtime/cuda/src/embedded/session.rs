@@ -6,7 +6,7 @@ use std::time::Instant;
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, Seat};
+use symmc_runtime::host::{Comm, Group, HostConfig, Leaving, Seat};
 use symmc_runtime::session::{Ports, ended, gave_back};
 
 use super::context::{ExecutionContext, Sizes};
@@ -144,7 +144,7 @@ impl<'c> CudaSession<'c> {
     }
 
     /// Ends the session; peers may go on for a moment.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&mut self, leaving: Leaving) {
         if let Some(context) = &mut self.context {
             // Runs on streams of the caller count as the session's own.
             if self.flight.pending {
@@ -158,7 +158,7 @@ impl<'c> CudaSession<'c> {
         self.flight.clear();
         self.context = None;
         if let Some(ranks) = self.ranks.take() {
-            ranks.leave(self.runs);
+            ranks.leave(self.runs, leaving);
         }
     }
 
@@ -173,7 +173,7 @@ impl<'c> CudaSession<'c> {
                 None => drop(self.fail(left)),
             }
         }
-        self.end();
+        self.end(Leaving::Dropped);
     }
 }
 
@@ -183,7 +183,7 @@ impl Drop for CudaSession<'_> {
         let is_idle = self.context.is_none() || self.failure.is_some() || self.look().unwrap_or(true);
         if is_idle && self.failure.is_none() && !std::thread::panicking() {
             // Peers may still be in a run that this rank has ended.
-            return self.end();
+            return self.end(Leaving::Dropped);
         }
         let when = if is_idle { "without closing it" } else { "during a run" };
         self.abandon(format!("dropped its session {when}"));

@@ -110,6 +110,17 @@ pub(super) enum Order {
     Start,
 }
 
+/// What an answer of a rank changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Taken {
+    /// The rank owes no such answer, which is a fault of the rank.
+    Unexpected,
+    /// Other ranks owe theirs.
+    Waiting,
+    /// All ranks have answered.
+    Complete(Order),
+}
+
 /// Why a run cannot open.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Fault {
@@ -162,27 +173,29 @@ impl Coordinating {
         numbered.filter(|(_, answered)| !**answered).map(|(rank, _)| rank).collect()
     }
 
-    /// Takes a rank's answer. `None` if the rank owes no such answer, which is a fault of the rank.
-    pub fn answer(&mut self, rank: u32, answer: Answer, now: Duration) -> Option<Option<Order>> {
-        let answered = self.answered.get_mut(rank as usize)?;
-        if answer.stage() != self.stage || *answered {
-            return None;
-        }
+    /// Takes a rank's answer, and enters the next stage once all have answered.
+    pub fn answer(&mut self, rank: u32, answer: Answer, now: Duration) -> Taken {
+        let is_in_stage = answer.stage() == self.stage;
+        let Some(answered) =
+            self.answered.get_mut(rank as usize).filter(|answered| is_in_stage && !**answered)
+        else {
+            return Taken::Unexpected;
+        };
         *answered = true;
         if self.answered.contains(&false) {
-            return Some(None);
+            return Taken::Waiting;
         }
-        Some(Some(match self.stage {
-            Stage::Gathering => {
+        Taken::Complete(match answer {
+            Answer::Join => {
                 self.enter(Stage::Comparing, now);
                 Order::Welcome
             }
-            Stage::Comparing | Stage::Digesting | Stage::Started => Order::Compare,
-            Stage::Loading => {
+            Answer::Hello | Answer::Digests => Order::Compare,
+            Answer::Ready => {
                 self.enter(Stage::Started, now);
                 Order::Start
             }
-        }))
+        })
     }
 
     /// Enters the stage after [`Order::Compare`]: digesting or loading.

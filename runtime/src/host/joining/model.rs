@@ -178,14 +178,15 @@ impl World {
             machine.hasten(units(World::start_of(setting, rank) + LIMIT));
         }
         let before = machine.stage();
-        let told = match machine.answer(rank, answer, now).expect("it owes this answer") {
-            None => return,
-            Some(Order::Welcome) => Told::Welcome,
-            Some(Order::Start) => {
+        let told = match machine.answer(rank, answer, now) {
+            Taken::Unexpected => panic!("rank {rank} owes {answer:?}"),
+            Taken::Waiting => return,
+            Taken::Complete(Order::Welcome) => Told::Welcome,
+            Taken::Complete(Order::Start) => {
                 self.outcome = Some(Outcome::Started);
                 Told::Start
             }
-            Some(Order::Compare) => {
+            Taken::Complete(Order::Compare) => {
                 let wants_digests = setting.digests && before == Stage::Comparing;
                 machine.compared(wants_digests, now);
                 if wants_digests { Told::Digest } else { Told::Proceed }

@@ -3,8 +3,11 @@
 //! Code is *idle* when the cache holds the only reference to it. Idle code of a GPU stays loaded up to a limit of bytes;
 //! above that, the least recently used is evicted. The driver unloads the modules of a context that it destroys, and
 //! ids of contexts are never reused, so entries of a GPU's earlier context are forgotten, not unloaded.
+//!
+//! Code of one key is loaded by one thread, and other threads that want it wait for that. Loading holds no lock, so code of
+//! other keys, for example on other GPUs, is loaded at the same time.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What identifies loaded code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,13 +33,74 @@ pub(super) struct LoadedCode<M> {
 #[derive(Debug)]
 pub(super) struct ModuleCache<M> {
     entries: Vec<Arc<LoadedCode<M>>>,
+    /// The keys of code that threads are loading.
+    loading: Vec<CodeKey>,
     /// The most idle bytes for each GPU.
     idle_limit: usize,
 }
 
+/// The code of a process, for all its threads.
+#[derive(Debug)]
+pub(super) struct SharedModules<M> {
+    cache: Mutex<ModuleCache<M>>,
+    /// Notified whenever a thread stops loading.
+    changed: Condvar,
+}
+
+impl<M> SharedModules<M> {
+    pub fn new(idle_limit: usize) -> SharedModules<M> {
+        SharedModules { cache: Mutex::new(ModuleCache::new(idle_limit)), changed: Condvar::new() }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, ModuleCache<M>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The code of this key, which is loaded unless it is there. Waits for another thread that loads the same.
+    ///
+    /// # Errors
+    /// Those of `load`. Threads that waited try to load it themselves then.
+    pub fn get_or_load<E>(
+        &self,
+        key: CodeKey,
+        bytes: usize,
+        load: impl FnOnce() -> Result<M, E>,
+    ) -> Result<Arc<LoadedCode<M>>, E> {
+        let mut cache = self.lock();
+        loop {
+            if let Some(known) = cache.find(&key) {
+                return Ok(known);
+            }
+            if !cache.loading.contains(&key) {
+                break;
+            }
+            cache = self.changed.wait(cache).unwrap_or_else(PoisonError::into_inner);
+        }
+        cache.loading.push(key);
+        drop(cache);
+        // Also ended by a panic.
+        let _loading = Loading { modules: self, key };
+        let module = load()?;
+        Ok(self.lock().insert(LoadedCode { key, bytes, module }))
+    }
+}
+
+/// The time in which a thread loads code.
+struct Loading<'a, M> {
+    modules: &'a SharedModules<M>,
+    key: CodeKey,
+}
+
+impl<M> Drop for Loading<'_, M> {
+    fn drop(&mut self) {
+        self.modules.lock().loading.retain(|key| *key != self.key);
+        self.modules.changed.notify_all();
+    }
+}
+
 impl<M> ModuleCache<M> {
     pub fn new(idle_limit: usize) -> ModuleCache<M> {
-        ModuleCache { entries: Vec::new(), idle_limit }
+        ModuleCache { entries: Vec::new(), loading: Vec::new(), idle_limit }
     }
 
     /// The loaded code of this key. Forgets the entries of earlier contexts of the same GPU.
@@ -129,5 +193,65 @@ mod tests {
         drop(used);
         assert_eq!(evicted(&mut cache, 0), [1]);
         assert_eq!(cache.find(&key(0, 1, 4)).map(|code| code.module), Some(4));
+    }
+
+    /// Waits for a number of threads to come here; whether they have within half a minute.
+    fn meet(met: &(Mutex<u32>, Condvar), count: u32) -> bool {
+        let (arrived, changed) = met;
+        let mut arrived = arrived.lock().unwrap();
+        *arrived += 1;
+        changed.notify_all();
+        let limit = std::time::Duration::from_secs(30);
+        let (arrived, _) = changed.wait_timeout_while(arrived, limit, |arrived| *arrived < count).unwrap();
+        *arrived >= count
+    }
+
+    #[test]
+    fn code_of_different_keys_is_loaded_at_the_same_time() {
+        let modules = SharedModules::<u8>::new(100);
+        let met = (Mutex::new(0), Condvar::new());
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let (modules, met) = (&modules, &met);
+                // Every thread is inside of its load at once.
+                let load = move || meet(met, 4).then_some(number).ok_or("the others do not load");
+                let key = key(u32::from(number) / 2, u64::from(number) / 2, number);
+                scope.spawn(move || {
+                    assert_eq!(modules.get_or_load(key, 10, load).map(|c| c.module), Ok(number))
+                });
+            }
+        });
+        assert!(modules.lock().loading.is_empty());
+    }
+
+    #[test]
+    fn code_of_one_key_is_loaded_once_and_again_after_a_failure() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let modules = SharedModules::<u8>::new(100);
+        let (loads, same) = (AtomicU32::new(0), key(0, 1, 1));
+        let met = (Mutex::new(0), Condvar::new());
+        let load = || {
+            // The other threads wait meanwhile, as far as they have come. The first load fails, the second panics.
+            match loads.fetch_add(1, Ordering::SeqCst) {
+                0 => Err("no memory"),
+                1 => panic!("in the driver"),
+                _ => Ok(7),
+            }
+        };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        meet(&met, 8);
+                        modules.get_or_load(same, 10, load)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join()).collect()
+        });
+        assert_eq!(loads.load(Ordering::SeqCst), 3);
+        let loaded: Vec<_> = results.iter().filter_map(|r| r.as_ref().ok()?.as_ref().ok()).collect();
+        assert_eq!(loaded.len(), 6);
+        assert!(loaded.iter().all(|code| code.module == 7 && Arc::ptr_eq(code, loaded[0])));
     }
 }
