@@ -97,7 +97,7 @@ pub use tensors::TensorFile;
 pub use weights::Weights;
 
 // Plans, their proof and their reports.
-pub use against_source::{ComparedPart, SourceComparison, SourceStatus, compare_with_source};
+pub use against_source::compare_with_source;
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
 pub use compile::{
@@ -106,6 +106,9 @@ pub use compile::{
 pub use machine::machine;
 pub use symmc_check::CheckedPlan;
 pub use symmc_check::Report;
+pub use symmc_compare::{
+    ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
+};
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};
