@@ -3,14 +3,27 @@
 use symmc_check::CheckedPlan;
 use symmc_compare::{SourceComparison, SourceDifferences};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// Compares the programs of a plan with its source, node by node, and on drawn values where the nodes differ.
 pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
     symmc_compare::compare(plan)
 }
 
-/// An error of kind [`ErrorKind::Check`](crate::ErrorKind::Check) that lists the differences.
+/// Requires that a comparison without differences covers every part at all sizes that matter.
+///
+/// # Errors
+/// What was not compared ([`ErrorKind::Check`]).
+pub fn require_compared(compared: &SourceComparison) -> Result<(), Error> {
+    if compared.is_complete() {
+        return Ok(());
+    }
+    let text = compared.to_string();
+    let message = format!("the plan was not compared with its source at all sizes: {}", text.trim_end());
+    Err(Error::new(ErrorKind::Check, message))
+}
+
+/// An error of kind [`ErrorKind::Check`] that lists the differences.
 impl From<SourceDifferences> for Error {
     fn from(differences: SourceDifferences) -> Error {
         Error::unlike_source(differences.0)

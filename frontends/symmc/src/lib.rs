@@ -97,7 +97,7 @@ pub use tensors::TensorFile;
 pub use weights::Weights;
 
 // Plans, their proof and their reports.
-pub use against_source::compare_with_source;
+pub use against_source::{compare_with_source, require_compared};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
 pub use compile::{
@@ -139,7 +139,7 @@ pub use session::{Gpu, Progress};
 pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
-pub use error::{Error, ErrorKind, UnknownGroup};
+pub use error::{Error, ErrorKind, GroupSyntax, UnknownGroup};
 pub use symmc_runtime::DataFault;
 
 /// The ONNX ops that are imported as more than opaque ones, and what they become.
