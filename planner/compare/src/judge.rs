@@ -262,7 +262,7 @@ impl Rounding {
 }
 
 /// The root on each rank.
-fn results(
+pub(crate) fn results(
     concrete: &Concrete,
     drawing: &Drawing,
     draw: (Kind, u64),

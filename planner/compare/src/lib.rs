@@ -28,6 +28,8 @@ mod number;
 mod parts;
 mod region;
 mod sizes;
+#[cfg(test)]
+mod sweep;
 mod walk;
 mod windows;
 
