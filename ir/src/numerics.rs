@@ -71,6 +71,11 @@ impl Numerics {
         Numerics { classes: self.classes | class.bit() }
     }
 
+    /// The classes as a part of a line of a report, behind a comma; empty for the empty set.
+    pub fn report_suffix(&self) -> String {
+        if self.is_strict() { String::new() } else { format!(", numerics {self}") }
+    }
+
     /// The classes in the set, in order of declaration.
     pub fn classes(self) -> impl Iterator<Item = NumericsClass> {
         NumericsClass::ALL.iter().copied().filter(move |class| self.allows(*class))

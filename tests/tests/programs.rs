@@ -2,9 +2,10 @@
 //! what the GPUs gave and with the interpreter.
 
 use symmc::{
-    Backend, Config, Draw, ErrorKind, OpenOptions, Profile, Program, RunConfig, TensorFile, Workload,
+    Backend, CheckedPlan, Config, Draw, ErrorKind, OpenOptions, Profile, Program, RunConfig, TensorFile,
+    Workload,
 };
-use symmc_ir::interp::{Tolerance, compare};
+use symmc_ir::interp::{RoundingHistory, Runs, Tolerance, compare};
 use symmc_tests::{GRAPHS, RUNNABLE, files, program};
 
 fn open(stem: &str, ranks: u32) -> Program {
@@ -16,17 +17,23 @@ fn tensors(stem: &str) -> TensorFile {
     TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors")
 }
 
+/// The rounding history of each output.
+fn histories(plan: &CheckedPlan) -> Vec<RoundingHistory> {
+    plan.output_histories(plan.buckets[0].program, Runs::One).expect("histories")
+}
+
 /// Every rank's outputs are near the expected ones, by the default tolerances.
 #[track_caller]
 fn assert_near(
+    plan: &CheckedPlan,
     found: &[Vec<symmc::Tensor>],
     expected: &[Vec<Option<std::sync::Arc<symmc::Tensor>>>],
     what: &str,
 ) {
     for (found, expected) in found.iter().zip(expected) {
-        for (f, e) in found.iter().zip(expected) {
+        for ((f, e), history) in found.iter().zip(expected).zip(histories(plan)) {
             let e = e.as_ref().expect("recorded");
-            let c = compare(f, e, Tolerance::of(e));
+            let c = compare(f, e, Tolerance::of_history(&history, e));
             assert!(c.agrees(), "{what}: {c}");
         }
     }
@@ -42,7 +49,7 @@ fn recorded_outputs_are_reproduced() {
         for backend in [Backend::Interpreter, Backend::Threads] {
             let config = RunConfig::default().with_repeats(3);
             let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
-            assert_near(&found, &expected, &format!("{stem} on {backend:?}"));
+            assert_near(&plan, &found, &expected, &format!("{stem} on {backend:?}"));
         }
     }
 }
@@ -79,7 +86,7 @@ fn any_number_of_tokens_in_range_runs() {
                 .into_iter()
                 .map(|r| r.into_iter().map(|t| Some(std::sync::Arc::new(t))).collect())
                 .collect();
-            assert_near(&run(Backend::Threads), &expected, &format!("{stem} with {tokens} tokens"));
+            assert_near(&plan, &run(Backend::Threads), &expected, &format!("{stem} with {tokens} tokens"));
         }
     }
 }
@@ -112,9 +119,11 @@ fn graph_only_programs_run_on_drawn_weights() {
             Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
         let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
         let (found, expected) = (run(Backend::Threads), run(Backend::Interpreter));
-        for (f, e) in found.iter().flatten().zip(expected.iter().flatten()) {
-            let c = compare(f, e, Tolerance::of(e));
-            assert!(c.agrees(), "{stem}: {c}");
+        for (found, expected) in found.iter().zip(&expected) {
+            for ((f, e), history) in found.iter().zip(expected).zip(histories(&plan)) {
+                let c = compare(f, e, Tolerance::of_history(&history, e));
+                assert!(c.agrees(), "{stem}: {c}");
+            }
         }
     }
 }
@@ -143,7 +152,7 @@ fn reproduced(stem: &str, options: OpenOptions) {
     let expected = work.expected.clone().expect("recorded outputs");
     for backend in [Backend::Interpreter, Backend::Threads] {
         let found = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-        assert_near(&found, &expected, &format!("{stem} on {backend:?}"));
+        assert_near(&plan, &found, &expected, &format!("{stem} on {backend:?}"));
     }
 }
 

@@ -185,6 +185,15 @@ uint32_t symmc_plan_ranks(const symmc_plan *plan);
 /* What was decided, in lines for people. The text is the plan's and stays as long as it; NULL for NULL. */
 const char *symmc_plan_report(const symmc_plan *plan);
 
+/* Compares a plan with the source that it carries: node by node, and on drawn values where the nodes differ. Differences are
+ * `SYMMC_ERROR_CHECK`. So are parts that were not compared, or not at all sizes, if `require_compared` is not 0.
+ * `symmc_plan_comparison` says what was compared. The first call compares; others return what it found. */
+symmc_status symmc_plan_compare(const symmc_plan *plan, int32_t require_compared);
+
+/* What `symmc_plan_compare` compared and what it left out, in lines for people. The text is the plan's and stays as long as it;
+ * NULL before that call, and for NULL. */
+const char *symmc_plan_comparison(const symmc_plan *plan);
+
 /* Frees a plan. Sessions of it go on. NULL is none. */
 void symmc_plan_free(symmc_plan *plan);
 

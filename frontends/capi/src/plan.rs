@@ -2,8 +2,9 @@
 
 use std::ffi::{CString, c_char};
 use std::path::Path;
+use std::sync::OnceLock;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Numerics};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Numerics, SourceComparison};
 
 use crate::error::{c_text, free, guard, handle, handle_mut, make, slice, symmc_status, text};
 use crate::program::symmc_program;
@@ -15,19 +16,28 @@ pub struct symmc_options(Config);
 pub struct symmc_plan {
     pub(crate) plan: CheckedPlan,
     report: CString,
+    /// The comparison with the source and its text, from the first use on.
+    comparison: OnceLock<(SourceComparison, CString)>,
 }
 
 impl symmc_plan {
     fn new(plan: CheckedPlan) -> symmc_plan {
         let report = c_text(&report(&plan));
-        symmc_plan { plan, report }
+        symmc_plan { plan, report, comparison: OnceLock::new() }
+    }
+
+    fn comparison(&self) -> &(SourceComparison, CString) {
+        self.comparison.get_or_init(|| {
+            let comparison = symmc::compare_with_source(&self.plan);
+            let text = c_text(&comparison.to_string());
+            (comparison, text)
+        })
     }
 }
 
 /// What was decided, for people.
 fn report(plan: &CheckedPlan) -> String {
-    let numerics =
-        if plan.numerics.is_strict() { String::new() } else { format!(", numerics {}", plan.numerics) };
+    let numerics = plan.numerics.report_suffix();
     let mut lines =
         vec![format!("{}: {} ranks, machine {}{numerics}", plan.source.name, plan.ranks, plan.machine)];
     for bucket in &plan.buckets {
@@ -234,6 +244,34 @@ pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
 pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: by the caller.
     unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.report.as_ptr())
+}
+
+/// Compares a plan with the source that it carries: node by node, and on drawn values where the nodes differ. Differences are
+/// `SYMMC_ERROR_CHECK`. So are parts that were not compared, or not at all sizes, if `require_compared` is not 0.
+/// `symmc_plan_comparison` says what was compared. The first call compares; others return what it found.
+///
+/// # Safety
+/// `plan` is a plan.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_compared: i32) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let plan = unsafe { handle(plan, "plan") }?;
+        let comparison = plan.comparison().0.clone().agreed()?;
+        if require_compared != 0 { symmc::require_compared(&comparison) } else { Ok(()) }
+    })
+}
+
+/// What `symmc_plan_compare` compared and what it left out, in lines for people. The text is the plan's and stays as long as it;
+/// NULL before that call, and for NULL.
+///
+/// # Safety
+/// `plan` is a plan or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *const c_char {
+    // SAFETY: by the caller.
+    let found = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
+    found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
 
 /// Frees a plan. Sessions of it go on. NULL is none.

@@ -67,6 +67,10 @@ static void of_programs(const char *folder) {
     must(symmc_compile(program, options, &plan));
     snprintf(path, sizeof path, "%s/no/plan.json", folder);
     refused(symmc_plan_write(plan, path), INPUT, path);
+    refused(symmc_plan_compare(NULL, 0), INPUT, "the handle of the plan is NULL");
+    expect(symmc_plan_comparison(NULL) == NULL && symmc_plan_comparison(plan) == NULL);
+    must(symmc_plan_compare(plan, 1));
+    expect(strstr(symmc_plan_comparison(plan), "equal to its source") != NULL);
     symmc_plan_free(plan);
     symmc_options_free(options);
     symmc_program_free(program);

@@ -126,8 +126,8 @@ not proven: node by node, and on drawn values where nodes differ, at both ends o
 change. The last lines say whether the plan is equal to its source, equal by comparison of named parts, not compared (with the
 reasons), or different.
 
-Exit codes: 0 safe, and no difference found; 1 unsafe or different, with up to 100 findings, or not compared under
---require-compared; 2 not a plan.";
+Exit codes: 0 safe, and no difference found; 1 unsafe or different, with up to 100 findings, or not compared, or not
+at all sizes that matter, under --require-compared; 2 not a plan.";
 
 const PRINT_EXAMPLES: &str = "\
 Examples:
@@ -193,7 +193,8 @@ pub enum PlanFormat {
 pub struct CheckArgs {
     /// The plan
     pub plan: PathBuf,
-    /// Fail (exit code 1) if any part of the plan was not compared with its source, up to the largest sizes
+    /// Fail (exit code 1) if any part of the plan was not compared with its source, or not up to the largest sizes and where
+    /// conditions on sizes change
     #[arg(long)]
     pub require_compared: bool,
 }

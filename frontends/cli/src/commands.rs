@@ -13,7 +13,6 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use symmc::unstable::ir::text;
-use symmc::{SourceComparison, SourceStatus};
 
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
 use crate::load;
@@ -67,63 +66,10 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     let at = args.plan.display();
     put(&format!("{at}: safe on {}. {}\n", count(plan.ranks, "rank"), plan.report()))?;
     let compared = symmc::compare_with_source(&plan);
-    put(&format!("{at}: {}", against_source(&compared)))?;
-    let compared = compared.agreed()?;
-    // A part that is too large at the upper end of a bucket was compared at smaller sizes only.
-    let is_partial = compared.parts.iter().any(|part| part.up_to.is_some());
-    let failed = args.require_compared && (is_partial || compared.status() == SourceStatus::NotCompared);
+    put(&format!("{at}: {compared}"))?;
+    let compared = compared.agreed().map_err(symmc::Error::from)?;
+    let failed = args.require_compared && !compared.is_complete();
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// The most parts that are listed.
-const MOST_PARTS: usize = 20;
-
-/// The report of a comparison with the source.
-fn against_source(compared: &SourceComparison) -> String {
-    let buckets = |n: usize| count(n as u64, "bucket");
-    let parts = |n: usize| count(n as u64, "part");
-    let mut text = match compared.status() {
-        SourceStatus::Equal => {
-            format!("equal to its source, node for node, in {}\n", buckets(compared.buckets))
-        }
-        SourceStatus::EqualByParts => format!(
-            "equal to its source by comparison of {} on drawn values ({}); all else is equal node for node\n",
-            parts(compared.parts.len()),
-            count(compared.elements, "element"),
-        ),
-        SourceStatus::Different => {
-            let all = compared.differences.len() + compared.more_differences;
-            format!("{} from its source\n", count(all as u64, "difference"))
-        }
-        _ => {
-            let left = compared.left_out.iter().map(|(_, n)| n).sum();
-            format!("not compared with its source in {}; no difference found in what was\n", parts(left))
-        }
-    };
-    for part in compared.parts.iter().take(MOST_PARTS) {
-        let places = if part.places > 1 { format!(", in {} places", part.places) } else { String::new() };
-        let up_to = part
-            .up_to
-            .as_ref()
-            .map_or(String::new(), |at| format!(", up to {at}; larger sizes take too long"));
-        text.push_str(&format!(
-            "  compared: %{} ({} of the source, {} planned{places}{up_to})\n",
-            part.value,
-            count(part.source_nodes as u64, "node"),
-            part.planned_nodes,
-        ));
-    }
-    if let Some(more) = compared.parts.len().checked_sub(MOST_PARTS).filter(|more| *more > 0) {
-        text.push_str(&format!("  compared: {} more\n", parts(more)));
-    }
-    for (reason, times) in &compared.left_out {
-        let places = if *times > 1 { format!(" (and {} more)", times - 1) } else { String::new() };
-        text.push_str(&format!("  not compared: {reason}{places}\n"));
-    }
-    for what in &compared.undecided {
-        text.push_str(&format!("  differs for some drawn values only, as ties and roundings do: {what}\n"));
-    }
-    text
 }
 
 /// The ops of the text form.

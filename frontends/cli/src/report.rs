@@ -65,9 +65,7 @@ pub fn rest(plan: &CheckedPlan) -> String {
 /// Ranks, machine, numerics classes if there are any, and buckets.
 pub fn sizes(plan: &Plan) -> String {
     let (ranks, buckets) = (count(plan.ranks, "rank"), count(plan.buckets.len() as u64, "bucket"));
-    let numerics =
-        if plan.numerics.is_strict() { String::new() } else { format!(", numerics {}", plan.numerics) };
-    format!("{ranks}, machine {}{numerics}, {buckets}", plan.machine)
+    format!("{ranks}, machine {}{}, {buckets}", plan.machine, plan.numerics.report_suffix())
 }
 
 /// One line for each symbol whose largest values no bucket serves.

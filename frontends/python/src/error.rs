@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyException, PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
-use symmc::{DataFault, ErrorKind};
+use symmc::{DataFault, ErrorKind, GroupSyntax};
 
 create_exception!(
     symmc,
@@ -56,7 +56,7 @@ fn bad_data(fault: DataFault, text: &str) -> PyErr {
 
 /// An exception for an error.
 pub fn raised(error: symmc::Error) -> PyErr {
-    let text = format!("{error}{}", stated_groups(&error));
+    let text = format!("{error}{}", error.group_hint(&ARGUMENTS));
     let exception = match error.kind() {
         ErrorKind::Input if error.data_fault().is_some() => {
             bad_data(error.data_fault().unwrap_or(DataFault::Other), &text)
@@ -89,14 +89,12 @@ pub fn raised(error: symmc::Error) -> PyErr {
     exception
 }
 
-/// The argument that states the members of groups, where a program is refused for them; empty or starting with a separator.
-fn stated_groups(error: &symmc::Error) -> String {
-    let groups = error.unknown_groups();
-    let [first, ..] = groups.as_slice() else { return String::new() };
-    let entries: Vec<String> = groups.iter().map(|g| format!("{:?}: {:?}", g.name, g.example)).collect();
-    let all = first.all_ranks.map_or(String::new(), |n| format!(", or ranks={n} if it is all ranks"));
-    format!("; give the ranks of each cell, such as groups={{{}}}{all}", entries.join(", "))
-}
+/// Groups as arguments of functions.
+const ARGUMENTS: GroupSyntax = GroupSyntax {
+    entry: |group| format!("{:?}: {:?}", group.name, group.example),
+    entries: |entries| format!("groups={{{}}}", entries.join(", ")),
+    ranks: |ranks| format!("ranks={ranks}"),
+};
 
 /// An exception for what the caller gave.
 pub fn refused(message: impl Into<String>) -> PyErr {

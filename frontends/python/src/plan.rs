@@ -249,10 +249,19 @@ impl Plan {
         found
     }
 
-    /// Proves the plan safe once more, and says what the proof looked at.
-    fn check(&self, py: Python<'_>) -> PyResult<String> {
+    /// Proves the plan safe once more and compares it with its source. Returns what the proof looked at and what was compared, in
+    /// lines. Differences raise a `CheckError`; so do parts that were not compared, or not at all sizes, with `require_compared`.
+    #[pyo3(signature = (*, require_compared=false))]
+    fn check(&self, py: Python<'_>, require_compared: bool) -> PyResult<String> {
         let plan = self.0.clone();
-        long(py, "check", move || symmc::check(&plan)).map(|report| report.to_string())
+        long(py, "check", move || {
+            let report = symmc::check(&plan)?;
+            let compared = symmc::compare_with_source(&plan).agreed()?;
+            if require_compared {
+                symmc::require_compared(&compared)?;
+            }
+            Ok(format!("{report}\n{compared}").trim_end().to_string())
+        })
     }
 
     /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, flags, scratch, and at most for inputs

@@ -98,7 +98,9 @@ class Plans(unittest.TestCase):
     def test_a_plan_reports_explains_and_checks_itself(self):
         self.assertIn("%y", self.plan.report())
         self.assertIn("%y", self.plan.explain("y"))
-        self.assertIn("2 buckets", self.plan.check())
+        report = self.plan.check(require_compared=True)
+        self.assertIn("2 buckets", report)
+        self.assertIn("equal to its source", report)
         self.assertEqual(set(self.plan.memory()), {"symmetric", "ordinary", "flags", "scratch", "held"})
         with self.assertRaisesRegex(symmc.InputError, "7"):
             self.plan.memory(7)

@@ -205,6 +205,17 @@ impl Error {
         Vec::new()
     }
 
+    /// How to state the members of the [`unknown_groups`](Self::unknown_groups), in the syntax of a frontend. Empty for other
+    /// errors; else it begins with a separator.
+    pub fn group_hint(&self, syntax: &GroupSyntax) -> String {
+        let groups = self.unknown_groups();
+        let [first, ..] = groups.as_slice() else { return String::new() };
+        let entries: Vec<String> = groups.iter().map(syntax.entry).collect();
+        let all = first.all_ranks.map(syntax.ranks);
+        let all = all.map_or(String::new(), |ranks| format!(", or {ranks} if it is all ranks"));
+        format!("; give the ranks of each cell, such as {}{all}", (syntax.entries)(&entries))
+    }
+
     /// The error of the importer of `.pt2`, if that is the cause.
     #[cfg(feature = "torch")]
     fn torch_error(&self) -> Option<&symmc_torch::ImportError> {
@@ -575,6 +586,17 @@ pub struct UnknownGroup {
     pub example: Vec<Vec<u32>>,
     /// The number of ranks with which it would be the group of all ranks, if the number of ranks is not known.
     pub all_ranks: Option<u32>,
+}
+
+/// How the callers of a frontend state the members of groups.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupSyntax {
+    /// A group with its example cells.
+    pub entry: fn(&UnknownGroup) -> String,
+    /// All groups.
+    pub entries: fn(&[String]) -> String,
+    /// The number of ranks.
+    pub ranks: fn(u32) -> String,
 }
 
 /// The groups that an archive does not describe.

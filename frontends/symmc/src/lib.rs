@@ -98,7 +98,7 @@ pub use tensors::TensorFile;
 pub use weights::Weights;
 
 // Plans, their proof and their reports.
-pub use against_source::{ComparedPart, SourceComparison, SourceStatus, compare_with_source};
+pub use against_source::{compare_with_source, require_compared};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
 pub use compile::{
@@ -108,6 +108,9 @@ pub use estimate::{estimate, estimate_plain};
 pub use machine::machine;
 pub use symmc_check::CheckedPlan;
 pub use symmc_check::Report;
+pub use symmc_compare::{
+    ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
+};
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};
@@ -140,7 +143,7 @@ pub use session::{Gpu, Progress};
 pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
-pub use error::{Error, ErrorKind, UnknownGroup};
+pub use error::{Error, ErrorKind, GroupSyntax, UnknownGroup};
 pub use symmc_runtime::DataFault;
 
 /// The ONNX ops that are imported as more than opaque ones, and what they become.

@@ -10,6 +10,7 @@
 use std::fmt;
 
 use super::rounding::RoundingHistory;
+use super::spread::{BEYOND_SEEN, Spread, distance};
 use crate::tensor::Tensor;
 use crate::types::DType;
 
@@ -20,7 +21,7 @@ pub struct Tolerance {
     pub absolute: f64,
     /// So much of the expected element's magnitude.
     pub relative: f64,
-    /// Whether an infinity or NaN may stand for a finite element.
+    /// Whether an infinity or NaN may stand for a finite element, if runs with noise show one.
     pub may_overflow: bool,
 }
 
@@ -56,6 +57,33 @@ impl Tolerance {
         let steps = 4.0 * coarsest(least_step);
         let absolute = relative * typical(expected) + steps;
         Tolerance { absolute, relative, may_overflow: history.may_overflow() }
+    }
+
+    /// For results that are stored in a finer type than values they were computed from: the tolerance of that type, as if
+    /// nothing coarser were in the history. Runs with noise widen it ([`widened_by_noise`](Self::widened_by_noise)).
+    pub fn of_own_type(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
+        let limit = Tolerance::of_history(history, expected);
+        let own = Tolerance::fraction(expected.dtype());
+        if own == 0.0 || own >= limit.relative { limit } else { limit.scaled_to(own) }
+    }
+
+    /// This tolerance, widened to several times the largest move of a typical element in a run with noise, and at most to
+    /// `limit`. How far rounding moves a result that is averaged over many rounded values follows from no type.
+    #[must_use]
+    pub fn widened_by_noise(self, expected: &Tensor, noisy: &Tensor, limit: Tolerance) -> Tolerance {
+        if limit.relative <= self.relative || expected.numel() != noisy.numel() {
+            return self;
+        }
+        let typical = typical(expected);
+        let moves = (0..expected.numel()).map(|i| (expected.get_f64(i), noisy.get_f64(i)));
+        let finite = moves.filter(|(e, n)| e.is_finite() && n.is_finite() && e.abs() + typical > 0.0);
+        let most = finite.map(|(e, n)| (n - e).abs() / (e.abs() + typical)).fold(0.0, f64::max);
+        limit.scaled_to((BEYOND_SEEN * most).clamp(self.relative, limit.relative))
+    }
+
+    /// The tolerance with another fraction.
+    fn scaled_to(self, relative: f64) -> Tolerance {
+        Tolerance { absolute: self.absolute * relative / self.relative, relative, ..self }
     }
 
     /// The fraction that elements of a dtype may differ by: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and 4e-2 for bf16.
@@ -213,54 +241,6 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// How far elements move when every rounding of the run that computed them is moved
-/// ([`run_with_noise`](super::run_with_noise)).
-#[derive(Clone, PartialEq, Debug)]
-pub struct Spread {
-    /// For each element the largest move that was seen; infinite where it became, or ceased to be, infinite or NaN.
-    moved: Vec<f64>,
-}
-
-/// Correct results may be this much farther apart than the largest move that was seen.
-const BEYOND_SEEN: f64 = 4.0;
-
-impl Spread {
-    /// No element moves.
-    pub fn none(expected: &Tensor) -> Spread {
-        Spread { moved: vec![0.0; expected.numel()] }
-    }
-
-    /// Takes in one run with noise; whether an element moved farther than before.
-    pub fn widen(&mut self, expected: &Tensor, noisy: &Tensor) -> bool {
-        let mut wider = false;
-        for (i, moved) in self.moved.iter_mut().enumerate().take(noisy.numel()) {
-            let now = distance(noisy, expected, i);
-            let now = if now.is_nan() { f64::INFINITY } else { now };
-            if now > *moved {
-                *moved = now;
-                wider = true;
-            }
-        }
-        wider
-    }
-
-    fn covers(&self, element: usize, difference: f64) -> bool {
-        match self.moved.get(element) {
-            Some(moved) if moved.is_infinite() => true,
-            Some(moved) => difference <= BEYOND_SEEN * moved,
-            None => false,
-        }
-    }
-}
-
-/// The distance of two elements; NaN if exactly one of them is NaN.
-fn distance(found: &Tensor, expected: &Tensor, i: usize) -> f64 {
-    match found.dtype().is_float() {
-        true => difference(found.get_f64(i), expected.get_f64(i)),
-        false => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
-    }
-}
-
 /// Compares element by element: integers and booleans exactly, floats within `tolerance`.
 pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Comparison {
     compare_within(found, expected, tolerance, None)
@@ -293,15 +273,13 @@ fn compare_within(
         if difference == 0.0 {
             continue;
         }
-        let is_finite = |tensor: &Tensor| tensor.get_f64(i).is_finite();
-        if tolerance.may_overflow && is_finite(expected) && !is_finite(found) {
-            out.overflowed += 1;
-            continue;
-        }
         let allowed = tolerance.allowed(expected.get_f64(i));
         let within = difference.is_finite() && difference <= allowed;
-        if !within && spread.is_some_and(|spread| spread.covers(i, difference)) {
-            out.sensitive += 1;
+        if !within && spread.is_some_and(|spread| spread.covers(i, found, expected)) {
+            match tolerance.may_overflow && !difference.is_finite() && expected.get_f64(i).is_finite() {
+                true => out.overflowed += 1,
+                false => out.sensitive += 1,
+            }
             continue;
         }
         out.count(difference, allowed, within);
@@ -320,16 +298,32 @@ fn compare_within(
     out
 }
 
+/// The spread of the elements that are beyond the tolerance, before any run with noise.
+pub fn spread_of_beyond(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Spread {
+    let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
+    let elements = if type_mismatch(found, expected).is_some() { 0 } else { found.numel() };
+    let is_beyond = |&i: &usize| !is_within(found, expected, tolerance, i);
+    Spread::of_elements((0..elements).filter(is_beyond).collect())
+}
+
+/// The number of elements of a spread that neither the tolerance nor the spread allows.
+pub fn count_unexplained(spread: &Spread, found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> usize {
+    let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
+    let is_explained =
+        |i: usize| is_within(found, expected, tolerance, i) || spread.covers(i, found, expected);
+    spread.elements().filter(|&i| !is_explained(i)).count()
+}
+
+fn is_within(found: &Tensor, expected: &Tensor, tolerance: Tolerance, i: usize) -> bool {
+    let difference = distance(found, expected, i);
+    difference == 0.0 || difference.is_finite() && difference <= tolerance.allowed(expected.get_f64(i))
+}
+
 /// What differs, if two tensors have not the same dtype and shape.
 fn type_mismatch(found: &Tensor, expected: &Tensor) -> Option<String> {
     let ty = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.shape());
     let same = (found.dtype(), found.shape()) == (expected.dtype(), expected.shape());
     (!same).then(|| format!("expected {}, found {}", ty(expected), ty(found)))
-}
-
-/// How far two floats are from each other: 0 if both are NaN or the same infinity, NaN if one of them is NaN.
-fn difference(found: f64, expected: f64) -> f64 {
-    if found == expected || (found.is_nan() && expected.is_nan()) { 0.0 } else { (found - expected).abs() }
 }
 
 fn coordinates(shape: &[usize], mut position: usize) -> Vec<usize> {
@@ -395,16 +389,69 @@ mod tests {
     }
 
     #[test]
-    fn a_class_of_a_smaller_range_allows_what_is_not_finite() {
+    fn what_is_not_finite_is_allowed_where_noise_shows_it() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
-        let c = compare(&f32s(&[inf, nan, 1.0]), &f32s(&[1e5, -1.0, 1.0]), f16);
-        assert!(c.agrees() && c.overflowed == 2, "{c}");
-        assert_eq!(c.to_string(), "equal, 2 of 3 elements infinite or NaN, which the numerics class allows");
-        // Not the other way round, nor another number, nor another infinity.
-        for (found, expected) in [(1.0, inf), (1.0, nan), (2.0, 1.0), (-inf, inf)] {
-            assert!(!compare(&f32s(&[found]), &f32s(&[expected]), f16).agrees(), "{found} for {expected}");
+        let with = |found: f64, expected: f64, noisy: &[f64]| {
+            let (found, expected) = (f32s(&[found]), f32s(&[expected]));
+            let mut spread = Spread::none(&expected);
+            for &x in noisy {
+                spread.widen(&expected, &f32s(&[x]));
+            }
+            compare_with_spread(&found, &expected, f16, &spread)
+        };
+        let c = with(inf, 1e5, &[1e5, inf]);
+        assert!(c.agrees() && c.overflowed == 1, "{c}");
+        assert_eq!(c.to_string(), "equal, 1 of 1 elements infinite or NaN, which the numerics class allows");
+        let allowed: [(f64, f64, &[f64]); 7] = [
+            (nan, 1e5, &[nan]),
+            (inf, 1e5, &[nan]),
+            (2e5, 1e5, &[inf]),
+            (3e5, inf, &[2e5]),
+            (1e5, inf, &[2e5]),
+            (5.0, nan, &[4.0]),
+            (1.0, inf, &[1.0]),
+        ];
+        for (found, expected, noisy) in allowed {
+            let c = with(found, expected, noisy);
+            assert!(c.agrees(), "{found} for {expected} with {noisy:?}: {c}");
         }
+        // Without such a run, of the other sign, below what moves upwards, or far from what was finite.
+        let refused: [(f64, f64, &[f64]); 11] = [
+            (nan, 1.0, &[1.0]),
+            (inf, 1.0, &[]),
+            (nan, 1.0, &[inf]),
+            (-inf, 1e5, &[inf]),
+            (0.0, 1e5, &[inf]),
+            (2.0, 1.0, &[nan]),
+            (1.0, inf, &[2e5]),
+            (-3e5, inf, &[2e5]),
+            (1.0, inf, &[]),
+            (50.0, nan, &[4.0]),
+            (-inf, inf, &[inf]),
+        ];
+        for (found, expected, noisy) in refused {
+            assert!(!with(found, expected, noisy).agrees(), "{found} for {expected} with {noisy:?}");
+        }
+    }
+
+    #[test]
+    fn rounds_of_noise_look_at_elements_beyond_the_tolerance() {
+        let expected = f32s(&[1.0, 2.0, 3.0, 4.0]);
+        let found = f32s(&[1.0, 2.5, 3.0, 5.0]);
+        let tolerance = Tolerance::absolute(0.1);
+        let mut spread = spread_of_beyond(&found, &expected, tolerance);
+        let left = |spread: &Spread| count_unexplained(spread, &found, &expected, tolerance);
+        assert_eq!((spread.elements().collect::<Vec<_>>(), left(&spread)), (vec![1, 3], 2));
+        spread.widen(&expected, &f32s(&[9.0, 2.2, 9.0, 4.1]));
+        assert_eq!(left(&spread), 1);
+        spread.widen(&expected, &f32s(&[1.0, 2.0, 3.0, 4.5]));
+        assert_eq!(left(&spread), 0);
+        let c = compare_with_spread(&found, &expected, tolerance, &spread);
+        assert!(c.agrees() && c.sensitive == 2, "{c}");
+        // An element that was within its tolerance is not explained by it.
+        let other = f32s(&[8.0, 2.5, 3.0, 5.0]);
+        assert_eq!(compare_with_spread(&other, &expected, tolerance, &spread).beyond, 1);
     }
 
     #[test]

@@ -27,16 +27,20 @@ mod reduce;
 mod registry;
 mod rounding;
 mod seed;
+mod spread;
 
 use std::sync::Arc;
 
 pub use bind::{bindings_from, solve_bindings};
-pub use compare::{Comparison, Difference, Spread, Tolerance, compare, compare_with_spread};
+pub use compare::{
+    Comparison, Difference, Tolerance, compare, compare_with_spread, count_unexplained, spread_of_beyond,
+};
 pub use error::{InterpError, OpError};
 pub use noise::Noise;
 pub use registry::{CustomCall, Registry};
 pub use rounding::{RoundingHistory, Runs, output_histories, rounding_histories};
 pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
+pub use spread::Spread;
 
 use crate::Graph;
 use crate::dim::Bindings;
@@ -153,7 +157,14 @@ impl<'a> Run<'a> {
     fn step(&mut self, node: NodeId) -> Result<(), InterpError> {
         match &self.graph.nodes[node].op {
             Op::Collective(c) => {
-                self.over_cells(node, Some(c.group), |_, operands| collective::exchange(&c.kind, operands))?
+                let noise = self.noise;
+                self.over_cells(node, Some(c.group), |_, operands| {
+                    let results = collective::exchange(&c.kind, operands)?;
+                    match noise {
+                        Some(noise) => noise.overflowed(&c.kind, operands, results),
+                        None => Ok(results),
+                    }
+                })?
             }
             Op::Custom(id) => self.custom(node, *id)?,
             op => {

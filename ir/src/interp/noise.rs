@@ -6,6 +6,9 @@
 //! that moves far under noise to any better precision. An element that does not move has to be right.
 
 use super::array::{Array, Data};
+use super::collective;
+use super::error::OpError;
+use crate::collective::{CollectiveKind, ReduceOp};
 use crate::numerics::{Numerics, NumericsClass};
 use crate::op::Op;
 use crate::random::SplitMix;
@@ -45,6 +48,78 @@ impl Noise {
             if x.is_finite() { x + by } else { *x }
         });
         Array::floats(array.dtype, &array.shape, moved.collect())
+    }
+}
+
+/// The largest number of f16.
+const MOST_F16: f64 = 65504.0;
+
+impl Noise {
+    /// Results of a reduction of f32 whose terms or sums leave the range of a type that the numerics classes allow for it.
+    /// In which order ranks add, and whether they use that type, is left to the plan, so runs with different seeds take
+    /// different ones of the numbers that an element may become: NaN, an infinity, or the sum itself.
+    pub(super) fn overflowed(
+        self,
+        kind: &CollectiveKind,
+        operands: &[Vec<Array>],
+        results: Vec<Vec<Array>>,
+    ) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+        let reduced = match kind {
+            CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => *op,
+            _ => return Ok(results),
+        };
+        let narrows = self.numerics.classes().any(NumericsClass::narrows_range);
+        let is_f32 = operands.iter().all(|x| x.first().is_some_and(|x| x.dtype == DType::F32));
+        let part: fn(f64, f64) -> f64 = match reduced {
+            ReduceOp::Sum | ReduceOp::Avg => |x, sign| (x * sign).max(0.0),
+            ReduceOp::Prod => |x, _| x.abs().max(1.0),
+            ReduceOp::Max | ReduceOp::Min => return Ok(results),
+        };
+        if !narrows || !is_f32 {
+            return Ok(results);
+        }
+        // An average is a sum that is divided at the end.
+        let op = if reduced == ReduceOp::Avg { ReduceOp::Sum } else { reduced };
+        let kind = match kind {
+            CollectiveKind::ReduceScatter(_) => CollectiveKind::ReduceScatter(op),
+            _ => CollectiveKind::AllReduce(op),
+        };
+        let parts = |sign: f64| {
+            let one = |x: &Array| match &*x.data {
+                Data::Float(elements) => {
+                    Array::floats(x.dtype, &x.shape, elements.iter().map(|&x| part(x, sign)).collect())
+                }
+                Data::Int(_) => x.clone(),
+            };
+            let operands: Vec<Vec<Array>> = operands.iter().map(|x| x.iter().map(one).collect()).collect();
+            collective::exchange(&kind, &operands)
+        };
+        let (positive, negative) = (parts(1.0)?, parts(-1.0)?);
+        let one = |((x, p), n): ((Vec<Array>, &Vec<Array>), &Vec<Array>)| {
+            x.into_iter().zip(p.iter().zip(n)).map(|(x, (p, n))| self.beyond_range(x, p, n)).collect()
+        };
+        Ok(results.into_iter().zip(&positive).zip(&negative).map(one).collect())
+    }
+
+    fn beyond_range(self, x: Array, positive: &Array, negative: &Array) -> Array {
+        let (Data::Float(elements), Data::Float(p), Data::Float(n)) =
+            (&*x.data, &*positive.data, &*negative.data)
+        else {
+            return x;
+        };
+        let one = |((&x, &p), &n): ((&f64, &f64), &f64)| {
+            let (up, down) = (p > MOST_F16, n > MOST_F16);
+            match (up, down, self.seed % 4) {
+                (true, true, 0) => f64::NAN,
+                (true, true, 1) => f64::INFINITY,
+                (true, true, 2) => f64::NEG_INFINITY,
+                (true, false, 0 | 1) => f64::INFINITY,
+                (false, true, 0 | 2) => f64::NEG_INFINITY,
+                _ => x,
+            }
+        };
+        let out = elements.iter().zip(p).zip(n).map(one).collect();
+        Array::floats(x.dtype, &x.shape, out)
     }
 }
 

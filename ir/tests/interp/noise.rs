@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use symmc_ir::interp::{
-    Draw, Noise, Registry, SeedConfig, Seeds, Spread, Tolerance, compare_with_spread, run, run_with_noise,
+    Draw, Noise, Registry, Runs, SeedConfig, Seeds, Spread, Tolerance, compare, compare_with_spread,
+    output_histories, run, run_with_noise,
 };
 use symmc_ir::{Bindings, Graph, Numerics, NumericsClass, Tensor, text};
 
@@ -88,4 +89,90 @@ fn noise_goes_as_far_as_the_classes() {
     };
     let narrow = Numerics::from(NumericsClass::Narrow);
     assert!(off(narrow, 1) == 0 && off(Numerics::STRICT, 1) > 32 && off(narrow, 2) > 32);
+}
+
+/// A bf16 program whose f32 result averages over many rounded values.
+const LOSS: &str = "program \"p\" ranks 2
+group @w world
+arg %x: bf16[64, 64]
+arg %w: bf16[64, 64]
+%y: bf16[64, 64] = matmul %x, %w
+%t: bf16[64, 64] = tanh %y
+%f: f32[64, 64] = cast %t
+%q: f32[64, 64] = mul %f, %f
+%m: f32[] = reduce %q op=mean axes=[0, 1] keep=false
+%l: f32[] = all_reduce %m op=avg group=@w
+%c: f32[64, 64] = cast %t
+return %l
+return %c
+";
+
+/// The tolerance of results in a finer type than those of their history follows from noise.
+#[test]
+fn averages_are_more_exact_than_their_terms() {
+    let graph = text::parse(LOSS).unwrap_or_else(|e| panic!("{e}"));
+    let inputs = inputs(&graph);
+    let expected = run(&graph, &Bindings::new(), &inputs).expect("it runs").remove(0);
+    let histories = output_histories(&graph, Runs::One);
+    let mut widened: Vec<Tolerance> =
+        expected.iter().zip(&histories).map(|(e, h)| Tolerance::of_own_type(h, e)).collect();
+    assert!(widened.iter().all(|t| t.relative == Tolerance::fraction(symmc_ir::DType::F32)));
+    for seed in 0..8 {
+        let noise = Noise { seed, numerics: Numerics::STRICT };
+        let noisy =
+            run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), noise).expect("it runs");
+        for (k, tolerance) in widened.iter_mut().enumerate() {
+            let limit = Tolerance::of_history(&histories[k], &expected[k]);
+            assert_eq!(limit.relative, Tolerance::fraction(symmc_ir::DType::BF16));
+            *tolerance = tolerance.widened_by_noise(&expected[k], &noisy[0][k], limit);
+        }
+    }
+    let off = |k: usize, by: f64, tolerance: Tolerance| {
+        let moved: Vec<f64> = expected[k].to_f64().iter().map(|x| x * (1.0 + by)).collect();
+        let moved = Tensor::from_f64(expected[k].dtype(), expected[k].shape(), &moved).expect("as many");
+        compare(&moved, &expected[k], tolerance).agrees()
+    };
+    // An average over 4096 terms is known much better than its terms.
+    let limit = Tolerance::of_history(&histories[0], &expected[0]);
+    assert!(off(0, 0.02, limit) && !off(0, 0.02, widened[0]), "{}", widened[0]);
+    assert!(off(0, 1e-5, widened[0]) && off(0, 1e-4, widened[0]), "{}", widened[0]);
+    // Each of the terms may be off by an ulp of bf16, whatever type returns it.
+    assert!(off(1, 2f64.powi(-7), widened[1]), "{}", widened[1]);
+}
+
+/// Which numbers that are not finite a class can produce, by element.
+#[test]
+fn overflow_is_seen_where_a_class_can_produce_it() {
+    let program = "program \"p\" ranks 2
+group @w world
+arg %x: f32[64]
+%zero: f32[64] = mul %x, 0.0
+%large: f32[64] = add %zero, 60000.0
+%big: f32[64] = all_reduce %large op=sum group=@w
+%low: f32[64] = mul %large, -1.0
+%neg: f32[64] = all_reduce %low op=sum group=@w
+%small: f32[64] = all_reduce %x op=sum group=@w
+return %big
+return %neg
+return %small
+";
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    for (classes, overflows) in [
+        (Numerics::from(NumericsClass::NarrowF16), true),
+        (Numerics::from(NumericsClass::Narrow), false),
+        (Numerics::STRICT, false),
+    ] {
+        let found = spreads(program, classes);
+        let passes = |k: usize, x: f64| {
+            let (expected, spread) = &found[k];
+            let all = vec![x; 64];
+            let all = Tensor::from_f64(expected.dtype(), expected.shape(), &all).expect("as many");
+            let tolerance = Tolerance { may_overflow: true, ..Tolerance::of(expected) };
+            compare_with_spread(&all, expected, tolerance, spread).agrees()
+        };
+        assert_eq!((passes(0, inf), passes(1, -inf)), (overflows, overflows), "{classes}");
+        for (k, x) in [(0, -inf), (1, inf), (0, nan), (1, nan), (2, nan), (2, inf), (2, -inf)] {
+            assert!(!passes(k, x), "{classes}: output {k}: {x}");
+        }
+    }
 }

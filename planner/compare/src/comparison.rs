@@ -1,88 +1,313 @@
-//! The result of a comparison, and the state that the comparisons of all programs of a plan share.
+//! The result of a comparison.
+//!
+//! Lists are bounded, and each has a count of what it does not list. The text form names every part that was not compared,
+//! or only in part.
 
-use std::collections::HashMap;
+use std::fmt;
 
-use symmc_ir::numerics::Numerics;
-
-use crate::judge::Verdict;
-
-/// The most differences that are listed; others are counted.
+/// The most entries of each list.
 pub const MOST: usize = 100;
+/// The most parts that the text form lists.
+const MOST_PARTS: usize = 20;
 
-/// How a bucket compares with the source.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Outcome {
-    /// Its program is the source, node for node.
+/// How a plan, or a bucket of it, compares with its source.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum SourceStatus {
+    /// The planned programs are the source, node for node.
+    #[default]
     Equal,
-    /// The parts that differ from the source agree on drawn values.
+    /// The parts that differ in form were compared on drawn values and agree. All else is equal node for node.
     EqualByParts,
-    /// Some parts that differ from the source were not compared.
+    /// Some parts were not compared, or their comparison gave no decision. No difference was found.
     NotCompared,
-    /// Its program computes something else.
+    /// A planned program computes something else.
     Different,
 }
 
-/// A part of planned programs that has another form than in the source.
+/// What the comparison of a part does not cover.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum LimitKind {
+    /// The upper end of a bucket takes too long. The part ran up to the stated sizes.
+    UpTo,
+    /// The part did not run at the stated sizes, which take too long.
+    TooLong,
+    /// The part did not run at all sizes at which a condition may change, because there are too many.
+    Conditions,
+    /// Only the stated positions along axes were compared.
+    Sampled,
+    /// The part ran on one draw of values of moderate magnitude.
+    OneDraw,
+    /// The bounds checks of the source reject the upper end of a bucket. The part ran up to the largest accepted sizes that
+    /// were found.
+    Bounded,
+}
+
+/// A limit of the comparison of a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Part {
-    /// The value that it computes, in the first of its places.
+#[non_exhaustive]
+pub struct PartLimit {
+    /// What is not covered.
+    pub kind: LimitKind,
+    /// The bucket and sizes of one such case, at the upper end of a bucket if there is one, and what was compared there.
+    pub at: String,
+    /// The number of sizes with this limit, in all buckets.
+    pub sizes: u64,
+}
+
+impl PartLimit {
+    pub(crate) fn new(kind: LimitKind, at: String) -> PartLimit {
+        PartLimit { kind, at, sizes: 1 }
+    }
+
+    /// Whether the part did not run at sizes at which it should.
+    pub fn is_partial(&self) -> bool {
+        matches!(self.kind, LimitKind::UpTo | LimitKind::TooLong | LimitKind::Conditions)
+    }
+}
+
+impl fmt::Display for PartLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PartLimit { kind, at, sizes } = self;
+        match kind {
+            LimitKind::UpTo => write!(f, "up to {at}; larger sizes take too long")?,
+            LimitKind::TooLong => write!(f, "not at {at}, which takes too long")?,
+            LimitKind::Conditions => {
+                return write!(f, "not at {sizes} other sizes where a condition may change, as in {at}");
+            }
+            LimitKind::Sampled => write!(f, "at {at}")?,
+            LimitKind::OneDraw => write!(f, "one draw at {at}")?,
+            LimitKind::Bounded => write!(f, "up to {at}; the source rejects larger sizes")?,
+        }
+        match sizes.saturating_sub(1) {
+            0 => Ok(()),
+            more => write!(f, " (and likewise for {})", count(more, "other size")),
+        }
+    }
+}
+
+/// A part of planned programs that has another form than in the source, and that was compared on drawn values.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ComparedPart {
+    /// The value that was compared, in the first of its places.
     pub value: String,
-    /// The number of nodes in the source, and in the planned program.
-    pub nodes: [usize; 2],
-    /// The number of its places, in all programs.
+    /// The number of nodes with which the source computes it from values that both programs have.
+    pub source_nodes: usize,
+    /// The number of nodes of the planned program.
+    pub planned_nodes: usize,
+    /// The number of its places, in all planned programs.
     pub places: usize,
-    /// The largest sizes at which it ran, if larger sizes take too long.
-    pub up_to: Option<String>,
+    /// What the comparison does not cover, at most one entry of each kind.
+    pub limits: Vec<PartLimit>,
+}
+
+impl ComparedPart {
+    pub(crate) fn new(value: String, [source_nodes, planned_nodes]: [usize; 2]) -> ComparedPart {
+        ComparedPart { value, source_nodes, planned_nodes, places: 1, limits: Vec::new() }
+    }
+
+    /// Whether the part did not run at sizes at which it should: the upper end of a bucket, or a size at which a condition
+    /// may change.
+    pub fn is_partial(&self) -> bool {
+        self.limits.iter().any(PartLimit::is_partial)
+    }
+
+    /// Adds limits of another comparison of the part.
+    pub(crate) fn add_limits(&mut self, limits: &[PartLimit]) {
+        for limit in limits {
+            add_limit(&mut self.limits, limit.clone(), true);
+        }
+    }
+}
+
+/// Adds a limit. `replaces` if its sizes are to be stated instead of those that are known.
+pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces: bool) {
+    match limits.iter_mut().find(|known| known.kind == limit.kind) {
+        Some(known) => {
+            known.sizes = known.sizes.saturating_add(limit.sizes);
+            if replaces {
+                known.at = limit.at;
+            }
+        }
+        None => {
+            limits.push(limit);
+            limits.sort_by_key(|limit| limit.kind);
+        }
+    }
 }
 
 /// The result of comparing a plan with its source.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Comparison {
+#[non_exhaustive]
+pub struct SourceComparison {
     /// How each bucket compares.
-    pub buckets: Vec<Outcome>,
+    pub buckets: Vec<SourceStatus>,
     /// The parts that were compared on drawn values.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ComparedPart>,
     /// The number of result elements that were compared.
     pub elements: u64,
-    /// The reasons for which parts were not compared, each with its first part and the number of parts.
+    /// The reasons for which parts were not compared, each with its first part and the number of parts; at most 100.
     pub left_out: Vec<(String, usize)>,
-    /// The parts that differ in some draws only, as ties and roundings of floats do.
+    /// The number of parts that were not compared for reasons that are not listed.
+    pub more_left_out: usize,
+    /// The parts that differ by more than rounding in some draws only, so that nothing is decided; at most 100.
     pub undecided: Vec<String>,
-    /// The differences, at most [`MOST`]: the bucket, its sizes, the output, the value, the rank and the difference.
+    /// The number of undecided parts that are not listed.
+    pub more_undecided: usize,
+    /// The differences, at most 100: the bucket, its sizes, the value, the output, the rank and the difference.
     pub differences: Vec<String>,
     /// The number of differences that are not listed.
     pub more_differences: usize,
 }
 
-/// The state that the comparisons of all programs share.
-pub struct Shared {
-    /// The result so far.
-    pub comparison: Comparison,
-    /// The verdicts on pairs of parts that were run, by their text.
-    pub known: HashMap<String, Verdict>,
-    /// The parts, by their text at the least sizes of the source.
-    pub parts: HashMap<String, usize>,
-    /// The numerics classes that the plan declares.
-    pub numerics: Numerics,
-    /// The elements that may still be computed.
-    pub room: u128,
-}
+/// The differences of a plan from its source.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SourceDifferences(pub Vec<String>);
 
-impl Comparison {
-    /// Adds a reason for which a part was not compared.
-    pub fn leave_out(&mut self, reason: String) {
-        if let Some((_, count)) = self.left_out.iter_mut().find(|(known, _)| *known == reason) {
+impl SourceComparison {
+    /// How the plan compares with its source: the worst status of its buckets.
+    pub fn status(&self) -> SourceStatus {
+        if !self.differences.is_empty() {
+            return SourceStatus::Different;
+        }
+        self.buckets.iter().copied().max().unwrap_or_default()
+    }
+
+    /// Whether no difference was found, and every part was compared: at both ends of each bucket, and at the sizes at which
+    /// conditions change.
+    pub fn is_complete(&self) -> bool {
+        self.status() <= SourceStatus::EqualByParts && !self.parts.iter().any(ComparedPart::is_partial)
+    }
+
+    /// This comparison, if it found no difference. Parts that were not compared are not differences: see
+    /// [`is_complete`](Self::is_complete).
+    ///
+    /// # Errors
+    /// The differences.
+    pub fn agreed(self) -> Result<SourceComparison, SourceDifferences> {
+        if self.differences.is_empty() {
+            return Ok(self);
+        }
+        let mut differences = self.differences;
+        if self.more_differences > 0 {
+            differences.push(format!("{} more differences are not listed", self.more_differences));
+        }
+        Err(SourceDifferences(differences))
+    }
+
+    /// Adds a part that was not compared: `value` for `reason`.
+    pub(crate) fn leave_out(&mut self, value: &str, reason: &str) {
+        let known = self.left_out.iter_mut().find(|(text, _)| text.ends_with(reason));
+        if let Some((_, count)) = known {
             *count += 1;
         } else if self.left_out.len() < MOST {
-            self.left_out.push((reason, 1));
+            self.left_out.push((format!("{value}: {reason}"), 1));
+        } else {
+            self.more_left_out += 1;
         }
     }
 
-    /// Adds a difference.
-    pub fn differ(&mut self, difference: String) {
+    pub(crate) fn add_undecided(&mut self, what: String) {
+        match self.undecided.len() {
+            n if n < MOST => self.undecided.push(what),
+            _ => self.more_undecided += 1,
+        }
+    }
+
+    pub(crate) fn add_difference(&mut self, difference: String) {
         match self.differences.len() {
             n if n < MOST => self.differences.push(difference),
             _ => self.more_differences += 1,
         }
     }
+
+    fn summary(&self) -> String {
+        let undecided = self.undecided.len() + self.more_undecided;
+        match self.status() {
+            SourceStatus::Equal => {
+                format!("equal to its source, node for node, in {}", count(self.buckets.len(), "bucket"))
+            }
+            SourceStatus::EqualByParts => format!(
+                "equal to its source by comparison of {} on drawn values ({}); all else is equal node for node",
+                count(self.parts.len(), "part"),
+                count(self.elements, "element"),
+            ),
+            SourceStatus::NotCompared => {
+                let left = self.left_out.iter().map(|(_, n)| n).sum::<usize>() + self.more_left_out;
+                let mut what = Vec::new();
+                if left > 0 || undecided == 0 {
+                    what.push(format!("not compared with its source in {}", count(left, "part")));
+                }
+                if undecided > 0 {
+                    what.push(format!("undecided in {}", count(undecided, "part")));
+                }
+                format!("{}; no difference found in the others", what.join(", "))
+            }
+            SourceStatus::Different => {
+                format!(
+                    "{} from its source",
+                    count(self.differences.len() + self.more_differences, "difference")
+                )
+            }
+        }
+    }
+}
+
+/// The summary, then a line for each part and reason. Differences are listed by [`SourceComparison::agreed`].
+impl fmt::Display for SourceComparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.summary())?;
+        let (partial, whole): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_partial());
+        let all = partial.len() + whole.len();
+        for part in partial.into_iter().chain(whole).take(MOST_PARTS) {
+            writeln!(f, "  compared: {part}")?;
+        }
+        if let Some(more) = all.checked_sub(MOST_PARTS).filter(|more| *more > 0) {
+            writeln!(f, "  compared: {} more", count(more, "part"))?;
+        }
+        for (reason, times) in &self.left_out {
+            let places = if *times > 1 { format!(" (and {} more)", times - 1) } else { String::new() };
+            writeln!(f, "  not compared: {reason}{places}")?;
+        }
+        if self.more_left_out > 0 {
+            writeln!(f, "  not compared: {} for other reasons", count(self.more_left_out, "more part"))?;
+        }
+        for what in &self.undecided {
+            writeln!(f, "  undecided: differs by more than rounding for some drawn values only: {what}")?;
+        }
+        if self.more_undecided > 0 {
+            writeln!(f, "  undecided: {}", count(self.more_undecided, "more part"))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ComparedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (source, planned) = (count(self.source_nodes, "node"), self.planned_nodes);
+        write!(f, "%{} ({source} of the source, {planned} planned", self.value)?;
+        if self.places > 1 {
+            write!(f, ", in {} places", self.places)?;
+        }
+        for limit in &self.limits {
+            write!(f, "; {limit}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl fmt::Display for SourceDifferences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for SourceDifferences {}
+
+fn count(n: impl TryInto<u64>, what: &str) -> String {
+    let n = n.try_into().unwrap_or(u64::MAX);
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{n} {what}{plural}")
 }

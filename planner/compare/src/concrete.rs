@@ -1,31 +1,31 @@
 //! A region at given sizes, as a separate program.
 //!
-//! Extents and dims are numbers. Extents along independent axes ([`crate::axes`]) are as small as the caller says. In
-//! [`Precision::Wide`] all floats are f64, so that only values that depend on no input are rounded: constants keep
-//! their bits.
+//! Extents and dims are numbers. Of the root a window is computed ([`crate::windows`]), and of all other values the windows
+//! that it needs. A value that is needed in several windows is computed several times. In [`Precision::Wide`] all floats
+//! are f64, so that only values that depend on no input are rounded: constants keep their bits.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, Op, Output, OutputKind, Scalar, Symbol,
-    SymbolId, Table, Tensor, Type, ValueId,
+    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, Output, OutputKind, Scalar,
+    Symbol, SymbolId, Table, Tensor, Type, ValueId,
 };
 
 use crate::axes::AxisSets;
 use crate::elements::Class;
 use crate::number::{Numbered, dtype_of_scalar, rounded};
-use crate::region::Region;
+use crate::region::{MOST_NODES, Region};
+use crate::windows::{Window, WindowedOp, extents, normalized, windowed};
 
-/// Axes whose positions are all computed in the same way, and the most positions of each.
-#[derive(Clone, Copy, Debug)]
-pub struct Short<'a> {
-    /// The sets of the axes.
-    pub sets: &'a [usize],
-    /// The most positions.
-    pub extent: i64,
-}
+/// The elements that are computed in the time in which one is drawn.
+const DRAWING: u128 = 4;
+/// The elements that are computed in the time in which one is sorted.
+const SORTING: u128 = 16;
+/// The most nodes of a concrete region.
+const MOST_INSTANCES: usize = 4 * MOST_NODES;
 
 /// Whether values are rounded to their dtypes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -78,115 +78,204 @@ impl Template<'_> {
         (0..self.program.types[root].rank()).map(|axis| self.axes.free((root, axis))).collect()
     }
 
-    /// The region at sizes of the symbols of the numbering.
+    /// The extents of the root at sizes of the symbols of the numbering.
+    ///
+    /// # Errors
+    /// Why it has none at these sizes.
+    pub fn root_shape(&self, sizes: &Bindings) -> Result<Vec<i64>, String> {
+        self.program.types[self.region.root].shape.iter().map(|d| number(d, sizes)).collect()
+    }
+
+    /// A window of the root at sizes of the symbols of the numbering.
     ///
     /// # Errors
     /// Why it has no meaning at these sizes.
-    pub fn at(&self, sizes: &Bindings, short: Short<'_>, precision: Precision) -> Result<Concrete, String> {
-        Builder::new(self, sizes, short, precision).build()
+    pub fn at(&self, sizes: &Bindings, window: &Window, precision: Precision) -> Result<Concrete, String> {
+        let needed = Needed::new(self, sizes, window)?;
+        Builder::new(self, sizes, precision, needed).build()
+    }
+}
+
+fn number(dim: &Dim, sizes: &Bindings) -> Result<i64, String> {
+    dim.eval(sizes).ok_or_else(|| "a dim has no value at these sizes".to_string())
+}
+
+/// The windows that a window of the root needs.
+struct Needed {
+    /// The extents of all values of the region.
+    shapes: HashMap<ValueId, Vec<i64>>,
+    root: Window,
+    /// The windows of each leaf and of each result of a node.
+    windows: HashMap<ValueId, Vec<Window>>,
+    /// How each node of the region computes the windows of its results, in reverse order.
+    nodes: Vec<(NodeId, Vec<(Window, WindowedOp)>)>,
+}
+
+impl Needed {
+    fn new(template: &Template<'_>, sizes: &Bindings, window: &Window) -> Result<Needed, String> {
+        let Template { program, region, .. } = template;
+        let mut shapes = HashMap::new();
+        let of_nodes = region.nodes.iter().flat_map(|&n| {
+            let node = &program.graph.nodes[n];
+            node.inputs.iter().chain(&node.outputs)
+        });
+        for &value in region.leaves.iter().chain([&region.root]).chain(of_nodes) {
+            if let Entry::Vacant(entry) = shapes.entry(value) {
+                let shape = &program.types[value].shape;
+                entry.insert(shape.iter().map(|d| number(d, sizes)).collect::<Result<Vec<i64>, _>>()?);
+            }
+        }
+        let root = normalized(window.clone(), &shapes[&region.root]);
+        let windows = HashMap::from([(region.root, vec![root.clone()])]);
+        let mut out = Needed { shapes, root, windows, nodes: Vec::new() };
+        let mut instances = 0;
+        for &n in region.nodes.iter().rev() {
+            let node = &program.graph.nodes[n];
+            let computed = out.node(program, node, sizes)?;
+            instances += computed.len();
+            if instances > MOST_INSTANCES {
+                return Err("too many windows of its values are needed".into());
+            }
+            out.nodes.push((n, computed));
+        }
+        Ok(out)
+    }
+
+    /// Adds the windows that a node needs of its operands.
+    fn node(
+        &mut self,
+        program: &Numbered<'_>,
+        node: &Node,
+        sizes: &Bindings,
+    ) -> Result<Vec<(Window, WindowedOp)>, String> {
+        let mut op = node.op.clone();
+        for dim in op_dims_mut(&mut op) {
+            *dim = Dim::from(number(&program.dim(dim), sizes)?);
+        }
+        let shape = &self.shapes[&node.outputs[0]];
+        let same_shapes = node.outputs.iter().all(|v| self.shapes[v] == *shape);
+        let mut wanted: Vec<Window> = Vec::new();
+        for window in node.outputs.iter().filter_map(|v| self.windows.get(v)).flatten() {
+            if !wanted.contains(window) {
+                wanted.push(window.clone());
+            }
+        }
+        let operands: Vec<&[i64]> = node.inputs.iter().map(|v| &self.shapes[v][..]).collect();
+        let mut out = Vec::with_capacity(wanted.len());
+        for window in wanted {
+            let whole = vec![None; shape.len()];
+            let mut found = windowed(&op, &operands, shape, if same_shapes { &window } else { &whole });
+            let of_operands = found.operands.iter_mut().zip(&operands);
+            of_operands.for_each(|(window, shape)| *window = normalized(std::mem::take(window), shape));
+            out.push((window, found));
+        }
+        for (operand, window) in out.iter().flat_map(|(_, found)| node.inputs.iter().zip(&found.operands)) {
+            let known = self.windows.entry(*operand).or_default();
+            if !known.contains(window) {
+                known.push(window.clone());
+            }
+        }
+        Ok(out)
     }
 }
 
 struct Builder<'a> {
     template: &'a Template<'a>,
     sizes: &'a Bindings,
-    short: Short<'a>,
     precision: Precision,
+    needed: Needed,
     graph: Graph,
-    map: HashMap<ValueId, ValueId>,
+    map: HashMap<(ValueId, Window), ValueId>,
     /// Values of closed nodes as open nodes read them.
     widened: HashMap<ValueId, ValueId>,
     groups: HashMap<GroupId, GroupId>,
 }
 
 impl<'a> Builder<'a> {
-    fn new(template: &'a Template<'a>, sizes: &'a Bindings, short: Short<'a>, precision: Precision) -> Self {
+    fn new(template: &'a Template<'a>, sizes: &'a Bindings, precision: Precision, needed: Needed) -> Self {
         let mut graph = Graph::new("part");
         graph.ranks = Some(template.ranks);
         let (map, widened, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Builder { template, sizes, short, precision, graph, map, widened, groups }
+        Builder { template, sizes, precision, needed, graph, map, widened, groups }
     }
 
     fn build(mut self) -> Result<Concrete, String> {
         let Template { program, region, .. } = self.template;
         let mut leaves = Vec::with_capacity(region.leaves.len());
         for &leaf in &region.leaves {
-            leaves.push(self.leaf(leaf)?);
+            for window in self.needed.windows.remove(&leaf).unwrap_or_default() {
+                leaves.push(self.leaf(leaf, window)?);
+            }
         }
-        for &n in &region.nodes {
-            self.node(&program.graph.nodes[n])?;
+        for (n, windows) in std::mem::take(&mut self.needed.nodes).into_iter().rev() {
+            for (window, found) in windows {
+                self.node(&program.graph.nodes[n], window, found)?;
+            }
         }
-        let value = self.operand(region.root, false)?;
+        let value = self.operand(region.root, &self.needed.root.clone(), false)?;
         self.graph.outputs.push(Output { value, kind: OutputKind::Returned });
         Ok(Concrete { graph: self.graph, leaves })
     }
 
-    fn leaf(&mut self, leaf: ValueId) -> Result<Leaf, String> {
+    fn leaf(&mut self, leaf: ValueId, window: Window) -> Result<Leaf, String> {
         let Template { program, .. } = self.template;
         let elements = program.elements[leaf].clone().ok_or("a value that is not computed")?;
-        let ty = self.ty(leaf, false)?;
+        let ty = self.ty(leaf, &window, false);
         let name = format!("x{}", self.graph.inputs.len());
         let new = self.graph.add_input(InputKind::Argument, name, "", ty, None);
-        self.map.insert(leaf, new);
         let data = match program.graph.values[leaf].def {
             symmc_ir::Def::Input(id) => program.graph.inputs[id].data.clone(),
             symmc_ir::Def::Node(..) => None,
         };
-        let strides = elements.strides.iter().map(|d| self.number(d)).collect::<Result<_, _>>()?;
-        let offset = self.number(&elements.offset)?;
+        let strides =
+            elements.strides.iter().map(|d| number(d, self.sizes)).collect::<Result<Vec<i64>, _>>()?;
+        let first =
+            window.iter().zip(&strides).filter_map(|(span, stride)| Some(span.as_ref()?.start * stride));
+        let offset = number(&elements.offset, self.sizes)? + first.sum::<i64>();
+        self.map.insert((leaf, window), new);
         Ok(Leaf { class: elements.class, offset, strides, dtype: program.types[leaf].dtype, data })
     }
 
-    fn number(&self, dim: &Dim) -> Result<i64, String> {
-        dim.eval(self.sizes).ok_or_else(|| "a dim has no value at these sizes".to_string())
+    /// The type of a window of a value. What depends on no input keeps its dtype.
+    fn ty(&self, value: ValueId, window: &Window, closed: bool) -> Type {
+        let dtype = self.template.program.types[value].dtype;
+        let shape =
+            extents(window, &self.needed.shapes[&value]).into_iter().map(Dim::from).collect::<Vec<_>>();
+        let wide = self.precision == Precision::Wide && dtype.is_float() && !closed;
+        Type::new(if wide { DType::F64 } else { dtype }, shape)
     }
 
-    /// The type of a value. What depends on no input keeps its dtype.
-    fn ty(&self, value: ValueId, closed: bool) -> Result<Type, String> {
-        let Template { program, axes, .. } = self.template;
-        let ty = &program.types[value];
-        let mut shape = Vec::with_capacity(ty.rank());
-        for (axis, dim) in ty.shape.iter().enumerate() {
-            let extent = self.number(dim)?;
-            let short = axes.free((value, axis)).is_some_and(|set| self.short.sets.contains(&set));
-            shape.push(Dim::from(if short { extent.min(self.short.extent) } else { extent }));
-        }
-        let wide = self.precision == Precision::Wide && ty.dtype.is_float() && !closed;
-        Ok(Type::new(if wide { DType::F64 } else { ty.dtype }, shape))
-    }
-
-    /// The value that stands for one of the region where an op reads it.
-    fn operand(&mut self, value: ValueId, by_closed: bool) -> Result<ValueId, String> {
+    /// The value that stands for a window of one of the region where an op reads it.
+    fn operand(&mut self, value: ValueId, window: &Window, by_closed: bool) -> Result<ValueId, String> {
         let Template { program, .. } = self.template;
-        let known = *self.map.get(&value).ok_or("a value that is not computed")?;
+        let known = *self.map.get(&(value, window.clone())).ok_or("a value that is not computed")?;
         let ty = self.graph.ty(known).clone();
         let widens = self.precision == Precision::Wide && !by_closed && program.closed[value];
         if !widens || !ty.dtype.is_float() || ty.dtype == DType::F64 {
             return Ok(known);
         }
-        if let Some(&wide) = self.widened.get(&value) {
+        if let Some(&wide) = self.widened.get(&known) {
             return Ok(wide);
         }
         let name = format!("w{}", self.graph.values.len());
         let ty = Type::new(DType::F64, ty.shape);
         let n = self.graph.add_node(Op::Cast, vec![known], vec![(name, ty)]);
         let wide = self.graph.nodes[n].outputs[0];
-        self.widened.insert(value, wide);
+        self.widened.insert(known, wide);
         Ok(wide)
     }
 
-    fn node(&mut self, node: &Node) -> Result<(), String> {
+    /// A node over a window of its results.
+    fn node(&mut self, node: &Node, window: Window, found: WindowedOp) -> Result<(), String> {
         let Template { program, .. } = self.template;
         let closed = node.outputs.iter().all(|&v| program.closed[v]);
-        let inputs = node.inputs.iter().map(|&v| self.operand(v, closed)).collect::<Result<Vec<_>, _>>()?;
-        let mut op = node.op.clone();
+        let WindowedOp { mut op, operands, computed } = found;
+        let read = node.inputs.iter().zip(&operands);
+        let inputs =
+            read.map(|(&v, window)| self.operand(v, window, closed)).collect::<Result<Vec<_>, _>>()?;
         if self.precision == Precision::Wide && !closed {
             let dtype = node.inputs.first().map(|&v| program.types[v].dtype);
             op = with_rounded_scalar(op, dtype);
-        }
-        for dim in op_dims_mut(&mut op) {
-            let mapped = program.dim(dim);
-            *dim = Dim::from(self.number(&mapped)?);
         }
         if let Op::Collective(c) = &mut op {
             c.variant = None;
@@ -194,11 +283,29 @@ impl<'a> Builder<'a> {
         }
         let mut results = Vec::with_capacity(node.outputs.len());
         for &v in &node.outputs {
-            results.push((format!("v{}", self.graph.values.len() + results.len()), self.ty(v, closed)?));
+            // Results of several shapes are computed whole.
+            let all = vec![None; self.needed.shapes[&v].len()];
+            let computed = if all.len() == computed.len() { &computed } else { &all };
+            let name = format!("v{}", self.graph.values.len() + results.len());
+            results.push((name, self.ty(v, computed, closed)));
         }
         let n = self.graph.add_node(op, inputs, results);
         let outputs = self.graph.nodes[n].outputs.clone();
-        self.map.extend(node.outputs.iter().copied().zip(outputs));
+        for (&v, mut new) in node.outputs.iter().zip(outputs) {
+            if !self.needed.windows.get(&v).is_some_and(|windows| windows.contains(&window)) {
+                continue;
+            }
+            for (axis, span) in window.iter().enumerate() {
+                let (Some(span), None) = (span, computed.get(axis).copied().flatten()) else { continue };
+                let mut ty = self.graph.ty(new).clone();
+                ty.shape[axis] = Dim::from(span.count);
+                let name = format!("c{}", self.graph.values.len());
+                let cut = Op::Slice { axis, start: Dim::from(span.start), step: 1 };
+                let n = self.graph.add_node(cut, vec![new], vec![(name, ty)]);
+                new = self.graph.nodes[n].outputs[0];
+            }
+            self.map.insert((v, window.clone()), new);
+        }
         Ok(())
     }
 
@@ -230,7 +337,8 @@ fn with_rounded_scalar(op: Op, dtype: Option<DType>) -> Op {
     }
 }
 
-/// About what a run of a concrete region computes on all ranks: elements, and a quarter of the products of sums.
+/// About what a run of a concrete region computes on all ranks: elements, and a quarter of the products of sums. Drawing an
+/// element costs as much as computing several.
 pub fn work(graph: &Graph) -> u128 {
     let numel = |v: ValueId| -> u128 {
         graph
@@ -255,11 +363,12 @@ pub fn work(graph: &Graph) -> u128 {
             }
             _ => 0,
         };
-        values.saturating_add(products / 4)
+        let sorts = matches!(node.op, Op::Sort { .. } | Op::TopK { .. });
+        values.saturating_mul(if sorts { SORTING } else { 1 }).saturating_add(products / 4)
     };
     let inputs = graph.inputs.values().map(|i| numel(i.value)).fold(0, u128::saturating_add);
     let nodes = graph.nodes.values().map(of).fold(0, u128::saturating_add);
-    inputs.saturating_add(nodes).saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
+    inputs.saturating_mul(DRAWING).saturating_add(nodes).saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
 }
 
 /// Sizes by the symbols of a numbering: those that are not named take their least value.

@@ -65,7 +65,8 @@ impl Drawing {
                 if seeds.ends_groups(id) {
                     let shape = &concrete.graph.ty(concrete.graph.inputs[id].value).shape;
                     let numel = shape.iter().filter_map(symmc_ir::Dim::as_const).product::<i64>();
-                    ascending.insert(leaf.class, numel.max(1) as u64);
+                    let known = ascending.entry(leaf.class).or_insert(1);
+                    *known = numel.max(1).max(*known as i64) as u64;
                 }
             }
         }
@@ -110,7 +111,8 @@ impl Drawing {
             .ok_or_else(wrong);
         }
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
-        let random = |p: i64| self.random(leaf.class, (seed, rank), p);
+        let stream = self.stream(leaf.class, (seed, rank));
+        let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
         if ty.dtype.is_float() {
             let element = |&p: &i64| {
                 let mut random = random(p);
@@ -126,10 +128,10 @@ impl Drawing {
             .ok_or_else(wrong)
     }
 
-    fn random(&self, class: Class, (seed, rank): (u64, u32), position: i64) -> SplitMix {
+    /// The start of the random numbers of a class.
+    fn stream(&self, class: Class, (seed, rank): (u64, u32)) -> u64 {
         let class = self.number.get(&class).copied().unwrap_or(0);
-        let mut outer = SplitMix(seed ^ class << 48 ^ u64::from(rank) << 32);
-        SplitMix(outer.next() ^ (position as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+        SplitMix(seed ^ class << 48 ^ u64::from(rank) << 32).next()
     }
 
     fn float(&self, kind: Kind, random: &mut SplitMix) -> f64 {

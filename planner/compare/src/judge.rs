@@ -4,11 +4,15 @@
 //! difference is found, whatever the dtypes of the program. The tolerance is measured: leaves are moved by a part in 2^26,
 //! and rounding may move results as far as that moves those of the source. The second runs have the dtypes of the program, and
 //! find roundings of one side only. Results must be equal to the bit if no op fuses or sums several roundings, else within
-//! the tolerance of their rounding history ([`Rounding`]).
+//! the tolerance of their rounding history ([`Rounding`]), or no further apart than noise on every rounding of the source moves
+//! them.
 
 use std::sync::Arc;
 
-use symmc_ir::interp::{RoundingHistory, Runs, Tolerance, compare, output_histories, run};
+use symmc_ir::interp::{
+    Noise, Registry, RoundingHistory, Runs, Spread, Tolerance, compare, compare_with_spread,
+    output_histories, run, run_with_noise,
+};
 use symmc_ir::numerics::Numerics;
 use symmc_ir::{Bindings, DType, Graph, Tensor};
 
@@ -25,6 +29,8 @@ const RELATIVE: f64 = 1.5e-7;
 const OF_LARGEST: f64 = 1e-12;
 /// The number of draws with the dtypes of the program.
 const DRAWS: u64 = 3;
+/// The most runs with noise for one draw.
+const NOISY_RUNS: u64 = 4;
 /// The elements of the root that wide draws have together, and the most of these draws.
 const ENOUGH: i64 = 2048;
 const MOST_DRAWS: i64 = 24;
@@ -40,6 +46,13 @@ pub enum Verdict {
     Differs(String),
     /// Not compared, and why.
     Unknown(String),
+}
+
+impl Verdict {
+    /// Whether the comparison ran and found no difference, or none in some draws.
+    pub fn is_agreement(&self) -> bool {
+        matches!(self, Verdict::Equal(_) | Verdict::Undecided(_))
+    }
 }
 
 /// A pair of regions at some sizes.
@@ -112,23 +125,39 @@ fn judged(pair: &Pair) -> Result<Verdict, String> {
 fn draws(pair: &Pair) -> Vec<(Kind, u64)> {
     let mut out = vec![(Kind::Moderate, 1)];
     if pair.thorough {
-        let graph = &pair.wide[0].graph;
-        let shapes = graph.outputs.iter().map(|o| &graph.ty(o.value).shape);
-        let elements: i64 = shapes.flatten().filter_map(symmc_ir::Dim::as_const).product();
-        let often = (ENOUGH / elements.max(1)).clamp(2, MOST_DRAWS);
+        let often = wide_draws(&pair.wide[0].graph);
         out.extend([(Kind::Small, 2), (Kind::Moderate, 3)]);
-        out.extend((0..often).map(|k| (Kind::Wide, 100 + k as u64)));
+        out.extend((0..often).map(|k| (Kind::Wide, 100 + k)));
     }
     out
+}
+
+fn wide_draws(graph: &Graph) -> u64 {
+    let shapes = graph.outputs.iter().map(|o| &graph.ty(o.value).shape);
+    let elements: i64 = shapes.flatten().filter_map(symmc_ir::Dim::as_const).product();
+    (ENOUGH / elements.max(1)).clamp(2, MOST_DRAWS).unsigned_abs()
+}
+
+/// About how often a comparison runs both regions. `graph` is one of them.
+pub fn runs(graph: &Graph, thorough: bool) -> u64 {
+    // In f64 the source runs twice; the dtypes of the program are usually drawn once.
+    let draws = if thorough { 3 + wide_draws(graph) } else { 1 };
+    (3 * draws).div_ceil(2) + 1
 }
 
 /// Compares with the dtypes of the programs.
 fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, String> {
     let rounding = Rounding::of(pair);
-    let mut difference = None;
+    let (mut difference, mut reason, mut ran) = (None, None, false);
     for seed in 5..5 + DRAWS {
         let kind = if rounding.same_bits && seed > 5 { Kind::Wide } else { Kind::Moderate };
-        let Ok(expected) = results(&pair.typed[0], drawing, (kind, seed), 0.0) else { continue };
+        let expected = match results(&pair.typed[0], drawing, (kind, seed), 0.0) {
+            Ok(expected) => expected,
+            Err(e) => {
+                reason.get_or_insert(format!("the interpreter does not run the source in its dtypes: {e}"));
+                continue;
+            }
+        };
         let found = match results(&pair.typed[1], drawing, (kind, seed), 0.0) {
             Ok(found) => found,
             Err(e) => {
@@ -137,12 +166,17 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
                 )));
             }
         };
+        ran = true;
         let differs = |(rank, (found, expected)): (usize, (&Tensor, &Tensor))| {
             let result = compare(found, expected, rounding.tolerance(expected));
             (!result.agrees()).then(|| format!("on rank {rank}: {result}"))
         };
-        let found = found.iter().zip(&expected).enumerate().find_map(differs);
-        match (found, rounding.same_bits) {
+        let mut first = found.iter().zip(&expected).enumerate().find_map(differs);
+        if first.is_some() && !rounding.same_bits {
+            let noisy = Noisy { source: &pair.typed[0], drawing, draw: (kind, seed), rounding: &rounding };
+            first = first.filter(|_| !noisy.explains(&found, &expected, pair.numerics));
+        }
+        match (first, rounding.same_bits) {
             (Some(found), true) => return Ok(Verdict::Differs(found)),
             (Some(found), false) => difference = difference.or(Some(found)),
             (None, true) => {}
@@ -152,7 +186,41 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
             }
         }
     }
+    if let (false, Some(reason)) = (ran, reason) {
+        return Err(reason);
+    }
     Ok(difference.map_or(Verdict::Equal(elements), Verdict::Differs))
+}
+
+/// Runs of the source with noise on every rounding.
+struct Noisy<'a> {
+    source: &'a Concrete,
+    drawing: &'a Drawing,
+    draw: (Kind, u64),
+    rounding: &'a Rounding,
+}
+
+impl Noisy<'_> {
+    /// Whether noise moves the results as far as those of the planned program differ.
+    fn explains(&self, found: &[Tensor], expected: &[Tensor], numerics: Numerics) -> bool {
+        let mut spreads: Vec<Spread> = expected.iter().map(Spread::none).collect();
+        for seed in 0..NOISY_RUNS {
+            let noise = Noise { seed, numerics };
+            let Ok(noisy) = results_with(self.source, self.drawing, self.draw, 0.0, Some(noise)) else {
+                return false;
+            };
+            for ((spread, expected), noisy) in spreads.iter_mut().zip(expected).zip(&noisy) {
+                spread.widen(expected, noisy);
+            }
+            let agrees = |((found, expected), spread): ((&Tensor, &Tensor), &Spread)| {
+                compare_with_spread(found, expected, self.rounding.tolerance(expected), spread).agrees()
+            };
+            if found.iter().zip(expected).zip(&spreads).all(agrees) {
+                return true;
+            }
+        }
+        false
+    }
 }
 
 /// The tolerance of results with the dtypes of the program. It is decided only here.
@@ -194,11 +262,21 @@ impl Rounding {
 }
 
 /// The root on each rank.
-fn results(
+pub(crate) fn results(
+    concrete: &Concrete,
+    drawing: &Drawing,
+    draw: (Kind, u64),
+    shift: f64,
+) -> Result<Vec<Tensor>, String> {
+    results_with(concrete, drawing, draw, shift, None)
+}
+
+fn results_with(
     concrete: &Concrete,
     drawing: &Drawing,
     (kind, seed): (Kind, u64),
     shift: f64,
+    noise: Option<Noise>,
 ) -> Result<Vec<Tensor>, String> {
     let graph: &Graph = &concrete.graph;
     let of_rank = |rank: u32| -> Result<Vec<Arc<Tensor>>, String> {
@@ -208,7 +286,11 @@ fn results(
             .collect()
     };
     let inputs = (0..graph.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>()?;
-    let outputs = run(graph, &Bindings::new(), &inputs).map_err(|e| e.to_string())?;
+    let outputs = match noise {
+        Some(noise) => run_with_noise(graph, &Bindings::new(), &inputs, &Registry::new(), noise),
+        None => run(graph, &Bindings::new(), &inputs),
+    };
+    let outputs = outputs.map_err(|e| e.to_string())?;
     Ok(outputs.into_iter().flatten().collect())
 }
 

@@ -16,7 +16,7 @@
 //!
 //! # Bounds
 //! Work is near linear in the plan: a part has at most `region::MOST_NODES` nodes on each side, and all parts together
-//! compute at most a fixed number of elements. The result names the parts that are left out.
+//! compute at most a fixed number of elements. The result names what is left out: parts, sizes and positions.
 
 mod axes;
 mod comparison;
@@ -25,24 +25,31 @@ mod draw;
 mod elements;
 mod judge;
 mod number;
+mod parts;
 mod region;
 mod sizes;
+#[cfg(test)]
+mod sweep;
 mod walk;
+mod windows;
 
 use std::collections::HashMap;
 
 use symmc_ir::Graph;
+use symmc_ir::bounds::BoundsChecks;
 use symmc_plan::{Bucket, ReadPlan};
 
-use comparison::Shared;
-pub use comparison::{Comparison, MOST, Outcome, Part};
+pub use comparison::{
+    ComparedPart, LimitKind, MOST, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
+};
+use parts::Shared;
 use walk::Walk;
 
 /// The most elements that are computed for one plan.
 const WORK: u128 = 1 << 29;
 
 /// Compares the programs of a plan with its source.
-pub fn compare(plan: &ReadPlan) -> Comparison {
+pub fn compare(plan: &ReadPlan) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
     let mut of_program: Vec<Vec<(usize, &Bucket)>> = vec![Vec::new(); plan.programs.len()];
     for (b, bucket) in plan.buckets.iter().enumerate() {
@@ -50,20 +57,30 @@ pub fn compare(plan: &ReadPlan) -> Comparison {
             of.push((b, bucket));
         }
     }
-    let comparison =
-        Comparison { buckets: vec![Outcome::NotCompared; plan.buckets.len()], ..Comparison::default() };
-    let numerics = plan.numerics;
-    let mut shared =
-        Shared { comparison, known: HashMap::new(), parts: HashMap::new(), numerics, room: WORK };
+    let comparison = SourceComparison {
+        buckets: vec![SourceStatus::NotCompared; plan.buckets.len()],
+        ..SourceComparison::default()
+    };
+    let mut shared = Shared {
+        comparison,
+        verdicts: HashMap::new(),
+        outcomes: HashMap::new(),
+        parts: HashMap::new(),
+        numerics: plan.numerics,
+        room: WORK,
+        bounds: BoundsChecks::of(&source),
+        source: source.clone(),
+    };
     for (p, buckets) in of_program.iter().enumerate().filter(|(_, buckets)| !buckets.is_empty()) {
-        let outcome = match plan.program(p) {
-            Ok(planned) => Walk::new(&source, &planned.graph, buckets, &mut shared).outcome(),
+        shared.outcomes.clear();
+        let status = match plan.program(p) {
+            Ok(planned) => Walk::new(&source, &planned.graph, buckets, &mut shared).status(),
             Err(e) => {
-                shared.comparison.leave_out(e.to_string());
-                Outcome::NotCompared
+                shared.comparison.leave_out(&format!("program {p}"), &e.to_string());
+                SourceStatus::NotCompared
             }
         };
-        buckets.iter().for_each(|&(b, _)| shared.comparison.buckets[b] = outcome);
+        buckets.iter().for_each(|&(b, _)| shared.comparison.buckets[b] = status);
         if shared.comparison.more_differences > 0 {
             break;
         }

@@ -2,9 +2,10 @@
 //!
 //! Conditions change where a `min`, `max`, quotient or remainder of sizes does, and where an extent reaches a number that
 //! positions are compared with: a window, a chunk, an offset. The search varies one symbol at a time, with small values of the
-//! others, and is limited in dims, numbers and sizes.
+//! others. Its limits are part of the result ([`ChosenSizes::left_out`]). Sizes that the bounds checks of the source reject
+//! are not chosen, because no run has them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use symmc_ir::dim::Switch;
 use symmc_ir::text::forms::op_dims;
@@ -19,18 +20,31 @@ use crate::region::Region;
 pub type Sizes = Vec<(String, i64)>;
 
 /// The most sizes of a bucket at which a region is compared.
-const MOST_SIZES: usize = 40;
-/// The most dims and numbers of a region that are considered.
-const MOST_DIMS: usize = 64;
-const MOST_NUMBERS: usize = 24;
+const MOST_SIZES: usize = 64;
+/// The most conditions of a region of which sizes are searched.
+const MOST_CONDITIONS: usize = 4096;
 
 /// The dims of a pair of regions, and the numbers that positions may be compared with.
 #[derive(Default)]
 pub struct Conditions {
     dims: Vec<Dim>,
+    known: HashSet<Dim>,
     numbers: BTreeSet<i64>,
     /// Whether positions count.
     positions: bool,
+}
+
+/// The sizes of a bucket at which a region is compared.
+#[derive(Debug)]
+pub struct ChosenSizes {
+    /// The sizes, those at the ends first.
+    pub sizes: Vec<Sizes>,
+    /// Which of them stands for the upper end.
+    pub upper: Option<usize>,
+    /// Whether the upper end is below that of the bucket, because the bounds checks of the source reject that.
+    pub is_bounded: bool,
+    /// The number of sizes and conditions that were left out.
+    pub left_out: u64,
 }
 
 impl Conditions {
@@ -78,83 +92,121 @@ impl Conditions {
 
     fn dims<'d>(&mut self, dims: impl IntoIterator<Item = &'d Dim>) {
         for dim in dims {
-            if dim.as_const().is_none() && self.dims.len() < MOST_DIMS && !self.dims.contains(dim) {
+            if dim.as_const().is_none() && self.known.insert(dim.clone()) {
                 self.dims.push(dim.clone());
             }
         }
     }
 
-    /// The sizes of a bucket, those at its ends first.
-    pub fn sizes(&self, symbols: &Table<SymbolId, Symbol>, bucket: &Bucket) -> Vec<Sizes> {
+    /// Numbers that positions may be compared with, at which something may change.
+    pub fn numbers(&self) -> impl Iterator<Item = i64> + '_ {
+        self.numbers.iter().copied().filter(|_| self.positions)
+    }
+
+    /// The sizes of a bucket that `is_valid` accepts.
+    pub fn sizes(
+        &self,
+        symbols: &Table<SymbolId, Symbol>,
+        bucket: &Bucket,
+        is_valid: &dyn Fn(&Sizes) -> bool,
+    ) -> ChosenSizes {
         let used: BTreeSet<&str> = self
             .dims
             .iter()
             .flat_map(Dim::symbols)
             .filter_map(|s| Some(symbols.get(s)?.name.as_str()))
             .collect();
-        let ranges: Vec<(&String, [i64; 2])> =
-            bucket.symbols.iter().map(|(name, &range)| (name, range)).collect();
-        let with = |value: &dyn Fn(usize, &str, [i64; 2]) -> i64| -> Sizes {
-            let one = |(i, &(name, range)): (usize, &(&String, [i64; 2]))| {
-                let value = if used.contains(name.as_str()) { value(i, name, range) } else { range[0] };
-                (name.clone(), value.clamp(range[0], range[1].max(range[0])))
-            };
-            ranges.iter().enumerate().map(one).collect()
-        };
-        let low = with(&|_, _, [low, _]| low);
-        let near = with(&|i, _, [low, _]| low.saturating_add(i as i64 % 4 + 1));
-        let high = with(&|_, _, [_, high]| high);
-        let mut out = vec![low, near.clone(), high];
-        for &(name, range) in ranges.iter().filter(|(name, _)| used.contains(name.as_str())) {
-            for at in self.turns(symbols, &near, name, range) {
+        let mut ends = Self::ends(&used, bucket, false);
+        if !ends.iter().any(is_valid) {
+            // Other symbols may decide whether sizes are valid.
+            ends = Self::ends(&used, bucket, true);
+        }
+        let [low, near, high] = ends;
+        let mut search = Search { symbols, left: MOST_CONDITIONS, left_out: 0 };
+        let mut starts = vec![low.clone(), near.clone(), high.clone()];
+        if !starts.iter().any(is_valid) {
+            starts.extend(corners(&low, &high));
+        }
+        let lower = end_of_valid(&starts, &low, is_valid);
+        let upper = end_of_valid(&starts, &high, is_valid);
+        let base =
+            [&near].into_iter().chain(&lower).chain(&upper).find(|s| is_valid(s)).unwrap_or(&near).clone();
+        let mut out: Vec<Sizes> = lower.into_iter().collect();
+        out.push(near);
+        out.extend(upper.clone());
+        for (name, &range) in bucket.symbols.iter().filter(|(name, _)| used.contains(name.as_str())) {
+            // The upper end of each symbol alone, then where conditions change.
+            let mut values = vec![range[1]];
+            for at in self.turns(&mut search, &base, name, range) {
                 // A window counts from the position itself, so a condition may change one after its end.
-                let around = (-1..=2).map(|by| at.saturating_add(by));
-                for value in around.filter(|v| (range[0]..=range[1]).contains(v)) {
-                    let one = |(n, v): &(String, i64)| (n.clone(), if n == name { value } else { *v });
-                    out.push(near.iter().map(one).collect());
-                }
+                values.extend((-1..=2).map(|by| at.saturating_add(by)));
+            }
+            for value in values.into_iter().filter(|v| (range[0]..=range[1]).contains(v)) {
+                let one = |(n, v): &(String, i64)| (n.clone(), if n == name { value } else { *v });
+                out.push(base.iter().map(one).collect());
             }
         }
         let mut seen = BTreeSet::new();
-        out.retain(|sizes| seen.insert(sizes.clone()));
+        out.retain(|sizes| seen.insert(sizes.clone()) && is_valid(sizes));
+        let cut = out.len().saturating_sub(MOST_SIZES);
         out.truncate(MOST_SIZES);
-        out
+        ChosenSizes {
+            upper: upper.as_ref().and_then(|upper| out.iter().position(|s| s == upper)),
+            is_bounded: upper.is_some_and(|upper| upper != high),
+            left_out: search.left_out + cut as u64,
+            sizes: out,
+        }
+    }
+
+    /// The lower end, sizes near it, and the upper end of a bucket, of the symbols that matter here or of all.
+    fn ends(used: &BTreeSet<&str>, bucket: &Bucket, all: bool) -> [Sizes; 3] {
+        let with = |value: &dyn Fn(usize, [i64; 2]) -> i64| -> Sizes {
+            let one = |(i, (name, range)): (usize, (&String, &[i64; 2]))| {
+                let moves = all || used.contains(name.as_str());
+                let value = if moves { value(i, *range) } else { range[0] };
+                (name.clone(), value.clamp(range[0], range[1].max(range[0])))
+            };
+            bucket.symbols.iter().enumerate().map(one).collect()
+        };
+        let near = with(&|i, [low, _]| low.saturating_add(i as i64 % 4 + 1));
+        [with(&|_, [low, _]| low), near, with(&|_, [_, high]| high)]
     }
 
     /// Values of one symbol at which a condition changes, with the others as in `at`.
-    fn turns(
-        &self,
-        symbols: &Table<SymbolId, Symbol>,
-        at: &Sizes,
-        name: &str,
-        range: [i64; 2],
-    ) -> BTreeSet<i64> {
-        let eval = |dim: &Dim, value: i64| {
-            let sizes: Sizes =
-                at.iter().map(|(n, v)| (n.clone(), if n == name { value } else { *v })).collect();
-            dim.eval(&bindings(symbols, &sizes))
+    fn turns(&self, search: &mut Search<'_>, at: &Sizes, name: &str, range: [i64; 2]) -> BTreeSet<i64> {
+        let symbols = search.symbols;
+        let mut bound = bindings(symbols, at);
+        let Some(id) = symbols.iter().find(|(_, s)| s.name == name).map(|(id, _)| id) else {
+            return BTreeSet::new();
         };
-        let moves =
-            |dim: &Dim| dim.symbols().into_iter().any(|s| symbols.get(s).is_some_and(|s| s.name == name));
+        let mut eval = |dim: &Dim, value: i64| {
+            bound.set(id, value);
+            dim.eval(&bound)
+        };
         let mut out = BTreeSet::new();
-        for dim in self.dims.iter().filter(|d| moves(d)) {
+        for dim in self.dims.iter().filter(|d| d.symbols().contains(&id)) {
             for switch in dim.switches() {
+                if !search.take() {
+                    continue;
+                }
                 match switch {
-                    Switch::Sign(d) => out.extend(root(&|v| eval(&d, v), range)),
+                    Switch::Sign(d) => out.extend(root(&mut |v| eval(&d, v), range)),
                     Switch::Multiple(a, b) => {
                         let Some(k) = eval(&b, range[0]).filter(|k| *k > 1) else { continue };
-                        let rest = |v: i64| eval(&a, v).map(|a| a.rem_euclid(k));
-                        let first = (range[0]..=range[1]).take(64).find(|&v| rest(v) == Some(0));
-                        let last = (range[0]..=range[1]).rev().take(64).find(|&v| rest(v) == Some(0));
-                        out.extend(first.into_iter().chain(last));
-                        let once = |v: i64| Some(eval(&a, v)? - k);
-                        out.extend(root(&once, range));
+                        // The first and the last multiple within the range, and the divisor itself.
+                        let ends = range.map(|v| eval(&a, v).map(|a| a.div_euclid(k)));
+                        let first = ends[0].and_then(|q| q.checked_add(1));
+                        for q in [first, ends[1], Some(1)].into_iter().flatten() {
+                            out.extend(root(&mut |v| eval(&a, v)?.checked_sub(q.checked_mul(k)?), range));
+                        }
                     }
                 }
             }
             if self.positions {
-                for &number in self.numbers.iter().take(MOST_NUMBERS) {
-                    out.extend(root(&|v| eval(dim, v)?.checked_sub(number.checked_abs()?), range));
+                for number in self.numbers.iter().filter_map(|n| n.checked_abs()) {
+                    if search.take() {
+                        out.extend(root(&mut |v| eval(dim, v)?.checked_sub(number), range));
+                    }
                 }
             }
         }
@@ -162,9 +214,57 @@ impl Conditions {
     }
 }
 
+/// The state of a search for sizes.
+struct Search<'a> {
+    symbols: &'a Table<SymbolId, Symbol>,
+    /// The number of conditions that may still be examined.
+    left: usize,
+    left_out: u64,
+}
+
+impl Search<'_> {
+    /// Whether one more condition may be examined.
+    fn take(&mut self) -> bool {
+        let may = self.left > 0;
+        self.left -= usize::from(may);
+        self.left_out += u64::from(!may);
+        may
+    }
+}
+
+/// Sizes with one symbol at its upper end and the others at their lower ends, or the other way round.
+fn corners<'a>(low: &'a Sizes, high: &'a Sizes) -> impl Iterator<Item = Sizes> + 'a {
+    let corner = |k: usize, [one, others]: [&Sizes; 2]| {
+        others.iter().zip(one).enumerate().map(|(i, (o, s))| if i == k { s } else { o }.clone()).collect()
+    };
+    (0..low.len()).flat_map(move |k| [corner(k, [high, low]), corner(k, [low, high])])
+}
+
+/// An end of a bucket, or the last valid sizes that are found on the way to it from valid ones.
+fn end_of_valid(from: &[Sizes], end: &Sizes, is_valid: &dyn Fn(&Sizes) -> bool) -> Option<Sizes> {
+    if is_valid(end) {
+        return Some(end.clone());
+    }
+    let start = from.iter().find(|s| is_valid(s))?;
+    const STEPS: i128 = 1 << 40;
+    let between = |step: i128| -> Sizes {
+        let one = |((name, from), (_, to)): (&(String, i64), &(String, i64))| {
+            let way = (i128::from(*to) - i128::from(*from)) * step / STEPS;
+            (name.clone(), i64::try_from(i128::from(*from) + way).unwrap_or(*from))
+        };
+        start.iter().zip(end).map(one).collect()
+    };
+    let (mut valid, mut invalid) = (0, STEPS);
+    while invalid - valid > 1 {
+        let middle = valid + (invalid - valid) / 2;
+        if is_valid(&between(middle)) { valid = middle } else { invalid = middle }
+    }
+    Some(between(valid))
+}
+
 /// The first value from which on a function that grows or falls is on the other side of 0.
-fn root(f: &dyn Fn(i64) -> Option<i64>, [low, high]: [i64; 2]) -> Option<i64> {
-    let side = |v: i64| f(v).map(|x| x >= 0);
+fn root(f: &mut dyn FnMut(i64) -> Option<i64>, [low, high]: [i64; 2]) -> Option<i64> {
+    let mut side = |v: i64| f(v).map(|x| x >= 0);
     let first = side(low)?;
     if side(high)? == first {
         return None;

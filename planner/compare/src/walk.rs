@@ -7,29 +7,20 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use symmc_ir::{Bindings, DType, Graph, NodeId, Op, Table, ValueId, text};
+use symmc_ir::{DType, Graph, NodeId, Op, Table, ValueId};
 use symmc_plan::Bucket;
 
-use crate::axes::AxisSets;
-use crate::comparison::{MOST, Outcome, Part, Shared};
-use crate::concrete::{Concrete, Precision, Short, Template, bindings, work};
+use crate::comparison::{ComparedPart, SourceStatus};
 use crate::elements::Class;
-use crate::judge::{Pair, Verdict, judge};
+use crate::judge::Verdict;
 use crate::number::{Numbered, Numbering, rounds_in_its_own_way};
+use crate::parts::{PartOutcome, Programs, Regions, Shared};
 use crate::region::{MOST_NODES, Region, region};
-use crate::sizes::{Conditions, Sizes};
 
 /// How many values in a row may be suspect before the first of them is a difference.
 const MOST_SUSPECT: usize = 4;
 /// How often a part is extended by computing more of its leaves.
 const MOST_OPENED: usize = 12;
-/// The most elements that one comparison may compute.
-const ONE: u128 = 1 << 27;
-/// Comparisons of up to this many elements draw more often.
-const SMALL: u128 = 1 << 20;
-
-const TOO_MUCH: &str = "more elements would have to be computed than the check takes time for";
-
 /// A value that does not agree with that of its name.
 struct Suspect {
     /// The number of suspect values in a row up to this one.
@@ -39,15 +30,6 @@ struct Suspect {
     /// The difference.
     what: String,
     at: String,
-}
-
-/// The regions of a pair of values.
-struct Regions {
-    of_source: Region,
-    of_planned: Region,
-    /// Whether no op of the two regions fuses or sums several roundings. Values outside of the regions are computed in the
-    /// same way by both programs.
-    same_bits: bool,
 }
 
 /// See the [module](self).
@@ -65,7 +47,7 @@ pub(crate) struct Walk<'a, 's> {
     assumed: HashSet<Class>,
     /// The first output that is computed from each planned value.
     feeds: Table<ValueId, Option<usize>>,
-    outcome: Outcome,
+    status: SourceStatus,
     shared: &'s mut Shared,
 }
 
@@ -98,12 +80,12 @@ impl<'a, 's> Walk<'a, 's> {
             suspects: HashMap::new(),
             assumed: HashSet::new(),
             feeds: feeds(planned),
-            outcome: Outcome::Equal,
+            status: SourceStatus::Equal,
             shared,
         }
     }
 
-    pub(crate) fn outcome(mut self) -> Outcome {
+    pub(crate) fn status(mut self) -> SourceStatus {
         let planned = self.planned.graph;
         for n in planned.nodes.keys() {
             if self.planned.live[n] {
@@ -117,7 +99,7 @@ impl<'a, 's> Walk<'a, 's> {
                 self.pair(s, p, Some(k));
             }
         }
-        self.outcome
+        self.status
     }
 
     fn node(&mut self, n: NodeId) {
@@ -147,14 +129,7 @@ impl<'a, 's> Walk<'a, 's> {
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
-            Verdict::Equal(_) => self.agree(s, p),
-            Verdict::Undecided(what) => {
-                let what = self.named(p, output, &at, &what);
-                if self.shared.comparison.undecided.len() < MOST {
-                    self.shared.comparison.undecided.push(what);
-                }
-                self.agree(s, p);
-            }
+            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, (verdict, &at)),
             Verdict::Differs(_) if assumed => {
                 self.leave_out(p, "it is computed from a part that was not compared");
                 self.assume(s, p);
@@ -176,6 +151,16 @@ impl<'a, 's> Walk<'a, 's> {
         }
     }
 
+    /// Marks a planned value as equal to that of the source, after a comparison without a difference.
+    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, (verdict, at): (Verdict, &str)) {
+        if let Verdict::Undecided(what) = verdict {
+            let what = self.named(p, output, at, &what);
+            self.shared.comparison.add_undecided(what);
+            self.status = self.status.max(SourceStatus::NotCompared);
+        }
+        self.agree(s, p);
+    }
+
     /// Marks a planned value as equal to that of the source.
     fn agree(&mut self, s: ValueId, p: ValueId) {
         self.suspects.remove(&p);
@@ -188,16 +173,12 @@ impl<'a, 's> Walk<'a, 's> {
     fn assume(&mut self, s: ValueId, p: ValueId) {
         self.agree(s, p);
         self.assumed.extend(self.source.elements[s].as_ref().map(|e| e.class));
-        self.outcome = self.outcome.max(Outcome::NotCompared);
+        self.status = self.status.max(SourceStatus::NotCompared);
     }
 
     fn leave_out(&mut self, p: ValueId, reason: &str) {
         let name = self.planned.graph.name_of(p);
-        let known = self.shared.comparison.left_out.iter_mut().find(|(of, _)| of.ends_with(reason));
-        match known {
-            Some((_, count)) => *count += 1,
-            None => self.shared.comparison.leave_out(format!("%{name}: {reason}")),
-        }
+        self.shared.comparison.leave_out(&format!("%{name}"), reason);
     }
 
     /// Reports a difference at the first of the suspect values that a value is computed from; or marks the values as equal, if
@@ -206,14 +187,17 @@ impl<'a, 's> Walk<'a, 's> {
         let mut first = first;
         for _ in 0..=MOST_SUSPECT {
             let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
-            let found = self.examine(of, first, true).0;
-            if !matches!(found, Verdict::Equal(_) | Verdict::Undecided(_)) {
+            let (found, at, _) = self.examine(of, first, true);
+            if !found.is_agreement() {
                 break;
             }
-            self.agree(of, first);
-            let (found, _, regions) = self.examine(s, p, false);
-            if first == p || matches!(found, Verdict::Equal(_) | Verdict::Undecided(_)) {
-                return self.agree(s, p);
+            self.accept(of, first, output, (found, &at));
+            if first == p {
+                return;
+            }
+            let (found, at, regions) = self.examine(s, p, false);
+            if found.is_agreement() {
+                return self.accept(s, p, output, (found, &at));
             }
             first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }
@@ -223,8 +207,8 @@ impl<'a, 's> Walk<'a, 's> {
             None => ("is another value".to_string(), String::new()),
         };
         let what = self.named(first, output, &at, &what);
-        self.shared.comparison.differ(what);
-        self.outcome = Outcome::Different;
+        self.shared.comparison.add_difference(what);
+        self.status = SourceStatus::Different;
         // Values that are computed from it are compared as if it were the source's.
         if let Some(of) = self.suspects.get(&first).map(|suspect| suspect.of) {
             self.agree(of, first);
@@ -268,9 +252,9 @@ impl<'a, 's> Walk<'a, 's> {
             let Some(wider) = self.regions(s, p, &opened) else { break };
             let wider = Regions { same_bits: first.same_bits, ..wider };
             match self.compare(&wider) {
-                (found @ (Verdict::Equal(_) | Verdict::Undecided(_)), at) => return (found, at, Some(first)),
+                (found, at) if found.is_agreement() => return (found, at, Some(first)),
                 (Verdict::Differs(_), _) => next = self.to_open(&wider, thorough),
-                (Verdict::Unknown(_), _) => break,
+                _ => break,
             }
         }
         (verdict, at, Some(first))
@@ -367,194 +351,44 @@ impl<'a, 's> Walk<'a, 's> {
 
     /// Compares two regions at the selected sizes; the bucket and sizes of the difference.
     fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
-        let Regions { of_source, of_planned, same_bits } = regions;
-        let unknown = |reason: String| (Verdict::Unknown(reason), String::new());
-        let meaning = of_source.without_meaning(&self.source);
-        if let Some(reason) = meaning.or_else(|| of_planned.without_meaning(&self.planned)) {
-            return unknown(reason);
+        let programs = Programs {
+            source: &self.source,
+            planned: &self.planned,
+            symbols: &self.numbering.symbols,
+            buckets: self.buckets,
+            ranks: self.ranks,
+        };
+        let outcome = programs.compare(regions, self.shared);
+        if matches!(outcome.verdict, Verdict::Equal(_)) {
+            self.record(regions, &outcome);
         }
-        let mut conditions = Conditions::default();
-        conditions.add(&self.source, of_source);
-        conditions.add(&self.planned, of_planned);
-        let communicates = of_source.communicates(&self.source) || of_planned.communicates(&self.planned);
-        let ranks = if communicates { self.ranks } else { 1 };
-        let of = [(&self.source, of_source), (&self.planned, of_planned)];
-        let templates = of.map(|(program, region)| Template {
-            program,
-            region,
-            axes: AxisSets::new(program, region),
-            ranks,
-        });
-        let part = Parts { templates, few: Vec::new(), same_bits: *same_bits };
-        let part = part.with_few();
-        let mut run = Run { part: &part, shared: self.shared, elements: 0, undecided: None };
-        let mut up_to = None;
-        for &(index, bucket) in self.buckets {
-            let sizes = conditions.sizes(&self.numbering.symbols, bucket);
-            let high = sizes.iter().position(|s| is_high(s, bucket, &sizes));
-            for (i, at) in sizes.iter().enumerate() {
-                let text = at_text(index, at);
-                let mut verdict = run.at(&bindings(&self.numbering.symbols, at));
-                if Some(i) == high && i > 0 && verdict == Verdict::Unknown(TOO_MUCH.into()) {
-                    let smaller = (1..48).map(|k| scaled(at, bucket, k));
-                    let fitting = smaller.map(|at| (run.at(&bindings(&self.numbering.symbols, &at)), at));
-                    let found = fitting.into_iter().find(|(v, _)| *v != Verdict::Unknown(TOO_MUCH.into()));
-                    if let Some((found, at)) = found {
-                        verdict = found;
-                        up_to.get_or_insert_with(|| at_text(index, &at));
-                    }
-                }
-                match verdict {
-                    Verdict::Equal(_) => {}
-                    Verdict::Undecided(what) => run.undecided = run.undecided.take().or(Some((what, text))),
-                    other => return (other, text),
-                }
-            }
-        }
-        let Run { elements, undecided, .. } = run;
-        let nodes = [of_source.nodes.len(), of_planned.nodes.len()];
-        let alike = part.at(&Bindings::lower(&self.source.graph.symbols), 2, Precision::Typed);
-        let alike = alike.ok().map(|pair| key(&pair, part.same_bits));
-        self.record(of_planned.root, nodes, alike, elements, up_to);
-        match undecided {
-            Some((what, at)) => (Verdict::Undecided(what), at),
-            None => (Verdict::Equal(elements), String::new()),
-        }
+        (outcome.verdict, outcome.at)
     }
 
-    fn record(
-        &mut self,
-        root: ValueId,
-        nodes: [usize; 2],
-        alike: Option<String>,
-        elements: u64,
-        up_to: Option<String>,
-    ) {
-        self.outcome = self.outcome.max(Outcome::EqualByParts);
-        let value = self.planned.graph.name_of(root).to_string();
+    /// Adds a part that agrees to the result.
+    fn record(&mut self, regions: &Regions, outcome: &PartOutcome) {
+        self.status = self.status.max(SourceStatus::EqualByParts);
         let Shared { comparison, parts, .. } = &mut *self.shared;
-        comparison.elements += elements;
+        comparison.elements += outcome.elements;
         let next = comparison.parts.len();
-        let at = alike.map_or(next, |alike| *parts.entry(alike).or_insert(next));
+        let at = match &outcome.alike {
+            Some(alike) => *parts.entry(alike.clone()).or_insert(next),
+            None => next,
+        };
         match comparison.parts.get_mut(at) {
             Some(part) => {
                 part.places += 1;
-                part.up_to = part.up_to.take().or(up_to);
+                part.add_limits(&outcome.limits);
             }
-            None => comparison.parts.push(Part { value, nodes, places: 1, up_to }),
-        }
-    }
-}
-
-/// A pair of regions before sizes are chosen.
-struct Parts<'a> {
-    templates: [Template<'a>; 2],
-    /// For each of the two the sets of axes that are short.
-    few: Vec<Vec<usize>>,
-    same_bits: bool,
-}
-
-impl Parts<'_> {
-    /// With the axes of the root that nothing looks across in either part.
-    fn with_few(mut self) -> Self {
-        let [a, b] = [0, 1].map(|i: usize| self.templates[i].free_root());
-        let both: Vec<(usize, usize)> = a.iter().zip(&b).filter_map(|(a, b)| Some(((*a)?, (*b)?))).collect();
-        // A set that stands along a root axis that is not free in the other part is none.
-        let spoilt = |side: usize, set: usize| {
-            let (own, other) = if side == 0 { (&a, &b) } else { (&b, &a) };
-            own.iter().zip(other).any(|(x, y)| *x == Some(set) && y.is_none())
-        };
-        let sets: Vec<(usize, usize)> =
-            both.into_iter().filter(|&(x, y)| !spoilt(0, x) && !spoilt(1, y)).collect();
-        self.few = vec![sets.iter().map(|s| s.0).collect(), sets.iter().map(|s| s.1).collect()];
-        self
-    }
-
-    /// How many positions along short axes are compared: more where there are few such axes, and then few where the rest is
-    /// large.
-    fn extents(&self) -> [i64; 2] {
-        let most = match self.few[0].len() {
-            0 | 1 => 128,
-            2 => 16,
-            3 => 8,
-            _ => 4,
-        };
-        [most, 2]
-    }
-
-    fn at(&self, sizes: &Bindings, extent: i64, precision: Precision) -> Result<[Concrete; 2], String> {
-        let [a, b] = &self.templates;
-        let short = |side: usize| Short { sets: &self.few[side], extent };
-        Ok([a.at(sizes, short(0), precision)?, b.at(sizes, short(1), precision)?])
-    }
-}
-
-/// The comparisons of one pair of regions.
-struct Run<'p, 'a, 's> {
-    part: &'p Parts<'a>,
-    shared: &'s mut Shared,
-    elements: u64,
-    undecided: Option<(String, String)>,
-}
-
-impl Run<'_, '_, '_> {
-    fn at(&mut self, sizes: &Bindings) -> Verdict {
-        let [most, least] = self.part.extents();
-        match self.with(sizes, most) {
-            Verdict::Unknown(reason) if reason == TOO_MUCH => self.with(sizes, least),
-            verdict => verdict,
-        }
-    }
-
-    fn with(&mut self, sizes: &Bindings, extent: i64) -> Verdict {
-        let wide = match self.part.at(sizes, extent, Precision::Wide) {
-            Ok(wide) => wide,
-            Err(reason) => return Verdict::Unknown(reason),
-        };
-        let together = work(&wide[0].graph).saturating_add(work(&wide[1].graph));
-        let thorough = together <= SMALL;
-        let cost = together.saturating_mul(if thorough { 16 } else { 3 });
-        if cost > ONE {
-            return Verdict::Unknown(TOO_MUCH.into());
-        }
-        let typed = match self.part.at(sizes, extent, Precision::Typed) {
-            Ok(typed) => typed,
-            Err(reason) => return Verdict::Unknown(reason),
-        };
-        let key = key(&typed, self.part.same_bits);
-        let verdict = match self.shared.known.get(&key) {
-            Some(known) => known.clone(),
-            None if cost > self.shared.room => return Verdict::Unknown(TOO_MUCH.into()),
             None => {
-                self.shared.room -= cost;
-                let (same_bits, numerics) = (self.part.same_bits, self.shared.numerics);
-                let verdict = judge(&Pair { wide, typed, same_bits, numerics, thorough });
-                self.shared.known.insert(key, verdict.clone());
-                verdict
+                let value = self.planned.graph.name_of(regions.of_planned.root).to_string();
+                let nodes = [regions.of_source.nodes.len(), regions.of_planned.nodes.len()];
+                let mut part = ComparedPart::new(value, nodes);
+                part.add_limits(&outcome.limits);
+                comparison.parts.push(part);
             }
-        };
-        if let Verdict::Equal(elements) = verdict {
-            self.elements += elements;
-        }
-        verdict
-    }
-}
-
-/// Everything that a comparison depends on, as text. Classes are numbered in the order in which they are first read.
-fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
-    let mut numbers: HashMap<Class, usize> = HashMap::new();
-    let mut out = format!("{same_bits}\n");
-    for concrete in pair {
-        out.push_str(&text::print(&concrete.graph));
-        for leaf in &concrete.leaves {
-            let next = numbers.len();
-            let number = numbers.entry(leaf.class).or_insert(next);
-            // The class stands for the data of the program, which may be large.
-            let class = leaf.data.as_ref().map(|_| leaf.class);
-            out.push_str(&format!("{number} {} {:?} {class:?}\n", leaf.offset, leaf.strides));
         }
     }
-    out
 }
 
 fn same_bits(of: [(&Numbered<'_>, &Region); 2]) -> bool {
@@ -583,29 +417,4 @@ fn feeds(graph: &Graph) -> Table<ValueId, Option<usize>> {
         node.inputs.iter().for_each(|&v| out[v] = least(out[v], needed));
     }
     out
-}
-
-fn at_text(bucket: usize, sizes: &Sizes) -> String {
-    let sizes: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    match sizes.is_empty() {
-        true => format!("bucket {bucket}"),
-        false => format!("bucket {bucket} ({})", sizes.join(", ")),
-    }
-}
-
-/// Whether sizes are those at the upper end of a bucket, of the symbols that matter.
-fn is_high(sizes: &Sizes, bucket: &Bucket, all: &[Sizes]) -> bool {
-    let moves = |k: usize| all.iter().any(|s| s[k].1 != all[0][k].1);
-    sizes.iter().enumerate().all(|(k, (name, value))| {
-        !moves(k) || bucket.symbols.get(name).is_some_and(|range| *value == range[1])
-    })
-}
-
-/// Sizes whose distance from the lower end of a bucket is divided by a power of two.
-fn scaled(sizes: &Sizes, bucket: &Bucket, by: u32) -> Sizes {
-    let one = |(name, value): &(String, i64)| {
-        let low = bucket.symbols.get(name).map_or(*value, |range| range[0]);
-        (name.clone(), low + ((value - low) >> by))
-    };
-    sizes.iter().map(one).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use symmc_compare::{Comparison, Outcome, compare};
+use symmc_compare::{SourceComparison, SourceStatus, compare};
 use symmc_plan::{Plan, ReadPlan};
 
 fn read(name: &str) -> Plan {
@@ -11,7 +11,7 @@ fn read(name: &str) -> Plan {
     Plan::from_json(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-fn compared(plan: Plan) -> Comparison {
+fn compared(plan: Plan) -> SourceComparison {
     compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}")))
 }
 
@@ -31,7 +31,7 @@ fn every_edited_plan_is_found() {
     ] {
         let found = compared(read(name));
         println!("{name}: {found:#?}");
-        assert_eq!(found.buckets[0], Outcome::Different, "{name}: {found:#?}");
+        assert_eq!(found.buckets[0], SourceStatus::Different, "{name}: {found:#?}");
         assert!(!found.differences.is_empty() && found.left_out.is_empty(), "{name}: {found:#?}");
         tried += 1;
     }

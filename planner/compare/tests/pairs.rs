@@ -1,44 +1,9 @@
 //! Pairs of small programs, of which the second stands for the planned one.
 
-use symmc_compare::{Comparison, MOST, Outcome, compare};
-use symmc_ir::text;
-use symmc_plan::{Arenas, Bucket, Plan, ReadPlan, SourceProgram, Totals, VERSION};
+mod common;
 
-/// Compares two programs over the ranges of the symbols of the second.
-fn compared(source: &str, planned: &str) -> Comparison {
-    let graph = text::parse(planned).unwrap_or_else(|e| panic!("{e}\n{planned}"));
-    let bucket = Bucket {
-        symbols: graph.symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect(),
-        program: 0,
-        buffers: Vec::new(),
-        places: Default::default(),
-        steps: Vec::new(),
-        decisions: Vec::new(),
-        copies: Vec::new(),
-        totals: Totals::default(),
-    };
-    let plan = Plan {
-        version: VERSION,
-        source: SourceProgram { name: "p".into(), hash: String::new(), text: source.into() },
-        machine: "host".into(),
-        numerics: Default::default(),
-        ranks: graph.ranks.unwrap_or(1),
-        programs: vec![planned.into()],
-        arenas: Arenas { ordinary: 0, symmetric: 0 },
-        fixed: Vec::new(),
-        buckets: vec![bucket],
-    };
-    compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}\n{source}")))
-}
-
-const HEAD: &str = "program \"p\" ranks 2\nsymbol t in 1..=5000\ngroup @w world\ngroup @one [[0], [1]]\n\
-    arg %x: f32[t, 16]\narg %h: bf16[t, 16]\narg %n: i64[t]\narg %q: f32[2, t, 8]\nparam %w: f32[16, 16] source \"w\"\nparam %g: f32[16] source \"g\"\n\
-    param %gh: bf16[16] source \"gh\"\n";
-
-fn outcome(source: &str, planned: &str) -> (Outcome, Comparison) {
-    let found = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
-    (found.buckets[0], found)
-}
+use common::outcome;
+use symmc_compare::{MOST, SourceStatus};
 
 #[test]
 fn what_only_moves_is_equal_node_for_node() {
@@ -78,7 +43,7 @@ fn what_only_moves_is_equal_node_for_node() {
         ),
     ] {
         let (found, all) = outcome(source, planned);
-        assert_eq!(found, Outcome::Equal, "{source}\nto\n{planned}\n{all:#?}");
+        assert_eq!(found, SourceStatus::Equal, "{source}\nto\n{planned}\n{all:#?}");
     }
 }
 
@@ -119,7 +84,7 @@ fn what_is_written_in_another_way_is_equal_by_comparison() {
         ),
     ] {
         let (found, all) = outcome(&source, &planned);
-        assert_eq!(found, Outcome::EqualByParts, "{source}\nto\n{planned}\n{all:#?}");
+        assert_eq!(found, SourceStatus::EqualByParts, "{source}\nto\n{planned}\n{all:#?}");
         assert!(!all.parts.is_empty() && all.elements > 0 && all.left_out.is_empty(), "{all:#?}");
     }
 }
@@ -155,7 +120,7 @@ fn changes_at_some_sizes_alone_are_found() {
         (seen("causal=true"), seen("causal=false")),
     ] {
         let (found, all) = outcome(&source, &planned);
-        assert_eq!(found, Outcome::Different, "{source}\nto\n{planned}\n{all:#?}");
+        assert_eq!(found, SourceStatus::Different, "{source}\nto\n{planned}\n{all:#?}");
         tried += 1;
     }
     assert_eq!(tried, 13);
@@ -214,7 +179,7 @@ fn changes_of_structure_are_found() {
         ),
     ] {
         let (found, all) = outcome(source, planned);
-        assert_eq!(found, Outcome::Different, "{source}\nto\n{planned}\n{all:#?}");
+        assert_eq!(found, SourceStatus::Different, "{source}\nto\n{planned}\n{all:#?}");
         tried += 1;
     }
     assert_eq!(tried, 14);
@@ -228,18 +193,18 @@ fn ops_without_a_meaning_are_equal_on_equal_operands_alone() {
     let two = [f("", "x", 0), f("", "x", 1)].concat();
     let sum = "%y: f32[t, 16] = add %o0, %o1\nreturn %y\n";
     let (found, all) = outcome(&format!("{two}{sum}"), &format!("{two}{sum}"));
-    assert_eq!(found, Outcome::Equal, "{all:#?}");
+    assert_eq!(found, SourceStatus::Equal, "{all:#?}");
     // Nobody knows whether two uses give the same.
     let merged = format!("{}%y: f32[t, 16] = add %o0, %o0\nreturn %y\n", f("", "x", 0));
     let (found, all) = outcome(&format!("{two}{sum}"), &merged);
-    assert_ne!(found, Outcome::Equal, "{all:#?}");
+    assert_ne!(found, SourceStatus::Equal, "{all:#?}");
     let (found, all) = outcome(&format!("{two}{sum}"), &format!("{}{}{sum}", f("", "x", 0), f("a", "x", 1)));
-    assert_eq!(found, Outcome::NotCompared, "{all:#?}");
+    assert_eq!(found, SourceStatus::NotCompared, "{all:#?}");
     assert_eq!(all.left_out.len(), 1, "{all:#?}");
     // What an op is given is compared.
     let given = |of: &str| format!("%z: f32[t, 16] = {of} %x\n{}return %o0\n", f("", "z", 0));
     let (found, all) = outcome(&given("exp"), &given("tanh"));
-    assert_eq!(found, Outcome::Different, "{all:#?}");
+    assert_eq!(found, SourceStatus::Different, "{all:#?}");
 }
 
 #[test]
@@ -250,7 +215,10 @@ fn differences_are_bounded_and_work_grows_with_the_programs() {
         nodes.chain(outputs).collect::<String>()
     };
     let (found, all) = outcome(&chain(300, "mul %x, 0.5"), &chain(300, "mul %x, 0.75"));
-    assert_eq!((found, all.differences.len(), all.more_differences), (Outcome::Different, MOST, 300 - MOST));
+    assert_eq!(
+        (found, all.differences.len(), all.more_differences),
+        (SourceStatus::Different, MOST, 300 - MOST)
+    );
     // Parts that are alike are one, however many there are.
     let layers = |n: usize, square: &str| {
         let of = |i: usize| if i == 0 { "x".to_string() } else { format!("z{}", i - 1) };
@@ -262,7 +230,7 @@ fn differences_are_bounded_and_work_grows_with_the_programs() {
     let (found, all) = outcome(&layers(2000, "pow %@, 2.0"), &layers(2000, "mul %@, %@"));
     assert_eq!(
         (found, all.parts.len(), all.parts[0].places),
-        (Outcome::EqualByParts, 1, 2000),
+        (SourceStatus::EqualByParts, 1, 2000),
         "{:?}",
         all.parts
     );

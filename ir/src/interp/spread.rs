@@ -1,0 +1,144 @@
+//! How far elements move when every rounding of the run that computed them is moved ([`run_with_noise`]).
+//!
+//! A spread says what another correct backend may give for an element. It is kept for all elements, or only for those that
+//! are beyond their tolerance, so that rounds of noise do not look at all others.
+//!
+//! [`run_with_noise`]: super::run_with_noise
+
+use crate::tensor::Tensor;
+
+/// The spread of elements of one tensor.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Spread {
+    /// The elements in ascending order; `None` for all.
+    elements: Option<Vec<usize>>,
+    moves: Vec<Moves>,
+}
+
+/// What runs with noise gave instead of an element.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Moves {
+    /// For a finite element the largest move to another finite number. For an infinite one the least magnitude that was
+    /// finite, for NaN the largest.
+    by: f64,
+    /// Which of [`POSITIVE`], [`NEGATIVE`], [`NAN`] and [`FINITE`] were seen.
+    seen: u8,
+}
+
+const POSITIVE: u8 = 1;
+const NEGATIVE: u8 = 2;
+const NAN: u8 = 4;
+const FINITE: u8 = 8;
+
+/// Correct results may be this much farther apart than the largest move that was seen.
+pub(super) const BEYOND_SEEN: f64 = 4.0;
+
+fn class(x: f64) -> u8 {
+    match x {
+        x if x.is_nan() => NAN,
+        f64::INFINITY => POSITIVE,
+        f64::NEG_INFINITY => NEGATIVE,
+        _ => FINITE,
+    }
+}
+
+impl Spread {
+    /// No element moves.
+    pub fn none(expected: &Tensor) -> Spread {
+        Spread { elements: None, moves: vec![Moves::default(); expected.numel()] }
+    }
+
+    /// These elements do not move; nothing is known of others.
+    pub fn of_elements(mut elements: Vec<usize>) -> Spread {
+        elements.sort_unstable();
+        elements.dedup();
+        Spread { moves: vec![Moves::default(); elements.len()], elements: Some(elements) }
+    }
+
+    /// Takes in one run with noise; whether an element moved farther than before.
+    pub fn widen(&mut self, expected: &Tensor, noisy: &Tensor) -> bool {
+        let all = expected.numel().min(noisy.numel());
+        let mut wider = false;
+        for (k, moves) in self.moves.iter_mut().enumerate() {
+            let i = self.elements.as_ref().map_or(k, |elements| elements[k]);
+            if i < all {
+                let before = *moves;
+                moves.widen(expected, noisy, i);
+                wider |= *moves != before;
+            }
+        }
+        wider
+    }
+
+    /// The elements that it is kept for.
+    pub fn elements(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.moves.len()).map(|k| self.elements.as_ref().map_or(k, |elements| elements[k]))
+    }
+
+    fn moves(&self, element: usize) -> Option<&Moves> {
+        let at = match &self.elements {
+            Some(elements) => elements.binary_search(&element).ok()?,
+            None => element,
+        };
+        self.moves.get(at)
+    }
+
+    /// Whether noise explains the element that was found.
+    pub(super) fn covers(&self, element: usize, found: &Tensor, expected: &Tensor) -> bool {
+        let Some(moves) = self.moves(element) else { return false };
+        if !found.dtype().is_float() {
+            return distance(found, expected, element) <= BEYOND_SEEN * moves.by;
+        }
+        let (found, expected) = (found.get_f64(element), expected.get_f64(element));
+        match (found.is_finite(), expected.is_finite()) {
+            (false, _) => moves.reaches(found),
+            // Values on the way to an infinity that was seen are possible, too.
+            (true, true) => {
+                let beyond = if found > expected { POSITIVE } else { NEGATIVE };
+                (found - expected).abs() <= BEYOND_SEEN * moves.by || moves.seen & beyond != 0
+            }
+            (true, false) if moves.seen & FINITE == 0 => false,
+            (true, false) if expected.is_nan() => found.abs() <= BEYOND_SEEN * moves.by,
+            (true, false) => found.signum() == expected.signum() && found.abs() * BEYOND_SEEN >= moves.by,
+        }
+    }
+}
+
+impl Moves {
+    fn widen(&mut self, expected: &Tensor, noisy: &Tensor, i: usize) {
+        if !expected.dtype().is_float() {
+            self.by = self.by.max(distance(noisy, expected, i));
+            return;
+        }
+        let (x, expected) = (noisy.get_f64(i), expected.get_f64(i));
+        let is_first = self.seen & FINITE == 0;
+        self.seen |= class(x);
+        if !x.is_finite() {
+            return;
+        }
+        self.by = match expected {
+            e if e.is_finite() => self.by.max((x - e).abs()),
+            e if e.is_nan() || is_first => self.by.max(x.abs()),
+            _ => self.by.min(x.abs()),
+        };
+    }
+
+    /// Whether a run with noise gave such a number that is not finite. After a NaN any of them is possible: which of
+    /// several terms are infinite depends on roundings.
+    fn reaches(&self, found: f64) -> bool {
+        self.seen & (class(found) | NAN) != 0
+    }
+}
+
+/// The distance of two elements; NaN if exactly one of them is NaN.
+pub(super) fn distance(found: &Tensor, expected: &Tensor, i: usize) -> f64 {
+    match found.dtype().is_float() {
+        true => difference(found.get_f64(i), expected.get_f64(i)),
+        false => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
+    }
+}
+
+/// How far two floats are from each other: 0 if both are NaN or the same infinity, NaN if one of them is NaN.
+fn difference(found: f64, expected: f64) -> f64 {
+    if found == expected || (found.is_nan() && expected.is_nan()) { 0.0 } else { (found - expected).abs() }
+}

@@ -1,0 +1,493 @@
+//! The comparison of one pair of regions at the selected sizes of all buckets of a planned program.
+//!
+//! A pair runs whole where that is cheap enough. Otherwise samples of the positions along axes that are not computed alike
+//! run, in windows ([`crate::windows`]) at the ends, in the middle and around numbers that positions are compared with. Whatever
+//! does not run becomes a [`PartLimit`].
+
+use std::collections::HashMap;
+
+use symmc_ir::bounds::BoundsChecks;
+use symmc_ir::numerics::Numerics;
+use symmc_ir::text::forms::op_dims_mut;
+use symmc_ir::{Bindings, Graph, Symbol, SymbolId, Table, ValueId, text};
+use symmc_plan::Bucket;
+
+use crate::axes::AxisSets;
+use crate::comparison::{LimitKind, PartLimit, SourceComparison, add_limit};
+use crate::concrete::{Concrete, Precision, Template, bindings, work};
+use crate::elements::Class;
+use crate::judge::{Pair, Verdict, judge, runs};
+use crate::number::Numbered;
+use crate::region::Region;
+use crate::sizes::{Conditions, Sizes};
+use crate::windows::{Span, Window};
+
+/// The most elements that one comparison may compute, over all of its draws.
+const ONE: u128 = 1 << 26;
+/// The same for a comparison of samples.
+const SAMPLES: u128 = 1 << 28;
+/// Comparisons of more elements run on samples where these are much cheaper.
+const LARGE: u128 = 1 << 24;
+/// Comparisons draw more often if they then compute at most this many elements.
+const THOROUGH: u128 = 1 << 23;
+/// The positions of a sample along one axis, and the least extent of which samples are taken.
+const SAMPLE: i64 = 4;
+const LEAST_SAMPLED: i64 = 32;
+/// The most numbers around which samples are taken.
+const MOST_NUMBERS: usize = 4;
+
+const TOO_MUCH: &str = "more elements would have to be computed than the check takes time for";
+
+/// The state that the comparisons of all programs of a plan share.
+pub struct Shared {
+    /// The result so far.
+    pub comparison: SourceComparison,
+    /// The verdicts on pairs of regions that were run, by their text at the sizes.
+    pub verdicts: HashMap<String, Verdict>,
+    /// The outcomes of pairs of regions of the planned program that is compared, by their text over symbols.
+    pub outcomes: HashMap<String, PartOutcome>,
+    /// The parts, by their text at the least sizes of the source.
+    pub parts: HashMap<String, usize>,
+    /// The numerics classes that the plan declares.
+    pub numerics: Numerics,
+    /// The elements that may still be computed.
+    pub room: u128,
+    /// The source and its bounds checks.
+    pub source: Graph,
+    pub bounds: BoundsChecks,
+}
+
+/// The regions of a pair of values.
+pub struct Regions {
+    pub of_source: Region,
+    pub of_planned: Region,
+    /// Whether no op of the two regions fuses or sums several roundings. Values outside of the regions are computed in the
+    /// same way by both programs.
+    pub same_bits: bool,
+}
+
+/// The outcome of comparing a pair of regions.
+#[derive(Clone, Debug)]
+pub struct PartOutcome {
+    pub verdict: Verdict,
+    /// The bucket and sizes of a difference.
+    pub at: String,
+    /// What was not compared.
+    pub limits: Vec<PartLimit>,
+    /// The elements that were compared.
+    pub elements: u64,
+    /// The text of the pair at the least sizes of the source. Equal parts of different programs have equal texts.
+    pub alike: Option<String>,
+}
+
+impl PartOutcome {
+    fn unknown(reason: String) -> PartOutcome {
+        let (verdict, at) = (Verdict::Unknown(reason), String::new());
+        PartOutcome { verdict, at, limits: Vec::new(), elements: 0, alike: None }
+    }
+}
+
+/// The two programs of a comparison.
+pub struct Programs<'p, 'a> {
+    pub source: &'p Numbered<'a>,
+    pub planned: &'p Numbered<'a>,
+    pub symbols: &'p Table<SymbolId, Symbol>,
+    pub buckets: &'p [(usize, &'a Bucket)],
+    pub ranks: u32,
+}
+
+impl<'p, 'a> Programs<'p, 'a> {
+    /// Compares two regions at the selected sizes. Equal regions of one program run once: limits and elements are part of
+    /// the first outcome alone.
+    pub fn compare(&self, regions: &'p Regions, shared: &mut Shared) -> PartOutcome {
+        let Regions { of_source, of_planned, same_bits } = regions;
+        let meaning = of_source.without_meaning(self.source);
+        if let Some(reason) = meaning.or_else(|| of_planned.without_meaning(self.planned)) {
+            return PartOutcome::unknown(reason);
+        }
+        let text = self.text(regions);
+        if let Some(known) = shared.outcomes.get(&text) {
+            return known.clone();
+        }
+        let communicates = of_source.communicates(self.source) || of_planned.communicates(self.planned);
+        let ranks = if communicates { self.ranks } else { 1 };
+        let of = [(self.source, of_source), (self.planned, of_planned)];
+        let templates = of.map(|(program, region)| {
+            let axes = AxisSets::new(program, region);
+            Template { program, region, axes, ranks }
+        });
+        let mut conditions = Conditions::default();
+        of.into_iter().for_each(|(program, region)| conditions.add(program, region));
+        let part = Part::new(templates, conditions, *same_bits);
+        let found = self.run(&part, shared);
+        shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..found.clone() });
+        found
+    }
+
+    fn run(&self, part: &Part<'_>, shared: &mut Shared) -> PartOutcome {
+        let mut run = Run { part, shared, elements: 0, limits: Vec::new(), ran: false };
+        let mut undecided = None;
+        for &(index, bucket) in self.buckets {
+            for (at, verdict) in run.bucket(self.symbols, index, bucket) {
+                match verdict {
+                    Verdict::Equal(_) => {}
+                    Verdict::Undecided(what) => undecided = undecided.or(Some((what, at))),
+                    verdict => {
+                        let Run { elements, limits, .. } = run;
+                        return PartOutcome { verdict, at, limits, elements, alike: None };
+                    }
+                }
+            }
+        }
+        let Run { elements, limits, ran, .. } = run;
+        if !ran && !limits.is_empty() {
+            return PartOutcome::unknown(TOO_MUCH.into());
+        }
+        let (verdict, at) = match undecided {
+            Some((what, at)) => (Verdict::Undecided(what), at),
+            None => (Verdict::Equal(elements), String::new()),
+        };
+        PartOutcome { verdict, at, limits, elements, alike: part.alike(self.source.graph) }
+    }
+
+    /// The text of a pair of regions over symbols: everything that the outcome depends on besides the buckets.
+    fn text(&self, regions: &Regions) -> String {
+        let mut numbers: HashMap<Class, usize> = HashMap::new();
+        let mut out = format!("{}\n", regions.same_bits);
+        for (program, region) in [(self.source, &regions.of_source), (self.planned, &regions.of_planned)] {
+            let mut values: HashMap<ValueId, usize> = HashMap::new();
+            for &leaf in &region.leaves {
+                let next = values.len();
+                values.insert(leaf, next);
+                out.push_str(&format!("{:?} ", program.types[leaf]));
+                if let Some(elements) = &program.elements[leaf] {
+                    let next = numbers.len();
+                    let number = numbers.entry(elements.class).or_insert(next);
+                    // The class stands for the data of the program, which may be large.
+                    let class = Region::is_constant(program, leaf).then_some(elements.class);
+                    let (offset, strides) = (&elements.offset, &elements.strides);
+                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?}\n"));
+                }
+            }
+            for &n in &region.nodes {
+                let node = &program.graph.nodes[n];
+                let mut op = node.op.clone();
+                op_dims_mut(&mut op).into_iter().for_each(|dim| *dim = program.dim(dim));
+                let operands: Vec<Option<&usize>> = node.inputs.iter().map(|v| values.get(v)).collect();
+                out.push_str(&format!("{op:?} {operands:?}"));
+                for &v in &node.outputs {
+                    out.push_str(&format!(" {:?} {}", program.types[v], program.closed[v]));
+                    let next = values.len();
+                    values.insert(v, next);
+                }
+                out.push('\n');
+            }
+            out.push_str(&format!("root {:?}\n", values.get(&region.root)));
+        }
+        out
+    }
+}
+
+/// A pair of regions before sizes are chosen.
+struct Part<'a> {
+    templates: [Template<'a>; 2],
+    conditions: Conditions,
+    /// Whether each axis of the root is computed alike at all positions, by both regions.
+    alike_axes: Vec<bool>,
+    same_bits: bool,
+}
+
+/// A window of the root, and what is left out by it.
+struct Sample {
+    windows: Vec<Window>,
+    /// The axes and positions, if not all that differ are in the windows.
+    positions: Option<String>,
+}
+
+impl<'a> Part<'a> {
+    fn new(templates: [Template<'a>; 2], conditions: Conditions, same_bits: bool) -> Part<'a> {
+        let [a, b] = [0, 1].map(|side: usize| templates[side].free_root());
+        let alike_axes = a.iter().zip(&b).map(|(a, b)| a.is_some() && b.is_some()).collect();
+        Part { templates, conditions, alike_axes, same_bits }
+    }
+
+    /// How many positions are compared along axes that are computed alike: more where there are few such axes, and then few
+    /// where the rest is large.
+    fn extents(&self) -> [i64; 2] {
+        let most = match self.alike_axes.iter().filter(|alike| **alike).count() {
+            0 | 1 => 128,
+            2 => 16,
+            3 => 8,
+            _ => 4,
+        };
+        [most, 2]
+    }
+
+    /// All positions, except along axes that are computed alike.
+    fn whole(&self, extent: i64) -> Sample {
+        let short = |alike: &bool| alike.then_some(Span { start: 0, count: extent });
+        Sample { windows: vec![self.alike_axes.iter().map(short).collect()], positions: None }
+    }
+
+    /// A sample of the positions along the other axes too; `None` if these are short.
+    fn sample(&self, shape: &[i64]) -> Option<Sample> {
+        let is_sampled = |axis: usize| !self.alike_axes[axis] && shape[axis] >= LEAST_SAMPLED;
+        let axes: Vec<usize> = (0..shape.len()).filter(|&axis| is_sampled(axis)).collect();
+        let longest = axes.iter().map(|&axis| shape[axis]).max()?;
+        let starts = |extent: i64| {
+            let last = extent - SAMPLE;
+            let near = self.conditions.numbers().filter_map(|n| n.checked_sub(SAMPLE / 2));
+            let near = near.filter(|start| (1..last).contains(start)).take(MOST_NUMBERS);
+            [0, last, last / 2].into_iter().chain(near).collect::<Vec<i64>>()
+        };
+        let count = starts(longest).len();
+        let window = |place: &dyn Fn(usize) -> usize| -> Window {
+            let one = |axis: usize| {
+                let starts = starts(shape[axis]);
+                let start = starts[place(axis) % starts.len()];
+                match (axes.contains(&axis), self.alike_axes[axis]) {
+                    (true, _) => Some(Span { start, count: SAMPLE }),
+                    (false, true) => Some(Span { start: 0, count: self.extents()[1] }),
+                    (false, false) => None,
+                }
+            };
+            (0..shape.len()).map(one).collect()
+        };
+        let mut windows: Vec<Window> = (0..count).map(|k| window(&|_| k)).collect();
+        if axes.len() > 1 {
+            // The start of one axis meets the end of another.
+            windows.extend(axes.iter().map(|&first| window(&|axis| usize::from(axis == first))));
+        }
+        let of_axis = |&axis: &usize| {
+            let at = |start: &i64| format!("{start}..{}", start + SAMPLE);
+            let spans: Vec<String> = starts(shape[axis]).iter().map(at).collect();
+            format!("positions {} of {} along axis {axis}", spans.join(", "), shape[axis])
+        };
+        let positions = axes.iter().map(of_axis).collect::<Vec<_>>().join("; ");
+        Some(Sample { windows, positions: Some(positions) })
+    }
+
+    fn at(&self, sizes: &Bindings, window: &Window, precision: Precision) -> Result<[Concrete; 2], String> {
+        let [a, b] = &self.templates;
+        Ok([a.at(sizes, window, precision)?, b.at(sizes, window, precision)?])
+    }
+
+    fn alike(&self, source: &Graph) -> Option<String> {
+        let sizes = Bindings::lower(&source.symbols);
+        let window = self.whole(2).windows.pop()?;
+        let pair = self.at(&sizes, &window, Precision::Typed).ok()?;
+        Some(key(&pair, self.same_bits))
+    }
+}
+
+/// A sample at sizes, with floats as f64.
+struct Prepared {
+    pairs: Vec<(Window, [Concrete; 2])>,
+    positions: Option<String>,
+    /// Whether more is drawn than the least.
+    thorough: bool,
+    cost: u128,
+}
+
+/// The comparisons of one pair of regions.
+struct Run<'p, 'a, 's> {
+    part: &'p Part<'a>,
+    shared: &'s mut Shared,
+    elements: u64,
+    limits: Vec<PartLimit>,
+    /// Whether the pair ran at some sizes.
+    ran: bool,
+}
+
+impl Run<'_, '_, '_> {
+    /// The verdicts at the sizes of a bucket where the pair ran, up to the first that is not equal.
+    fn bucket(
+        &mut self,
+        symbols: &Table<SymbolId, Symbol>,
+        index: usize,
+        bucket: &Bucket,
+    ) -> Vec<(String, Verdict)> {
+        let (source, bounds) = (&self.shared.source, &self.shared.bounds);
+        let is_valid =
+            |sizes: &Sizes| bounds.is_empty() || bounds.evaluate(source, &bindings(symbols, sizes)).is_ok();
+        let chosen = self.part.conditions.sizes(symbols, bucket, &is_valid);
+        let mut out = Vec::new();
+        if chosen.sizes.is_empty() {
+            let reason = format!("no sizes of bucket {index} were found that the bounds of the source allow");
+            out.push((format!("bucket {index}"), Verdict::Unknown(reason)));
+            return out;
+        }
+        if chosen.left_out > 0 {
+            let limit = PartLimit::new(LimitKind::Conditions, format!("bucket {index}"));
+            self.limit(PartLimit { sizes: chosen.left_out, ..limit }, true);
+        }
+        for (i, at) in chosen.sizes.iter().enumerate() {
+            let is_upper = Some(i) == chosen.upper;
+            let text = at_text(index, at);
+            if is_upper && chosen.is_bounded {
+                self.limit(PartLimit::new(LimitKind::Bounded, text.clone()), true);
+            }
+            let mut verdict = self.at(&bindings(symbols, at), &text, is_upper);
+            if is_too_much(&verdict) {
+                let smaller = (1..48).map(|k| scaled(at, bucket, k)).filter(|_| is_upper);
+                let smaller: Vec<Sizes> =
+                    smaller.filter(|at| is_valid_in(self.shared, symbols, at)).collect();
+                let found = smaller.into_iter().find_map(|at| {
+                    let text = at_text(index, &at);
+                    let verdict = self.at(&bindings(symbols, &at), &text, true);
+                    (!is_too_much(&verdict)).then_some((text, verdict))
+                });
+                let Some((up_to, found)) = found else {
+                    self.limit(PartLimit::new(LimitKind::TooLong, text), is_upper);
+                    continue;
+                };
+                self.limit(PartLimit::new(LimitKind::UpTo, up_to), true);
+                verdict = found;
+            }
+            self.ran |= !matches!(verdict, Verdict::Unknown(_));
+            let goes_on = matches!(verdict, Verdict::Equal(_) | Verdict::Undecided(_));
+            out.push((text, verdict));
+            if !goes_on {
+                break;
+            }
+        }
+        out
+    }
+
+    fn limit(&mut self, limit: PartLimit, replaces: bool) {
+        add_limit(&mut self.limits, limit, replaces);
+    }
+
+    fn at(&mut self, sizes: &Bindings, text: &str, is_upper: bool) -> Verdict {
+        let prepared = match self.prepare(sizes) {
+            Ok(prepared) => prepared,
+            Err(reason) => return Verdict::Unknown(reason),
+        };
+        let Some(Prepared { pairs, positions, thorough, .. }) = prepared else {
+            return Verdict::Unknown(TOO_MUCH.into());
+        };
+        let (mut elements, mut undecided) = (0, None);
+        for (window, wide) in pairs {
+            match self.judged(sizes, &window, wide, thorough) {
+                Verdict::Equal(n) => elements += n,
+                Verdict::Undecided(what) => undecided = undecided.or(Some(what)),
+                other => return other,
+            }
+        }
+        self.elements += elements;
+        if let Some(positions) = positions {
+            let limit = PartLimit::new(LimitKind::Sampled, format!("{text}: {positions}"));
+            self.limit(limit, is_upper);
+        }
+        if !thorough {
+            self.limit(PartLimit::new(LimitKind::OneDraw, text.to_string()), is_upper);
+        }
+        undecided.map_or(Verdict::Equal(elements), Verdict::Undecided)
+    }
+
+    /// What runs at some sizes; `None` if all that could run takes too long.
+    fn prepare(&self, sizes: &Bindings) -> Result<Option<Prepared>, String> {
+        let [most, least] = self.part.extents();
+        let large = self.costed(sizes, self.part.whole(most))?;
+        if large.thorough {
+            return Ok(Some(large));
+        }
+        let small = self.costed(sizes, self.part.whole(least))?;
+        if small.thorough {
+            return Ok(Some(small));
+        }
+        let whole = if large.cost <= LARGE { large } else { small };
+        if whole.cost <= LARGE {
+            return Ok(Some(whole));
+        }
+        let shape = self.part.templates[0].root_shape(sizes)?;
+        let sampled = self.part.sample(&shape).map(|sample| self.costed(sizes, sample)).transpose()?;
+        let sampled = sampled.filter(|s| s.cost <= SAMPLES && s.cost < whole.cost / 2);
+        Ok(sampled.or(Some(whole).filter(|whole| whole.cost <= ONE)))
+    }
+
+    fn costed(&self, sizes: &Bindings, sample: Sample) -> Result<Prepared, String> {
+        let (mut pairs, mut usual, mut thorough) = (Vec::new(), 0u128, 0u128);
+        for window in sample.windows {
+            let pair = self.part.at(sizes, &window, Precision::Wide)?;
+            usual = usual.saturating_add(cost(&pair, false));
+            thorough = thorough.saturating_add(cost(&pair, true));
+            pairs.push((window, pair));
+        }
+        let is_thorough = thorough <= THOROUGH;
+        let cost = if is_thorough { thorough } else { usual };
+        Ok(Prepared { pairs, positions: sample.positions, thorough: is_thorough, cost })
+    }
+
+    fn judged(&mut self, sizes: &Bindings, window: &Window, wide: [Concrete; 2], thorough: bool) -> Verdict {
+        let typed = match self.part.at(sizes, window, Precision::Typed) {
+            Ok(typed) => typed,
+            Err(reason) => return Verdict::Unknown(reason),
+        };
+        let same_bits = self.part.same_bits;
+        let key = key(&typed, same_bits);
+        if let Some(known) = self.shared.verdicts.get(&key) {
+            return match known {
+                Verdict::Equal(_) => Verdict::Equal(0),
+                known => known.clone(),
+            };
+        }
+        let cost = cost(&wide, thorough);
+        if cost > self.shared.room {
+            return Verdict::Unknown(TOO_MUCH.into());
+        }
+        self.shared.room -= cost;
+        let numerics = self.shared.numerics;
+        let verdict = judge(&Pair { wide, typed, same_bits, numerics, thorough });
+        self.shared.verdicts.insert(key, verdict.clone());
+        verdict
+    }
+}
+
+/// About how many elements the comparison of a pair computes.
+fn cost(pair: &[Concrete; 2], thorough: bool) -> u128 {
+    let together = work(&pair[0].graph).saturating_add(work(&pair[1].graph));
+    together.saturating_mul(u128::from(runs(&pair[0].graph, thorough)))
+}
+
+fn is_valid_in(shared: &Shared, symbols: &Table<SymbolId, Symbol>, sizes: &Sizes) -> bool {
+    shared.bounds.is_empty() || shared.bounds.evaluate(&shared.source, &bindings(symbols, sizes)).is_ok()
+}
+
+fn is_too_much(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Unknown(reason) if reason == TOO_MUCH)
+}
+
+/// Everything that a comparison depends on, as text. Classes are numbered in the order in which they are first read.
+fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
+    let mut numbers: HashMap<Class, usize> = HashMap::new();
+    let mut out = format!("{same_bits}\n");
+    for concrete in pair {
+        out.push_str(&text::print(&concrete.graph));
+        for leaf in &concrete.leaves {
+            let next = numbers.len();
+            let number = numbers.entry(leaf.class).or_insert(next);
+            // The class stands for the data of the program, which may be large.
+            let class = leaf.data.as_ref().map(|_| leaf.class);
+            out.push_str(&format!("{number} {} {:?} {class:?}\n", leaf.offset, leaf.strides));
+        }
+    }
+    out
+}
+
+fn at_text(bucket: usize, sizes: &Sizes) -> String {
+    let sizes: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    match sizes.is_empty() {
+        true => format!("bucket {bucket}"),
+        false => format!("bucket {bucket} ({})", sizes.join(", ")),
+    }
+}
+
+/// Sizes whose distance from the lower end of a bucket is divided by a power of two.
+fn scaled(sizes: &Sizes, bucket: &Bucket, by: u32) -> Sizes {
+    let one = |(name, value): &(String, i64)| {
+        let low = bucket.symbols.get(name).map_or(*value, |range| range[0]);
+        (name.clone(), low + ((value - low) >> by))
+    };
+    sizes.iter().map(one).collect()
+}

@@ -1,0 +1,300 @@
+//! Windows: a few consecutive positions along the axes of a value, and which positions of its operands an op needs for them.
+//!
+//! A window of a result is computed exactly, from windows of the operands where each position along an axis is computed
+//! by itself. Along other axes the op computes all positions, and the result is cut afterwards.
+
+use symmc_ir::attention::Operands;
+use symmc_ir::{CollectiveKind, Dim, Op};
+
+/// Consecutive positions along an axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Span {
+    /// The first position.
+    pub start: i64,
+    /// The number of positions.
+    pub count: i64,
+}
+
+/// The positions along each axis of a value; `None` for all.
+pub type Window = Vec<Option<Span>>;
+
+/// How an op computes a window of its result.
+#[derive(Clone, Debug)]
+pub struct WindowedOp {
+    /// The op, over the windows of its operands.
+    pub op: Op,
+    /// The window of each operand.
+    pub operands: Vec<Window>,
+    /// The window of the result that the op then computes. It has all positions along the axes that remain to be cut.
+    pub computed: Window,
+}
+
+/// A window with spans of whole axes as `None`.
+pub fn normalized(window: Window, shape: &[i64]) -> Window {
+    let whole = |span: &Span, extent: i64| span.start == 0 && span.count >= extent;
+    window.into_iter().zip(shape).map(|(span, &extent)| span.filter(|s| !whole(s, extent))).collect()
+}
+
+/// The extents of a window.
+pub fn extents(window: &Window, shape: &[i64]) -> Vec<i64> {
+    window.iter().zip(shape).map(|(span, &extent)| span.map_or(extent, |s| s.count)).collect()
+}
+
+/// An op over a window of its results, which all have this shape. Dims of the op are numbers.
+pub fn windowed(op: &Op, operands: &[&[i64]], shape: &[i64], window: &Window) -> WindowedOp {
+    let all = || operands.iter().map(|x| vec![None; x.len()]).collect::<Vec<Window>>();
+    let whole = || WindowedOp { op: op.clone(), operands: all(), computed: vec![None; shape.len()] };
+    if window.iter().all(Option::is_none) {
+        return whole();
+    }
+    let pushed = Pushed { op, operands, shape, window };
+    match op {
+        Op::Permuted { op: inner, perm } => pushed.permuted(inner, perm),
+        Op::Attention { .. } => pushed.attention(op, window.clone(), shape.to_vec()),
+        Op::Full(_) => Some(WindowedOp { op: op.clone(), operands: all(), computed: window.clone() }),
+        Op::Iota { start, step } => pushed.iota(*start, *step),
+        op if op.is_element_wise() || matches!(op, Op::Copy | Op::Expand) => Some(pushed.broadcast(&[])),
+        Op::Collective(c) => {
+            let whole = matches!(
+                c.kind,
+                CollectiveKind::AllReduce(_)
+                    | CollectiveKind::Broadcast { .. }
+                    | CollectiveKind::Permute { .. }
+            );
+            (operands.len() == 1).then(|| pushed.broadcast(if whole { &[] } else { &[0] }))
+        }
+        Op::Softmax { axis, .. } | Op::CumSum { axis } => Some(pushed.broadcast(&[*axis])),
+        Op::Sort { axis, .. } | Op::TopK { axis, .. } | Op::Concat { axis } => {
+            Some(pushed.broadcast(&[*axis]))
+        }
+        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
+            let rank = shape.len();
+            Some(pushed.broadcast(&(rank - (*axes).min(rank)..rank).collect::<Vec<_>>()))
+        }
+        Op::RotaryEmbedding { .. } => Some(pushed.broadcast(&[shape.len().saturating_sub(1)])),
+        Op::Pad { low, .. } => Some(pushed.padded(low)),
+        Op::MatMul => pushed.product(),
+        Op::Reduce { axes, keep, .. } => pushed.reduced(axes, *keep),
+        Op::ArgReduce { axis, keep, .. } => pushed.reduced(&[*axis], *keep),
+        Op::Permute { perm } => pushed.transposed(perm),
+        Op::Slice { axis, start, step } => pushed.sliced(*axis, start, *step),
+        Op::Reshape => pushed.reshaped(),
+        Op::Take { axis } => pushed.taken(*axis),
+        _ => None,
+    }
+    .unwrap_or_else(whole)
+}
+
+/// An op, the shapes of its operands and of its result, and a window of the result.
+struct Pushed<'a> {
+    op: &'a Op,
+    operands: &'a [&'a [i64]],
+    shape: &'a [i64],
+    window: &'a Window,
+}
+
+impl Pushed<'_> {
+    fn with(&self, operands: Vec<Window>, computed: Window) -> WindowedOp {
+        WindowedOp { op: self.op.clone(), operands, computed }
+    }
+
+    /// The window without the spans of some axes.
+    fn without(&self, axes: &[usize]) -> Window {
+        self.window.iter().enumerate().map(|(a, span)| span.filter(|_| !axes.contains(&a))).collect()
+    }
+
+    /// An op whose operands broadcast to its result and whose positions are independent, except along some axes.
+    fn broadcast(&self, except: &[usize]) -> WindowedOp {
+        let computed = self.without(except);
+        let operands = self.operands.iter().map(|x| aligned(x, self.shape, &computed)).collect();
+        self.with(operands, computed)
+    }
+
+    fn iota(&self, start: i64, step: i64) -> Option<WindowedOp> {
+        let &[Some(span)] = &self.window[..] else { return None };
+        let start = start.checked_add(step.checked_mul(span.start)?)?;
+        Some(WindowedOp { op: Op::Iota { start, step }, operands: Vec::new(), computed: self.window.clone() })
+    }
+
+    fn padded(&self, low: &[Dim]) -> WindowedOp {
+        let Some(x) = self.operands.first() else { return self.broadcast(&[]) };
+        let moves = |&a: &usize| {
+            x.get(a) != self.shape.get(a) || low.get(a).and_then(Dim::as_const).is_none_or(|low| low != 0)
+        };
+        self.broadcast(&(0..self.shape.len()).filter(moves).collect::<Vec<_>>())
+    }
+
+    fn product(&self) -> Option<WindowedOp> {
+        let &[x, y] = self.operands else { return None };
+        let row = self.shape.len().checked_sub(2)?;
+        let (of_x, of_y) = (x.len().checked_sub(2)?, y.len().checked_sub(2)?);
+        let mut windows = [aligned(x, self.shape, self.window), aligned(y, self.shape, self.window)];
+        windows[0][of_x] = self.window[row];
+        windows[0][of_x + 1] = None;
+        windows[1][of_y] = None;
+        windows[1][of_y + 1] = self.window[row + 1];
+        Some(self.with(windows.to_vec(), self.window.clone()))
+    }
+
+    fn reduced(&self, axes: &[usize], keep: bool) -> Option<WindowedOp> {
+        let &[x] = self.operands else { return None };
+        let mut of_result = self.window.iter().copied();
+        let one = |axis: usize| match (axes.contains(&axis), keep) {
+            (true, true) => of_result.next().map(|_| None),
+            (true, false) => Some(None),
+            (false, _) => of_result.next(),
+        };
+        let operand = (0..x.len()).map(one).collect::<Option<Window>>()?;
+        let kept = if keep { axes } else { &[] };
+        Some(self.with(vec![operand], self.without(kept)))
+    }
+
+    fn transposed(&self, perm: &[usize]) -> Option<WindowedOp> {
+        let mut operand = vec![None; perm.len()];
+        for (to, &from) in perm.iter().enumerate() {
+            *operand.get_mut(from)? = *self.window.get(to)?;
+        }
+        Some(self.with(vec![operand], self.window.clone()))
+    }
+
+    fn sliced(&self, axis: usize, start: &Dim, step: i64) -> Option<WindowedOp> {
+        let Some(span) = *self.window.get(axis)? else { return Some(self.broadcast(&[axis])) };
+        let start = start.as_const().filter(|_| step > 0)?;
+        let first = start.checked_add(step.checked_mul(span.start)?)?;
+        let count = if span.count > 0 { step.checked_mul(span.count - 1)?.checked_add(1)? } else { 0 };
+        let mut operand = self.window.clone();
+        operand[axis] = Some(Span { start: first, count });
+        Some(WindowedOp {
+            op: Op::Slice { axis, start: Dim::from(0), step },
+            operands: vec![operand],
+            computed: self.window.clone(),
+        })
+    }
+
+    /// Axes that stay in front and at the end are read at the same position.
+    fn reshaped(&self) -> Option<WindowedOp> {
+        let &[x] = self.operands else { return None };
+        let shape = self.shape;
+        let front = x.iter().zip(shape).take_while(|(m, n)| m == n).count();
+        let rest = x.len().min(shape.len()) - front;
+        let back = x.iter().rev().zip(shape.iter().rev()).take(rest).take_while(|(m, n)| m == n).count();
+        let open: Vec<usize> = (front..shape.len() - back).collect();
+        let mut operand = vec![None; x.len()];
+        operand[..front].copy_from_slice(&self.window[..front]);
+        operand[x.len() - back..].copy_from_slice(&self.window[shape.len() - back..]);
+        Some(self.with(vec![operand], self.without(&open)))
+    }
+
+    fn taken(&self, axis: usize) -> Option<WindowedOp> {
+        let &[x, index] = self.operands else { return None };
+        let inner = index.len();
+        let mut operand: Window = self.window.get(..axis)?.to_vec();
+        operand.push(None);
+        operand.extend_from_slice(self.window.get(axis + inner..)?);
+        let of_index = self.window.get(axis..axis + inner)?.to_vec();
+        (operand.len() == x.len()).then(|| self.with(vec![operand, of_index], self.window.clone()))
+    }
+
+    fn permuted(&self, inner: &Op, perm: &[usize]) -> Option<WindowedOp> {
+        let mut window = vec![None; perm.len()];
+        let mut shape = vec![0; perm.len()];
+        for (to, &from) in perm.iter().enumerate() {
+            *window.get_mut(from)? = *self.window.get(to)?;
+            *shape.get_mut(from)? = *self.shape.get(to)?;
+        }
+        let found = self.attention(inner, window, shape)?;
+        let computed = perm.iter().map(|&from| found.computed[from]).collect();
+        let op = Op::Permuted { op: Box::new(found.op), perm: perm.to_vec() };
+        Some(WindowedOp { op, operands: found.operands, computed })
+    }
+
+    /// Attention over a window of its result in its own order of axes.
+    fn attention(&self, op: &Op, window: Window, shape: Vec<i64>) -> Option<WindowedOp> {
+        let Op::Attention { scale, cap, bounds, sink } = op else { return None };
+        let (rank, heads) = (shape.len(), shape.len().checked_sub(3)?);
+        let parts = Operands::of(bounds, *sink, self.operands)?;
+        let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+        if [q, k, v].iter().any(|x| x.len() != rank) {
+            return None;
+        }
+        let (row, feature) = (rank - 2, rank - 1);
+        // Several heads of queries for each of several heads of keys stay together.
+        let grouped = k[heads] != q[heads] && k[heads] != 1 || v[heads] != k[heads];
+        let mut computed = window;
+        if grouped {
+            computed[heads] = None;
+        }
+        let mut leading = computed.clone();
+        leading[row] = None;
+        leading[feature] = None;
+        let mut rows = leading.clone();
+        rows[row] = computed[row];
+        let mut operands =
+            vec![aligned(q, &shape, &rows), aligned(k, &shape, &leading), aligned(v, &shape, &leading)];
+        operands[0][feature] = None;
+        operands[2][feature] = computed[feature];
+        // Keys and values have an axis of their own in place of the rows.
+        operands[1][row] = None;
+        operands[2][row] = None;
+        // What else is read broadcasts to the scores: its last axis is that of the keys.
+        for x in self.operands.iter().skip(3) {
+            let mut of_rows = aligned(x, &shape, &rows);
+            if let Some(last) = of_rows.last_mut() {
+                *last = None;
+            }
+            operands.push(of_rows);
+        }
+        let mut bounds = bounds.clone();
+        let start = computed[row].map_or(0, |span| span.start);
+        for bound in bounds.iter_mut().filter(|b| b.row) {
+            bound.add = bound.add.clone() + Dim::from(start);
+        }
+        let op = Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink };
+        Some(WindowedOp { op, operands, computed })
+    }
+}
+
+/// The window of an operand whose axes broadcast to those of a result, aligned at the last.
+fn aligned(x: &[i64], shape: &[i64], window: &Window) -> Window {
+    let (own, rank) = (x.len(), shape.len());
+    let one = |axis: usize| {
+        let to = (axis + rank).checked_sub(own)?;
+        if x[axis] == shape[to] && x[axis] != 1 { window[to] } else { None }
+    };
+    (0..own).map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: i64, count: i64) -> Option<Span> {
+        Some(Span { start, count })
+    }
+
+    #[test]
+    fn windows_reach_operands_along_independent_axes_alone() {
+        let of = |op: Op, operands: &[&[i64]], shape: &[i64], window: Window| {
+            let found = windowed(&op, operands, shape, &window);
+            (found.operands, found.computed)
+        };
+        let window = vec![span(3, 2), span(1, 4)];
+        let (operands, computed) = of(Op::MatMul, &[&[9, 7], &[7, 8]], &[9, 8], window.clone());
+        assert_eq!(operands, [vec![span(3, 2), None], vec![None, span(1, 4)]]);
+        assert_eq!(computed, window);
+        let (operands, computed) =
+            of(Op::Softmax { axis: 1, log: false }, &[&[9, 8]], &[9, 8], window.clone());
+        assert_eq!((operands, computed), (vec![vec![span(3, 2), None]], vec![span(3, 2), None]));
+        let (operands, computed) = of(Op::Reshape, &[&[9, 2, 4]], &[9, 8], window.clone());
+        assert_eq!((operands, computed), (vec![vec![span(3, 2), None, None]], vec![span(3, 2), None]));
+        let (operands, _) =
+            of(Op::Slice { axis: 0, start: Dim::from(5), step: 3 }, &[&[90, 8]], &[9, 8], window);
+        assert_eq!(operands, [vec![span(14, 4), span(1, 4)]]);
+    }
+
+    #[test]
+    fn an_operand_of_extent_one_is_read_whole() {
+        assert_eq!(aligned(&[1, 8], &[9, 8], &vec![span(3, 2), span(1, 4)]), [None, span(1, 4)]);
+        assert_eq!(aligned(&[8], &[9, 8], &vec![span(3, 2), None]), [None]);
+    }
+}

@@ -1,0 +1,46 @@
+//! Compares pairs of small programs, of which the second stands for the planned one.
+
+// Each test binary uses its part of this module.
+#![allow(dead_code)]
+
+use symmc_compare::{SourceComparison, SourceStatus, compare};
+use symmc_ir::text;
+use symmc_plan::{Arenas, Bucket, Plan, ReadPlan, SourceProgram, Totals, VERSION};
+
+/// Compares two programs over the ranges of the symbols of the second.
+pub fn compared(source: &str, planned: &str) -> SourceComparison {
+    let graph = text::parse(planned).unwrap_or_else(|e| panic!("{e}\n{planned}"));
+    let bucket = Bucket {
+        symbols: graph.symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect(),
+        program: 0,
+        buffers: Vec::new(),
+        places: Default::default(),
+        steps: Vec::new(),
+        decisions: Vec::new(),
+        copies: Vec::new(),
+        totals: Totals::default(),
+    };
+    let plan = Plan {
+        version: VERSION,
+        source: SourceProgram { name: "p".into(), hash: String::new(), text: source.into() },
+        machine: "host".into(),
+        numerics: Default::default(),
+        ranks: graph.ranks.unwrap_or(1),
+        programs: vec![planned.into()],
+        arenas: Arenas { ordinary: 0, symmetric: 0 },
+        fixed: Vec::new(),
+        buckets: vec![bucket],
+    };
+    compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}\n{source}")))
+}
+
+/// A program without nodes.
+pub const HEAD: &str = "program \"p\" ranks 2\nsymbol t in 1..=5000\ngroup @w world\ngroup @one [[0], [1]]\n\
+    arg %x: f32[t, 16]\narg %h: bf16[t, 16]\narg %n: i64[t]\narg %q: f32[2, t, 8]\nparam %w: f32[16, 16] source \"w\"\nparam %g: f32[16] source \"g\"\n\
+    param %gh: bf16[16] source \"gh\"\n";
+
+/// Compares two programs behind [`HEAD`].
+pub fn outcome(source: &str, planned: &str) -> (SourceStatus, SourceComparison) {
+    let found = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
+    (found.buckets[0], found)
+}
