@@ -343,7 +343,9 @@ fn flip(c: &mut Call<'_, '_>) -> Lowered {
     let mut y = c.first()?;
     for axis in c.opt_ints("dims")?.unwrap_or_default() {
         let axis = c.axis_of(axis, c.rank(y))?;
-        y = c.reversed(y, axis)?;
+        if c.rank(y) > 0 {
+            y = c.reversed(y, axis)?;
+        }
     }
     c.done(y)
 }
