@@ -175,8 +175,10 @@ fn scattered(
 fn scatter_reduce(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let dtype = c.dtype(x);
-    let least = |s: i64, f: f64| {
-        if dtype.is_float() { Scalar::Float(Float(f)) } else { Scalar::Int(s).saturated(dtype) }
+    let least = |s: i64, f: f64| match dtype {
+        DType::Bool => Scalar::Bool(s > 0),
+        _ if dtype.is_float() => Scalar::Float(Float(f)),
+        _ => Scalar::Int(s).saturated(dtype),
     };
     let (combine, nothing) = match c.opt_string("reduce")? {
         Some("sum" | "mean") => (Reduction::Sum, Scalar::Int(0)),
