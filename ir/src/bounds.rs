@@ -107,7 +107,7 @@ impl BoundsChecks {
         let (Some(&x), Some(&y)) = (node.inputs.first(), node.outputs.first()) else { return };
         let result = &graph.ty(y).shape;
         match &node.op {
-            // The first so many of the numbers from 0 on: a requirement that a frontend states.
+            // Frontends state a requirement as a slice of an iota.
             Op::Slice { axis, start, step: 1 } if start.as_const() == Some(0) && is_count(graph, x) => {
                 let required = Required::AtLeast(result[*axis].clone());
                 self.add(graph, BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] });
@@ -167,7 +167,7 @@ impl BoundsChecks {
     }
 }
 
-/// Whether a value is the numbers from 0 on.
+/// Whether a value is an iota with the elements 0, 1, 2, …
 fn is_count(graph: &Graph, value: ValueId) -> bool {
     let Def::Node(node, _) = graph.values[value].def else { return false };
     matches!(graph.nodes[node].op, Op::Iota { start: 0, step: 1 })
