@@ -4,7 +4,12 @@ them, and the names of ONNX's other ops.
     python3 schemas.py > src/ops/schemas.txt        (needs onnx, onnxruntime and numpy)
 
 A line is: op, the version from which the definition holds, the numbers of operands and of results as least..most
-(`*` is any number), and the attributes: name:type, then `!` if it must be given, or `=` and its default.
+(`*` is any number), the dtypes of the operands, and the attributes: name:type, then `!` if it must be given, or `=` and its
+default.
+
+The dtypes are `@`, then for each operand a type variable (operands of one variable have one dtype; `~` after the last one where
+each of any number of operands has its own), then `;T=` and the dtypes of the variable T, by the letters of LETTERS. Of a variable
+without dtypes any type is accepted, such as a sequence.
 """
 
 import pathlib
@@ -17,13 +22,16 @@ import onnxruntime.capi.onnxruntime_pybind11_state as runtime
 OLDEST = 7
 TYPES = {1: "float", 2: "int", 3: "string", 4: "tensor", 5: "graph", 6: "floats", 7: "ints", 8: "strings", 11: "sparse"}
 UNBOUNDED = 2**31 - 1
+LETTERS = {
+    "bool": "b", "uint8": "u", "int32": "i", "int64": "l", "float16": "h", "bfloat16": "y", "float": "f", "double": "d",
+}
 
 # ONNX Runtime registers the collectives only where it is built with NCCL, and the norm under ONNX's domain.
 UNREGISTERED = [
-    "com.microsoft::AllGather 1 1..1 1..1 axis:int=0 group_size:int=1",
-    "com.microsoft::AllReduce 1 1..1 1..1 group_size:int=1",
-    "com.microsoft::AllToAll 1 1..1 1..1 group_size:int=1",
-    "com.microsoft::SimplifiedLayerNormalization 1 2..2 1..2 axis:int=-1 epsilon:float=1e-05 stash_type:int=1",
+    "com.microsoft::AllGather 1 1..1 1..1 @T;T=builhyfd axis:int=0 group_size:int=1",
+    "com.microsoft::AllReduce 1 1..1 1..1 @T;T=builhyfd group_size:int=1",
+    "com.microsoft::AllToAll 1 1..1 1..1 @T;T=builhyfd group_size:int=1",
+    "com.microsoft::SimplifiedLayerNormalization 1 2..2 1..2 @T,V;T=hyfd;V=hyfd axis:int=-1 epsilon:float=1e-05 stash_type:int=1",
 ]
 
 
@@ -59,12 +67,37 @@ def attribute(name, schema):
     return text if given is None else f"{text}={given}"
 
 
+def letters(types):
+    """The letters of the tensor types among these; nothing if other kinds of values are accepted as well."""
+    found = [t.removeprefix("tensor(").removesuffix(")") for t in types]
+    if any("(" in t for t in found):
+        return ""
+    return "".join(letter for name, letter in LETTERS.items() if name in found) or "-"
+
+
+def operands(schema):
+    """The dtypes of the operands."""
+    constraints = {t.type_param_str: t.allowed_type_strs for t in schema.type_constraints}
+    names, fixed = [], {}
+    for one in schema.inputs:
+        name = one.type_str if isinstance(schema, onnx.defs.OpSchema) else one.typeStr
+        if name not in constraints:
+            # The type itself.
+            name = fixed.setdefault(name, f"_{len(fixed)}")
+        alike = one.is_homogeneous if isinstance(schema, onnx.defs.OpSchema) else one.isHomogeneous
+        names.append(name + ("" if alike else "~"))
+    sets = {n: letters(types) for n, types in constraints.items()} | {n: letters([t]) for t, n in fixed.items()}
+    used = sorted({n.rstrip("~") for n in names})
+    return "@" + ",".join(names) + "".join(f";{n}={sets[n]}" for n in used)
+
+
 def line(name, schema):
     bounds = lambda low, high: f"{low}..{'*' if high >= UNBOUNDED else high}"
     words = [name, str(schema.since_version)]
     if schema.deprecated:
         return " ".join([*words, "deprecated"])
     words += [bounds(schema.min_input, schema.max_input), bounds(schema.min_output, schema.max_output)]
+    words.append(operands(schema))
     words += [attribute(n, a) for n, a in sorted(schema.attributes.items())]
     return " ".join(words)
 

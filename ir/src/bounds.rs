@@ -107,6 +107,11 @@ impl BoundsChecks {
         let (Some(&x), Some(&y)) = (node.inputs.first(), node.outputs.first()) else { return };
         let result = &graph.ty(y).shape;
         match &node.op {
+            // Frontends state a requirement as a slice of an iota.
+            Op::Slice { axis, start, step: 1 } if start.as_const() == Some(0) && is_count(graph, x) => {
+                let required = Required::AtLeast(result[*axis].clone());
+                self.add(graph, BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] });
+            }
             Op::Slice { axis, start, step } => {
                 let count = result[*axis].clone();
                 let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
@@ -160,6 +165,12 @@ impl BoundsChecks {
             self.checks.push(check);
         }
     }
+}
+
+/// Whether a value is an iota with the elements 0, 1, 2, …
+fn is_count(graph: &Graph, value: ValueId) -> bool {
+    let Def::Node(node, _) = graph.values[value].def else { return false };
+    matches!(graph.nodes[node].op, Op::Iota { start: 0, step: 1 })
 }
 
 impl BoundsCheck {

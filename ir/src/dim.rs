@@ -322,13 +322,15 @@ impl Dim {
                 };
                 whole + rest
             }
-            _ => Dim::atom(Atom::FloorDiv(self.clone(), divisor.clone())),
+            _ => self
+                .exact_multiple(divisor)
+                .unwrap_or_else(|| Dim::atom(Atom::FloorDiv(self.clone(), divisor.clone()))),
         }
     }
 
     /// `self mod divisor` with the sign of the divisor.
     pub fn modulo(&self, divisor: &Dim) -> Dim {
-        if self.exact_div(divisor).is_some() {
+        if self.exact_div(divisor).is_some() || self.exact_multiple(divisor).is_some() {
             return Dim::from(0);
         }
         match (self.as_const(), divisor.as_const()) {

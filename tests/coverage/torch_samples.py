@@ -79,6 +79,20 @@ def rebuilt(tree, tensors):
     return kind(items) if kind in (list, tuple) else kind(*items)
 
 
+def in_double(tree):
+    """The value with f64 in place of other dtypes of floats that it names."""
+    import torch
+
+    kind, what = tree
+    if kind == "value" and isinstance(what, torch.dtype) and what.is_floating_point:
+        return kind, torch.float64
+    if kind is dict:
+        return kind, {k: in_double(v) for k, v in what.items()}
+    if kind in ("tensor", "value"):
+        return tree
+    return kind, [in_double(v) for v in what]
+
+
 def has_ties(tensors):
     return any(t.numel() > t.unique().numel() for t in tensors if not t.dtype.is_complex)
 
@@ -94,7 +108,7 @@ def leaves(value):
 
 
 def only_rounded(symmc, module, tensors, expected, folder):
-    """Whether symmc's outputs are about as close to what f64 gives as PyTorch's are."""
+    """Whether symmc's outputs are about as close to those of a module in f64 as PyTorch's are."""
     import safetensors.torch
     import torch
 
@@ -146,8 +160,12 @@ def one(symmc, op, sample, folder, scale=1.0, decomposed=False):
     tensors = [t * scale if t.is_floating_point() and scale != 1.0 else t for t in tensors]
 
     class Sample(torch.nn.Module):
+        def __init__(self, tree=tree):
+            super().__init__()
+            self.tree = tree
+
         def forward(self, *given):
-            x, args, kwargs = rebuilt(tree, given)
+            x, args, kwargs = rebuilt(self.tree, given)
             return op(x, *args, **kwargs)
 
     try:
@@ -173,7 +191,7 @@ def one(symmc, op, sample, folder, scale=1.0, decomposed=False):
         words = f"after run_decompositions(): {words}"
     if status == "wrong" and re.search(TIES, op.name) and has_ties(tensors):
         return "apart", "ties"
-    if status == "wrong" and only_rounded(symmc, Sample(), tensors, expected, folder):
+    if status == "wrong" and only_rounded(symmc, Sample(in_double(tree)), tensors, expected, folder):
         return "apart", "roundings"
     return status, words
 

@@ -195,7 +195,7 @@ fn a_rank_that_stops_or_leaves_is_named_on_the_other() {
 fn a_rank_that_leaves_between_runs_ends_the_session_of_the_other_at_once() {
     let ways = [
         ("drop", "closed its session after 1 run"),
-        ("panic", "dropped its session without closing it"),
+        ("panic", "ended without closing its session"),
         ("abort", "aborted its session: no more food"),
         ("leave", "closed its session after 1 run"),
     ];

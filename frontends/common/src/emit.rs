@@ -10,6 +10,7 @@ use symmc_ir::{
     Reduction, Scalar, Type, UnaryOp, ValueId,
 };
 
+use crate::requirement;
 use crate::rule::{Lowered, Stop};
 
 /// Emits the nodes of one node of a program. See the [module](self).
@@ -384,7 +385,33 @@ pub trait Emit {
         if low > 0 || high < 0 {
             return Err(self.broken(format!("expected pieces of {n:?} together, found {start:?}")));
         }
+        self.require_equal("pieces", &start, &n)?;
         Ok(pieces)
+    }
+
+    /// Requires two dims to be equal for the sizes of each run; see [`crate::requirement`].
+    fn require_equal(&mut self, what: &str, found: &Dim, expected: &Dim) -> Lowered<(), Self::Error> {
+        let label = format!("{}.{what}", self.label());
+        let added = requirement::require_equal(self.builder_mut(), &label, found, expected);
+        added.map_err(|message| self.broken(format!("{what}: {message}")))
+    }
+
+    /// Requires `count <= limit` for the sizes of each run; see [`crate::requirement`].
+    fn require_at_most(&mut self, what: &str, count: &Dim, limit: &Dim) -> Lowered<(), Self::Error> {
+        let label = format!("{}.{what}", self.label());
+        let added = requirement::require_at_most(self.builder_mut(), &label, count, limit);
+        added.map_err(|message| self.broken(format!("{what}: {message}")))
+    }
+
+    /// Requires an axis to have as many elements as negative numbers of a padding crop.
+    fn require_cropped(&mut self, extent: &Dim, before: &Dim, after: &Dim) -> Lowered<(), Self::Error> {
+        let mut cropped = Dim::from(0);
+        for pad in [before, after] {
+            if self.bounds(pad).0 < 0 {
+                cropped = cropped + (Dim::from(0) - pad.clone()).max_with(&0.into());
+            }
+        }
+        self.require_at_most("cropped", &cropped, extent)
     }
 
     /// Start and length of the slice from `start` to `end` (`None` is the end) of `n` elements, `step` apart, where

@@ -8,6 +8,7 @@ pub mod einsum;
 pub mod emit;
 pub mod fuzz;
 pub mod ranges;
+pub mod requirement;
 pub mod rule;
 pub mod sympy;
 

@@ -85,6 +85,42 @@ pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Re
     dim.and_then(limited)
 }
 
+/// The conditions `first <= second` which together say the same as a relation between dims; `None` where the expression is no
+/// conjunction of such.
+pub fn conditions(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Option<Vec<(Dim, Dim)>> {
+    let Expr::Call(name, args) = e else { return None };
+    let one = Dim::from(1);
+    match (*name, args.as_slice()) {
+        ("And", _) => {
+            let parts = args.iter().map(|a| conditions(a, resolve)).collect::<Option<Vec<_>>>()?;
+            Some(parts.into_iter().flatten().collect())
+        }
+        ("Not", [Expr::Call(relation, sides)]) => {
+            let opposite = match *relation {
+                "GreaterThan" | "Ge" => "Lt",
+                "StrictGreaterThan" | "Gt" => "Le",
+                "LessThan" | "Le" => "Gt",
+                "StrictLessThan" | "Lt" => "Ge",
+                "Unequality" | "Ne" => "Eq",
+                _ => return None,
+            };
+            conditions(&Expr::Call(opposite, sides.clone()), resolve)
+        }
+        (relation, [a, b]) => {
+            let (a, b) = (to_dim(a, resolve).ok()?, to_dim(b, resolve).ok()?);
+            match relation {
+                "GreaterThan" | "Ge" => Some(vec![(b, a)]),
+                "StrictGreaterThan" | "Gt" => Some(vec![(b + one, a)]),
+                "LessThan" | "Le" => Some(vec![(a, b)]),
+                "StrictLessThan" | "Lt" => Some(vec![(a + one, b)]),
+                "Equality" | "Eq" => Some(vec![(a.clone(), b.clone()), (b, a)]),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
 /// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the
 /// bounds leave it open or the expression is no relation.
 pub fn decide(

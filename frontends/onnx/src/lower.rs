@@ -217,6 +217,17 @@ impl<'p> Lowering<'p> {
         }
     }
 
+    /// The dtype of the tensor that a name stands for, if it is known, without reading the tensor.
+    pub fn dtype_of(&self, name: &str) -> Option<DType> {
+        match self.find(name)?.2 {
+            Binding::Value(v) | Binding::Known(_, Some(v)) => Some(self.builder.graph().ty(v).dtype),
+            Binding::Known(Known::Data(data), None) => Some(data.dtype()),
+            Binding::Known(Known::Ints(ints), None) => Some(ints.dtype),
+            Binding::Stored(tensor) => data::dtype(tensor.data_type).ok(),
+            Binding::Sequence(_) | Binding::Absent | Binding::Nothing(_) => None,
+        }
+    }
+
     /// A value of the graph that holds a known one.
     fn hold(&mut self, name: &str, known: &Known) -> Lowered<ValueId> {
         let label = format!("{}{name}", self.scope.prefix);

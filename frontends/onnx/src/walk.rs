@@ -5,8 +5,8 @@
 //! each result against the type that the program declares for it. An op without a rule becomes opaque if its result
 //! types are declared.
 
-use symmc_ir::Op;
 use symmc_ir::text::with_symbol_names;
+use symmc_ir::{DType, Op};
 
 use crate::call::Call;
 use crate::error::Reason;
@@ -93,6 +93,8 @@ impl<'p> Lowering<'p> {
         };
         let schema = ops::definition(row, version).map_err(Stop::Broken)?;
         schema.check(row.name, node, |a| self.scope.attribute(a)).map_err(Stop::Broken)?;
+        let dtypes: Vec<Option<DType>> = node.input.iter().map(|name| self.dtype_of(name)).collect();
+        schema.check_dtypes(row.name, &dtypes).map_err(Stop::Broken)?;
         let mut call = Call::new(self, node, version, schema);
         if fold::ints(&mut call)? || evaluate::constants(&mut call, row.rule.rule)? {
             return call.finish();

@@ -1,10 +1,18 @@
-//! The `symmc` command within the package.
+//! The `symmc` command within the package, and the files that it and the package write.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use symmc_cli::Own;
+
+use crate::error::raised;
+
+/// Writes a file of the user as all output files are written.
+#[pyfunction]
+pub fn write_file(py: Python<'_>, path: PathBuf, text: &str) -> PyResult<()> {
+    py.detach(|| symmc::write_file(&path, text.as_bytes())).map_err(raised)
+}
 
 /// Runs the command with these arguments, the first of which is its name, and gives its exit code. `own` starts it again:
 /// a program, and what stands before the arguments.

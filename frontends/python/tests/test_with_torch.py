@@ -3,6 +3,8 @@
 import copy
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -299,6 +301,28 @@ class Backend(unittest.TestCase):
                 self.assertEqual(file.read(), "keep")
             self.assertEqual(sorted(os.listdir(folder)), ["report.txt", "target"])
 
+    def test_a_report_keeps_the_permissions_of_its_file_and_is_not_put_in_place_of_a_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "report.txt")
+            compiled(lambda x: x * 3, report=path)(torch.ones(2))
+            os.chmod(path, 0o600)
+            compiled(lambda x: x * 5, report=path)(torch.ones(2))
+            self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+            page = os.path.join(folder, "page.html")
+            os.mkdir(page)
+            with self.assertRaisesRegex(Exception, "option report: .*page.html: .*irectory"):
+                compiled(lambda x: x * 7, report=page)(torch.ones(2))
+            self.assertEqual(sorted(os.listdir(folder)), ["page.html", "report.txt"])
+
+    def test_a_report_goes_to_the_standard_output(self):
+        program = """
+import torch, symmc.torch
+torch.compile(lambda x: x * 3, backend="symmc", options={"report": "/dev/stdout"})(torch.ones(2))
+"""
+        found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        self.assertIn("1 bucket", found.stdout)
+
     def test_views_are_views_of_what_they_are_in_eager(self):
         def function(x, w):
             y, z = x * 2, x.t() + 1
@@ -327,6 +351,23 @@ class Backend(unittest.TestCase):
             found, expected = run(x), function(x)
             self.assertEqual(found[:3], expected[:3])
             close(found[3], expected[3])
+
+    def test_a_stage_of_inductor_may_be_given_float_expressions_of_sizes(self):
+        run = compiled(lambda x, n: x + round(n / 2 * 123.4567, 0), dynamic=True, fallback="inductor")
+        for n in (2, 5):
+            close(run(torch.zeros(2), n), torch.zeros(2) + round(n / 2 * 123.4567, 0))
+
+    def test_differences_of_ranks_are_called_those_of_graphs(self):
+        from symmc.torch import _graph
+
+        archives = [
+            _graph.archived(torch.export.export(model, (torch.ones(3),)))
+            for model in (torch.nn.ReLU(), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()))
+        ]
+        with self.assertRaises(symmc.Error) as caught:
+            _graph.opened(archives)
+        self.assertIn("the graph of rank", str(caught.exception))
+        self.assertNotIn("archive", str(caught.exception))
 
     def test_what_a_stage_of_others_gives_comes_before_who_reads_it(self):
         def function(x):

@@ -120,6 +120,13 @@ impl<'p> Symbols<'p> {
         sympy::decide(&e, &|s| self.resolve(s), &|d| d.bounds(&self.table))
     }
 
+    /// The conditions `first <= second` that a symbolic relation states, if it is a conjunction of such.
+    pub fn conditions(&self, text: &str) -> Option<Vec<(Dim, Dim)>> {
+        let e = sympy::parse(text).ok()?;
+        let found = sympy::conditions(&e, &|s| self.resolve(s))?;
+        Some(found.into_iter().map(|(a, b)| (a.within(&self.table), b.within(&self.table))).collect())
+    }
+
     fn resolve(&self, symbol: &str) -> Result<Dim, String> {
         let dim = self.ids.get(symbol).cloned();
         dim.ok_or_else(|| format!("`{symbol}` is no extent of an argument: it depends on data"))

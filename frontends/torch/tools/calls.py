@@ -209,14 +209,15 @@ def EXTRA():
         for other in (torch.float16, torch.bfloat16, torch.float32):
             yield aten.rms_norm.default, {"input": x, "normalized_shape": [4], "weight": w.to(other), "eps": 1e-5}
             yield aten.layer_norm.default, {"input": x, "normalized_shape": [4], "weight": w.to(other), "bias": w.to(other)}
-        yield aten._fused_rms_norm.default, {"input": x, "normalized_shape": [4], "weight": w, "eps": 1e-5}
-        yield aten._fused_rms_norm.default, {"input": x, "normalized_shape": [4], "weight": None, "eps": None}
-        yield aten._fused_rms_norm_backward.default, {
-            "grad_out": g, "input": x, "normalized_shape": [4], "rstd": rstd, "weight": w, "output_mask": [True, True],
-        }
-        yield aten._fused_rms_norm_backward.default, {
-            "grad_out": g, "input": x, "normalized_shape": [4], "rstd": rstd, "weight": None, "output_mask": [True, False],
-        }
+        # PyTorch before 2.9 lacks some of these.
+        if hasattr(aten, "_fused_rms_norm"):
+            yield aten._fused_rms_norm.default, {"input": x, "normalized_shape": [4], "weight": w, "eps": 1e-5}
+            yield aten._fused_rms_norm.default, {"input": x, "normalized_shape": [4], "weight": None, "eps": None}
+        if hasattr(aten, "_fused_rms_norm_backward"):
+            for weight in (w, None):
+                yield aten._fused_rms_norm_backward.default, {
+                    "grad_out": g, "input": x, "normalized_shape": [4], "rstd": rstd, "weight": weight, "output_mask": [True, weight is not None],
+                }
         for name in ("leaky_relu", "elu", "celu", "selu", "hardtanh", "threshold", "softplus", "hardshrink", "softshrink"):
             if hasattr(aten, name):
                 more = {"threshold": 0.3, "value": 0.5} if name == "threshold" else {}

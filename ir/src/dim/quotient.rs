@@ -40,6 +40,19 @@ impl Dim {
         Dim::atom(Atom::FloorDiv(self.clone(), Dim::from(b)))
     }
 
+    /// The quotient by a divisor with a term `c*div(a, k)` where `a` is a multiple of `k`, if it is exact. Both sides are multiplied by
+    /// `k` for that: with `m = n + mod(-n, 8)`, `div(m, div(m, 8))` is `8*m` divided by `m`.
+    pub(super) fn exact_multiple(&self, divisor: &Dim) -> Option<Dim> {
+        let k = divisor.parts().0.iter().find_map(Term::lacking)?;
+        let multiple = divisor.clone() * Dim::from(k);
+        let is_whole =
+            !multiple.parts().0.iter().any(|t| t.product.iter().any(|a| matches!(a, Atom::FloorDiv(..))));
+        if !is_whole {
+            return None;
+        }
+        (self.clone() * Dim::from(k)).exact_div(&multiple)
+    }
+
     /// What divided by the second is the expression divided by `b`, without the one division that is a term of the expression.
     fn unnested(&self, b: i64) -> Option<(Dim, i64)> {
         let (terms, constant) = self.parts();

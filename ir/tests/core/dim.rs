@@ -303,7 +303,11 @@ fn quotients_of_what_is_a_multiple_lose_nothing() {
     let behind = (four.clone() - n.modulo(&four)).modulo(&four);
     let padded = n.clone() + behind;
     let quotient = padded.floor_div(&four);
-    assert_eq!(quotient.clone() + quotient.clone() + quotient.clone() + quotient, padded);
+    assert_eq!(quotient.clone() + quotient.clone() + quotient.clone() + quotient.clone(), padded);
+    assert_eq!(padded.floor_div(&quotient), four);
+    assert_eq!((padded.clone() * s(2)).floor_div(&(quotient.clone() * c(2))), c(2) * s(2));
+    assert_eq!(padded.modulo(&quotient), c(0));
+    assert_ne!(n.floor_div(&n.floor_div(&four)), four);
     assert_ne!(n.floor_div(&four) * four.clone(), n);
     assert_eq!((n.clone() * c(8) + c(7)).floor_div(&four), n.clone() * c(2) + c(1));
     assert_eq!((n.clone() - c(1)).floor_div(&c(2)) + c(1), (n.clone() + c(1)).floor_div(&c(2)));

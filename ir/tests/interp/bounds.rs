@@ -50,6 +50,7 @@ const PROGRAMS: &[&str] = &[
     "%c: f32[4, t] = full value=1.0\n%r: f32[4, 1] = take %c, %five axis=1",
     "%c: i32[3] = mul %some, 2\n%d: i32[3] = sub %c, 1\n%n: bool[3] = lt %d, 0\n%w: i32[3] = add %d, 2\n\
      %s: i32[3] = select %n, %w, %d\n%i: i64[3] = cast %s\n%r: f32[4, 3] = take %x, %i axis=1",
+    "%i: i64[k + 2] = iota start=0 step=1\n%dead: i64[t] = slice %i axis=0 start=0 step=1\n%r: f32[4, t] = relu %x",
     "%dead: f32[4, 1] = take %x, %five axis=1\n%r: f32[4, t] = relu %x",
 ];
 
@@ -103,6 +104,13 @@ fn the_error_names_node_index_axis_and_extent() {
     assert_eq!(
         message("%i: i64[t] = iota start=0 step=1\n%r: f32[t, 2] = take %table, %i axis=0", 6),
         "%r (take): index t - 1 = 5 is outside axis 0 of %table, whose extent is 5"
+    );
+    assert_eq!(
+        message(
+            "%i: i64[5] = iota start=0 step=1\n%n: i64[t] = slice %i axis=0 start=0 step=1\n%r: f32[4, t] = relu %x",
+            6
+        ),
+        "%n (slice): expected at most 5 elements along axis 0 of %i, found t = 6"
     );
     assert_eq!(
         message("%r: f32[3, 4], %at: i64[3, 4] = topk %y axis=0 largest=true", 2),

@@ -263,8 +263,9 @@ impl Drop for HostSession {
             // begins or waits in another run gets an error at once.
             return self.end(Leaving::Dropped);
         }
-        let when = if is_idle { "without closing it" } else { "during a run" };
-        self.abandon(format!("dropped its session {when}"));
+        let how =
+            if is_idle { "ended without closing its session" } else { "ended its session during a run" };
+        self.abandon(how.to_string());
     }
 }
 

@@ -288,13 +288,17 @@ fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
         Op::Opaque { name, .. } => Some(name),
         _ => None,
     });
-    let known = opaque.any(|name| is_of_a_framework(name) && message.contains(&format!("{name:?}")));
-    let custom = match error.is_about_kernels() {
-        true if known => "; symmc does not support this op, or not as it is used here",
-        true => {
+    let known = opaque.find(|name| is_of_a_framework(name) && message.contains(&format!("{name:?}")));
+    let custom = match (error.is_about_kernels(), known) {
+        (true, Some(name)) if name.starts_with("aten.") => {
+            "; symmc does not support this op, or not as it is used here; `run_decompositions()` of the exported \
+             program replaces many ops of PyTorch by ops that symmc supports"
+        }
+        (true, Some(_)) => "; symmc does not support this op, or not as it is used here",
+        (true, None) => {
             "; a custom op runs where symmc is embedded and its kernel is registered: see docs/custom-ops.md"
         }
-        false => "",
+        (false, _) => "",
     };
     bail!("{program}: {error}{custom}")
 }

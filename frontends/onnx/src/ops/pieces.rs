@@ -194,6 +194,7 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
     let mut low = vec![Dim::from(0); rank];
     for (i, &axis) in axes.iter().enumerate() {
         let (before, after) = (pads[i].clone(), pads[i + axes.len()].clone());
+        c.require_cropped(&shape[axis], &before, &after)?;
         shape[axis] = shape[axis].clone() + before.clone() + after;
         low[axis] = before;
     }

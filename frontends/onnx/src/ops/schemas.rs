@@ -6,6 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
+use symmc_ir::DType;
+
 use crate::node::describe;
 use crate::proto::{self, attribute_type as kind};
 
@@ -18,6 +20,7 @@ pub(crate) struct Schema {
     pub deprecated: bool,
     operands: Count,
     results: Count,
+    dtypes: OperandDtypes,
     pub attributes: Vec<AttributeSchema>,
 }
 
@@ -27,6 +30,16 @@ struct Count {
     least: usize,
     /// `None` if there may be any number.
     most: Option<usize>,
+}
+
+/// The dtypes that operands have.
+#[derive(Debug, Default)]
+struct OperandDtypes {
+    /// The type variable of each operand, and whether each of any number of operands there has a dtype of its own. The last one
+    /// stands for all operands from there on.
+    variables: Vec<(&'static str, bool)>,
+    /// The dtypes of each variable; empty if it accepts other values than tensors.
+    accepted: Vec<(&'static str, Vec<DType>)>,
 }
 
 /// An attribute of an op.
@@ -80,7 +93,7 @@ fn all() -> &'static Schemas {
     })
 }
 
-/// `13 2..3 1..1 alpha:float=1.0 axis:int!` or `11 deprecated`.
+/// `13 2..3 1..1 @T,T,V;T=hf;V=il alpha:float=1.0 axis:int!` or `11 deprecated`.
 fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
     let since = words.next()?.parse().ok()?;
     let count = |word: &str| {
@@ -90,9 +103,18 @@ fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
     let first = words.next()?;
     let none = Count { least: 0, most: None };
     if first == "deprecated" {
-        return Some(Schema { since, deprecated: true, operands: none, results: none, attributes: vec![] });
+        let dtypes = OperandDtypes::default();
+        return Some(Schema {
+            since,
+            deprecated: true,
+            operands: none,
+            results: none,
+            dtypes,
+            attributes: vec![],
+        });
     }
     let (operands, results) = (count(first)?, count(words.next()?)?);
+    let dtypes = OperandDtypes::parse(words.next()?)?;
     let attribute = |word: &'static str| {
         let (name, ty) = word.split_once(':')?;
         let (ty, default) = ty.split_once('=').map_or((ty, None), |(ty, default)| (ty, Some(default)));
@@ -100,7 +122,77 @@ fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
         Some(AttributeSchema { name, what: ty.trim_end_matches('!'), required, default })
     };
     let attributes = words.map(attribute).collect::<Option<Vec<_>>>()?;
-    Some(Schema { since, deprecated: false, operands, results, attributes })
+    Some(Schema { since, deprecated: false, operands, results, dtypes, attributes })
+}
+
+impl OperandDtypes {
+    /// `@T,T,V;T=hf;V=il`.
+    fn parse(word: &'static str) -> Option<OperandDtypes> {
+        let mut parts = word.strip_prefix('@')?.split(';');
+        let variable = |name: &'static str| match name.strip_suffix('~') {
+            Some(name) => (name, true),
+            None => (name, false),
+        };
+        let variables = parts.next()?.split(',').filter(|name| !name.is_empty()).map(variable).collect();
+        let accepted = |part: &'static str| {
+            let (name, letters) = part.split_once('=')?;
+            let dtypes = letters.chars().filter(|&c| c != NO_DTYPE).map(dtype_of_letter);
+            Some((name, dtypes.collect::<Option<Vec<_>>>()?, letters))
+        };
+        let accepted = parts.map(accepted).collect::<Option<Vec<_>>>()?;
+        // A variable of dtypes that the IR does not have accepts none of its dtypes; its ops have no rule.
+        let accepted = accepted.into_iter().filter(|(.., letters)| !letters.is_empty());
+        Some(OperandDtypes {
+            variables,
+            accepted: accepted.map(|(name, dtypes, _)| (name, dtypes)).collect(),
+        })
+    }
+
+    /// Checks the dtypes of the operands as far as they are known.
+    fn check(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
+        let mut bound: Vec<(&str, usize, DType)> = Vec::new();
+        for (i, found) in dtypes.iter().enumerate() {
+            let (Some(found), Some(&(name, own))) = (*found, self.variables.get(i).or(self.variables.last()))
+            else {
+                continue;
+            };
+            let accepted = self.accepted.iter().find(|(n, _)| *n == name);
+            if let Some((_, accepted)) = accepted.filter(|(_, accepted)| !accepted.contains(&found)) {
+                let names: Vec<String> = accepted.iter().map(ToString::to_string).collect();
+                let expected = if names.is_empty() { "another type".to_string() } else { names.join(", ") };
+                return Err(format!(
+                    "operand {i} of {op} as of version {since}: expected {expected}, found {found}"
+                ));
+            }
+            match bound.iter().find(|(n, ..)| *n == name) {
+                Some(&(_, first, dtype)) if dtype != found && !own => {
+                    return Err(format!(
+                        "operand {i} of {op}: expected the dtype of operand {first}, {dtype}, found {found}"
+                    ));
+                }
+                Some(_) => {}
+                None => bound.push((name, i, found)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Stands for the dtypes of a type variable that the IR has none of.
+const NO_DTYPE: char = '-';
+
+fn dtype_of_letter(letter: char) -> Option<DType> {
+    Some(match letter {
+        'b' => DType::Bool,
+        'u' => DType::U8,
+        'i' => DType::I32,
+        'l' => DType::I64,
+        'h' => DType::F16,
+        'y' => DType::BF16,
+        'f' => DType::F32,
+        'd' => DType::F64,
+        _ => return None,
+    })
 }
 
 impl Count {
@@ -126,6 +218,14 @@ impl Schema {
     /// The attribute of this name.
     pub fn attribute(&self, name: &str) -> Option<&AttributeSchema> {
         self.attributes.iter().find(|a| a.name == name)
+    }
+
+    /// Checks the dtypes of the operands of a node, as far as they are known; `op` is the name of the op for people.
+    ///
+    /// # Errors
+    /// The first operand that ONNX rejects.
+    pub fn check_dtypes(&self, op: &str, dtypes: &[Option<DType>]) -> Result<(), String> {
+        self.dtypes.check(op, self.since, dtypes)
     }
 
     /// Holds a node against this version of its op; `op` is its name for people. `resolved` gives the attribute that

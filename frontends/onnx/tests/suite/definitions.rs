@@ -21,7 +21,7 @@ fn definitions() -> HashMap<&'static str, Vec<Definition>> {
     let lines = include_str!("../../src/ops/schemas.txt").lines();
     for line in lines.filter(|l| !l.starts_with(['#', 'n', 'o']) && !l.ends_with("deprecated")) {
         let words: Vec<&str> = line.split(' ').collect();
-        let [name, since, operands, results, attributes @ ..] = words.as_slice() else { panic!("{line}") };
+        let [name, since, operands, results, _, attributes @ ..] = words.as_slice() else { panic!("{line}") };
         let most = [operands, results].map(|c| c.split_once("..").expect("a range").1.parse().ok());
         let attribute = |word: &&'static str| {
             let (name, ty) = word.split_once(':').expect("a name and a type");

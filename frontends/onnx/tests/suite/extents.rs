@@ -1,5 +1,7 @@
 //! What programs compute with extents, beyond what exporters usually write.
 
+use symmc_ir::{Bindings, BoundsChecks, Op};
+
 use crate::common::Fake;
 
 /// Checks that the program's text has these words.
@@ -125,5 +127,54 @@ fn ranges_of_floats_end_at_numbers() {
     {
         let error = range(start, end, step).error();
         assert!(error.contains("expected a finite range"), "{error}");
+    }
+}
+
+#[test]
+fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
+    // The call on `x`, its results, and the sizes from 1 to 8 at which it runs; none if it is refused.
+    let cases: [(&str, &[&str], &[&str], &[i64]); 9] = [
+        ("Split axis=0", &["x", "parts"], &["a", "b"], &[5]),
+        ("Split axis=0 num_outputs=2", &["x"], &["a", "b"], &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ("Pad", &["x", "crop"], &["y"], &[3, 4, 5, 6, 7, 8]),
+        ("Slice", &["x", "start", "end", "zero"], &["y"], &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ("Gather axis=0", &["x", "start"], &["y"], &[3, 4, 5, 6, 7, 8]),
+        ("Reshape", &["x", "flat"], &["y"], &[]),
+        ("Add", &["x", "four"], &["y"], &[]),
+        ("Expand", &["x", "wide"], &["y"], &[]),
+        ("Squeeze", &["x", "zero"], &["y"], &[]),
+    ];
+    for (call, inputs, outputs, sizes) in cases {
+        let mut fake =
+            Fake::new(18).input("x", "f32[n,3]").input("four", "f32[4,3]").node(call, inputs, outputs);
+        for (name, ty, numbers) in [
+            ("parts", "i64[2]", &[2.0, 3.0][..]),
+            ("crop", "i64[4]", &[-3.0, 0.0, 6.0, 0.0]),
+            ("start", "i64[1]", &[2.0]),
+            ("end", "i64[1]", &[6.0]),
+            ("zero", "i64[1]", &[0.0]),
+            ("flat", "i64[1]", &[15.0]),
+            ("wide", "i64[2]", &[5.0, 3.0]),
+        ] {
+            fake = fake.stored(name, ty, numbers);
+        }
+        fake.max_extent = 8;
+        fake = outputs.iter().fold(fake, |fake, name| fake.output(name));
+        let graph = match fake.import() {
+            Ok(found) if !found.graph.nodes.values().any(|n| matches!(n.op, Op::Opaque { .. })) => {
+                found.graph
+            }
+            Ok(_) | Err(_) if sizes.is_empty() => continue,
+            Ok(_) => panic!("{call}: it stays opaque"),
+            Err(error) => panic!("{call}: {error}"),
+        };
+        let checks = BoundsChecks::of(&graph);
+        let runs_at = |n: &i64| {
+            let mut bindings = Bindings::new();
+            graph.symbols.keys().for_each(|id| bindings.set(id, *n));
+            checks.evaluate(&graph, &bindings).is_ok()
+        };
+        let found: Vec<i64> = (1..=8).filter(runs_at).collect();
+        assert_eq!(found, sizes, "{call}");
     }
 }

@@ -3,6 +3,7 @@
 mod common;
 mod damage;
 mod definitions;
+mod dtypes;
 mod extents;
 mod import;
 mod ops;

@@ -17,7 +17,7 @@ fn numbers(text: &str) -> Vec<f64> {
     text.split_whitespace().map(number).collect()
 }
 
-fn typed(text: &str) -> (&str, Tensor) {
+pub fn typed(text: &str) -> (&str, Tensor) {
     let (ty, data) = text.split_once(':').unwrap_or_else(|| panic!("a type and numbers: {text}"));
     let (ty, numbers) = (ty.trim(), numbers(data));
     // 64-bit integers are not rounded on the way.

@@ -38,7 +38,7 @@ pub(super) const ROWS: &[Row] = &[
         let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
         let axis = c.axis("dim", c.rank(y))?;
         let product = c.binary(BinaryOp::Mul, gradient, y)?;
-        let sum = c.reduce(Reduction::Sum, product, vec![axis], true)?;
+        let sum = sum_along(c, product, axis)?;
         // PyTorch's kernel subtracts before it multiplies, which loses less where the two are close.
         let centred = c.binary(BinaryOp::Sub, gradient, sum)?;
         let x = c.binary(BinaryOp::Mul, centred, y)?;
@@ -47,7 +47,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten._log_softmax_backward_data", "g - exp(y) * sum(g)", |c| {
         let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
         let axis = c.axis("dim", c.rank(y))?;
-        let sum = c.reduce(Reduction::Sum, gradient, vec![axis], true)?;
+        let sum = sum_along(c, gradient, axis)?;
         let e = c.unary(UnaryOp::Exp, y)?;
         let scaled = c.binary(BinaryOp::Mul, e, sum)?;
         let x = c.binary(BinaryOp::Sub, gradient, scaled)?;
@@ -108,6 +108,11 @@ fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([
     let values =
         values.try_into().map_err(|_| Stop::Broken(format!("expected {N} operands, found {count}")))?;
     Ok((values, dtype))
+}
+
+/// The sum along an axis, which stays; a tensor without axes is its own sum.
+fn sum_along(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<ValueId> {
+    if c.rank(x) == 0 { Ok(x) } else { c.reduce(Reduction::Sum, x, vec![axis], true) }
 }
 
 /// The result of a composite, rounded once.

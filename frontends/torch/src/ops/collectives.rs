@@ -179,6 +179,7 @@ fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
                      has as many rows before and behind it"
                 )));
             }
+            c.require_equal(name, &total, &rows)?;
         }
     }
     c.collective(CollectiveKind::AllToAll(Splits::Even), group, x)

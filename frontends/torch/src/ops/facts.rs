@@ -4,7 +4,8 @@
 //! too; one that what is known contradicts is an error.
 
 use symmc_import::Emit;
-use symmc_ir::DType;
+use symmc_import::requirement::is_within_limits;
+use symmc_ir::{DType, Dim};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -85,7 +86,7 @@ fn sym_size(c: &mut Call<'_, '_>) -> Lowered {
     if low > 0 || high < 0 {
         return Err(Stop::Broken(format!("expected an extent of {declared:?}, found {found:?}")));
     }
-    Ok(())
+    c.require_equal("extent", &found, &declared)
 }
 
 fn assert_metadata(c: &mut Call<'_, '_>) -> Lowered {
@@ -106,29 +107,46 @@ fn assert_metadata(c: &mut Call<'_, '_>) -> Lowered {
             low <= 0 && high >= 0
         });
     if agree {
-        return Ok(());
+        let mut pairs = size.iter().zip(&found.shape);
+        return pairs.try_for_each(|(expected, found)| c.require_equal("size", found, expected));
     }
     Err(Stop::Broken(format!("it asserts a size of {size:?}, found {:?}", found.shape)))
 }
 
 fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["assert_msg", "dep_token"]);
-    let truth =
-        match c.at(0) {
-            Some(Argument::Bool(b)) => Some(*b),
-            Some(Argument::SymBool(s)) => match (&s.as_name, s.as_bool) {
-                (Some(name), _) => c.lowering.scope.graph.sym_bool_values.get(&**name).and_then(|v| {
-                    v.as_bool.or_else(|| c.lowering.symbols.decide(&v.as_expr.as_ref()?.expr_str))
-                }),
-                (None, literal) => literal,
-            },
-            _ => None,
-        };
-    if truth == Some(false) {
-        let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("its condition");
-        return Err(Stop::Broken(format!("it asserts what never holds: {message}")));
+    let mut relation = None;
+    let mut truth = match c.at(0) {
+        Some(Argument::Bool(b)) => Some(*b),
+        Some(Argument::SymBool(s)) => match &s.as_name {
+            Some(name) => {
+                let value = c.lowering.scope.graph.sym_bool_values.get(&**name);
+                relation = value.and_then(|v| v.as_expr.as_ref()).map(|e| &*e.expr_str);
+                value.and_then(|v| v.as_bool)
+            }
+            None => s.as_bool,
+        },
+        _ => None,
+    };
+    if let (None, Some(text)) = (truth, relation) {
+        truth = c.lowering.symbols.decide(text);
     }
-    Ok(())
+    match (truth, relation) {
+        (Some(false), _) => {
+            let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("its condition");
+            Err(Stop::Broken(format!("it asserts what never holds: {message}")))
+        }
+        (None, Some(text)) => {
+            // Assertions about numbers that depend on data, about products of sizes beyond all limits, and those that are no
+            // conjunctions are not checked.
+            let conditions = c.lowering.symbols.conditions(text).unwrap_or_default();
+            let is_checked = |side: &Dim| is_within_limits(side, &c.lowering.symbols.table);
+            let checked: Vec<_> =
+                conditions.into_iter().filter(|(a, b)| is_checked(a) && is_checked(b)).collect();
+            checked.iter().try_for_each(|(low, high)| c.require_at_most("assertion", low, high))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn constrain(c: &mut Call<'_, '_>) -> Lowered {
@@ -145,5 +163,6 @@ fn constrain(c: &mut Call<'_, '_>) -> Lowered {
             max.map_or("any".into(), |m| m.to_string()),
         )));
     }
-    Ok(())
+    let ends = [min.map(|min| (Dim::from(min), size.clone())), max.map(|max| (size, Dim::from(max)))];
+    ends.iter().flatten().try_for_each(|(low, high)| c.require_at_most("size", low, high))
 }

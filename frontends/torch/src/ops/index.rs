@@ -22,14 +22,16 @@ pub(super) const ROWS: &[Row] = &[
         let (x, index) = (c.first()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
-        let y = c.emit("take", Op::Take { axis }, &[x, index])?;
-        c.done(y)
+        on_row(c, x, |c, x| c.emit("take", Op::Take { axis }, &[x, index]))
     }),
     row("aten.gather", "gather", |c| {
         c.ignore(&["sparse_grad"]);
         let (x, index) = (c.first()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
+        let shape = c.shape(index);
+        let (x, index) = (as_row(c, x)?, as_row(c, index)?);
         let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
+        let y = c.reshape(y, shape)?;
         c.done(y)
     }),
     row("aten.take_along_dim", "gather", |c| {
@@ -64,9 +66,24 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-/// An index without axes as one of one element.
-pub(super) fn as_row(c: &mut Call<'_, '_>, index: ValueId) -> Lowered<ValueId> {
-    if c.rank(index) == 0 { c.reshape(index, vec![1.into()]) } else { Ok(index) }
+/// A tensor without axes as a row of one element: PyTorch addresses it as if it had one axis.
+pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    if c.rank(x) == 0 { c.reshape(x, vec![1.into()]) } else { Ok(x) }
+}
+
+/// States the result of `f`, which keeps the shape of its operand `x` or changes one extent. A tensor without axes is a row
+/// of one element for `f`, and the result loses that axis.
+pub(super) fn on_row(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+) -> Lowered {
+    let row = as_row(c, x)?;
+    let mut y = f(c, row)?;
+    if c.rank(x) == 0 {
+        y = c.reshape(y, vec![])?;
+    }
+    c.done(y)
 }
 
 /// Where advanced indexing applies: `x` with the indexed axes next to each other, the first of them, the

@@ -343,7 +343,9 @@ fn flip(c: &mut Call<'_, '_>) -> Lowered {
     let mut y = c.first()?;
     for axis in c.opt_ints("dims")?.unwrap_or_default() {
         let axis = c.axis_of(axis, c.rank(y))?;
-        y = c.reversed(y, axis)?;
+        if c.rank(y) > 0 {
+            y = c.reversed(y, axis)?;
+        }
     }
     c.done(y)
 }
@@ -385,6 +387,7 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
     }
     for (pair, axis) in pads.chunks(2).zip((0..shape.len()).rev()) {
         low[axis] = pair[0].clone();
+        c.require_cropped(&shape[axis], &pair[0], &pair[1])?;
         shape[axis] = shape[axis].clone() + pair[0].clone() + pair[1].clone();
     }
     if pads.iter().all(|p| p.as_const() == Some(0)) {

@@ -49,12 +49,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.topk", "topk", top_k),
     row("aten.sort", "sort", sort),
     row("aten.argsort", "sort", |c| {
-        let x = c.first()?;
-        c.ignore(&["stable"]);
-        let axis = c.axis_or("dim", -1, c.rank(x))?;
-        let descending = c.bool_or("descending", false)?;
-        let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
-        c.done(both[1])
+        let (_, positions) = sorted(c)?;
+        c.done(positions)
     }),
 ];
 
@@ -105,9 +101,7 @@ fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
     let axis = c.axis("dim", rank)?;
     let keep = c.bool_or("keepdim", false)?;
     if rank == 0 {
-        let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-        c.set(1, zero);
-        return c.done(x);
+        return only_element(c, x);
     }
     let y = c.reduce(op, x, vec![axis], keep)?;
     if c.wants(1) {
@@ -205,13 +199,15 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["sorted"]);
     let x = c.first()?;
     let rank = c.rank(x);
-    if rank == 0 {
-        return Err(Stop::Opaque("its operand has no axis".into()));
-    }
     let axis = c.axis_or("dim", -1, rank)?;
     let largest = c.bool_or("largest", true)?;
+    let k = c.dim("k")?;
     let mut shape = c.shape(x);
-    shape[axis] = c.dim("k")?;
+    match shape.get_mut(axis) {
+        Some(extent) => *extent = k,
+        None if k.as_const() == Some(1) => return only_element(c, x),
+        None => return Err(Stop::Opaque(format!("it takes {k:?} elements of an operand without axes"))),
+    }
     let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
     let name = format!("{}.topk", c.label);
     let both = c.lowering.builder.node_as(&name, Op::TopK { axis, largest }, &[x], types)?;
@@ -219,18 +215,31 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
     c.done(both[0])
 }
 
+/// States the element of a tensor without axes, and its position 0.
+fn only_element(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
+    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
+    c.set(1, zero);
+    c.done(x)
+}
+
 fn sort(c: &mut Call<'_, '_>) -> Lowered {
+    let (elements, positions) = sorted(c)?;
+    c.set(1, positions);
+    c.done(elements)
+}
+
+/// The elements in order, and their positions.
+fn sorted(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId)> {
     // The sort of the IR is stable.
     c.ignore(&["stable"]);
     let x = c.first()?;
-    if c.rank(x) == 0 {
-        return Err(Stop::Opaque("its operand has no axis".into()));
-    }
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let descending = c.bool_or("descending", false)?;
+    if c.rank(x) == 0 {
+        return Ok((x, c.full(Scalar::Int(0), DType::I64, vec![])?));
+    }
     let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
-    c.set(1, both[1]);
-    c.done(both[0])
+    Ok((both[0], both[1]))
 }
 
 /// The largest extent of an axis along which products run: each doubling of it is one more pass over the operand.

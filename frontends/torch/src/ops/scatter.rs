@@ -1,9 +1,9 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, ValueId};
 
-use super::index::{Indexing, as_row, indexing};
+use super::index::{Indexing, as_row, indexing, on_row};
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
@@ -17,8 +17,9 @@ pub(super) const ROWS: &[Row] = &[
         let (x, index, source) = (c.first()?, c.tensor("index")?, c.tensor("source")?);
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
-        let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;
-        c.done(y)
+        on_row(c, x, |c, x| {
+            c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
+        })
     }),
     row("aten.index_fill", "index_put", |c| {
         let (x, index) = (c.first()?, c.tensor("index")?);
@@ -29,13 +30,9 @@ pub(super) const ROWS: &[Row] = &[
         let index = c.wrapped(index, &n)?;
         let index = as_row(c, index)?;
         let source = c.as_tensor(&value, c.dtype(x))?;
-        if c.rank(x) == 0 {
-            return on_row(c, x, |c, x| {
-                c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
-            });
-        }
-        let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;
-        c.done(y)
+        on_row(c, x, |c, x| {
+            c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
+        })
     }),
     row("aten.scatter", "scatter", |c| {
         let combine = match c.opt_string("reduce")? {
@@ -71,18 +68,6 @@ pub(super) const ROWS: &[Row] = &[
         c.done(y)
     }),
 ];
-
-/// Does to a tensor without axes what is done to one of one element.
-fn on_row(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered {
-    let row = c.reshape(x, vec![1.into()])?;
-    let y = f(c, row)?;
-    let y = c.reshape(y, vec![])?;
-    c.done(y)
-}
 
 fn index_put(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["unsafe"]);
@@ -134,9 +119,11 @@ fn index_add(c: &mut Call<'_, '_>) -> Lowered {
         }
         _ => {}
     }
-    let source = c.cast(source, c.dtype(x))?;
-    let y = c.emit("index_add", Op::IndexAdd { axis }, &[x, index, source])?;
-    c.done(y)
+    let mut source = c.cast(source, c.dtype(x))?;
+    if c.rank(x) == 0 {
+        source = as_row(c, source)?;
+    }
+    on_row(c, x, |c, x| c.emit("index_add", Op::IndexAdd { axis }, &[x, index, source]))
 }
 
 fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Lowered {
@@ -146,12 +133,15 @@ fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Lowered {
     c.done(y)
 }
 
-/// What is scattered, with the extents of the index.
+/// What is scattered, with the extents of the index, and at least one axis.
 fn source(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
-    let shape = c.shape(c.tensor("index")?);
+    let index = c.tensor("index")?;
+    let index = as_row(c, index)?;
+    let shape = c.shape(index);
     match (c.opt_operand("src")?, c.opt_operand("value")?) {
         (Some(Operand::Tensor(source)), _) => {
-            let mut source = c.cast(source, dtype)?;
+            let source = c.cast(source, dtype)?;
+            let mut source = as_row(c, source)?;
             for (a, n) in shape.iter().enumerate() {
                 source = c.slice(source, a, 0.into(), n.clone(), 1)?;
             }
@@ -174,16 +164,21 @@ fn scattered(
 ) -> Lowered<ValueId> {
     let axis = c.axis("dim", c.rank(x))?;
     let index = c.tensor("index")?;
-    let ty = Type::new(c.dtype(x), c.shape(x));
-    c.emit_as("scatter", Op::ScatterElements { axis, combine }, &[x, index, source], ty)
+    let index = as_row(c, index)?;
+    let shape = c.shape(x);
+    let row = as_row(c, x)?;
+    let y = c.emit("scatter", Op::ScatterElements { axis, combine }, &[row, index, source])?;
+    c.reshape(y, shape)
 }
 
 /// Elements of the operand take part, or only what is scattered where anything is.
 fn scatter_reduce(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let dtype = c.dtype(x);
-    let least = |s: i64, f: f64| {
-        if dtype.is_float() { Scalar::Float(Float(f)) } else { Scalar::Int(s).saturated(dtype) }
+    let least = |s: i64, f: f64| match dtype {
+        DType::Bool => Scalar::Bool(s > 0),
+        _ if dtype.is_float() => Scalar::Float(Float(f)),
+        _ => Scalar::Int(s).saturated(dtype),
     };
     let (combine, nothing) = match c.opt_string("reduce")? {
         Some("sum" | "mean") => (Reduction::Sum, Scalar::Int(0)),

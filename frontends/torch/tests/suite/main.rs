@@ -11,5 +11,6 @@ mod ops;
 mod programs;
 mod ranks;
 mod reference;
+mod sizes;
 mod sweep;
 mod writes;

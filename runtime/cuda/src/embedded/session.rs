@@ -185,7 +185,8 @@ impl Drop for CudaSession<'_> {
             // Peers may still be in a run that this rank has ended.
             return self.end(Leaving::Dropped);
         }
-        let when = if is_idle { "without closing it" } else { "during a run" };
-        self.abandon(format!("dropped its session {when}"));
+        let how =
+            if is_idle { "ended without closing its session" } else { "ended its session during a run" };
+        self.abandon(how.to_string());
     }
 }

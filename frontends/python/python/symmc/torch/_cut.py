@@ -287,13 +287,26 @@ class _Elsewhere:
         self._boxed_call = True
         self.function = None
         module = _as_tuple(module)
-        if how == "inductor":
+        if how == "inductor" and not _lacks_symbols(module):
             self.function = _by_inductor(module)
         else:
             self.module = module
 
     def __call__(self, inputs: list):
         return list(self.module(*inputs) if self.function is None else self.function(list(inputs)))
+
+
+def _lacks_symbols(module: torch.fx.GraphModule) -> bool:
+    """Whether inputs are expressions of sizes that no input is or has, which Inductor cannot compute them from."""
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    needed, given = set(), set()
+    for value in values:
+        if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            continue
+        needed |= free_symbols(value)
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        given |= {size.node.expr for size in sizes if isinstance(size, (torch.SymInt, torch.SymFloat))}
+    return not needed <= given
 
 
 class _Raising:

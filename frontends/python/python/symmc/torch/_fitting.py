@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 
 import sympy
@@ -46,12 +44,6 @@ def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
             }
         )
     return found
-
-
-def digest_of(collectives: list[dict]) -> int:
-    """A digest of these collectives, of 63 bits."""
-    text = json.dumps(collectives, sort_keys=True).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
 def expect_fitting(members: tuple[int, ...], told: list[list[dict]]) -> None:

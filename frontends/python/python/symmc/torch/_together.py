@@ -16,7 +16,6 @@ import contextlib
 import json
 import threading
 import warnings
-import zlib
 
 import torch
 from torch._guards import TracingContext, tracing
@@ -26,6 +25,7 @@ import symmc
 from symmc.torch import _cut, _fitting, _graph, _ranks
 from symmc.torch._board import Board, board_of
 from symmc.torch._compiled import where
+from symmc.torch._digest import digest_of
 from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
 from symmc.torch._runner import BAD_DATA
@@ -137,7 +137,7 @@ class Together:
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = _fitting.collectives_of(self.module.graph, symbols)
-        digests = tuple(word for word, *_ in self.board.gather((_fitting.digest_of(own), 0, 0)))
+        digests = tuple(word for word, *_ in self.board.gather((digest_of(own), 0, 0)))
         if digests not in self.board.fitting or self.options.fallback == "error":
             ranks = self.board.ranks
             told = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
@@ -190,7 +190,7 @@ class _Call:
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.where])
         self.trouble = function.trouble()
         self.is_waiting = True
-        told = self.board.gather((function.number, _digest(self.sizes), int(self.trouble is not None)))
+        told = self.board.gather((function.number, digest_of(self.sizes), int(self.trouble is not None)))
         self.is_waiting = False
         return function.run(values, self.sizes, self.trouble, told)
 
@@ -219,8 +219,3 @@ class _Call:
         if self.is_locked:
             self.board.turn.release()
         self.function.turn.release()
-
-
-def _digest(sizes: tuple[int, ...]) -> int:
-    """A digest of sizes, the same in all processes."""
-    return hash(sizes) ^ zlib.crc32(repr(sizes).encode())
