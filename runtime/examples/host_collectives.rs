@@ -308,6 +308,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
         multiprocessors: None,
+        throughput: None,
         dispatches: Default::default(),
         copy: Copying { provenance: Provenance::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,

@@ -11,7 +11,7 @@ use symmc_check::{CheckError, check};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, text};
 use symmc_plan::{ArenaKind, Bucket, CopyReason, ExitBarrier, Lane, Memory, Place, Plan, Reach, Role};
-use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError, plan};
+use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError, plan};
 
 use crate::programs::narrowed;
 
