@@ -14,5 +14,5 @@ pub mod rewrite;
 
 pub use canon::canonicalize;
 pub use error::PassError;
-pub use lower::{LowerConfig, lower};
+pub use lower::{LowerConfig, Overlap, lower, lower_with_report};
 pub use rewrite::Report;

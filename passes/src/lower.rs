@@ -30,6 +30,7 @@ use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
 
 use crate::error::{PassError, verified_after};
 use context::Context;
+pub use context::Overlap;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
@@ -51,6 +52,8 @@ pub struct LowerConfig {
     /// The most bytes of symmetric memory that one collective may ask for ([`Variant::symmetric_bytes`]); variants that
     /// need more are not considered. `None` for no limit.
     pub symmetric: Option<u64>,
+    /// How much computation runs beside each collective.
+    pub overlap: Overlap,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
@@ -66,6 +69,7 @@ impl LowerConfig {
             bound: BTreeSet::new(),
             variants: None,
             symmetric: None,
+            overlap: Overlap::Possible,
             numerics: Numerics::STRICT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
@@ -81,6 +85,8 @@ pub struct Report {
     pub distinct: usize,
     /// How often each rule changed one of these e-graphs.
     pub fired: IndexMap<String, usize>,
+    /// The number of regions beside which computation was counted.
+    pub overlapped: usize,
 }
 
 /// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
@@ -142,7 +148,12 @@ pub fn lower_with_report(
         }
     }
     decisions.sort_by_key(|(node, _)| *node);
-    let mut report = Report { regions: regions.len(), distinct: solutions.len(), fired: IndexMap::new() };
+    let mut report = Report {
+        regions: regions.len(),
+        distinct: solutions.len(),
+        fired: IndexMap::new(),
+        overlapped: regions.iter().filter(|r| r.key.beside > 0).count(),
+    };
     for (rule, times) in solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
     }
@@ -185,6 +196,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
         symmetric: config.symmetric,
+        overlap: config.overlap.clone(),
     }))
 }
 

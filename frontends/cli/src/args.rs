@@ -186,6 +186,8 @@ pub enum PlanFormat {
     Html,
     /// The plan itself
     Json,
+    /// Estimated times, memory and collectives in numbers, as JSON
+    Summary,
 }
 
 /// Arguments of `symmc check`.

@@ -17,6 +17,7 @@ mod planned;
 mod progress;
 mod report;
 mod say;
+mod summary;
 mod together;
 mod units;
 

@@ -89,12 +89,13 @@ fn profile(name: &Path) -> PyResult<Profile> {
 /// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
 /// ranks, where the program leaves it open. buckets: the largest value of each bucket, by symbol. bind: the arguments that
 /// are written straight into the symmetric arena; True for all. slack: how much more memory than the leanest order the
-/// chosen one may take, as a fraction. symm_limit: the bytes that the symmetric arena may take. numerics: which changes of
+/// chosen one may take at most, as a fraction. memory_price: how many microseconds a run must become faster, by estimate, for
+/// each MiB of memory that overlap takes. symm_limit: the bytes that the symmetric arena may take. numerics: which changes of
 /// rounding the plan may make: "strict" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
 /// commas.
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
-#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, slack=None, symm_limit=None, numerics=None))]
+#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, slack=None, memory_price=None, symm_limit=None, numerics=None))]
 pub fn compile(
     py: Python<'_>,
     program: &Program,
@@ -103,6 +104,7 @@ pub fn compile(
     buckets: Option<Bound<'_, PyAny>>,
     bind: Option<Arguments>,
     slack: Option<f64>,
+    memory_price: Option<f64>,
     symm_limit: Option<i128>,
     numerics: Option<String>,
 ) -> PyResult<Plan> {
@@ -128,6 +130,9 @@ pub fn compile(
     });
     if let Some(slack) = slack {
         config = config.with_slack(slack);
+    }
+    if let Some(price) = memory_price {
+        config = config.with_memory_price(price);
     }
     config = config.with_symm_limit(symm_limit);
     if let Some(text) = numerics {

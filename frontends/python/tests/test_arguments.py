@@ -103,6 +103,7 @@ class Arguments(unittest.TestCase):
             "rank": [plan.memory, program.parameters, lambda n: symmc.Group.bootstrap(n, 2, list)],
             "symm_limit": [lambda n: symmc.compile(program, symm_limit=n)],
             "slack": [lambda n: symmc.compile(program, slack=float(min(n, -1)))],
+            "memory_price": [lambda n: symmc.compile(program, memory_price=float(min(n, -1)))],
             "gpu": [lambda n: plan.memory(gpu=n), lambda n: symmc.Session(plan, gpu=n)],
             "timeout": [lambda n: session.wait(float(min(n, -1))), lambda n: symmc.Session(plan, timeout=float(min(n, -1)))],
             "n": [lambda n: session.set(n=n)],

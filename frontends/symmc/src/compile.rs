@@ -10,11 +10,12 @@ use symmc_check::{CheckError, Report};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, Numerics, SymbolId, Variant, parallel};
-use symmc_passes::{LowerConfig, PassError};
+use symmc_passes::{LowerConfig, Overlap, PassError};
 use symmc_plan::{Decision, Plan};
 use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError};
 
-use crate::error::Error;
+use crate::attempt::Attempt;
+use crate::error::{Error, ErrorKind};
 use crate::files::{read, utf8};
 use crate::program::Program;
 use crate::workload::find_symbol;
@@ -175,11 +176,12 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let ranges = ranges(&canonical, config)?;
     let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, ranges: &ranges };
-    let inputs = pipeline.lower(None)?;
+    let Lowered { inputs, overlapped } = pipeline.lower(&Choice::default())?;
     lap("choose");
     let plan = match pipeline.plan(&inputs) {
         Err(PlanError::SymmLimit { .. }) => pipeline.within_the_limit(&inputs)?,
-        made => made.map_err(|e| pipeline.failed(e))?,
+        made if !overlapped || config.symm_limit.is_some() => made.map_err(|e| pipeline.failed(e))?,
+        made => pipeline.chosen_again(inputs, made.map_err(|e| pipeline.failed(e))?)?,
     };
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
@@ -214,20 +216,59 @@ impl Pipeline<'_> {
         Error::planner(&self.program.graph.name, error)
     }
 
-    /// The buckets with a variant for each collective, of which none asks for more symmetric memory than `symmetric`.
-    fn lower(&self, symmetric: Option<u64>) -> Result<Vec<BucketInput>, Error> {
+    /// The buckets with a variant for each collective.
+    fn lower(&self, choice: &Choice) -> Result<Lowered, Error> {
         let nodes = self.ranges.len() * self.canonical.nodes.len();
-        let inputs: Result<Vec<BucketInput>, PassError> =
-            parallel::map(self.ranges.iter().collect(), nodes, |symbols| {
-                let (graph, decisions) = lower(self.canonical, self.config, symbols, self.bound, symmetric)?;
+        let buckets = self.ranges.iter().enumerate().collect();
+        let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
+            parallel::map(buckets, nodes, |(b, symbols)| {
+                let overlap = choice.overlap.get(b).cloned().unwrap_or_default();
+                let choice = BucketChoice { symbols, overlap, choice };
+                let (graph, decisions, report) = lower(self.canonical, self.config, self.bound, choice)?;
                 let collectives = collectives(&graph);
                 let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
                 let decisions = decisions.into_iter().map(decided).collect();
-                Ok(BucketInput { graph, decisions })
+                Ok((BucketInput { graph, decisions }, report.overlapped > 0))
             })
             .into_iter()
             .collect();
-        inputs.map_err(|e| Error::pass(&self.program.graph.name, e))
+        let lowered = lowered.map_err(|e| Error::pass(&self.program.graph.name, e))?;
+        let overlapped = lowered.iter().any(|l| l.1);
+        Ok(Lowered { inputs: lowered.into_iter().map(|l| l.0).collect(), overlapped })
+    }
+
+    /// The plan, or a faster one by estimate: the first choice of variants assumes all overlap that is possible; others are
+    /// made with the overlap that a schedule has, and with plain collectives alone. Each bucket takes the best of them.
+    fn chosen_again(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Plan, Error> {
+        let mut best = self.attempt(inputs, plan)?;
+        for round in 0..=ROUNDS {
+            let choice = match round {
+                ROUNDS => Choice { plain: true, ..Choice::default() },
+                _ => Choice { overlap: best.overlap.clone(), ..Choice::default() },
+            };
+            let inputs = self.lower(&choice)?.inputs;
+            if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
+                continue;
+            }
+            let plan = self.plan(&inputs).map_err(|e| self.failed(e))?;
+            let other = self.attempt(inputs, plan)?;
+            let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
+            if better.iter().all(|&b| b) {
+                best = other;
+            } else if better.contains(&true) {
+                let mixed = best.inputs.iter().zip(other.inputs).zip(better);
+                let mixed: Vec<BucketInput> =
+                    mixed.map(|((a, b), better)| if better { b } else { a.clone() }).collect();
+                let plan = self.plan(&mixed).map_err(|e| self.failed(e))?;
+                best = self.attempt(mixed, plan)?;
+            }
+        }
+        Ok(best.plan)
+    }
+
+    fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, Error> {
+        Attempt::new(inputs, plan, &self.config.profile, self.config.memory_price)
+            .map_err(|message| Error::new(ErrorKind::Defect, message))
     }
 
     fn plan(&self, inputs: &[BucketInput]) -> Result<Plan, PlanError> {
@@ -252,7 +293,7 @@ impl Pipeline<'_> {
         let mut tries = 0;
         loop {
             let most = if tries < EXACT_TRIES { largest.saturating_sub(1) } else { largest / 2 };
-            let inputs = self.lower(Some(most))?;
+            let inputs = self.lower(&Choice { symmetric: Some(most), ..Choice::default() })?.inputs;
             match self.plan(&inputs) {
                 Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
                 made => return made.map_err(|e| self.failed(e)),
@@ -260,6 +301,34 @@ impl Pipeline<'_> {
             tries += 1;
         }
     }
+}
+
+/// How often variants are chosen again with the overlap of a schedule.
+const ROUNDS: u32 = 2;
+
+/// What a choice of variants is made with, for all buckets.
+#[derive(Default)]
+struct Choice {
+    /// The most symmetric memory that one collective may ask for.
+    symmetric: Option<u64>,
+    /// Whether all collectives are plain.
+    plain: bool,
+    /// The overlap of each bucket; what is possible for the others.
+    overlap: Vec<Overlap>,
+}
+
+/// What a choice of variants is made with, for one bucket.
+struct BucketChoice<'a> {
+    symbols: &'a Ranges,
+    overlap: Overlap,
+    choice: &'a Choice,
+}
+
+/// The buckets with a variant for each collective.
+struct Lowered {
+    inputs: Vec<BucketInput>,
+    /// Whether the choice depends on computation beside a collective.
+    overlapped: bool,
 }
 
 /// How often only what asks for the most symmetric memory is forbidden; then all that asks for more than half of it.
@@ -341,7 +410,9 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     Plan::from_json(&text).map_err(|e| Error::misread(path, e.to_string(), e))
 }
 
-/// The program with a variant for each collective: one graph for each bucket, with the ranges of its symbols.
+/// The program with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
+/// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
+/// be there.
 ///
 /// # Errors
 /// As [`compile`].
@@ -350,8 +421,11 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let fail = |e| Error::pass(&program.graph.name, e);
     let ranges = ranges(&canonical, config)?;
-    let lowered =
-        ranges.iter().map(|symbols| lower(&canonical, config, symbols, &bound, None).map(|(graph, _)| graph));
+    let choice = Choice::default();
+    let lowered = ranges.iter().map(|symbols| {
+        let bucket = BucketChoice { symbols, overlap: Overlap::default(), choice: &choice };
+        lower(&canonical, config, &bound, bucket).map(|(graph, ..)| graph)
+    });
     lowered.collect::<Result<_, _>>().map_err(fail)
 }
 
@@ -369,21 +443,22 @@ pub fn canonical(program: &Program) -> Result<Graph, Error> {
 fn lower(
     canonical: &Graph,
     config: &Config,
-    symbols: &Ranges,
     bound: &BTreeSet<InputId>,
-    symmetric: Option<u64>,
-) -> Result<(Graph, Vec<Decision>), PassError> {
+    bucket: BucketChoice<'_>,
+) -> Result<(Graph, Vec<Decision>, symmc_passes::lower::Report), PassError> {
+    let BucketChoice { symbols, overlap, choice } = bucket;
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     let lower = LowerConfig {
         symbols: symbols.clone(),
         bound: held.chain(bound.iter().copied()).collect(),
-        variants: config.variants.clone(),
-        symmetric,
+        variants: if choice.plain { Some(Vec::new()) } else { config.variants.clone() },
+        symmetric: choice.symmetric,
+        overlap,
         numerics: config.numerics,
         ..LowerConfig::new(config.profile.clone())
     };
-    symmc_passes::lower(canonical, &lower)
+    symmc_passes::lower_with_report(canonical, &lower)
 }
 
 /// The collectives of a program by the name of their node.

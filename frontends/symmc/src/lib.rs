@@ -68,6 +68,7 @@
 //! crates themselves are in [`mod@unstable`] and change with any version.
 
 mod against_source;
+mod attempt;
 #[cfg(feature = "cuda")]
 pub mod bench;
 mod compile;

@@ -59,6 +59,8 @@ pub struct Timeline {
     /// For each step that communicates, how much longer the computation takes because of it: the time in which nothing
     /// computes while it runs, and what it slows the computation down by.
     pub exposed: Vec<u64>,
+    /// For each step that communicates, how long computation runs beside it.
+    pub beside: Vec<u64>,
     /// The end of the last step.
     pub total: u64,
 }
@@ -75,7 +77,12 @@ pub fn simulate(steps: &[TimedStep], waits: impl Fn(usize, &mut dyn FnMut(usize)
         timed: steps,
         lanes: [lane(false), lane(true)],
         ended: vec![false; steps.len()],
-        out: Timeline { spans: vec![(0, 0); steps.len()], exposed: vec![0; steps.len()], total: 0 },
+        out: Timeline {
+            spans: vec![(0, 0); steps.len()],
+            exposed: vec![0; steps.len()],
+            beside: vec![0; steps.len()],
+            total: 0,
+        },
     };
     while simulation.advance(&waits) {}
     simulation.out
@@ -124,6 +131,7 @@ impl Simulation<'_> {
         let passed = self.lanes.iter().zip(rates).filter_map(|(lane, rate)| needed(lane, rate)).min();
         let passed = passed.unwrap_or(0);
         let mut computed = 0;
+        let computes = self.lanes[0].running.is_some();
         self.out.total = now.saturating_add(passed);
         for (l, (lane, rate)) in self.lanes.iter_mut().zip(rates).enumerate() {
             let Some((step, left)) = lane.running else { continue };
@@ -133,6 +141,7 @@ impl Simulation<'_> {
                 computed = done.min(left);
             } else {
                 self.out.exposed[step] += passed - computed.min(passed);
+                self.out.beside[step] += if computes { passed } else { 0 };
             }
             lane.running = Some((step, left.saturating_sub(done))).filter(|_| !over);
             if over {
@@ -170,7 +179,7 @@ mod tests {
             (TimedStep::compute(50), &[2]),
         ]);
         assert_eq!(t.spans, [(0, 100), (0, 40), (100, 180), (180, 230)]);
-        assert_eq!((t.exposed, t.total), (vec![0, 0, 80, 0], 230));
+        assert_eq!((t.exposed, t.beside, t.total), (vec![0, 0, 80, 0], vec![0, 40, 0, 0], 230));
     }
 
     #[test]

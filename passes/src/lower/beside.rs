@@ -1,7 +1,8 @@
 //! How much compute can run beside each region.
 //!
 //! A node that computes is beside a region if no node of the region needs it and it needs none of them. A node beside
-//! several regions counts for each with an equal part: it hides only one at a time. What that is for, and what it
+//! several regions counts for each with an equal part: it hides only one at a time. Once there is a schedule, what it has beside
+//! the collectives of a region counts instead ([`Overlap::Scheduled`]). What that is for, and what it
 //! costs to be beside compute, is told in [`symmc_ir::machine`].
 //!
 //! Estimates of compute are rough, so amounts are rounded down to three binary digits of microseconds, and few
@@ -11,7 +12,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::machine::Operations;
 use symmc_ir::{Graph, Node, NodeId, ValueId};
 
-use super::context::Context;
+use super::context::{Context, Overlap};
 
 /// The least that counts, in microseconds.
 const LEAST: u64 = 8;
@@ -23,6 +24,10 @@ const WORD: usize = 64;
 pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u64> {
     if context.profile.multiprocessors.is_none() {
         return vec![0; regions.len()];
+    }
+    if let Overlap::Scheduled(beside) = &context.overlap {
+        let of = |n: &NodeId| beside.get(graph.node_name(*n)).copied().unwrap_or(0.0);
+        return regions.iter().map(|nodes| rounded(nodes.iter().map(of).sum::<f64>() as u64)).collect();
     }
     let mut member: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (r, nodes) in regions.iter().enumerate() {

@@ -1,7 +1,19 @@
 //! What a lowering knows beside the program: the profile, the ranges of the bucket, what may be used.
 
+use std::collections::HashMap;
+
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Symbol, SymbolId, Table, Type, Variant};
+
+/// How much computation counts as running beside a collective.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum Overlap {
+    /// All that neither needs it nor is needed by it, as if a schedule could put that there.
+    #[default]
+    Possible,
+    /// What a schedule has beside it: microseconds by the name of the collective; none for others.
+    Scheduled(HashMap<String, f64>),
+}
 
 /// See the [module](self).
 pub struct Context {
@@ -15,6 +27,8 @@ pub struct Context {
     pub variants: Option<Vec<Variant>>,
     /// The most bytes of symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
+    /// How much computation runs beside each collective.
+    pub overlap: Overlap,
 }
 
 impl Context {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::machine::Profile;
-use symmc_ir::machine::timeline::{Timeline, simulate};
+use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate};
 use symmc_ir::{Dim, NodeId, ValueId};
 
 use crate::{Bucket, ExitBarrier, Lane, ReadProgram, Run, Symbols, Unresolved};
@@ -32,6 +32,8 @@ pub struct CommunicationEstimate {
     pub us: f64,
     /// How much longer the run takes because of it, in microseconds.
     pub exposed_us: f64,
+    /// How long computation runs beside it, in microseconds.
+    pub beside_us: f64,
 }
 
 impl ReadProgram {
@@ -49,10 +51,10 @@ impl ReadProgram {
                 let exit = step.exit.map(|e| e == ExitBarrier::Kept);
                 let size = |d: &Dim| size(d, &symbols);
                 let timed = profile.timed_step(&self.graph, run.nodes(), self.moved(*run, &symbols), exit, size);
-                symmc_ir::machine::timeline::TimedStep { communicates: step.lane == Lane::Comm, ..timed }
+                TimedStep { communicates: step.lane == Lane::Comm, ..timed }
             })
             .collect();
-        let Timeline { exposed, total, .. } =
+        let Timeline { exposed, beside, total, .. } =
             simulate(&timed, |at, wait| bucket.steps[at].waits.iter().for_each(|&w| wait(w)));
         let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
         let compute: u64 = timed.iter().filter(|t| !t.communicates).map(|t| t.time).sum();
@@ -62,6 +64,7 @@ impl ReadProgram {
             node: self.communicating(runs[step]),
             us: us(timed[step].time),
             exposed_us: us(exposed[step]),
+            beside_us: us(beside[step]),
         });
         let communication = communication.collect();
         let (total_us, compute_us) = (us(total), us(compute));

@@ -11,7 +11,7 @@ use symmc::{CheckedPlan, Config, Order, Plan, Program};
 use crate::args::{PlanArgs, PlanFormat};
 use crate::out::{put, put_exact, refuse_overwrite};
 use crate::progress::spin;
-use crate::{explain, html, load, report, say};
+use crate::{explain, html, load, report, say, summary};
 
 /// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
@@ -45,6 +45,7 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     match (&args.explain, args.format) {
         (Some(value), _) => put(&explain::explain(&plan, value)?)?,
         (None, PlanFormat::Json) => put_exact(&format!("{}\n", plan.to_json()))?,
+        (None, PlanFormat::Summary) => put_exact(&summary::summary(&plan, &times(&program, &plan, &config)?)?)?,
         (None, PlanFormat::Html) => put_exact(&html::html(&plan)?)?,
         (None, PlanFormat::Text) => {
             put(&report::report_with_times(&plan, Some(&times(&program, &plan, &config)?))?)?;

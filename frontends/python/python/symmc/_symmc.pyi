@@ -225,6 +225,7 @@ def compile(
     buckets: Mapping[str, Sequence[int]] | None = None,
     bind: bool | str | Sequence[str] | None = None,
     slack: float | None = None,
+    memory_price: float | None = None,
     symm_limit: int | None = None,
     numerics: str | None = None,
 ) -> Plan: ...

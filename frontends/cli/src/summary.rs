@@ -1,0 +1,71 @@
+//! The plan in numbers, as JSON: `symmc plan --format summary`. The fields are described in docs/running.md.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use symmc::unstable::ir::{InputKind, Op, text};
+use symmc::unstable::plan::Bucket;
+use symmc::{CheckedPlan, Estimate};
+
+use crate::planned::Planned;
+use crate::report::Times;
+
+/// The version of the fields.
+const VERSION: u32 = 1;
+
+/// The summary of a plan with its estimated times.
+pub fn summary(plan: &CheckedPlan, times: &Times) -> Result<String> {
+    let buckets = plan.buckets.iter().zip(&times.chosen).zip(&times.plain);
+    let buckets: Result<Vec<Value>> = buckets.map(|((b, chosen), &plain)| bucket(plan, b, chosen, plain)).collect();
+    let value = json!({
+        "version": VERSION,
+        "program": plan.source.name,
+        "machine": plan.machine,
+        "ranks": plan.ranks,
+        "numerics": plan.numerics.to_string(),
+        "buckets": buckets?,
+    });
+    Ok(serde_json::to_string_pretty(&value)? + "\n")
+}
+
+fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: f64) -> Result<Value> {
+    let planned = Planned::new(plan, bucket)?;
+    let graph = planned.graph;
+    let symbols = planned.program.symbols(bucket)?;
+    let bytes = |v| u64::try_from(graph.ty(v).bytes().upper(&symbols)).unwrap_or(0);
+    let weights = graph.inputs.values().filter(|i| i.kind != InputKind::Argument).map(|i| bytes(i.value));
+    let collectives: Vec<Value> = chosen
+        .communication
+        .iter()
+        .map(|c| {
+            let (node, name) = (&graph.nodes[c.node], graph.node_name(c.node));
+            let decision = bucket.decisions.iter().find(|d| d.nodes.iter().any(|n| n == name));
+            let rules = decision.map_or_else(Vec::new, |d| d.rules.iter().map(|r| r.name.as_str()).collect());
+            let (group, variant) = match &node.op {
+                Op::Collective(c) => (Some(graph.groups[c.group].name.as_str()), c.variant.map(|v| v.name())),
+                _ => (None, None),
+            };
+            let sizes = node.inputs.iter().chain(&node.outputs).map(|&v| bytes(v));
+            json!({
+                "name": name,
+                "kind": text::op_name(&node.op),
+                "group": group,
+                "bytes": sizes.max().unwrap_or(0),
+                "variant": variant,
+                "us": c.us,
+                "exposed_us": c.exposed_us,
+                "rules": rules,
+            })
+        })
+        .collect();
+    Ok(json!({
+        "symbols": bucket.symbols,
+        "total_us": chosen.total_us,
+        "compute_us": chosen.compute_us,
+        "exposed_us": chosen.exposed_us,
+        "plain_total_us": plain.is_finite().then_some(plain),
+        "ordinary_bytes": bucket.totals.ordinary_peak,
+        "symmetric_bytes": bucket.totals.symmetric_peak,
+        "weight_bytes": weights.fold(0, u64::saturating_add),
+        "collectives": collectives,
+    }))
+}

@@ -1,0 +1,56 @@
+//! A plan on trial: what it was made of, what its buckets cost by estimate, and how much computation it has beside collectives.
+
+use std::collections::HashMap;
+
+use symmc_ir::machine::Profile;
+use symmc_ir::parallel;
+use symmc_passes::Overlap;
+use symmc_plan::{Bucket, Plan, ReadProgram};
+use symmc_planner::BucketInput;
+
+/// See the [module](self).
+pub struct Attempt {
+    /// What the plan was made of.
+    pub inputs: Vec<BucketInput>,
+    /// The plan.
+    pub plan: Plan,
+    /// Of each bucket the estimated microseconds of a run, with memory at its price.
+    pub costs: Vec<f64>,
+    /// Of each bucket the computation beside its collectives.
+    pub overlap: Vec<Overlap>,
+}
+
+impl Attempt {
+    /// The plan of these inputs, where a MiB of memory is worth so many microseconds.
+    ///
+    /// # Errors
+    /// A program of the plan cannot be read, which is a defect.
+    pub fn new(
+        inputs: Vec<BucketInput>,
+        plan: Plan,
+        profile: &Profile,
+        memory_price: f64,
+    ) -> Result<Attempt, String> {
+        let read = |text: &String| ReadProgram::read(text).map_err(|e| e.to_string());
+        let nodes = inputs.iter().map(|b| b.graph.nodes.len()).sum();
+        let programs = parallel::map(plan.programs.iter().collect(), nodes, read);
+        let programs = programs.into_iter().collect::<Result<Vec<ReadProgram>, String>>()?;
+        let (mut costs, mut overlap) = (Vec::new(), Vec::new());
+        for bucket in &plan.buckets {
+            let program = programs.get(bucket.program).ok_or("a bucket names no program of the plan")?;
+            let estimate = program.estimate(bucket, profile).map_err(|e| e.to_string())?;
+            let bytes = bucket.totals.ordinary_peak.saturating_add(bucket.totals.symmetric_peak);
+            costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
+            let beside = estimate.communication.iter().map(|c| (program.graph.node_name(c.node), c.beside_us));
+            overlap.push(scheduled(bucket, &beside.collect()));
+        }
+        Ok(Attempt { inputs, plan, costs, overlap })
+    }
+}
+
+/// The computation beside the steps that run each collective of the source.
+fn scheduled(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
+    let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
+    let decisions = bucket.decisions.iter();
+    Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(of).sum())).collect())
+}
