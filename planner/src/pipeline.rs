@@ -65,7 +65,7 @@ impl Default for PlanConfig {
             profile: None,
             order: Order::Chosen,
             slack: 1.0,
-            memory_price: 0.1,
+            memory_price: 0.05,
             symm_limit: None,
             pack: symmc_pack::Config {
                 work: 60_000,

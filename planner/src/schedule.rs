@@ -156,8 +156,10 @@ impl Work<'_> {
                 let before = out.len();
                 for overlapped in order::overlapped(self.tasks, order, budget) {
                     let Overlapped { order, joined, peak } = overlapped;
-                    let estimated = Estimated { time: makespan(self.tasks, &order, &joined), peak, order, joined };
-                    let known = out.iter().any(|o| o.order == estimated.order && o.joined == estimated.joined);
+                    let estimated =
+                        Estimated { time: makespan(self.tasks, &order, &joined), peak, order, joined };
+                    let known =
+                        out.iter().any(|o| o.order == estimated.order && o.joined == estimated.joined);
                     if estimated.time < time && !known {
                         out.push(estimated);
                     }
@@ -178,7 +180,12 @@ impl Work<'_> {
     }
 
     /// The cheapest of `best` and others that take at most `limit` bytes once they are placed.
-    fn cheapest(&self, mut best: Candidate, mut others: Vec<Estimated>, limit: u64) -> Result<Candidate, PlanError> {
+    fn cheapest(
+        &self,
+        mut best: Candidate,
+        mut others: Vec<Estimated>,
+        limit: u64,
+    ) -> Result<Candidate, PlanError> {
         others.sort_by_key(|e| (self.priced(e.time, e.peak), e.peak));
         let mut overlaps = false;
         let mut placed = 0;

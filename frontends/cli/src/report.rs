@@ -54,7 +54,9 @@ fn time(chosen: &Estimate, plain: f64) -> String {
         true => format!("; {} with plain collectives", micros(plain)),
         false => String::new(),
     };
-    format!("  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}\n")
+    format!(
+        "  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}\n"
+    )
 }
 
 /// What holds for all buckets, in lines.

@@ -15,7 +15,8 @@ const VERSION: u32 = 1;
 /// The summary of a plan with its estimated times.
 pub fn summary(plan: &CheckedPlan, times: &Times) -> Result<String> {
     let buckets = plan.buckets.iter().zip(&times.chosen).zip(&times.plain);
-    let buckets: Result<Vec<Value>> = buckets.map(|((b, chosen), &plain)| bucket(plan, b, chosen, plain)).collect();
+    let buckets: Result<Vec<Value>> =
+        buckets.map(|((b, chosen), &plain)| bucket(plan, b, chosen, plain)).collect();
     let value = json!({
         "version": VERSION,
         "program": plan.source.name,

@@ -184,9 +184,11 @@ fn orders_are_compared_and_can_be_asked_for() {
         let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
         json["buckets"][0]["totals"]["ordinary_peak"].as_u64().expect("a peak")
     };
-    let (lean, chosen, program) = (peak("--order lean"), peak(""), peak("--order program"));
-    assert!(lean <= chosen && chosen * 100 <= lean * 105 && chosen < program, "{lean} {chosen} {program}");
-    assert!(peak("--slack 200") > 2 * chosen, "nothing waits for memory");
+    let (lean, chosen) = (peak("--order lean"), peak(""));
+    let (dear, program) = (peak("--memory-price 1e9"), peak("--order program"));
+    assert!(lean < chosen && dear < program, "{lean} {chosen} {dear} {program}");
+    assert!(dear * 100 <= lean * 105, "{lean} {dear}: overlap is not worth its memory");
+    assert!(peak("--slack 5") * 100 <= lean * 105, "overlap keeps to the limit");
 }
 
 #[test]

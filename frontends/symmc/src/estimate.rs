@@ -32,7 +32,9 @@ pub fn estimate_plain(program: &Program, plan: &CheckedPlan, config: &Config) ->
     // Where the chosen variants divide a range and plain ones do not, a bucket has the time of the one that has its upper ends.
     let of = |bucket: &Bucket| {
         let holds = |b: &Bucket| {
-            bucket.symbols.iter().all(|(name, range)| b.symbols.get(name).is_some_and(|r| r[0] <= range[1] && range[1] <= r[1]))
+            bucket.symbols.iter().all(|(name, range)| {
+                b.symbols.get(name).is_some_and(|r| r[0] <= range[1] && range[1] <= r[1])
+            })
         };
         let found = plain.buckets.iter().position(holds);
         found.map_or(f64::NAN, |b| estimates[b].total_us)

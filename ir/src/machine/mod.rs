@@ -33,6 +33,7 @@
 mod capability;
 mod curve;
 pub mod model;
+mod steps;
 mod throughput;
 pub mod timeline;
 
@@ -41,10 +42,10 @@ use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
-use timeline::TimedStep;
 pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
 pub use curve::{Copying, Curve, Provenance};
 pub use throughput::{Operations, Throughput};
+use timeline::TimedStep;
 
 /// The version of the format that this crate reads and writes.
 pub const VERSION: u32 = 1;

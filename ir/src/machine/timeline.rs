@@ -205,7 +205,11 @@ mod tests {
 
     #[test]
     fn steps_without_time_end_at_once() {
-        let t = of(&[(communicate(0, 0, FULL), &[]), (TimedStep::compute(0), &[0]), (TimedStep::compute(7), &[1])]);
+        let t = of(&[
+            (communicate(0, 0, FULL), &[]),
+            (TimedStep::compute(0), &[0]),
+            (TimedStep::compute(7), &[1]),
+        ]);
         assert_eq!(t.total, 7);
     }
 
@@ -215,10 +219,14 @@ mod tests {
         let mut rng = crate::random::SplitMix(7);
         for _ in 0..200 {
             let n = 1 + rng.below(30);
-            let waits: Vec<Vec<usize>> =
-                (0..n).map(|i| (0..rng.below(3)).filter(|_| i > 0).map(|_| rng.below(i.max(1))).collect()).collect();
+            let waits: Vec<Vec<usize>> = (0..n)
+                .map(|i| (0..rng.below(3)).filter(|_| i > 0).map(|_| rng.below(i.max(1))).collect())
+                .collect();
             let steps: Vec<TimedStep> = (0..n)
-                .map(|_| TimedStep { communicates: rng.one_in(3), ..TimedStep::compute(rng.below(50) as u64) })
+                .map(|_| TimedStep {
+                    communicates: rng.one_in(3),
+                    ..TimedStep::compute(rng.below(50) as u64)
+                })
                 .collect();
             let t = simulate(&steps, |i, f| waits[i].iter().for_each(|&w| f(w)));
             let mut ends = vec![0u64; n];

@@ -50,7 +50,8 @@ impl ReadProgram {
             .map(|(run, step)| {
                 let exit = step.exit.map(|e| e == ExitBarrier::Kept);
                 let size = |d: &Dim| size(d, &symbols);
-                let timed = profile.timed_step(&self.graph, run.nodes(), self.moved(*run, &symbols), exit, size);
+                let timed =
+                    profile.timed_step(&self.graph, run.nodes(), self.moved(*run, &symbols), exit, size);
                 TimedStep { communicates: step.lane == Lane::Comm, ..timed }
             })
             .collect();

@@ -5,6 +5,11 @@ use super::model::Tasks;
 /// Bytes in the ordinary and in the symmetric arena.
 pub type Bytes = [u64; 2];
 
+/// Bytes of both arenas.
+pub fn bytes(of: Bytes) -> u64 {
+    of[0].saturating_add(of[1])
+}
+
 /// Live bytes while an order runs.
 pub struct Memory<'a> {
     tasks: &'a Tasks,

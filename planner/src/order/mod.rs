@@ -21,6 +21,7 @@ mod named;
 mod overlap;
 mod window;
 
+pub use memory::bytes;
 pub use model::Tasks;
 pub use named::Order;
 pub use overlap::{Overlapped, makespan};
@@ -31,11 +32,6 @@ use overlap::{Limits, overlap};
 
 /// The largest sum of live bytes in the ordinary and in the symmetric arena, of an order whose values are placed.
 pub type Demand = [u64; 2];
-
-/// Bytes of both arenas.
-pub fn bytes(demand: Demand) -> u64 {
-    demand[0].saturating_add(demand[1])
-}
 
 /// The demand of an order by the model.
 pub fn peak(tasks: &Tasks, order: &[u32]) -> Demand {

@@ -19,8 +19,7 @@ use std::collections::{BTreeSet, VecDeque};
 use symmc_ir::machine::timeline::{FULL, Timeline, simulate};
 use symmc_plan::Lane;
 
-use super::bytes;
-use super::memory::Memory;
+use super::memory::{Memory, bytes};
 use super::model::Tasks;
 
 /// Limits of an overlapped order.
@@ -271,9 +270,8 @@ impl<'a> Scheduler<'a> {
     }
 
     fn pass_started(&mut self) {
-        let passed = |s: usize| {
-            self.started[s] || self.prefetches.moved[s] || self.tasks.lane[s] == Lane::Comm
-        };
+        let passed =
+            |s: usize| self.started[s] || self.prefetches.moved[s] || self.tasks.lane[s] == Lane::Comm;
         let mut frontier = self.frontier;
         while self.from.get(frontier).is_some_and(|&s| passed(s as usize)) {
             frontier += 1;
@@ -294,7 +292,8 @@ impl<'a> Scheduler<'a> {
         }
         let progress = self.progress();
         let due = |s: usize| self.prefetches.earliest[s].is_none_or(|e| e <= progress);
-        let steps = self.ready[1].iter().take(LOOKED_AT).map(|&(_, _, rank)| self.from[rank as usize] as usize);
+        let steps =
+            self.ready[1].iter().take(LOOKED_AT).map(|&(_, _, rank)| self.from[rank as usize] as usize);
         if let Some(s) = steps.into_iter().find(|&s| due(s) && self.fits(s)) {
             self.start(s);
         }
@@ -373,8 +372,10 @@ impl<'a> Scheduler<'a> {
         let mut next = ends.min().unwrap_or(self.now);
         if self.communicating.is_none() && self.computing.is_some_and(|r| !self.prefetches.moved[r.step]) {
             let progress = self.progress();
-            let steps = self.ready[1].iter().take(LOOKED_AT).map(|&(_, _, rank)| self.from[rank as usize] as usize);
-            let due = steps.filter_map(|s| self.prefetches.earliest[s]?.checked_sub(progress).filter(|&d| d > 0));
+            let steps =
+                self.ready[1].iter().take(LOOKED_AT).map(|&(_, _, rank)| self.from[rank as usize] as usize);
+            let due =
+                steps.filter_map(|s| self.prefetches.earliest[s]?.checked_sub(progress).filter(|&d| d > 0));
             next = due.map(|d| self.now.saturating_add(d)).fold(next, u64::min);
         }
         self.now = self.now.max(next);
@@ -408,4 +409,102 @@ impl<'a> Scheduler<'a> {
 fn beside(tasks: &Tasks, s: usize) -> u64 {
     let t = tasks.timed[s];
     (u128::from(t.time) * u128::from(FULL) / u128::from(t.rate.max(1))) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::machine::timeline::TimedStep;
+    use symmc_ir::random::SplitMix;
+
+    use super::*;
+    use crate::order::model::{Class, Lists};
+
+    /// Steps of values of one class each: what is in front of each, its bytes and time, and whether it communicates.
+    fn tasks(steps: &[(&[u32], u64, u64, bool)]) -> Tasks {
+        let classes = steps.iter().map(|s| Class { bytes: s.1, arena: 0 }).collect();
+        let mut tasks = Tasks::of_values(steps.iter().map(|s| s.0.to_vec()), classes);
+        for (s, &(.., time, communicates)) in steps.iter().enumerate() {
+            tasks.timed[s] = TimedStep { communicates, ..TimedStep::compute(time) };
+            tasks.lane[s] = if communicates { Lane::Comm } else { Lane::Compute };
+        }
+        tasks.over = Lists::from_rows(steps.iter().map(|_| Vec::new()));
+        tasks
+    }
+
+    /// Layers of a cast, a gather of it and a product that reads the gather and the product before.
+    fn layers(count: u32) -> Tasks {
+        let rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..count)
+            .flat_map(|l| {
+                let product = if l == 0 { vec![1] } else { vec![3 * l - 1, 3 * l + 1] };
+                [(vec![], 10, 5, false), (vec![3 * l], 100, 50, true), (product, 1, 200, false)]
+            })
+            .collect();
+        tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn gathers_of_parameters_run_beside_the_product_in_front() {
+        let tasks = layers(6);
+        let from: Vec<u32> = (0..18).collect();
+        let found = overlap(&tasks, &from, Limits { budget: u64::MAX, lead: 25 });
+        // All but the first gather are hidden; casts run on the compute lane, the second one beside the first gather.
+        assert_eq!(
+            makespan(&tasks, &found.order, &found.joined),
+            6 * (5 + 200) + 50 - 5,
+            "{:?}",
+            found.order
+        );
+        // Two landing buffers are enough, because gathers start just in time.
+        assert!(found.peak < 2 * 100 + 3 * 10 + 2 * 2 + 10, "{}", found.peak);
+        // With room for one gather nothing overlaps.
+        let found = overlap(&tasks, &from, Limits { budget: 150, lead: 25 });
+        assert!(makespan(&tasks, &found.order, &found.joined) >= 6 * (50 + 200), "{:?}", found.order);
+        assert!(found.peak <= 150, "{}", found.peak);
+    }
+
+    #[test]
+    fn reductions_that_nobody_reads_drain_beside_computation() {
+        let tasks = tasks(&[
+            (&[], 10, 100, false),
+            (&[0], 10, 60, true),
+            (&[], 10, 100, false),
+            (&[2], 10, 60, true),
+            (&[], 10, 100, false),
+        ]);
+        let found = overlap(&tasks, &[0, 1, 2, 3, 4], Limits { budget: u64::MAX, lead: 25 });
+        assert_eq!(makespan(&tasks, &found.order, &found.joined), 300);
+    }
+
+    /// Whatever the dependences, times and budgets: each step once, behind what it needs, and joins behind their steps.
+    #[test]
+    fn every_order_is_one_of_the_program() {
+        let mut rng = SplitMix(3);
+        for round in 0..400 {
+            let mut tasks = Tasks::random(&mut rng, 1 + round % 60, 1 + round % 3);
+            for s in 0..tasks.len() {
+                let communicates = rng.one_in(3);
+                tasks.lane[s] = if communicates { Lane::Comm } else { Lane::Compute };
+                tasks.timed[s] = TimedStep { communicates, ..TimedStep::compute(rng.below(100) as u64) };
+            }
+            let from: Vec<u32> = (0..tasks.len() as u32).collect();
+            let budget = rng.pick(&[0, 50, 500, u64::MAX]);
+            let Overlapped { order, joined, .. } =
+                overlap(&tasks, &from, Limits { budget, lead: rng.pick(&[0, 25, 150]) });
+            let mut place = vec![usize::MAX; tasks.len()];
+            order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
+            assert!(order.len() == tasks.len() && place.iter().all(|&p| p != usize::MAX), "{order:?}");
+            for (at, &s) in order.iter().enumerate() {
+                assert!(tasks.before.of(s as usize).iter().all(|&b| place[b as usize] < at), "{order:?}");
+                let next = joined[at] as usize;
+                assert!(next > at && next <= order.len());
+                assert!(tasks.lane[s as usize] == Lane::Comm || next == at + 1);
+                // Whoever reads a collective waits for it: its memory is not needed longer than the last reader says.
+                let first =
+                    tasks.after.of(s as usize).iter().filter(|&&a| tasks.lane[a as usize] == Lane::Compute);
+                let first = first.map(|&a| place[a as usize]).min();
+                assert!(first.is_none_or(|f| next <= f), "{order:?} {joined:?} at {at}");
+            }
+            assert!(makespan(&tasks, &order, &joined) > 0 || tasks.timed.iter().all(|t| t.time == 0));
+        }
+    }
 }

@@ -428,8 +428,8 @@ fn an_operand_is_gathered_where_it_is_produced() {
          %h: f32[4, 16] = relu %x\n%f: f32[8, 16] = all_gather %h group=@pairs via=plain\n\
          return %e\nreturn %f\n",
     );
-    assert_eq!(place_text(&p.buckets[0], place_of(&p, "n")), "s0 [0..3] +256 by rank of all");
-    assert_eq!(place_text(&p.buckets[0], place_of(&p, "g")), "s0 [0..3]");
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "n")), "s0 [0..2] +256 by rank of all");
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "g")), "s0 [0..2]");
     assert_eq!(place_text(&p.buckets[0], place_of(&p, "h")), "out1 +256 by rank of pairs");
     assert_eq!(place_of(&p, "h").why, "this rank's piece of %f");
 }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recvmsg, sendmsg,
-    setsockopt, shutdown, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recv, recvmsg,
+    sendmsg, setsockopt, shutdown, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::getuid;
@@ -240,12 +240,10 @@ impl Channel {
     fn take_packet(&self) -> Result<Arrival<Packet>, RunError> {
         let mut was_reset = false;
         loop {
-            let mut bytes = vec![0; LARGEST];
-            let mut data = [IoSliceMut::new(&mut bytes)];
-            let mut space = nix::cmsg_space!([RawFd; BATCH]);
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
-            let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
-                Ok(got) => got,
+            // A buffer of the size of the packet: threads that listen get by with little memory.
+            let ahead = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+            let size = match recv(self.fd.as_raw_fd(), &mut [], ahead) {
+                Ok(size) => size,
                 Err(Errno::EINTR) => continue,
                 Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
                 // The other end closed with messages unread. What it sent before is there still.
@@ -254,6 +252,16 @@ impl Channel {
                     continue;
                 }
                 Err(Errno::ECONNRESET) => return Ok(Arrival::End),
+                Err(e) => return Err(self.failed_call("receiving a message", "recv", e)),
+            };
+            let mut bytes = vec![0; size.clamp(1, LARGEST)];
+            let mut data = [IoSliceMut::new(&mut bytes)];
+            let mut space = nix::cmsg_space!([RawFd; BATCH]);
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+            let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
+                Ok(got) => got,
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
                 Err(e) => return Err(self.failed_call("receiving a message", "recvmsg", e)),
             };
             if got.flags.contains(MsgFlags::MSG_CTRUNC) {

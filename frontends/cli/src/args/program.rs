@@ -64,7 +64,7 @@ pub struct CompileArgs {
     /// computation [default: 100]
     #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
     pub slack: Option<f64>,
-    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes [default: 0.1]
+    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes [default: 0.05]
     #[arg(long, value_name = "US", value_parser = parse_tolerance)]
     pub memory_price: Option<f64>,
     /// What the symmetric arena may take: exit barriers are kept, overlap given up, and variants chosen that need less, where

@@ -45,7 +45,9 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     match (&args.explain, args.format) {
         (Some(value), _) => put(&explain::explain(&plan, value)?)?,
         (None, PlanFormat::Json) => put_exact(&format!("{}\n", plan.to_json()))?,
-        (None, PlanFormat::Summary) => put_exact(&summary::summary(&plan, &times(&program, &plan, &config)?)?)?,
+        (None, PlanFormat::Summary) => {
+            put_exact(&summary::summary(&plan, &times(&program, &plan, &config)?)?)?
+        }
         (None, PlanFormat::Html) => put_exact(&html::html(&plan)?)?,
         (None, PlanFormat::Text) => {
             put(&report::report_with_times(&plan, Some(&times(&program, &plan, &config)?))?)?;

@@ -87,7 +87,17 @@ fn begin(part: Part, limit: Duration, prober: Option<Prober>) -> Option<Receiver
         // Who asked may have gone on without.
         let _ = tell.send(answer(part, limit, prober.as_ref()));
     };
-    Builder::new().name(format!("symmc {}", part.name())).spawn(ask).ok().map(|_| told)
+    has_room_for_a_thread()
+        .then(|| Builder::new().name(format!("symmc {}", part.name())).spawn(ask).ok())?
+        .map(|_| told)
+}
+
+/// What a thread takes at its start: its stack and a second one for signals, without which it ends the process.
+const THREAD: usize = 4 << 20;
+
+/// Whether there is memory for one more thread.
+fn has_room_for_a_thread() -> bool {
+    Vec::<u8>::new().try_reserve_exact(THREAD).is_ok()
 }
 
 /// Asks in this process, or has another one ask. The host has no libraries that break.
@@ -112,7 +122,12 @@ fn by_process(prober: &Prober, part: Part, limit: Duration) -> Answer {
             let _ = out.take(LONGEST).read_to_end(&mut text);
             let _ = tell.send(text);
         };
-        if let Err(error) = Builder::new().spawn(read) {
+        let started = if has_room_for_a_thread() {
+            Builder::new().spawn(read).map(|_| ())
+        } else {
+            Err(std::io::ErrorKind::OutOfMemory.into())
+        };
+        if let Err(error) = started {
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("no thread for what the process says: {error}"));

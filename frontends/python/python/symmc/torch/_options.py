@@ -25,6 +25,13 @@ class Options:
     numerics: str = "strict"
     """The changes of rounding that plans may make: ``strict`` for none, or one or more of ``reassociate``, ``narrow`` and
     ``narrow-f16``, separated by commas."""
+    memory_price: float | None = None
+    """How many microseconds a call must become faster, by estimate, for each MiB of memory that overlap takes; None for the
+    default of :func:`symmc.compile`."""
+    slack: float | None = None
+    """How much more memory than the leanest order overlap may take at most, as a fraction; None for the default."""
+    symm_limit: int | None = None
+    """The bytes that the symmetric arena may take."""
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""
     report: str | PathLike[str] | None = None
@@ -64,6 +71,12 @@ class Options:
         seconds = self.timeout
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
             raise InputError(f"option timeout: expected seconds, found {seconds!r}")
+        for name in ("memory_price", "slack"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, (int, float, type(None))) or not 0 <= (number or 0) < float("inf"):
+                raise InputError(f"option {name}: expected a number of at least 0, found {number!r}")
+        if self.symm_limit is not None and not _is_size(self.symm_limit):
+            raise InputError(f"option symm_limit: expected bytes, at least 1, found {self.symm_limit!r}")
         if not isinstance(self.report, (str, PathLike, type(None))):
             raise InputError(f"option report: expected a path, found {self.report!r}")
         if self.report is not None:

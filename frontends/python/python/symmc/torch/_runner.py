@@ -150,7 +150,11 @@ class Runner:
         self.named(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
         buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
-        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, numerics=self.options.numerics)
+        options = self.options
+        memory = {"memory_price": options.memory_price, "slack": options.slack, "symm_limit": options.symm_limit}
+        self.plan = symmc.compile(
+            self.program, machine=self.machine(device), buckets=buckets, numerics=options.numerics, **memory
+        )
         if self.options.report:
             _report.append(self.plan, self.options.report)
         return True
