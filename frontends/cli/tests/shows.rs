@@ -191,6 +191,47 @@ fn orders_are_compared_and_can_be_asked_for() {
     assert!(peak("--slack 5") * 100 <= lean * 105, "overlap keeps to the limit");
 }
 
+/// The summary of a plan: times of buckets add up, and no plan is slower by estimate than with plain collectives, memory at its
+/// price.
+#[test]
+fn a_summary_has_the_times_of_runs_and_collectives() {
+    for (program, machine) in [
+        ("fsdp4_fw_graph.pt2", "h200x4"),
+        ("fsdp4_bw_graph.pt2", "h200x4"),
+        ("megatron_tp4_bf16.pt2", "h200x4"),
+        ("moe_ep4.pt2", "h200x4"),
+        ("hf_llama_tp2.pt2", "h200x2"),
+        ("hf_llama_tp2.pt2", "host"),
+    ] {
+        let json = stdout(&format!("plan {program} --machine {machine} --format summary"));
+        let summary: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let buckets = summary["buckets"].as_array().expect("buckets");
+        assert!(!buckets.is_empty() && summary["machine"] == machine, "{json}");
+        for bucket in buckets {
+            let of =
+                |name: &str| bucket[name].as_f64().unwrap_or_else(|| panic!("{program}: {name} in {json}"));
+            let (total, compute, exposed) = (of("total_us"), of("compute_us"), of("exposed_us"));
+            assert!(compute > 0.0 && (total - compute - exposed).abs() < 0.01, "{program}: {json}");
+            let price = 0.05 * (of("ordinary_bytes") + of("symmetric_bytes")) / f64::from(1 << 20);
+            assert!(machine == "host" || total <= of("plain_total_us") + price, "{program}: {json}");
+            let collectives = bucket["collectives"].as_array().expect("collectives");
+            assert!(!collectives.is_empty(), "{program}: {json}");
+            let each: f64 = collectives.iter().map(|c| c["exposed_us"].as_f64().expect("a time")).sum();
+            assert!((each - exposed).abs() < 0.01 * exposed + 1.0, "{program}: {each} of {exposed}");
+            assert!(
+                collectives.iter().all(|c| c["us"].as_f64() > Some(0.0) && c["variant"].is_string()),
+                "{json}"
+            );
+        }
+    }
+    let text = stdout("plan hf_llama_tp2.pt2 --machine h200x2");
+    for part in
+        ["estimated time of a run: ", ": computation ", ", exposed communication ", " with plain collectives"]
+    {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+}
+
 #[test]
 fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
     let operand = stdout("plan moe_ep4.pt2 --explain %reshape_7");
