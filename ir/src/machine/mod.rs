@@ -220,8 +220,7 @@ impl Profile {
                 let most = self.blocks(kind, variant, bytes, ranks);
                 let taken = model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors);
                 // What it takes at full speed it takes over its longer time.
-                let rate = model::rate_beside(variant);
-                ((1.0 - taken * rate) * full, rate * full)
+                ((1.0 - taken * model::RATE_BESIDE) * full, model::RATE_BESIDE * full)
             }
             None => (full, full),
         };

@@ -269,6 +269,10 @@ impl Ends {
         if let Some(reason) = known.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
             return reason;
         }
+        // A process that has closed its session may end.
+        if let Some(runs) = self.comm.control().closed(0).filter(|_| self.plan.is_some()) {
+            return RunError::closed(0, runs).reported_by(rank);
+        }
         match &self.plan {
             Some(plan) => {
                 let how = "its process is gone, and with it what coordinated the run";

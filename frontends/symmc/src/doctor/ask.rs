@@ -87,17 +87,25 @@ fn begin(part: Part, limit: Duration, prober: Option<Prober>) -> Option<Receiver
         // Who asked may have gone on without.
         let _ = tell.send(answer(part, limit, prober.as_ref()));
     };
-    has_room_for_a_thread()
-        .then(|| Builder::new().name(format!("symmc {}", part.name())).spawn(ask).ok())?
-        .map(|_| told)
+    let builder = Builder::new().name(format!("symmc {}", part.name()));
+    start(builder, ask).ok().map(|()| told)
 }
 
 /// What a thread takes at its start: its stack and a second one for signals, without which it ends the process.
-const THREAD: usize = 4 << 20;
+const THREAD: usize = 8 << 20;
 
-/// Whether there is memory for one more thread.
-fn has_room_for_a_thread() -> bool {
-    Vec::<u8>::new().try_reserve_exact(THREAD).is_ok()
+/// Starts a thread if there is memory for one, and waits until it runs: what it takes at its start is taken then.
+fn start(builder: Builder, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    if Vec::<u8>::new().try_reserve_exact(THREAD).is_err() {
+        return Err(std::io::ErrorKind::OutOfMemory.into());
+    }
+    let (tell, started) = channel();
+    builder.spawn(move || {
+        let _ = tell.send(());
+        work();
+    })?;
+    let _ = started.recv();
+    Ok(())
 }
 
 /// Asks in this process, or has another one ask. The host has no libraries that break.
@@ -122,12 +130,7 @@ fn by_process(prober: &Prober, part: Part, limit: Duration) -> Answer {
             let _ = out.take(LONGEST).read_to_end(&mut text);
             let _ = tell.send(text);
         };
-        let started = if has_room_for_a_thread() {
-            Builder::new().spawn(read).map(|_| ())
-        } else {
-            Err(std::io::ErrorKind::OutOfMemory.into())
-        };
-        if let Err(error) = started {
+        if let Err(error) = start(Builder::new(), read) {
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("no thread for what the process says: {error}"));
