@@ -2,8 +2,8 @@
 //!
 //! What a collective uses is either free as soon as it has started, so that whoever takes the bytes waits for it, or
 //! stays occupied until a step that reads its results waits anyway. The first is the form *without overlap*, by
-//! which orders are compared for memory. The order and the joins of collectives that are taken are the fastest by
-//! estimated time that need little more than the leanest order without overlap.
+//! which orders are compared for memory. The order and the joins of collectives that are taken cost least: their estimated
+//! time, and their memory at a price, within a limit over the leanest order without overlap.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

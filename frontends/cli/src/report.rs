@@ -18,8 +18,8 @@ use crate::units::{bytes, count, gap, micros, table};
 pub struct Times {
     /// Of each bucket.
     pub chosen: Vec<Estimate>,
-    /// Of each bucket with plain collectives, in microseconds.
-    pub plain: Vec<f64>,
+    /// Of each bucket with plain collectives, in microseconds, if that is known.
+    pub plain: Vec<Option<f64>>,
 }
 
 /// The whole report, without estimated times of runs, which need a machine profile.
@@ -45,14 +45,14 @@ pub fn report_with_times(plan: &CheckedPlan, times: Option<&Times>) -> Result<St
 }
 
 /// The estimated time of a bucket, in a line.
-fn time(chosen: &Estimate, plain: f64) -> String {
+fn time(chosen: &Estimate, plain: Option<f64>) -> String {
     let [total, compute, exposed] = [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(micros);
-    let plain = match plain.is_finite() {
-        true if chosen.total_us < plain => {
+    let plain = match plain {
+        Some(plain) if chosen.total_us < plain => {
             format!("; {} with plain collectives, saved {}", micros(plain), micros(plain - chosen.total_us))
         }
-        true => format!("; {} with plain collectives", micros(plain)),
-        false => String::new(),
+        Some(plain) => format!("; {} with plain collectives", micros(plain)),
+        None => String::new(),
     };
     format!(
         "  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}\n"

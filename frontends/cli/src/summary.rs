@@ -28,7 +28,7 @@ pub fn summary(plan: &CheckedPlan, times: &Times) -> Result<String> {
     Ok(serde_json::to_string_pretty(&value)? + "\n")
 }
 
-fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: f64) -> Result<Value> {
+fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: Option<f64>) -> Result<Value> {
     let planned = Planned::new(plan, bucket)?;
     let graph = planned.graph;
     let symbols = planned.program.symbols(bucket)?;
@@ -63,7 +63,7 @@ fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: f64) ->
         "total_us": chosen.total_us,
         "compute_us": chosen.compute_us,
         "exposed_us": chosen.exposed_us,
-        "plain_total_us": plain.is_finite().then_some(plain),
+        "plain_total_us": plain,
         "ordinary_bytes": bucket.totals.ordinary_peak,
         "symmetric_bytes": bucket.totals.symmetric_peak,
         "weight_bytes": weights.fold(0, u64::saturating_add),

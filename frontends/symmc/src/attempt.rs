@@ -42,7 +42,7 @@ impl Attempt {
             let bytes = bucket.totals.ordinary_peak.saturating_add(bucket.totals.symmetric_peak);
             costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
             let beside =
-                estimate.communication.iter().map(|c| (program.graph.node_name(c.node), c.beside_us));
+                estimate.communication.iter().map(|c| (program.graph.node_name(c.node), c.overlapped_us));
             overlap.push(scheduled(bucket, &beside.collect()));
         }
         Ok(Attempt { inputs, plan, costs, overlap })

@@ -237,33 +237,46 @@ impl Pipeline<'_> {
         Ok(Lowered { inputs: lowered.into_iter().map(|l| l.0).collect(), overlapped })
     }
 
-    /// The plan, or a faster one by estimate: the first choice of variants assumes all overlap that is possible; others are
+    /// The plan, or a cheaper one by estimate: the first choice of variants assumes all overlap that is possible; others are
     /// made with the overlap that a schedule has, and with plain collectives alone. Each bucket takes the best of them.
     fn chosen_again(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Plan, Error> {
         let mut best = self.attempt(inputs, plan)?;
-        for round in 0..=ROUNDS {
-            let choice = match round {
-                ROUNDS => Choice { plain: true, ..Choice::default() },
-                _ => Choice { overlap: best.overlap.clone(), ..Choice::default() },
-            };
-            let inputs = self.lower(&choice)?.inputs;
-            if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
-                continue;
-            }
-            let plan = self.plan(&inputs).map_err(|e| self.failed(e))?;
-            let other = self.attempt(inputs, plan)?;
-            let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
-            if better.iter().all(|&b| b) {
-                best = other;
-            } else if better.contains(&true) {
-                let mixed = best.inputs.iter().zip(other.inputs).zip(better);
-                let mixed: Vec<BucketInput> =
-                    mixed.map(|((a, b), better)| if better { b } else { a.clone() }).collect();
-                let plan = self.plan(&mixed).map_err(|e| self.failed(e))?;
-                best = self.attempt(mixed, plan)?;
+        for _ in 0..ROUNDS {
+            let choice = Choice { overlap: best.overlap.clone(), ..Choice::default() };
+            if !self.improve(&mut best, &choice)? {
+                break;
             }
         }
+        self.improve(&mut best, &Choice { plain: true, ..Choice::default() })?;
         Ok(best.plan)
+    }
+
+    /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
+    /// planned is no better.
+    fn improve(&self, best: &mut Attempt, choice: &Choice) -> Result<bool, Error> {
+        let inputs = self.lower(choice)?.inputs;
+        if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
+            return Ok(false);
+        }
+        let Ok(plan) = self.plan(&inputs) else { return Ok(false) };
+        let mut other = self.attempt(inputs, plan)?;
+        let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
+        if !better.contains(&true) {
+            return Ok(false);
+        }
+        if better.contains(&false) {
+            let mixed = best.inputs.iter().zip(other.inputs).zip(better);
+            let mixed: Vec<BucketInput> =
+                mixed.map(|((a, b), better)| if better { b } else { a.clone() }).collect();
+            let Ok(plan) = self.plan(&mixed) else { return Ok(false) };
+            other = self.attempt(mixed, plan)?;
+            // Buckets share arenas, and their orders can differ in company.
+            if other.costs.iter().zip(&best.costs).any(|(a, b)| a > b) {
+                return Ok(false);
+            }
+        }
+        *best = other;
+        Ok(true)
     }
 
     fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, Error> {

@@ -21,23 +21,22 @@ pub fn estimate(plan: &CheckedPlan, profile: &Profile) -> Result<Vec<Estimate>, 
     plan.buckets.iter().map(of).collect()
 }
 
-/// The estimated time of a run of each bucket of the same program with the same buckets, planned with plain collectives alone,
-/// in microseconds.
+/// The estimated time of a run of each bucket of the same program, planned with plain collectives alone, in microseconds; none
+/// where that plan has no bucket with these upper ends.
 ///
 /// # Errors
 /// As [`compile`].
-pub fn estimate_plain(program: &Program, plan: &CheckedPlan, config: &Config) -> Result<Vec<f64>, Error> {
+pub fn estimate_plain(
+    program: &Program,
+    plan: &CheckedPlan,
+    config: &Config,
+) -> Result<Vec<Option<f64>>, Error> {
     let plain = compile(program, &config.clone().with_variants(Some(Vec::new())))?;
     let estimates = estimate(&plain, &config.profile)?;
-    // Where the chosen variants divide a range and plain ones do not, a bucket has the time of the one that has its upper ends.
+    let ends = |bucket: &Bucket| bucket.symbols.values().map(|range| range[1]).collect::<Vec<_>>();
     let of = |bucket: &Bucket| {
-        let holds = |b: &Bucket| {
-            bucket.symbols.iter().all(|(name, range)| {
-                b.symbols.get(name).is_some_and(|r| r[0] <= range[1] && range[1] <= r[1])
-            })
-        };
-        let found = plain.buckets.iter().position(holds);
-        found.map_or(f64::NAN, |b| estimates[b].total_us)
+        let found = plain.buckets.iter().position(|b| ends(b) == ends(bucket));
+        found.map(|b| estimates[b].total_us)
     };
     Ok(plan.buckets.iter().map(of).collect())
 }

@@ -20,7 +20,8 @@
 //! A machine that tells how many multiprocessors it has shares them: a collective beside compute adds to a run what
 //! of its time nothing hides, and what it takes from the compute meanwhile ([`model::taken`]). So one that leaves
 //! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
-//! tell, nothing counts as hidden.
+//! tell, the choice of variants counts nothing as hidden. Timelines of whole runs ([`timeline`]) also slow the collective down
+//! ([`model::RATE_BESIDE`]).
 //!
 //! # What a collective does along the way
 //! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
@@ -203,7 +204,7 @@ impl Profile {
         (known || variant != Variant::Ll).then(|| model::scaled(curve, bytes, ranks))
     }
 
-    /// A collective as a step of a timeline: its time alone, what it leaves to computation beside it, and its rate there. On a
+    /// A collective as a step of a timeline: its time alone, what it takes from computation beside it, and its rate there. On a
     /// machine that does not tell how many multiprocessors it has, neither slows the other.
     pub fn timed_collective(
         &self,
@@ -215,18 +216,16 @@ impl Profile {
     ) -> Option<TimedStep> {
         let us = self.estimate(kind, variant, exit, bytes, ranks)?;
         let full = f64::from(timeline::FULL);
-        let (leaves, rate) = match self.multiprocessors {
+        let (taken, rate) = match self.multiprocessors {
             Some(multiprocessors) => {
                 let most = self.blocks(kind, variant, bytes, ranks);
                 let taken = model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors);
-                // What it takes at full speed it takes over its longer time.
-                ((1.0 - taken * model::RATE_BESIDE) * full, model::RATE_BESIDE * full)
+                (taken * full, model::RATE_BESIDE * full)
             }
-            None => (full, full),
+            None => (0.0, full),
         };
-        let time = timeline::nanoseconds(us);
-        let (leaves, rate) = (leaves as u32, rate as u32);
-        Some(TimedStep { communicates: true, leaves, rate, ..TimedStep::compute(time) })
+        let (time, taken, rate) = (timeline::nanoseconds(us), taken as u32, rate as u32);
+        Some(TimedStep { communicates: true, taken, rate, ..TimedStep::compute(time) })
     }
 
     /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it

@@ -55,3 +55,64 @@ impl Profile {
         moving.max(computing).max(t.kernel_us)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    fn profile() -> Profile {
+        Profile::builtin("h200x2").expect("a profile")
+    }
+
+    /// The operations of the last node of a program at 16 rows.
+    fn operations(body: &str) -> Operations {
+        let text = format!("program \"p\" ranks 2\ngroup @g world\n{body}");
+        let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let node = graph.nodes.values().next_back().expect("a node");
+        Operations::of(&graph, node, |d| d.as_const().map_or(16, |c| c as u64))
+    }
+
+    #[test]
+    fn operations_are_those_of_products_and_attention() {
+        let product = |dtype: &str| {
+            operations(&format!(
+                "arg %a: {dtype}[8, 32]\narg %b: {dtype}[32, 4]\n%c: {dtype}[8, 4] = matmul %a, %b\nreturn %c\n"
+            ))
+        };
+        let count = 2 * 8 * 32 * 4;
+        assert_eq!(product("bf16"), Operations { matmul_16bit: count, ..Operations::default() });
+        assert_eq!(product("f32"), Operations { matmul: count, ..Operations::default() });
+        let sum = operations("arg %a: f32[8, 32]\n%c: f32[8, 32] = relu %a\nreturn %c\n");
+        assert_eq!(sum, Operations::default());
+    }
+
+    #[test]
+    fn steps_take_the_longest_of_bytes_operations_and_a_kernel() {
+        let p = profile();
+        let none = Operations::default();
+        let throughput = p.throughput.expect("stated");
+        assert_eq!(p.compute_us(0, none), throughput.kernel_us);
+        assert_eq!(p.compute_us(2 << 28, none), p.copy_us(1 << 28));
+        let million = Operations { matmul_16bit: 690_000_000_000, ..none };
+        assert_eq!(p.compute_us(1024, million), 690e9 / (throughput.matmul_16bit * 1e6));
+        // Narrow products are faster than wide ones, and a profile without a throughput goes by bytes.
+        let wide = Operations { matmul: 690_000_000_000, ..none };
+        assert!(p.compute_us(1024, wide) > p.compute_us(1024, million));
+        let without = Profile { throughput: None, ..p.clone() };
+        assert_eq!(without.compute_us(1024, million), p.copy_us(690_000_000_000 / 512));
+    }
+
+    #[test]
+    fn throughputs_that_are_no_rates_are_refused_by_name() {
+        for (field, value) in [("attention", "0.0"), ("kernel_us", "-1.0"), ("matmul", "0")] {
+            let mut json: serde_json::Value = serde_json::from_str(&profile().to_json()).expect("JSON");
+            json["throughput"][field] = serde_json::from_str(value).expect("a number");
+            let error = Profile::from_json(&json.to_string()).expect_err("refused").to_string();
+            assert!(
+                error.contains(&format!("throughput.{field}: expected a positive finite number")),
+                "{error}"
+            );
+        }
+    }
+}

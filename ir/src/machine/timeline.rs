@@ -12,8 +12,8 @@ pub const FULL: u32 = 1024;
 /// which a kernel that communicates finds no multiprocessor. Shorter ones end before that matters.
 pub const LONG: u64 = 50_000;
 
-/// Beside computation that does not fill the machine, communication takes memory bandwidth alone: a third.
-const SHARED: u32 = FULL - FULL / 3;
+/// The share of the memory bandwidth that communication takes: a third.
+const BANDWIDTH: u32 = FULL / 3;
 
 /// Microseconds in nanoseconds, at most a thousand seconds.
 pub fn nanoseconds(us: f64) -> u64 {
@@ -29,8 +29,8 @@ pub struct TimedStep {
     pub time: u64,
     /// For a step that computes, whether it occupies all multiprocessors for long ([`LONG`]).
     pub fills: bool,
-    /// For a step that communicates, at which rate of [`FULL`] computation runs beside it that fills the machine.
-    pub leaves: u32,
+    /// For a step that communicates, the part of [`FULL`] that it takes from computation when it runs at full speed.
+    pub taken: u32,
     /// For a step that communicates, at which rate of [`FULL`] it runs beside such computation; beside other computation it
     /// runs at full speed.
     pub rate: u32,
@@ -39,15 +39,20 @@ pub struct TimedStep {
 impl TimedStep {
     /// A step that computes.
     pub fn compute(time: u64) -> TimedStep {
-        TimedStep { communicates: false, time, fills: time >= LONG, leaves: FULL, rate: FULL }
+        TimedStep { communicates: false, time, fills: time >= LONG, taken: 0, rate: FULL }
     }
 }
 
 impl TimedStep {
-    /// The rates of this computation and of a collective side by side.
-    fn beside(&self, collective: &TimedStep) -> [u32; 2] {
-        let leaves = collective.leaves.min(FULL);
-        if self.fills { [leaves, collective.rate.clamp(1, FULL)] } else { [leaves.max(SHARED), FULL] }
+    /// The rates of this computation and of a collective while both run. A collective takes of computation that fills the
+    /// machine in proportion to its own rate, and of other computation a share of the memory bandwidth alone.
+    fn rates_with(&self, collective: &TimedStep) -> [u32; 2] {
+        let taken = collective.taken.min(FULL);
+        if !self.fills {
+            return [FULL - taken.min(BANDWIDTH), FULL];
+        }
+        let rate = collective.rate.clamp(1, FULL);
+        [FULL - (u64::from(taken) * u64::from(rate) / u64::from(FULL)) as u32, rate]
     }
 }
 
@@ -60,7 +65,7 @@ pub struct Timeline {
     /// computes while it runs, and what it slows the computation down by.
     pub exposed: Vec<u64>,
     /// For each step that communicates, how long computation runs beside it.
-    pub beside: Vec<u64>,
+    pub overlapped: Vec<u64>,
     /// The end of the last step.
     pub total: u64,
 }
@@ -72,6 +77,7 @@ pub fn simulate(steps: &[TimedStep], waits: impl Fn(usize, &mut dyn FnMut(usize)
         steps: (0..steps.len()).filter(|&i| steps[i].communicates == communicates).collect(),
         next: 0,
         running: None,
+        awaited: None,
     };
     let mut simulation = Simulation {
         timed: steps,
@@ -80,7 +86,7 @@ pub fn simulate(steps: &[TimedStep], waits: impl Fn(usize, &mut dyn FnMut(usize)
         out: Timeline {
             spans: vec![(0, 0); steps.len()],
             exposed: vec![0; steps.len()],
-            beside: vec![0; steps.len()],
+            overlapped: vec![0; steps.len()],
             total: 0,
         },
     };
@@ -95,6 +101,9 @@ struct Lane {
     next: usize,
     /// The step that runs, with what is left of its time at full speed.
     running: Option<(usize, u64)>,
+    /// The last step of the other lane that the next one waits for, once that is known. The other lane runs in order, so all
+    /// others have ended then.
+    awaited: Option<usize>,
 }
 
 struct Simulation<'a> {
@@ -110,9 +119,16 @@ impl Simulation<'_> {
         let now = self.out.total;
         for lane in &mut self.lanes {
             let Some(&step) = lane.steps.get(lane.next).filter(|_| lane.running.is_none()) else { continue };
-            let mut ready = true;
-            waits(step, &mut |w| ready &= self.ended[w]);
-            if ready {
+            if lane.awaited.is_none_or(|w| self.ended[w]) {
+                let mut last = None;
+                waits(step, &mut |w| {
+                    if self.ended.get(w) == Some(&false) {
+                        last = last.max(Some(w));
+                    }
+                });
+                lane.awaited = last;
+            }
+            if lane.awaited.is_none() {
                 lane.running = Some((step, self.timed[step].time));
                 lane.next += 1;
                 self.out.spans[step].0 = now;
@@ -120,7 +136,7 @@ impl Simulation<'_> {
         }
         let rates = match (self.lanes[0].running, self.lanes[1].running) {
             (None, None) => return false,
-            (Some((s, _)), Some((c, _))) => self.timed[s].beside(&self.timed[c]),
+            (Some((s, _)), Some((c, _))) => self.timed[s].rates_with(&self.timed[c]),
             _ => [FULL; 2],
         };
         let needed = |lane: &Lane, rate: u32| {
@@ -141,7 +157,7 @@ impl Simulation<'_> {
                 computed = done.min(left);
             } else {
                 self.out.exposed[step] += passed - computed.min(passed);
-                self.out.beside[step] += if computes { passed } else { 0 };
+                self.out.overlapped[step] += if computes { passed } else { 0 };
             }
             lane.running = Some((step, left.saturating_sub(done))).filter(|_| !over);
             if over {
@@ -157,8 +173,8 @@ impl Simulation<'_> {
 mod tests {
     use super::*;
 
-    fn communicate(time: u64, leaves: u32, rate: u32) -> TimedStep {
-        TimedStep { communicates: true, leaves, rate, ..TimedStep::compute(time) }
+    fn communicate(time: u64, taken: u32, rate: u32) -> TimedStep {
+        TimedStep { communicates: true, taken, rate, ..TimedStep::compute(time) }
     }
 
     fn filling(time: u64) -> TimedStep {
@@ -174,31 +190,31 @@ mod tests {
     fn lanes_run_side_by_side_and_wait_for_each_other() {
         let t = of(&[
             (TimedStep::compute(100), &[]),
-            (communicate(40, FULL, FULL), &[]),
-            (communicate(80, FULL, FULL), &[0]),
+            (communicate(40, 0, FULL), &[]),
+            (communicate(80, 0, FULL), &[0]),
             (TimedStep::compute(50), &[2]),
         ]);
         assert_eq!(t.spans, [(0, 100), (0, 40), (100, 180), (180, 230)]);
-        assert_eq!((t.exposed, t.beside, t.total), (vec![0, 0, 80, 0], vec![0, 40, 0, 0], 230));
+        assert_eq!((t.exposed, t.overlapped, t.total), (vec![0, 0, 80, 0], vec![0, 40, 0, 0], 230));
     }
 
     #[test]
     fn a_collective_slows_computation_and_is_slowed() {
-        // At half speed each; when the collective has ended the computation goes on at full speed.
-        let t = of(&[(filling(100), &[]), (communicate(20, FULL / 2, FULL / 2), &[])]);
+        // At half speed each: the collective would take all; when it has ended the computation goes on at full speed.
+        let t = of(&[(filling(100), &[]), (communicate(20, FULL, FULL / 2), &[])]);
         assert_eq!(t.spans, [(0, 120), (0, 40)]);
         assert_eq!((t.exposed[1], t.total), (20, 120));
         // It leaves nothing: the computation starts over at its end.
-        let t = of(&[(filling(100), &[]), (communicate(20, 0, FULL), &[])]);
+        let t = of(&[(filling(100), &[]), (communicate(20, FULL, FULL), &[])]);
         assert_eq!((t.spans[0].1, t.exposed[1]), (120, 20));
         // Kernels that do not fill the machine share memory bandwidth alone.
-        let t = of(&[(TimedStep::compute(300), &[]), (communicate(90, 0, FULL / 4), &[])]);
+        let t = of(&[(TimedStep::compute(300), &[]), (communicate(90, FULL, FULL / 4), &[])]);
         assert_eq!((t.spans[1].1, t.total), (90, 330));
     }
 
     #[test]
     fn what_runs_after_all_computation_is_exposed() {
-        let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, FULL, FULL), &[])]);
+        let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, 0, FULL), &[])]);
         assert_eq!((t.exposed[1], t.total), (20, 30));
         assert_eq!(of(&[]).total, 0);
     }

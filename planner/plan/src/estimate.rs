@@ -1,6 +1,6 @@
 //! The estimated time of a bucket: the plan's own steps, lanes and waits, in the time of a machine profile.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use symmc_ir::machine::Profile;
 use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate};
@@ -33,11 +33,11 @@ pub struct CommunicationEstimate {
     /// How much longer the run takes because of it, in microseconds.
     pub exposed_us: f64,
     /// How long computation runs beside it, in microseconds.
-    pub beside_us: f64,
+    pub overlapped_us: f64,
 }
 
 impl ReadProgram {
-    /// The estimated time of a run of `bucket` at the upper ends of its ranges.
+    /// The estimated time of a run of `bucket`, of a checked plan, at the upper ends of its ranges.
     ///
     /// # Errors
     /// The bucket has other symbols or names a step that does not exist.
@@ -55,7 +55,7 @@ impl ReadProgram {
                 TimedStep { communicates: step.lane == Lane::Comm, ..timed }
             })
             .collect();
-        let Timeline { exposed, beside, total, .. } =
+        let Timeline { exposed, overlapped, total, .. } =
             simulate(&timed, |at, wait| bucket.steps[at].waits.iter().for_each(|&w| wait(w)));
         let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
         let compute: u64 = timed.iter().filter(|t| !t.communicates).map(|t| t.time).sum();
@@ -65,19 +65,23 @@ impl ReadProgram {
             node: self.communicating(runs[step]),
             us: us(timed[step].time),
             exposed_us: us(exposed[step]),
-            beside_us: us(beside[step]),
+            overlapped_us: us(overlapped[step]),
         });
         let communication = communication.collect();
         let (total_us, compute_us) = (us(total), us(compute));
         Ok(Estimate { total_us, compute_us, exposed_us: us(total.saturating_sub(compute)), communication })
     }
 
-    /// The bytes of the bases that a step reads and writes.
+    /// The bytes that a step reads and writes; of a base that it reads through views, those of the largest view.
     fn moved(&self, run: Run, symbols: &Symbols) -> u64 {
-        let read = run.operands(self).map(|(_, _, v)| self.base(v));
-        let bases: BTreeSet<ValueId> = read.chain(run.results(self)).collect();
-        let bytes = bases.into_iter().map(|v| size(&self.graph.ty(v).bytes(), symbols));
-        bytes.fold(0, u64::saturating_add)
+        let bytes = |v: ValueId| size(&self.graph.ty(v).bytes(), symbols);
+        let mut read: BTreeMap<ValueId, u64> = BTreeMap::new();
+        for (_, _, value) in run.operands(self) {
+            let base = self.base(value);
+            let most = read.entry(base).or_default();
+            *most = (*most).max(bytes(value).min(bytes(base)));
+        }
+        read.into_values().chain(run.results(self).into_iter().map(bytes)).fold(0, u64::saturating_add)
     }
 
     /// The node of a step that communicates.

@@ -4,8 +4,8 @@
 //! and its result for longer. So candidates are made, each a topological order, and two questions asked:
 //! - which is the *leanest*: the orders that are known by a name ([`named`]) and some of them made backwards, the
 //!   best of these improved where it peaks ([`window`]);
-//! - which is the fastest by estimated time among those that need little more memory than the leanest: the
-//!   overlapped forms ([`overlap`]) of the leanest and of program order are candidates here.
+//! - which costs least: its estimated time, and its memory at a price ([`super::schedule`]), among those within a limit over the
+//!   leanest; the overlapped forms ([`overlap`]) of the leanest and of program order are candidates here.
 //!
 //! Memory is that of the order once its values are placed ([`Demand`]): the largest sum of live bytes in each
 //! arena, with all that collectives keep occupied. Only what narrows the search down is counted by the simpler

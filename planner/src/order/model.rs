@@ -279,7 +279,22 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// A step with its estimated time, where views count as their bases; without a profile, a nanosecond for each two bytes that
+/// The bytes that a step reads and writes; of a value that it reads through a view, those of the view.
+fn moved(program: &Prepared, sizes: &[u64], step: &StepInfo, symbols: &Symbols) -> u64 {
+    let graph = &program.graph;
+    let written = step.writes.iter().map(|v| sizes[v.index()]).fold(0, u64::saturating_add);
+    let mut read: Vec<(ValueId, u64)> = step.reads.iter().map(|&base| (base, 0)).collect();
+    for &value in step.nodes().flat_map(|n| &graph.nodes[n].inputs) {
+        let base = program.base[value];
+        if let Some((_, most)) = read.iter_mut().find(|(of, _)| *of == base) {
+            let own = u64::try_from(graph.ty(value).bytes().upper(symbols)).unwrap_or(u64::MAX);
+            *most = (*most).max(own.min(sizes[base.index()]));
+        }
+    }
+    read.into_iter().map(|(_, bytes)| bytes).fold(written, u64::saturating_add)
+}
+
+/// A step with its estimated time; without a profile, a nanosecond for each two bytes that
 /// computation moves, and for each 100 of communication.
 fn timed(
     program: &Prepared,
@@ -288,7 +303,7 @@ fn timed(
     symbols: &Symbols,
     profile: Option<&Profile>,
 ) -> TimedStep {
-    let moved = step.reads.iter().chain(&step.writes).map(|v| sizes[v.index()]).fold(0, u64::saturating_add);
+    let moved = moved(program, sizes, step, symbols);
     let communicates = step.lane == Lane::Comm;
     let timed = match profile {
         Some(profile) => {

@@ -716,9 +716,9 @@ fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
     // Each product takes the bytes of the one before, and waits until that is scattered.
     let (lean, half, free) = (with(0.0), with(1.0), with(3.0));
     assert_eq!((bound(&lean), waits(&lean)), (1, 3usize), "{}", steps(&lean));
-    // With twice the memory the next product is made meanwhile; more would not make it faster, and is not taken.
+    // With twice the memory the next product is made meanwhile, with more there are fewer waits; no more is taken than helps.
     assert_eq!((bound(&half), waits(&half)), (2, 2), "{}", steps(&half));
-    assert_eq!((bound(&free), waits(&free)), (2, 2), "{}", steps(&free));
+    assert!(bound(&free) < 4 && waits(&free) < 2, "{}", steps(&free));
 }
 
 #[test]

@@ -66,7 +66,10 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
 /// The estimated times of a plan, with the chosen collectives and with plain ones.
 fn times(program: &Program, plan: &CheckedPlan, config: &Config) -> Result<report::Times> {
     let chosen = symmc::estimate(plan, &config.profile)?;
-    Ok(report::Times { chosen, plain: symmc::estimate_plain(program, plan, config)? })
+    // GPUs may refuse the plan with plain collectives.
+    let plain =
+        symmc::estimate_plain(program, plan, config).unwrap_or_else(|_| vec![None; plan.buckets.len()]);
+    Ok(report::Times { chosen, plain })
 }
 
 /// A plan for each order, and what its largest bucket needs beside program order.
