@@ -14,6 +14,11 @@ use crate::{Dim, NodeId, Op};
 const OPERATIONS_PER_BYTE: f64 = 512.0;
 
 impl Profile {
+    /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
+    pub fn crossing(&self) -> u64 {
+        self.throughput.map_or(0, |t| nanoseconds(t.crossing_us))
+    }
+
     /// A step of these nodes, which read and write so many bytes together, with its estimated time; `size` is the size of a
     /// dim, and `exit` says whether a droppable exit barrier is kept. A step with a collective takes the time of that: what it
     /// computes besides is done while it communicates. A collective without a curve takes 8 µs and 10 µs for each MB.

@@ -17,6 +17,9 @@ pub struct Throughput {
     pub attention: f64,
     /// The least time of a kernel, in microseconds.
     pub kernel_us: f64,
+    /// The least time between the end of a step of one lane and the start of one of the other lane that waits for it, in
+    /// microseconds.
+    pub crossing_us: f64,
 }
 
 impl Throughput {
@@ -27,6 +30,7 @@ impl Throughput {
             ("matmul", self.matmul),
             ("attention", self.attention),
             ("kernel_us", self.kernel_us),
+            ("crossing_us", self.crossing_us),
         ];
         fields.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0))
     }

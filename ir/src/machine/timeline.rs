@@ -71,16 +71,22 @@ pub struct Timeline {
 }
 
 /// The timeline of these steps. `waits(i, f)` calls `f` with each step that step `i` waits for; all of them are before it in
-/// the list.
-pub fn simulate(steps: &[TimedStep], waits: impl Fn(usize, &mut dyn FnMut(usize))) -> Timeline {
+/// the list. A step starts `crossing` nanoseconds after the end of a step of the other lane that it waits for, at the earliest.
+pub fn simulate(
+    steps: &[TimedStep],
+    crossing: u64,
+    waits: impl Fn(usize, &mut dyn FnMut(usize)),
+) -> Timeline {
     let lane = |communicates: bool| Lane {
         steps: (0..steps.len()).filter(|&i| steps[i].communicates == communicates).collect(),
         next: 0,
         running: None,
         awaited: None,
+        from: 0,
     };
     let mut simulation = Simulation {
         timed: steps,
+        crossing,
         lanes: [lane(false), lane(true)],
         ended: vec![false; steps.len()],
         out: Timeline {
@@ -104,10 +110,13 @@ struct Lane {
     /// The last step of the other lane that the next one waits for, once that is known. The other lane runs in order, so all
     /// others have ended then.
     awaited: Option<usize>,
+    /// When the next step can start, once that is known.
+    from: u64,
 }
 
 struct Simulation<'a> {
     timed: &'a [TimedStep],
+    crossing: u64,
     lanes: [Lane; 2],
     ended: Vec<bool>,
     out: Timeline,
@@ -120,18 +129,23 @@ impl Simulation<'_> {
         for lane in &mut self.lanes {
             let Some(&step) = lane.steps.get(lane.next).filter(|_| lane.running.is_none()) else { continue };
             if lane.awaited.is_none_or(|w| self.ended[w]) {
-                let mut last = None;
+                let (mut last, mut from) = (None, 0);
+                let communicates = self.timed[step].communicates;
                 waits(step, &mut |w| {
                     if self.ended.get(w) == Some(&false) {
                         last = last.max(Some(w));
+                    } else if self.timed.get(w).is_some_and(|t| t.communicates != communicates) {
+                        from = from.max(self.out.spans[w].1.saturating_add(self.crossing));
                     }
                 });
-                lane.awaited = last;
+                (lane.awaited, lane.from) = (last, from);
             }
             if lane.awaited.is_none() {
-                lane.running = Some((step, self.timed[step].time));
+                // The lane is idle until then.
+                let delay = lane.from.saturating_sub(now);
+                lane.running = Some((step, self.timed[step].time.saturating_add(delay)));
                 lane.next += 1;
-                self.out.spans[step].0 = now;
+                self.out.spans[step].0 = now.saturating_add(delay);
             }
         }
         let rates = match (self.lanes[0].running, self.lanes[1].running) {
@@ -183,7 +197,7 @@ mod tests {
 
     fn of(steps: &[(TimedStep, &[usize])]) -> Timeline {
         let timed: Vec<TimedStep> = steps.iter().map(|s| s.0).collect();
-        simulate(&timed, |i, f| steps[i].1.iter().for_each(|&w| f(w)))
+        simulate(&timed, 0, |i, f| steps[i].1.iter().for_each(|&w| f(w)))
     }
 
     #[test]
@@ -244,12 +258,16 @@ mod tests {
                     ..TimedStep::compute(rng.below(50) as u64)
                 })
                 .collect();
-            let t = simulate(&steps, |i, f| waits[i].iter().for_each(|&w| f(w)));
+            let crossing = rng.pick(&[0, 7]);
+            let t = simulate(&steps, crossing, |i, f| waits[i].iter().for_each(|&w| f(w)));
             let mut ends = vec![0u64; n];
             let mut free = [0u64; 2];
             for i in 0..n {
                 let lane = usize::from(steps[i].communicates);
-                let start = waits[i].iter().map(|&w| ends[w]).fold(free[lane], u64::max);
+                let after = |&w: &usize| {
+                    ends[w] + if steps[w].communicates == steps[i].communicates { 0 } else { crossing }
+                };
+                let start = waits[i].iter().map(after).fold(free[lane], u64::max);
                 ends[i] = start + steps[i].time;
                 free[lane] = ends[i];
                 assert_eq!(t.spans[i], (start, ends[i]));

@@ -55,8 +55,9 @@ impl ReadProgram {
                 TimedStep { communicates: step.lane == Lane::Comm, ..timed }
             })
             .collect();
-        let Timeline { exposed, overlapped, total, .. } =
-            simulate(&timed, |at, wait| bucket.steps[at].waits.iter().for_each(|&w| wait(w)));
+        let Timeline { exposed, overlapped, total, .. } = simulate(&timed, profile.crossing(), |at, wait| {
+            bucket.steps[at].waits.iter().for_each(|&w| wait(w))
+        });
         let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
         let compute: u64 = timed.iter().filter(|t| !t.communicates).map(|t| t.time).sum();
         let communication = (0..timed.len()).filter(|&s| timed[s].communicates);

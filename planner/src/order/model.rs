@@ -39,6 +39,8 @@ pub struct Tasks {
     pub over: Lists,
     /// Each step with its estimated time.
     pub timed: Vec<TimedStep>,
+    /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
+    pub crossing: u64,
 }
 
 /// Values that share memory in an arena.
@@ -138,6 +140,7 @@ impl Tasks {
             classes,
             over,
             timed: steps.list.iter().map(|s| timed(program, &sizes, s, symbols, profile)).collect(),
+            crossing: profile.map_or(0, Profile::crossing),
         }
     }
 
@@ -342,6 +345,7 @@ mod tests {
                 classes,
                 over,
                 timed: vec![TimedStep::compute(1); n],
+                crossing: 0,
             }
         }
 

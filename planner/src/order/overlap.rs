@@ -71,7 +71,7 @@ pub fn timeline(tasks: &Tasks, order: &[u32], joined: &[u32]) -> Timeline {
     for at in 1..steps.len() {
         computed[at] = if steps[at - 1].communicates { computed[at - 1] } else { Some(at - 1) };
     }
-    simulate(&steps, |at, wait| {
+    simulate(&steps, tasks.crossing, |at, wait| {
         tasks.before.of(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
         let reused = if steps[at].communicates { computed[at] } else { due[at] };
         reused.into_iter().for_each(wait);
@@ -128,7 +128,7 @@ impl Prefetches {
         for &(used, s) in by_use.iter().rev() {
             let s = s as usize;
             let time = beside(tasks, s);
-            next = next.min(used).saturating_sub(time);
+            next = next.min(used).saturating_sub(time.saturating_add(tasks.crossing));
             let start = next.saturating_sub(time.saturating_mul(lead) / 100);
             (turn[s], earliest[s]) = (next, Some(start));
             let mut before = start;
@@ -392,7 +392,7 @@ impl<'a> Scheduler<'a> {
         let awaited = next.into_iter().flat_map(|s| self.tasks.before.of(s)).map(|&b| b as usize);
         let awaited = awaited.filter(|&b| self.tasks.lane[b] == Lane::Comm).map(|b| self.place[b]).max();
         while let Some(c) = self.ended.front() {
-            let late = (c.end - c.start).saturating_mul(MARGIN) / 100;
+            let late = (c.end - c.start).saturating_mul(MARGIN) / 100 + self.tasks.crossing;
             if Some(c.place) > awaited && c.end.saturating_add(late) > self.now {
                 break;
             }
