@@ -71,7 +71,8 @@ pub struct Timeline {
 }
 
 /// The timeline of these steps. `waits(i, f)` calls `f` with each step that step `i` waits for; all of them are before it in
-/// the list. A step starts `crossing` nanoseconds after the end of a step of the other lane that it waits for, at the earliest.
+/// the list. A step starts `crossing` nanoseconds after the end of a step of the other lane that it waits for, at the earliest,
+/// unless the one of both that communicates starts while nothing computes.
 pub fn simulate(
     steps: &[TimedStep],
     crossing: u64,
@@ -82,13 +83,13 @@ pub fn simulate(
         next: 0,
         running: None,
         awaited: None,
-        from: 0,
     };
     let mut simulation = Simulation {
         timed: steps,
         crossing,
         lanes: [lane(false), lane(true)],
         ended: vec![false; steps.len()],
+        inline: vec![false; steps.len()],
         out: Timeline {
             spans: vec![(0, 0); steps.len()],
             exposed: vec![0; steps.len()],
@@ -110,8 +111,6 @@ struct Lane {
     /// The last step of the other lane that the next one waits for, once that is known. The other lane runs in order, so all
     /// others have ended then.
     awaited: Option<usize>,
-    /// When the next step can start, once that is known.
-    from: u64,
 }
 
 struct Simulation<'a> {
@@ -119,34 +118,49 @@ struct Simulation<'a> {
     crossing: u64,
     lanes: [Lane; 2],
     ended: Vec<bool>,
+    /// The steps that communicate while nothing computes: they run in line with the computation, as on one lane.
+    inline: Vec<bool>,
     out: Timeline,
 }
 
 impl Simulation<'_> {
+    /// Starts the next step of a lane that is idle, if all that it waits for has ended.
+    fn start_next(&mut self, l: usize, waits: &impl Fn(usize, &mut dyn FnMut(usize))) {
+        let (now, computes) = (self.out.total, self.lanes[0].running.is_some());
+        let lane = &mut self.lanes[l];
+        let Some(&step) = lane.steps.get(lane.next).filter(|_| lane.running.is_none()) else { return };
+        if lane.awaited.is_some_and(|w| !self.ended[w]) {
+            return;
+        }
+        // The last end of a step of the other lane, if it takes time to cross from there.
+        let (mut last, mut crossed) = (None, None);
+        waits(step, &mut |w| match self.ended.get(w) {
+            Some(false) => last = last.max(Some(w)),
+            Some(true) if self.timed[w].communicates != (l == 1) && !self.inline[w] => {
+                crossed = crossed.max(Some((self.out.spans[w].1, w)));
+            }
+            _ => {}
+        });
+        lane.awaited = last;
+        if last.is_some() {
+            return;
+        }
+        self.inline[step] = l == 1 && !computes;
+        let crossed = crossed.filter(|_| !self.inline[step]);
+        let delay = crossed.map_or(0, |(end, _)| end.saturating_add(self.crossing).saturating_sub(now));
+        if let Some((_, w)) = crossed.filter(|_| l == 0) {
+            self.out.exposed[w] += delay;
+        }
+        lane.running = Some((step, self.timed[step].time.saturating_add(delay)));
+        lane.next += 1;
+        self.out.spans[step].0 = now.saturating_add(delay);
+    }
+
     /// Goes on to the next end of a step; false if nothing runs any more.
     fn advance(&mut self, waits: &impl Fn(usize, &mut dyn FnMut(usize))) -> bool {
         let now = self.out.total;
-        for lane in &mut self.lanes {
-            let Some(&step) = lane.steps.get(lane.next).filter(|_| lane.running.is_none()) else { continue };
-            if lane.awaited.is_none_or(|w| self.ended[w]) {
-                let (mut last, mut from) = (None, 0);
-                let communicates = self.timed[step].communicates;
-                waits(step, &mut |w| {
-                    if self.ended.get(w) == Some(&false) {
-                        last = last.max(Some(w));
-                    } else if self.timed.get(w).is_some_and(|t| t.communicates != communicates) {
-                        from = from.max(self.out.spans[w].1.saturating_add(self.crossing));
-                    }
-                });
-                (lane.awaited, lane.from) = (last, from);
-            }
-            if lane.awaited.is_none() {
-                // The lane is idle until then.
-                let delay = lane.from.saturating_sub(now);
-                lane.running = Some((step, self.timed[step].time.saturating_add(delay)));
-                lane.next += 1;
-                self.out.spans[step].0 = now.saturating_add(delay);
-            }
+        for l in 0..self.lanes.len() {
+            self.start_next(l, waits);
         }
         let rates = match (self.lanes[0].running, self.lanes[1].running) {
             (None, None) => return false,
@@ -243,6 +257,52 @@ mod tests {
         assert_eq!(t.total, 7);
     }
 
+    #[test]
+    fn crossing_between_lanes_takes_time_where_both_run() {
+        let steps = [
+            TimedStep::compute(100),
+            communicate(40, 0, FULL),
+            TimedStep::compute(100),
+            TimedStep::compute(50),
+            communicate(10, 0, FULL),
+        ];
+        // The first collective runs beside step 2, the second one behind all computation.
+        let waits: [&[usize]; 5] = [&[], &[0], &[], &[1], &[3]];
+        let t = simulate(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
+        assert_eq!(t.spans, [(0, 100), (105, 145), (100, 200), (200, 250), (250, 260)]);
+        // A step that waits for a collective that ran beside others starts later by the crossing.
+        let waits: [&[usize]; 4] = [&[], &[], &[1], &[]];
+        let steps =
+            [TimedStep::compute(10), communicate(40, 0, FULL), TimedStep::compute(50), TimedStep::compute(1)];
+        let t = simulate(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
+        assert_eq!((t.spans[2].0, t.exposed[1], t.total), (45, 35, 96));
+    }
+
+    /// What a run takes beyond its computation is what is exposed.
+    #[test]
+    fn exposed_times_add_up() {
+        let mut rng = crate::random::SplitMix(9);
+        for _ in 0..300 {
+            let n = 1 + rng.below(40);
+            let waits: Vec<Vec<usize>> = (0..n)
+                .map(|i| (0..rng.below(3)).filter(|_| i > 0).map(|_| rng.below(i.max(1))).collect())
+                .collect();
+            let steps: Vec<TimedStep> = (0..n)
+                .map(|_| match rng.one_in(3) {
+                    true => {
+                        communicate(rng.below(500) as u64, rng.below(1025) as u32, 1 + rng.below(1024) as u32)
+                    }
+                    false => TimedStep { fills: rng.one_in(2), ..TimedStep::compute(rng.below(500) as u64) },
+                })
+                .collect();
+            let t = simulate(&steps, rng.pick(&[0, 7, 100]), |i, f| waits[i].iter().for_each(|&w| f(w)));
+            let compute: u64 = steps.iter().filter(|s| !s.communicates).map(|s| s.time).sum();
+            let exposed: u64 = t.exposed.iter().sum();
+            // Rates are rounded at each of the ends.
+            assert!(t.total.abs_diff(compute + exposed) <= 2 * n as u64, "{} {compute} {exposed}", t.total);
+        }
+    }
+
     /// Without contention the time is that of the longest path through lanes and waits.
     #[test]
     fn random_lists_take_the_time_of_their_longest_path() {
@@ -258,16 +318,12 @@ mod tests {
                     ..TimedStep::compute(rng.below(50) as u64)
                 })
                 .collect();
-            let crossing = rng.pick(&[0, 7]);
-            let t = simulate(&steps, crossing, |i, f| waits[i].iter().for_each(|&w| f(w)));
+            let t = simulate(&steps, 0, |i, f| waits[i].iter().for_each(|&w| f(w)));
             let mut ends = vec![0u64; n];
             let mut free = [0u64; 2];
             for i in 0..n {
                 let lane = usize::from(steps[i].communicates);
-                let after = |&w: &usize| {
-                    ends[w] + if steps[w].communicates == steps[i].communicates { 0 } else { crossing }
-                };
-                let start = waits[i].iter().map(after).fold(free[lane], u64::max);
+                let start = waits[i].iter().map(|&w| ends[w]).fold(free[lane], u64::max);
                 ends[i] = start + steps[i].time;
                 free[lane] = ends[i];
                 assert_eq!(t.spans[i], (start, ends[i]));
