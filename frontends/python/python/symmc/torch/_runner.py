@@ -151,9 +151,14 @@ class Runner:
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
         buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
         options = self.options
-        memory = {"memory_price": options.memory_price, "slack": options.slack, "symm_limit": options.symm_limit}
         self.plan = symmc.compile(
-            self.program, machine=self.machine(device), buckets=buckets, numerics=options.numerics, **memory
+            self.program,
+            machine=self.machine(device),
+            buckets=buckets,
+            slack=options.slack,
+            memory_price=options.memory_price,
+            symm_limit=options.symm_limit,
+            numerics=options.numerics,
         )
         if self.options.report:
             _report.append(self.plan, self.options.report)
