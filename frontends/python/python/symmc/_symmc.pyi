@@ -30,6 +30,7 @@ __all__ = [
     "open",
     "from_text",
     "torch_ops",
+    "write_file",
     "compile",
     "load",
     "plan_of_json",
