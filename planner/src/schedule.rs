@@ -151,10 +151,11 @@ impl Work<'_> {
     fn overlapping(&self, bases: &[Vec<u32>], lean: u64, limit: u64, time: u64) -> Vec<Estimated> {
         let mut out: Vec<Estimated> = Vec::new();
         for order in bases {
+            let overlaps = order::Overlaps::new(self.tasks, order);
             for part in PARTS {
                 let budget = lean.saturating_add((limit - lean) / 100 * part);
                 let before = out.len();
-                for overlapped in order::overlapped(self.tasks, order, budget) {
+                for overlapped in overlaps.within(budget) {
                     let Overlapped { order, joined, peak } = overlapped;
                     let estimated =
                         Estimated { time: makespan(self.tasks, &order, &joined), peak, order, joined };

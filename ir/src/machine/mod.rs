@@ -216,12 +216,8 @@ impl Profile {
     ) -> Option<TimedStep> {
         let us = self.estimate(kind, variant, exit, bytes, ranks)?;
         let full = f64::from(timeline::FULL);
-        let (taken, rate) = match self.multiprocessors {
-            Some(multiprocessors) => {
-                let most = self.blocks(kind, variant, bytes, ranks);
-                let taken = model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors);
-                (taken * full, model::RATE_BESIDE * full)
-            }
+        let (taken, rate) = match self.taken(kind, variant, bytes, ranks) {
+            Some(taken) => (taken * full, model::RATE_BESIDE * full),
             None => (0.0, full),
         };
         let (time, taken, rate) = (timeline::nanoseconds(us), taken as u32, rate as u32);
@@ -240,11 +236,17 @@ impl Profile {
         beside_us: f64,
     ) -> Option<f64> {
         let us = self.estimate(kind, variant, exit, bytes, ranks)?;
-        let Some(multiprocessors) = self.multiprocessors else { return Some(us) };
+        let Some(taken) = self.taken(kind, variant, bytes, ranks) else { return Some(us) };
         let hidden = us.min(beside_us);
-        let most = self.blocks(kind, variant, bytes, ranks);
-        let taken = model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors);
         Some(us - hidden + hidden * taken)
+    }
+
+    /// The part of its time that a collective takes from computation beside it ([`model::taken`]); none on a machine that does
+    /// not tell how many multiprocessors it has.
+    fn taken(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> Option<f64> {
+        let multiprocessors = self.multiprocessors?;
+        let most = self.blocks(kind, variant, bytes, ranks);
+        Some(model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors))
     }
 
     /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest

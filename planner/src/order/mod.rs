@@ -28,7 +28,7 @@ pub use overlap::{Overlapped, makespan};
 pub use window::improve;
 
 use memory::profile;
-use overlap::{Limits, overlap};
+use overlap::{Prefetches, overlap};
 
 /// The largest sum of live bytes in the ordinary and in the symmetric arena, of an order whose values are placed.
 pub type Demand = [u64; 2];
@@ -53,10 +53,23 @@ pub fn backwards(tasks: &Tasks) -> [Vec<u32>; 2] {
     })
 }
 
-/// The overlapped forms of an order that keep to so many bytes of both arenas by the model: with prefetches just in time,
-/// and with earlier ones.
-pub fn overlapped(tasks: &Tasks, order: &[u32], budget: u64) -> Vec<Overlapped> {
-    LEADS.iter().map(|&lead| overlap(tasks, order, Limits { budget, lead })).collect()
+/// The overlapped forms of an order: with prefetches just in time, and with earlier ones.
+pub struct Overlaps<'a> {
+    tasks: &'a Tasks,
+    order: &'a [u32],
+    prefetches: [Prefetches; LEADS.len()],
+}
+
+impl<'a> Overlaps<'a> {
+    /// Those of this order.
+    pub fn new(tasks: &'a Tasks, order: &'a [u32]) -> Overlaps<'a> {
+        Overlaps { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
+    }
+
+    /// Those that keep to so many bytes of both arenas by the model.
+    pub fn within(&self, budget: u64) -> impl Iterator<Item = Overlapped> {
+        self.prefetches.iter().map(move |prefetches| overlap(self.tasks, self.order, prefetches, budget))
+    }
 }
 
 /// How much earlier than at its latest start a prefetch starts, in percent of its time, in each overlapped form.

@@ -5,7 +5,7 @@
 //! - A collective that needs results of the computation starts as soon as these are there.
 //! - A *prefetch* needs nothing but inputs, or inputs after little computation such as casts of parameters. It could start at
 //!   any time, and its result takes memory from then on. Each has a latest start, from which it ends just before the first step
-//!   that uses it, all prefetches one after another; it starts a set part of its time earlier ([`Limits::lead`]). The
+//!   that uses it, all prefetches one after another; it starts a set part of its time earlier (the lead of [`Prefetches::new`]). The
 //!   computation in front of it is moved ahead accordingly.
 //!
 //! Memory is taken when a step starts and is free again when its last user ends, or, for a collective, when the first
@@ -22,15 +22,6 @@ use symmc_plan::Lane;
 use super::memory::{Memory, bytes};
 use super::model::Tasks;
 
-/// Limits of an overlapped order.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The most live bytes of both arenas together; computation exceeds it rather than wait.
-    pub budget: u64,
-    /// How much earlier than at its latest start a prefetch starts, in percent of its time.
-    pub lead: u64,
-}
-
 /// An order of the steps with what may be in flight.
 pub struct Overlapped {
     /// The steps in order.
@@ -41,10 +32,10 @@ pub struct Overlapped {
     pub peak: u64,
 }
 
-/// Overlaps communication with computation, starting from `order`.
-pub fn overlap(tasks: &Tasks, order: &[u32], limits: Limits) -> Overlapped {
-    let plan = Prefetches::new(tasks, order, limits.lead);
-    Scheduler::new(tasks, order, plan, limits.budget).run()
+/// Overlaps communication with computation, starting from `order`, whose prefetches these are. At most `budget` bytes of both
+/// arenas are live at once, unless computation would wait for nothing.
+pub fn overlap(tasks: &Tasks, order: &[u32], prefetches: &Prefetches, budget: u64) -> Overlapped {
+    Scheduler::new(tasks, order, prefetches, budget).run()
 }
 
 /// The timeline of an order, by place. The compute lane waits for each collective at its join (see
@@ -84,7 +75,7 @@ pub fn makespan(tasks: &Tasks, order: &[u32], joined: &[u32]) -> u64 {
 }
 
 /// When steps should start.
-struct Prefetches {
+pub struct Prefetches {
     /// For each step the time at which its turn comes: for computation how much of it is in front, for a collective its latest
     /// start.
     turn: Vec<u64>,
@@ -98,7 +89,8 @@ struct Prefetches {
 const MOVED: usize = 16;
 
 impl Prefetches {
-    fn new(tasks: &Tasks, order: &[u32], lead: u64) -> Prefetches {
+    /// Those of an order, which start earlier than at their latest start by `lead` percent of their time.
+    pub fn new(tasks: &Tasks, order: &[u32], lead: u64) -> Prefetches {
         let mut ahead: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
         let mut moved = vec![false; tasks.len()];
         let mut is_prefetch = vec![false; tasks.len()];
@@ -177,7 +169,7 @@ struct Running {
 /// List scheduling (see the [module](self)).
 struct Scheduler<'a> {
     tasks: &'a Tasks,
-    prefetches: Prefetches,
+    prefetches: &'a Prefetches,
     budget: u64,
     /// The steps in the order that it starts from, and the place of each there.
     from: &'a [u32],
@@ -211,7 +203,7 @@ const LOOKED_AT: usize = 8;
 const MARGIN: u64 = 25;
 
 impl<'a> Scheduler<'a> {
-    fn new(tasks: &'a Tasks, from: &'a [u32], prefetches: Prefetches, budget: u64) -> Self {
+    fn new(tasks: &'a Tasks, from: &'a [u32], prefetches: &'a Prefetches, budget: u64) -> Self {
         let mut rank = vec![0; tasks.len()];
         from.iter().enumerate().for_each(|(i, &s)| rank[s as usize] = i as u32);
         let joined = vec![tasks.len() as u32; tasks.len()];
@@ -488,7 +480,7 @@ mod tests {
     fn gathers_of_parameters_run_beside_the_product_in_front() {
         let tasks = layers(6);
         let from: Vec<u32> = (0..18).collect();
-        let found = overlap(&tasks, &from, Limits { budget: u64::MAX, lead: 25 });
+        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
         // All but the first gather are hidden; casts run on the compute lane, the second one beside the first gather.
         assert_eq!(
             makespan(&tasks, &found.order, &found.joined),
@@ -499,7 +491,7 @@ mod tests {
         // Two landing buffers are enough, because gathers start just in time.
         assert!(found.peak < 2 * 100 + 3 * 10 + 2 * 2 + 10, "{}", found.peak);
         // With room for one gather nothing overlaps.
-        let found = overlap(&tasks, &from, Limits { budget: 150, lead: 25 });
+        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), 150);
         assert!(makespan(&tasks, &found.order, &found.joined) >= 6 * (50 + 200), "{:?}", found.order);
         assert!(found.peak <= 150, "{}", found.peak);
     }
@@ -513,7 +505,8 @@ mod tests {
             (&[2], 10, 60, true),
             (&[], 10, 100, false),
         ]);
-        let found = overlap(&tasks, &[0, 1, 2, 3, 4], Limits { budget: u64::MAX, lead: 25 });
+        let found =
+            overlap(&tasks, &[0, 1, 2, 3, 4], &Prefetches::new(&tasks, &[0, 1, 2, 3, 4], 25), u64::MAX);
         assert_eq!(makespan(&tasks, &found.order, &found.joined), 300);
     }
 
@@ -530,7 +523,7 @@ mod tests {
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         // The reduction is last in the order that it starts from.
         let from: Vec<u32> = [0].into_iter().chain(2..tasks.len() as u32).chain([1]).collect();
-        let found = overlap(&tasks, &from, Limits { budget: u64::MAX, lead: 25 });
+        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
         let time = timeline(&tasks, &found.order, &found.joined);
         let place = found.order.iter().position(|&s| s == 1).expect("it runs");
         assert!(
@@ -555,7 +548,7 @@ mod tests {
             let from: Vec<u32> = (0..tasks.len() as u32).collect();
             let budget = rng.pick(&[0, 50, 500, u64::MAX]);
             let Overlapped { order, joined, .. } =
-                overlap(&tasks, &from, Limits { budget, lead: rng.pick(&[0, 25, 150]) });
+                overlap(&tasks, &from, &Prefetches::new(&tasks, &from, rng.pick(&[0, 25, 150])), budget);
             let mut place = vec![usize::MAX; tasks.len()];
             order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
             assert!(order.len() == tasks.len() && place.iter().all(|&p| p != usize::MAX), "{order:?}");
