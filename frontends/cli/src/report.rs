@@ -16,9 +16,9 @@ use crate::units::{bytes, count, gap, micros, table};
 
 /// The estimated times of a plan, for the report.
 pub struct Times {
-    /// Of each bucket.
+    /// The estimate of each bucket.
     pub chosen: Vec<Estimate>,
-    /// Of each bucket with plain collectives, in microseconds, if that is known.
+    /// The time of each bucket if all collectives are plain, in microseconds; none where it is not known.
     pub plain: Vec<Option<f64>>,
 }
 
