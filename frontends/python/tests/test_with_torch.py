@@ -17,6 +17,7 @@ if HAS_TORCH:
     import torch
 
     import symmc
+    from symmc.torch import _runner
 
     class Losses(torch.nn.Module):
         """A sum of losses."""
@@ -65,6 +66,33 @@ class Backend(unittest.TestCase):
             close(run(cache, x), function(expected, x), 1e-6)
             close(cache, expected, 1e-6)
             self.assertEqual(cache.data_ptr(), address)
+
+    def test_permuted_arguments_are_not_copied(self):
+        def function(x, cache, *weights):
+            cache[1:3] += x.detach()[:2, :2].sum()
+            for weight in weights:
+                x = torch.nn.functional.silu(x @ weight.t())
+            return x, cache.mT
+
+        def tensors():
+            torch.manual_seed(3)
+            weights = [torch.nn.Parameter(torch.randn(n, k)) for n, k in ((6, 4), (5, 6), (4, 5))]
+            return [torch.randn(5, 4, requires_grad=True), torch.randn(3, 2, 8).permute(2, 0, 1), *weights]
+
+        run, found, expected = compiled(function, dynamic=False), tensors(), tensors()
+        with mock.patch.object(_runner, "_as_wanted", wraps=_runner._as_wanted) as copy:
+            results = [run(*found), function(*expected)]
+            # The backward pass takes the transposed weights that the forward pass kept.
+            for result in results:
+                result[0].square().sum().backward()
+        copy.assert_not_called()
+        for one, two in zip(results[0], results[1]):
+            close(one, two, 1e-5)
+            self.assertEqual(one.stride(), two.stride())
+        close(found[1], expected[1], 1e-5)
+        for one, two in zip(found, expected):
+            if two.grad is not None:
+                close(one.grad, two.grad, 1e-4)
 
     def test_outputs_of_every_kind(self):
         def function(x, n: int):

@@ -83,14 +83,30 @@ class Compiled:
             given = tuple(_as_real(one) if at in self.lifted.complex else one for at, one in enumerate(given))
         if self.elsewhere:
             given = tuple(one.to(self.device) if at in self.elsewhere else one for at, one in enumerate(given))
+        if self.lifted.orders:
+            given = self._as_stored(given)
         results, lent = self.runner.run(sizes, given, self.device)
         for at in self.lifted.mutated:
-            changed = inputs[self.lifted.inputs[at]]
-            if lent[at] is not changed:
-                changed.copy_(torch.view_as_complex(lent[at]) if at in self.lifted.complex else lent[at])
+            if lent[at] is not given[at] or at in self.elsewhere or at in self.lifted.complex:
+                self._write_back(inputs[self.lifted.inputs[at]], at, lent[at])
         for at in self.host_results:
             results[at] = results[at].cpu()
         return list(self.lifted.finish(inputs, results))
+
+
+    def _as_stored(self, given: tuple) -> tuple:
+        """Arguments with their axes in the order in which they were stored when the graph was traced."""
+        orders, stored = self.lifted.orders, list(given)
+        for at, order in orders.items():
+            stored[at] = stored[at].permute(order)
+        return tuple(stored)
+
+    def _write_back(self, changed: torch.Tensor, at: int, result: torch.Tensor) -> None:
+        """Copies what replaces an argument to where the caller has it."""
+        if at in self.lifted.complex:
+            result = torch.view_as_complex(result)
+        order = self.lifted.orders.get(at)
+        changed.copy_(result if order is None else result.permute(_graph.inverse(order)))
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -142,6 +142,9 @@ class Lifted:
     """Which arguments of the program are replaced."""
     complex: list[int]
     """Which arguments of the program are complex numbers, which it takes as real ones with one more axis."""
+    orders: dict[int, list[int]]
+    """The axes from the outermost in memory to the innermost of arguments whose axes are stored in another order: the program
+    takes them as they are stored."""
     ranges: dict
     """The least and the largest value of each symbol."""
     groups: list[str]
@@ -202,16 +205,17 @@ class _Lifting:
         specs, constants = self._constants()
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         specs += [_input(node) for node in self._kept()]
-        mutations, out_specs = self._replaced()
+        mutations = self._mutations()
         mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
         finishing = _Finishing(self.graph, self.placeholders, {target for target, _ in mutations}, self.objects)
         finish, results = finishing.outputs(self.returned)
-        exported = self._exported((specs, constants), out_specs, mutations, results)
+        orders = self._as_stored([self.placeholders[at] for at in tensors], mutations)
+        exported = self._exported((specs, constants), mutations, results)
         devices = [node.meta["val"].device for node in results]
         odd = [at for at, tensor in enumerate(tensors) if values[tensor].is_complex()]
         ranges = dict(exported.range_constraints)
         known = steps(self.graph, environment_of(self.graph)), numbers(self.graph)
-        return Lifted(exported, tensors, values, finish, devices, mutated, odd, ranges, self.groups, *known)
+        return Lifted(exported, tensors, values, finish, devices, mutated, odd, orders, ranges, self.groups, *known)
 
     @staticmethod
     def whole(module: torch.fx.GraphModule) -> ExportedProgram:
@@ -226,8 +230,7 @@ class _Lifting:
         lifting = _Lifting(module, graph, pytree.tree_leaves(returned), is_numbered=False)
         specs, constants = lifting._constants()
         specs += [_input(node) for node in lifting._kept()]
-        mutations, out_specs = lifting._replaced()
-        return lifting._exported((specs, constants), out_specs, mutations, lifting.returned)
+        return lifting._exported((specs, constants), lifting._mutations(), lifting.returned)
 
     def _constants(self):
         """Tensors of the module become inputs that the program carries."""
@@ -257,16 +260,30 @@ class _Lifting:
             )
         return specs, constants
 
-    def _replaced(self):
-        """What replaces inputs, and what is said of it."""
-        mutations, kind = self._mutations(), signature.OutputKind.USER_INPUT_MUTATION
-        named = [(signature.TensorArgument(name=node.name), target.name) for target, node in mutations]
-        return mutations, [signature.OutputSpec(kind, argument, target) for argument, target in named]
+    def _as_stored(self, tensors: list[torch.fx.Node], mutations: list) -> dict[int, list[int]]:
+        """Has the program take tensors with their axes in the order of their strides, so that they need no copy, and give what
+        replaces them in the same order; the orders, by the numbers of the tensors."""
+        orders, permute = {}, torch.ops.aten.permute.default
+        for number, node in enumerate(tensors):
+            value, order = node.meta["val"], _memory_order(node.meta["val"])
+            if value.is_complex() or order is None or order == sorted(order):
+                continue
+            orders[number], users = order, list(node.users)
+            node.meta["val"] = value.permute(order)
+            with self.graph.inserting_after(node):
+                given = self._call(permute, (node, inverse(order)), {}, value)
+            for user in users:
+                user.replace_input_with(node, given)
+            for at, (target, new) in enumerate(mutations):
+                if target is node:
+                    mutations[at] = target, self._call(permute, (new, order), {}, new.meta["val"].permute(order))
+        return orders
 
-    def _exported(self, inputs, out_specs: list, mutations: list, results: list) -> ExportedProgram:
+    def _exported(self, inputs, mutations: list, results: list) -> ExportedProgram:
         """The graph with these inputs (and constants), replacements of inputs, and results."""
-        (specs, constants), kind = inputs, signature.OutputKind.USER_OUTPUT
-        out_specs = out_specs + [signature.OutputSpec(kind, _argument(node), None) for node in results]
+        (specs, constants), kind = inputs, signature.OutputKind
+        out_specs = [signature.OutputSpec(kind.USER_INPUT_MUTATION, _argument(node), target.name) for target, node in mutations]
+        out_specs += [signature.OutputSpec(kind.USER_OUTPUT, _argument(node), None) for node in results]
         self.graph.output(tuple(node for _, node in mutations) + tuple(results))
         self.graph.lint()
         try:
@@ -484,8 +501,7 @@ class _Finishing:
         stored.meta = {key: value for key, value in node.meta.items() if key in (NUMBER, "stack_trace")}
         stored.meta["val"] = node.meta["val"].permute(order)
         self.results.append(stored)
-        back = [order.index(axis) for axis in range(len(order))]
-        return self.graph.call_function(torch.ops.aten.permute.default, (given, back))
+        return self.graph.call_function(torch.ops.aten.permute.default, (given, inverse(order)))
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
@@ -497,6 +513,11 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
             break
         node = node.args[0]
     return node
+
+
+def inverse(order: list[int]) -> list[int]:
+    """The permutation that undoes one."""
+    return [order.index(axis) for axis in range(len(order))]
 
 
 def _memory_order(value) -> list[int] | None:
