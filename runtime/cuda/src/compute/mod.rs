@@ -108,6 +108,7 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
 pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
     match (op, operands) {
         (Op::MatMul, _) => GEMM_WORKSPACE,
+        (Op::Reduce { .. }, _) => rows::reduction_workspace(machine),
         (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
         (Op::Attention { scale, cap, bounds, sink }, [_, _, _, ..]) if !results.is_empty() => {
             let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };

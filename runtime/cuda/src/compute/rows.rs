@@ -9,6 +9,7 @@ use symmc_ir::{ArgOp, DType, Op, Reduction};
 use symmc_runtime::exec::Located;
 
 use super::lowering::{Lowering, misfit, no_kernel};
+use super::machine::Machine;
 use super::map::{Map, Val};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
@@ -225,15 +226,91 @@ pub(super) fn reduce(
     let mean = op == Reduction::Mean;
     let params = [("x", xs.at), ("r", rs.at)];
     let beside = xs.row.last().is_some_and(|a| a.stride.unsigned_abs() < xs.step());
-    if beside && n >= 16 && rows >= 32 {
+    let by_columns = beside && n >= 16 && rows >= 32;
+    let group = Group::of(rows, n.max(1), &[&xs]);
+    let blocks = if by_columns { rows.div_ceil(32) } else { group.blocks(rows) };
+    if (by_columns || group.threads == group.block)
+        && let Some(segments) = Segments::of(n, blocks, by_columns, &l.machine)
+    {
+        let of = Segmented { op, accumulated, rows, n, segments, by_columns, group };
+        return of.reduce(&xs, &rs, l);
+    }
+    if by_columns {
         let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(op));
         let layout = layout(rows, n, 1, &xs, &rs, "");
-        return Ok(launch("reduce", &layout, &params, &call, rows.div_ceil(32), 256, l));
+        return Ok(launch("reduce", &layout, &params, &call, blocks, 256, l));
     }
-    let group = Group::of(rows, n.max(1), &[&xs]);
     let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(op), group.args());
     let layout = layout(rows, n, group.width, &xs, &rs, "");
-    Ok(launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
+    Ok(launch("reduce", &layout, &params, &call, blocks, group.block, l))
+}
+
+/// Rows in segments that several blocks reduce, where whole rows give a GPU too few blocks.
+#[derive(Clone, Copy, Debug)]
+struct Segments {
+    /// Elements of a segment; the last may have fewer.
+    size: usize,
+    /// Segments of a row.
+    count: usize,
+}
+
+impl Segments {
+    /// For rows of `n` elements, which `blocks` blocks would reduce; none where these are enough.
+    fn of(n: usize, blocks: usize, by_columns: bool, machine: &Machine) -> Option<Segments> {
+        let (least, wanted) = if by_columns { (128, COLUMN_BLOCKS) } else { (4096, ROW_BLOCKS) };
+        let count = (wanted * machine.multiprocessors as usize).checked_div(blocks)?.min(n / least);
+        // Accesses of any width begin at multiples of it.
+        let size = n.div_ceil(count.max(1)).next_multiple_of(16);
+        (count > 1).then(|| Segments { size, count: n.div_ceil(size) })
+    }
+}
+
+/// The blocks of a multiprocessor that are wanted for segments of rows, and of rows that are neighbours in memory.
+const ROW_BLOCKS: usize = 2;
+const COLUMN_BLOCKS: usize = 8;
+
+/// The bytes of workspace of a reduction: a join of 8 bytes for each of the 32 rows that a block has at most.
+pub(super) fn reduction_workspace(machine: &Machine) -> usize {
+    COLUMN_BLOCKS * machine.multiprocessors as usize * 32 * 8
+}
+
+/// A reduction of rows in segments, and then of what is kept of these.
+struct Segmented<'a> {
+    op: Reduction,
+    accumulated: &'a str,
+    rows: usize,
+    n: usize,
+    segments: Segments,
+    by_columns: bool,
+    group: Group,
+}
+
+impl Segmented<'_> {
+    fn reduce(&self, x: &Split, r: &Split, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+        let (fold, accumulated, block) = (fold(self.op), self.accumulated, self.group.block);
+        let Segments { size, count } = self.segments;
+        let joins = l.room("a reduction", self.rows * count * 8)?;
+        let width = if self.by_columns { 1 } else { self.group.width };
+        let more = format!("static const i64 SEGMENT = {size}, SEGMENTS = {count};\n");
+        let layout = layout(self.rows, self.n, width, x, r, &more);
+        let (call, blocks, block) = match self.by_columns {
+            true => {
+                let call = format!("reduce_column_segments<@_L, {fold}, {accumulated}>");
+                (call, self.rows.div_ceil(32) * count, 256)
+            }
+            false => {
+                let call = format!("reduce_segments<@_L, {fold}, {accumulated}, {block}>");
+                (call, self.rows * count, block)
+            }
+        };
+        let mut commands =
+            launch("reduce", &layout, &[("x", x.at), ("joins", joins)], &call, blocks, block, l);
+        let mean = self.op == Reduction::Mean;
+        let call = format!("join_segments<@_L, {fold}, {accumulated}, {mean}, 128>");
+        let params = [("joins", joins), ("r", r.at)];
+        commands.extend(launch("join", &layout, &params, &call, self.rows.div_ceil(4), 128, l));
+        Ok(commands)
+    }
 }
 
 pub(super) fn arg_reduce(

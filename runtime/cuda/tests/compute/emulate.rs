@@ -69,6 +69,7 @@ fn sample() -> Vec<Case> {
         "index_add bf16",
         "rms_norm bf16 [2, 40000]",
         "argmax f32 [5, 1000] axis 0",
+        "segments ",
         "rotary bf16 bf16 [128, 128]",
         "rotary f16 f32 [80, 32]",
         "rotary f32 f32 [36, 12]",
