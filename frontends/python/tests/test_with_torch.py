@@ -94,6 +94,21 @@ class Backend(unittest.TestCase):
             if two.grad is not None:
                 close(one.grad, two.grad, 1e-4)
 
+    def test_element_wise_values_are_computed_again_for_the_backward_pass(self):
+        def function(x, gate, up):
+            return torch.nn.functional.silu(x @ gate) * (x @ up)
+
+        kept = []
+        x, gate, up = (torch.nn.Parameter(torch.randn(*shape)) for shape in ((5, 4), (4, 7), (4, 7)))
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
+            result = compiled(function)(x, gate, up)
+        self.assertEqual(kept.count((5, 7)), 2, kept)
+        result.sum().backward()
+        found = gate.grad.clone()
+        gate.grad = None
+        function(x, gate, up).sum().backward()
+        close(found, gate.grad, 1e-5)
+
     def test_outputs_of_every_kind(self):
         def function(x, n: int):
             y = x + 1

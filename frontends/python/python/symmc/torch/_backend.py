@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -33,21 +33,13 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     whole = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,
-        partition_fn=_partition,
+        # Element-wise steps share kernels: what they give is cheaper computed again than kept for the backward pass.
+        partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
     # Fused attention keeps what only its own backward reads: gradients are those of what it is made of.
     with sdpa_kernel(SDPBackend.MATH) if differentiated else nullcontext():
         return whole(module, inputs)
-
-
-def _partition(joint: torch.fx.GraphModule, inputs, **others):
-    """A graph of both passes as one forward and one backward."""
-    try:
-        return default_partition(joint, inputs, **others)
-    except AssertionError:
-        # PyTorch 2.8 has no place for sizes behind operators of several results.
-        return min_cut_rematerialization_partition(joint, inputs, **others)
 
 
 def _check_mode(mode) -> None:
