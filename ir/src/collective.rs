@@ -143,6 +143,9 @@ named_enum! {
         /// All-gather, all-to-all: as push, by copies without a kernel between two rendezvous, which leaves the
         /// multiprocessors to what runs beside it.
         Copies = "copies",
+        /// All-gather, all-to-all: as pull, by copies without a kernel behind a rendezvous. The result may lie in any memory,
+        /// such as where the caller wants it.
+        PullCopies = "pull_copies",
         /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there. It waits
         /// for the receiver's word that the result is free, and reads its own operand wherever that lies;
         /// NCCL's put would want that in a window too.
@@ -314,8 +317,9 @@ impl Variant {
             ) => window,
             (Variant::CopyEngine, K::AllGather | K::AllToAll(Splits::Even)) => window,
             (Variant::OneShot, K::AllReduce(_)) => pull,
-            (Variant::Pull, K::AllGather) => Contract { in_place: true, ..pull },
-            (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
+            (Variant::Pull | Variant::PullCopies, K::AllGather) => Contract { in_place: true, ..pull },
+            (Variant::Pull | Variant::PullCopies, K::AllToAll(Splits::Even)) => pull,
+            (Variant::Pull, K::ReduceScatter(_)) => pull,
             // The exit also tells that nobody reads a rank's sizes any more.
             (Variant::Pull, K::AllToAll(Splits::Device)) => Contract { exit: Exit::Always, ..pull },
             (

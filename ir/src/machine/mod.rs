@@ -347,7 +347,8 @@ mod tests {
                 }
                 for &variant in Variant::ALL {
                     let Some(Contract { exit, .. }) = variant.contract(&kind) else { continue };
-                    let on_gpus = [Variant::NcclWindow, Variant::CopyEngine, Variant::Copies];
+                    let on_gpus =
+                        [Variant::NcclWindow, Variant::CopyEngine, Variant::Copies, Variant::PullCopies];
                     if name == "host" && on_gpus.contains(&variant) {
                         assert!(!profile.variants(&kind).contains(&variant), "{name} {variant}");
                         continue;

@@ -35,7 +35,7 @@ pub fn taken(
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
     let most = |own: u64| most.map_or(own, u64::from);
     let blocks = match variant {
-        Variant::Copies | Variant::CopyEngine => 0,
+        Variant::Copies | Variant::PullCopies | Variant::CopyEngine => 0,
         Variant::Plain | Variant::NcclWindow => LIBRARY_BLOCKS,
         Variant::Ll => moved.div_ceil(1 << 10).min(most(64)),
         _ => moved.div_ceil(4 << 10).min(most(128)),

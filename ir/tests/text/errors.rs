@@ -166,7 +166,7 @@ fn nodes() {
         ("all_reduce %x op=sum group=all", "expected a group (`@name`), found `all`"),
         (
             "all_reduce %x op=sum group=@all via=fast",
-            "expected one of plain, one_shot, ll, two_shot, pull, push, copies, put, nccl_window, copy_engine, found `fast`",
+            "expected one of plain, one_shot, ll, two_shot, pull, push, copies, pull_copies, put, nccl_window, copy_engine, found `fast`",
         ),
         (
             "all_reduce %x op=sum group=@all via=packets",

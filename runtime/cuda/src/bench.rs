@@ -112,7 +112,7 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
 
 /// The numbers of blocks that a variant is tried with for so many bytes: of those beyond what the work can have, one.
 fn tried(blocks: &[u32], variant: Variant, bytes: usize) -> Vec<Option<u32>> {
-    if blocks.is_empty() || variant.is_library() || variant == Variant::Copies {
+    if blocks.is_empty() || variant.is_library() || matches!(variant, Variant::Copies | Variant::PullCopies) {
         return vec![None];
     }
     // A block has at least a KiB.

@@ -17,9 +17,11 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
     match (running.call.variant, running.call.kind) {
         (Variant::OneShot, CollectiveKind::AllReduce(op)) => one_shot(running, *op),
         (Variant::TwoShot, CollectiveKind::AllReduce(op)) => two_shot(running, *op),
-        (Variant::Pull, CollectiveKind::AllGather) => pull_all_gather(running),
+        (Variant::Pull | Variant::PullCopies, CollectiveKind::AllGather) => pull_all_gather(running),
         (Variant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(running, *op),
-        (Variant::Pull, CollectiveKind::AllToAll(Splits::Even)) => pull_all_to_all(running),
+        (Variant::Pull | Variant::PullCopies, CollectiveKind::AllToAll(Splits::Even)) => {
+            pull_all_to_all(running)
+        },
         (Variant::Pull, CollectiveKind::AllToAll(Splits::Device)) => super::splits::pull(running),
         (Variant::Push | Variant::Copies, CollectiveKind::AllGather) => push(running, Pieces::Whole),
         (Variant::Push | Variant::Copies, CollectiveKind::AllToAll(Splits::Even)) => {

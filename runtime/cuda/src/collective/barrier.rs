@@ -91,6 +91,28 @@ pub(super) fn copies(
     Ok(work)
 }
 
+/// Copies from peers behind a rendezvous, with a second one as the exit where that is kept.
+pub(super) fn pull_copies(
+    running: &Running,
+    exit: ExitBarrier,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Vec<Command>, CudaError> {
+    let (piece, at) = pieces(running)?;
+    let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
+    for p in running.rotated() {
+        let from = running.operand_of(p, running.bytes)? + at(running.me);
+        let to = running.result + (p * piece) as Address;
+        if to != from {
+            work.push(Command::Copy { to, from, bytes: piece });
+        }
+    }
+    if exit == ExitBarrier::Kept {
+        work.push(Command::Kernel(rendezvous(running).launch(peers, source)));
+    }
+    Ok(work)
+}
+
 pub(super) fn put(running: &Running) -> Result<Prepared, CudaError> {
     let (me, n) = (running.me as u32, running.n as u32);
     let pairs: Vec<(u32, u32)> = match &running.bound.kind {

@@ -30,7 +30,7 @@
 //!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
 //!   flag wraps around, ranks meet, clear their zones and meet again.
 //! - *copies*: a rendezvous of one block, copies that need no kernel, and a second rendezvous, whose arrival comes after
-//!   the copies have completed: it is the exit.
+//!   the copies have completed: it is the exit, without which copies that only read peers do.
 //! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
 //!
 //! - *LL128*: lines of 128 bytes, 120 of data and a flag, which arrive together (`kernels/device.cu`). LL and
@@ -124,6 +124,9 @@ pub fn lower(
     let kernel = match (call.variant, &call.kind) {
         (Variant::Copies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
             return barrier::copies(&running, peers, source).map(Some);
+        }
+        (Variant::PullCopies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
+            return barrier::pull_copies(&running, exit, peers, source).map(Some);
         }
         (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => barrier::put(&running)?,
         _ if running.bytes == 0 => barrier::rendezvous(&running),

@@ -152,6 +152,34 @@ fn copies_lie_between_two_rendezvous() {
 }
 
 #[test]
+fn copies_from_peers_lie_behind_a_rendezvous() {
+    let lowered = |call: &BoundCollective, result: Address| {
+        let operand = peers(1, 3).arenas[1] + call.operand.offset as Address;
+        let works = lower(7, call, &Ends::new(operand, result), &peers(1, 3), &mut Source::new());
+        works.expect("it fits").expect("it is ours")
+    };
+    let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
+    let copy = |to, from, bytes| Command::Copy { to, from, bytes };
+    let gather = collective(Kind::AllGather, Variant::PullCopies, 3, DType::F32, 100);
+    let operand = gather.operand.offset;
+    let piece = |rank: u64| copy(64 + 400 * rank, at(rank, operand), 400);
+    for exit in [ExitBarrier::Kept, ExitBarrier::Dropped] {
+        let works = lowered(&BoundCollective { exit: Some(exit), ..gather.clone() }, 64);
+        let (copies, rest) = works[1..].split_at(3);
+        // Rank 1 begins with rank 2, and ends with itself.
+        assert_eq!(copies, [piece(2), piece(0), piece(1)]);
+        assert!(matches!(works[0], Command::Kernel(_)));
+        assert_eq!(rest.len(), usize::from(exit == ExitBarrier::Kept));
+    }
+    let dropped = BoundCollective { exit: Some(ExitBarrier::Dropped), ..gather };
+    assert_eq!(lowered(&dropped, at(1, operand) - 400).len(), 3, "its own piece is in its place");
+    let exchange = collective(Kind::AllToAll(Splits::Even), Variant::PullCopies, 3, DType::U8, 30);
+    let exchange = BoundCollective { exit: Some(ExitBarrier::Dropped), ..exchange };
+    let piece = |rank: u64| copy(64 + 10 * rank, at(rank, exchange.operand.offset + 10), 10);
+    assert_eq!(lowered(&exchange, 64)[1..], [piece(2), piece(0), piece(1)]);
+}
+
+#[test]
 fn grids_grow_by_blocks_then_threads() {
     let blocks = Blocks { threads: 64, most_threads: 256, blocks: 4 };
     assert_eq!(blocks.grid(0), [1, 64]);
