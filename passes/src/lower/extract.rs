@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
 use egg::{Id, Language};
+use symmc_ir::machine::Operations;
 use symmc_ir::{CollectiveKind, CollectiveName, Variant};
 
 use super::language::{self, Graph, Lang};
@@ -62,6 +63,11 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
         Lang::Leaf(_) | Lang::Attr(_) | Lang::Result(..) => Some(Cost::default()),
         Lang::Reshape([_, x]) if language::value(graph, *x)?.contiguous => Some(Cost::default()),
         Lang::Reshape(_) | Lang::Cast(_) => us(copy(class)?),
+        Lang::SumPieces([_, _, x]) => {
+            let bytes = |id| Some(context.bytes(language::value(graph, id)?.ty()?));
+            let moved = bytes(*x)?.saturating_add(bytes(class)?);
+            us(context.profile.compute_us(moved, Operations::default()))
+        }
         // One more operand to read.
         Lang::Add(_) => us(1.5 * copy(class)?),
         Lang::Collective(..) => {
@@ -106,8 +112,8 @@ pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
     taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
 }
 
-/// How many collectives run and how many bytes they have. An all-gather of a reduce-scatter that nothing else uses is an
-/// all-reduce in two steps, and counts as one.
+/// How many collectives run and how many bytes they have. An all-gather of a reduce-scatter, or of the sum of what an
+/// all-to-all exchanges, that nothing else uses is an all-reduce in two steps, and counts as one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     /// The number of collectives.
@@ -123,15 +129,25 @@ impl Traffic {
         for node in taken.values() {
             node.children().iter().for_each(|&child| users.entry(graph.find(child)).or_default().push(node));
         }
+        let classes: BTreeMap<&Lang, Id> = taken.iter().map(|(&class, node)| (node, class)).collect();
+        let class_of = |node: &Lang| classes.get(node).copied();
         let used_elsewhere = |class: Id| roots.iter().any(|&root| graph.find(root) == class);
         let mut out = Traffic::default();
         for (&class, node) in taken.iter().filter(|(_, node)| matches!(node, Lang::Collective(..))) {
             let (collective, operands) = language::as_collective(graph, node)?;
-            let gathers = |user: &&Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
-            let only_gathered =
-                users.get(&class).is_some_and(|users| users.len() == 1 && users.iter().all(gathers));
-            let scatters = matches!(collective.kind, CollectiveKind::ReduceScatter(_));
-            if scatters && only_gathered && !used_elsewhere(class) {
+            let only_user = |class: Id| match users.get(&class).map(Vec::as_slice) {
+                Some([user]) if !used_elsewhere(class) => Some(*user),
+                _ => None,
+            };
+            let reduced = match &collective.kind {
+                CollectiveKind::ReduceScatter(_) => Some(class),
+                CollectiveKind::AllToAll(_) => {
+                    only_user(class).filter(|user| matches!(user, Lang::SumPieces(_))).and_then(class_of)
+                }
+                _ => None,
+            };
+            let gathers = |user: &Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
+            if reduced.and_then(only_user).is_some_and(gathers) {
                 continue;
             }
             let operand = language::value(graph, *operands.first()?)?.ty()?;

@@ -32,6 +32,9 @@ pub enum Lang {
     Cast([Id; 2]),
     /// `(add x y)`, of one shape.
     Add([Id; 2]),
+    /// `(sum_pieces op group x)`: the sum, or the average, of as many equal pieces of the leading axis as the group has ranks, in
+    /// their order. Floats accumulate as collectives do.
+    SumPieces([Id; 3]),
     /// One of the results of a collective that has several.
     Result(usize, [Id; 1]),
 }
@@ -56,6 +59,9 @@ pub enum Attr {
     /// The dtype of a cast.
     DType(DType),
 }
+
+/// How rules write [`Attr::Even`].
+const EVEN: &str = "even";
 
 /// The number of attributes of a collective, which stand before its operands.
 pub fn attribute_count(name: CollectiveName) -> usize {
@@ -124,6 +130,7 @@ impl Language for Lang {
             Lang::Leaf(_) | Lang::Attr(_) => &[],
             Lang::Collective(_, _, x) => x,
             Lang::Reshape(x) | Lang::Cast(x) | Lang::Add(x) => x,
+            Lang::SumPieces(x) => x,
             Lang::Result(_, x) => x,
         }
     }
@@ -133,6 +140,7 @@ impl Language for Lang {
             Lang::Leaf(_) | Lang::Attr(_) => &mut [],
             Lang::Collective(_, _, x) => x,
             Lang::Reshape(x) | Lang::Cast(x) | Lang::Add(x) => x,
+            Lang::SumPieces(x) => x,
             Lang::Result(_, x) => x,
         }
     }
@@ -144,12 +152,14 @@ impl fmt::Display for Lang {
         match self {
             Lang::Leaf(i) => write!(f, "leaf{i}"),
             Lang::Attr(Attr::Reduce(op)) => write!(f, "{op}"),
+            Lang::Attr(Attr::Even) => f.write_str(EVEN),
             Lang::Attr(a) => write!(f, "{a:?}"),
             Lang::Collective(name, None, _) => write!(f, "{name}"),
             Lang::Collective(name, Some(v), _) => write!(f, "{name}.{v}"),
             Lang::Reshape(_) => f.write_str("reshape"),
             Lang::Cast(_) => f.write_str("cast"),
             Lang::Add(_) => f.write_str("add"),
+            Lang::SumPieces(_) => f.write_str("sum_pieces"),
             Lang::Result(i, _) => write!(f, "result{i}"),
         }
     }
@@ -171,7 +181,11 @@ impl FromOp for Lang {
         {
             return Ok(Lang::Collective(name, variant, children));
         }
+        if let ("sum_pieces", &[op, group, x]) = (op, &children[..]) {
+            return Ok(Lang::SumPieces([op, group, x]));
+        }
         match (op, pair) {
+            (EVEN, _) if children.is_empty() => Ok(Lang::Attr(Attr::Even)),
             ("reshape", Ok(x)) => Ok(Lang::Reshape(x)),
             ("cast", Ok(x)) => Ok(Lang::Cast(x)),
             ("add", Ok(x)) => Ok(Lang::Add(x)),
@@ -273,6 +287,14 @@ fn computed(graph: &Graph, node: &Lang) -> Option<Value> {
             Some(fresh(vec![Type::new(*dtype, x.ty()?.shape.clone())]))
         }
         Lang::Add(operands) => infer(&Op::Binary(BinaryOp::Add), operands, None).map(fresh),
+        Lang::SumPieces([_, group, x]) => {
+            let Some(Attr::Group(group)) = attr(graph, *group) else { return None };
+            let mut ty = value(graph, *x)?.ty()?.clone();
+            let pieces = Dim::from(i64::from(graph.analysis.context.ranks(*group)));
+            let rows = ty.shape.first_mut()?;
+            *rows = rows.exact_div(&pieces)?;
+            Some(fresh(vec![ty]))
+        }
         Lang::Result(i, [x]) => {
             let x = value(graph, *x)?;
             Some(Value { types: vec![x.types.get(*i)?.clone()], ..x.clone() })

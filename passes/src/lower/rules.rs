@@ -103,6 +103,14 @@ pub const RULES: &[Rule] = &[
         class: None,
     },
     Rule {
+        name: "reduce_scatter_by_exchange",
+        equation: "reduce_scatter(x) = the sum, or average, of the pieces of all_to_all(x), of floats among few ranks",
+        from: "(reduce_scatter ?op ?g ?x)",
+        to: "(sum_pieces ?op ?g (all_to_all even ?g ?x))",
+        when: When::Holds(pieces_are_summed),
+        class: None,
+    },
+    Rule {
         name: "sum_of_all_reduces",
         equation: "all_reduce(x) + all_reduce(y) = all_reduce(x + y)",
         from: "(add (all_reduce sum ?g ?x) (all_reduce sum ?g ?y))",
@@ -256,6 +264,17 @@ fn ranks_of(graph: &Graph, subst: &Subst, name: &str) -> Option<Dim> {
 fn leading_divides(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     let n = ranks_of(graph, subst, "?g")?;
     type_of(graph, subst, "?x")?.shape.first()?.exact_div(&n).map(|_| ())
+}
+
+/// The most pieces that a rank sums where an exchange brings them.
+const MOST_PIECES: u32 = 8;
+
+fn pieces_are_summed(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    let Attr::Group(group) = language::attr(graph, bound(subst, "?g")?)? else { return None };
+    let Attr::Reduce(op) = language::attr(graph, bound(subst, "?op")?)? else { return None };
+    let ranks = graph.analysis.context.ranks(*group);
+    let sums = matches!(op, ReduceOp::Sum | ReduceOp::Avg) && (2..=MOST_PIECES).contains(&ranks);
+    (sums && type_of(graph, subst, "?x")?.dtype.is_float()).then_some(())
 }
 
 fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
-use symmc_ir::{BinaryOp, Numerics, Op, Type};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Numerics, Op, ReduceOp, Scalar, Type};
 
 use super::context::Context;
 use super::extract::{self, Cost, Taken, Traffic, Uses};
 use super::imported::Imported;
-use super::language::{self, Facts, Graph, Lang};
+use super::language::{self, Attr, Facts, Graph, Lang};
 use super::region::Key;
 use super::rules;
 
@@ -226,6 +226,23 @@ struct Plan {
     at: BTreeMap<Id, Operand>,
 }
 
+/// Steps that are added one after another.
+struct Steps<'a> {
+    steps: &'a mut Vec<Step>,
+}
+
+impl Steps<'_> {
+    fn add(&mut self, op: Op, operands: Vec<Operand>, ty: &Type) -> Operand {
+        self.steps.push(Step { op, operands, types: vec![ty.clone()], stands_for: None });
+        Operand::Step(self.steps.len() - 1, 0)
+    }
+
+    /// A value of one type as one of another.
+    fn cast(&mut self, value: Operand, from: &Type, to: &Type) -> Operand {
+        if from.dtype == to.dtype { value } else { self.add(Op::Cast, vec![value], to) }
+    }
+}
+
 /// What decides about one region.
 struct Chooser<'a> {
     graph: &'a Graph,
@@ -261,6 +278,7 @@ impl Chooser<'_> {
                 Operand::Step(step, 0) => Operand::Step(step, *i),
                 _ => return None,
             },
+            Lang::SumPieces(of) => self.place_sum(class, of, plan)?,
             _ => {
                 let (op, children) = match node {
                     Lang::Collective(..) => {
@@ -281,6 +299,41 @@ impl Chooser<'_> {
         };
         plan.at.insert(class, source);
         Some(source)
+    }
+
+    /// The sum of the pieces of a value, by element-wise steps.
+    fn place_sum(&self, class: Id, &[op, group, x]: &[Id; 3], plan: &mut Plan) -> Option<Operand> {
+        let (Attr::Reduce(op), Attr::Group(group)) =
+            (language::attr(self.graph, op)?, language::attr(self.graph, group)?)
+        else {
+            return None;
+        };
+        let ranks = i64::from(self.graph.analysis.context.ranks(*group));
+        let x = self.place(self.graph.find(x), plan)?;
+        let ty = language::value(self.graph, class)?.ty()?.clone();
+        let rows = ty.shape.first()?.clone();
+        let accumulated = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let wide = Type::new(accumulated, ty.shape.clone());
+        let mut steps = Steps { steps: &mut plan.steps };
+        let mut total: Option<Operand> = None;
+        for piece in 0..ranks {
+            let slice = Op::Slice { axis: 0, start: rows.clone() * Dim::from(piece), step: 1 };
+            let own = steps.add(slice, vec![x], &ty);
+            let own = steps.cast(own, &ty, &wide);
+            total = Some(match total {
+                Some(total) => steps.add(Op::Binary(BinaryOp::Add), vec![total, own], &wide),
+                None => own,
+            });
+        }
+        let mut total = total?;
+        if *op == ReduceOp::Avg {
+            let scalar = Scalar::Float(Float(ranks as f64));
+            let op = Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false };
+            total = steps.add(op, vec![total], &wide);
+        }
+        let total = steps.cast(total, &wide, &ty);
+        plan.steps.last_mut()?.stands_for = self.imported.find(self.graph, class);
+        Some(total)
     }
 
     fn results(&self, plan: &Plan) -> Vec<Vec<Option<Operand>>> {
@@ -404,7 +457,7 @@ impl Chooser<'_> {
     fn ways(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
         let Some((name, cost)) = self.way(imported, class, node) else { return };
         out.push((name, cost));
-        let (Lang::Reshape([_, x]) | Lang::Cast([_, x])) = node else { return };
+        let (Lang::Reshape([_, x]) | Lang::Cast([_, x]) | Lang::SumPieces([_, _, x])) = node else { return };
         let below = self.graph.find(*x);
         let Some(own) = extract::cost(self.graph, class, node, self.uses) else { return };
         let mut nodes: Vec<&Lang> = self.graph[below].nodes.iter().collect();
