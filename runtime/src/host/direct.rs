@@ -21,7 +21,7 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
         (Variant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(running, *op),
         (Variant::Pull | Variant::PullCopies, CollectiveKind::AllToAll(Splits::Even)) => {
             pull_all_to_all(running)
-        },
+        }
         (Variant::Pull, CollectiveKind::AllToAll(Splits::Device)) => super::splits::pull(running),
         (Variant::Push | Variant::Copies, CollectiveKind::AllGather) => push(running, Pieces::Whole),
         (Variant::Push | Variant::Copies, CollectiveKind::AllToAll(Splits::Even)) => {
