@@ -22,6 +22,7 @@ mod map;
 mod norm;
 mod product;
 mod reduction;
+mod rows;
 mod walk;
 
 use std::collections::{BTreeSet, HashSet};
@@ -47,23 +48,38 @@ pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -
 }
 
 fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
-    let mut units = walked(facts);
+    let mut units = with_rows(facts);
     product::join(facts, &mut units);
     finished(units)
 }
 
 /// The units before matrix products join them.
-fn walked(facts: &facts::Facts<'_>) -> Vec<Unit> {
+fn with_rows(facts: &facts::Facts<'_>) -> Vec<Unit> {
+    let units = walked(facts, &BTreeSet::new());
+    if !units.iter().any(|unit| unit.form == Some(Form::Rows) && unit.nodes.len() > 1) {
+        return units;
+    }
+    let reductions = facts.graph.nodes.iter().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+    let apart = walked(facts, &reductions.map(|(id, _)| id).collect());
+    let refused: BTreeSet<NodeId> = rows::refused(facts, &units, &apart).into_iter().collect();
+    if refused.is_empty() { units } else { walked(facts, &refused) }
+}
+
+/// The same where these reductions run by themselves.
+fn walked(facts: &facts::Facts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
     let mut walk = Walk::new(facts);
     for id in facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)) {
         let place = reduction::place(&walk, id)
             .or_else(|| norm::place(&walk, id))
             .or_else(|| batch::place(&walk, id))
             .or_else(|| beside::place(&walk, id))
+            .or_else(|| rows::place(&walk, id, refused))
             .or_else(|| map::place(&walk, id));
         walk.put(id, place);
     }
-    walk.units
+    let mut units = walk.units;
+    rows::join(facts, &mut units);
+    units
 }
 
 fn finished(mut units: Vec<Unit>) -> Vec<Unit> {
@@ -93,7 +109,7 @@ pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant
     for variant in VARIANTS {
         facts.assumed = Some(variant);
         // Products join none of these.
-        for unit in finished(walked(&facts)).iter().filter(|unit| unit.form == Some(Form::Reduction)) {
+        for unit in finished(with_rows(&facts)).iter().filter(|unit| unit.form == Some(Form::Reduction)) {
             let Some(&add) = unit.nodes.iter().find(is_add) else { continue };
             let known = |&v: &ValueId| {
                 !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user))

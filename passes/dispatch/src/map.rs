@@ -14,7 +14,7 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let most = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
     let read = walk.read(id);
     let joins = |&u: &usize| {
-        let near = || waits_alike(walk, u, id) && (walk.is_last(u) || shares(walk, u, id));
+        let near = || walk.waits_alike(u, id) && (walk.is_last(u) || walk.shares(u, id));
         fits(facts, &walk.units[u].nodes, id) && (read.contains(&u) || near())
     };
     let unit = walk.open(Form::Map, most).find(joins);
@@ -27,13 +27,4 @@ fn fits(facts: &Facts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
     let inside = |v: ValueId| facts.source(v).is_some_and(|n| nodes.contains(&n));
     let same = |&v: &ValueId| facts.base[v] == v || !inside(v);
     nodes.first().is_some_and(|&n| shape(n) == shape(id)) && facts.node(id).inputs.iter().all(same)
-}
-
-fn waits_alike(walk: &Walk<'_>, unit: usize, id: NodeId) -> bool {
-    walk.units[unit].nodes.iter().filter_map(|&n| walk.facts.needs[n]).max() == walk.facts.needs[id]
-}
-
-fn shares(walk: &Walk<'_>, unit: usize, id: NodeId) -> bool {
-    let own = &walk.facts.node(id).inputs;
-    walk.units[unit].nodes.iter().flat_map(|&n| &walk.facts.node(n).inputs).any(|v| own.contains(v))
 }

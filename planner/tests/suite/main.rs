@@ -9,4 +9,5 @@ mod plan_file;
 mod plan_random;
 mod programs;
 mod property;
+mod rows;
 mod windows;

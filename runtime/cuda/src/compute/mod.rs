@@ -33,6 +33,7 @@ pub mod normed;
 pub mod numbers;
 pub mod products;
 pub mod rotary;
+pub mod row_reductions;
 mod rows;
 pub mod scatter;
 pub mod search;

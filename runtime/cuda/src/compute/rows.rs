@@ -60,13 +60,13 @@ impl Split {
 
 /// How threads share rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Group {
+pub(super) struct Group {
     /// Threads of a row: 1, 32 or all of a block.
-    threads: usize,
+    pub threads: usize,
     /// Threads of a block.
-    block: usize,
+    pub block: usize,
     /// Elements of one access.
-    width: usize,
+    pub width: usize,
     /// Elements of a row that a thread keeps; 0 if it reads them anew.
     items: usize,
 }
@@ -83,7 +83,7 @@ impl Group {
     }
 
     /// For rows of `n` neighbours, read `width` at a time.
-    fn along(rows: usize, n: usize, width: usize) -> Group {
+    pub fn along(rows: usize, n: usize, width: usize) -> Group {
         let accesses = n.div_ceil(width);
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
             (32, 128)
@@ -96,7 +96,7 @@ impl Group {
         Group { threads, block, width, items: if items <= KEPT { items } else { 0 } }
     }
 
-    fn blocks(&self, rows: usize) -> usize {
+    pub fn blocks(&self, rows: usize) -> usize {
         rows.div_ceil(self.block / self.threads)
     }
 
@@ -165,7 +165,7 @@ fn kernel(
     Command::Kernel(Kernel::flat(entry, blocks, block, params))
 }
 
-fn fold(op: Reduction) -> &'static str {
+pub(super) fn fold(op: Reduction) -> &'static str {
     match op {
         Reduction::Sum | Reduction::Mean => "Sum",
         Reduction::Prod => "Prod",

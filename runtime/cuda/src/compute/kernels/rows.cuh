@@ -130,6 +130,9 @@ template <class L, int G, int ITEMS> struct Row {
     }
 };
 
+// Joins x onto an accumulator, in the type of that.
+template <class Op, class A, class C> SC_FN void join_onto(A &a, C x) { a = Op::join(a, (A)x); }
+
 // Whether what is joined may leave the range of A on the way to a result within it. It is joined in double then.
 template <class Op, class A> struct Leaves { static const bool RANGE = false; };
 template <> struct Leaves<Sum, float> { static const bool RANGE = true; };
