@@ -172,7 +172,7 @@ impl Capabilities {
 
     /// Those of the kernels that this version generates for GPUs.
     pub const GPU: Capabilities = Capabilities {
-        map: Some(Maps { nodes: 16 }),
+        map: Some(Maps { nodes: 32 }),
         product: Some(Products {
             products: 2,
             rows: 64,

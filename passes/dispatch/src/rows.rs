@@ -45,7 +45,7 @@ pub fn place(walk: &Walk<'_>, id: NodeId, refused: &BTreeSet<NodeId>) -> Option<
         }
     }
     // The first is that which the node reads.
-    while units.len() > 1 && delays(walk, &units, id) {
+    while units.len() > 1 && walk.delays(&units, id) {
         units.pop();
     }
     let inside = |v: ValueId| {
@@ -122,19 +122,6 @@ fn is_along_rows(facts: &Facts<'_>, value: ValueId) -> bool {
     let step = |layout: symmc_ir::layout::Layout| layout.strides.last().and_then(Dim::as_const);
     let one = facts.graph.ty(value).shape.last().is_none_or(|n| *n == Dim::from(1));
     one || facts.layout(value).and_then(step).is_some_and(|step| (0..=1).contains(&step))
-}
-
-/// Whether merging units would let something wait for a collective that it does not wait for otherwise.
-fn delays(walk: &Walk<'_>, units: &[usize], id: NodeId) -> bool {
-    let facts = walk.facts;
-    let needs = |unit: usize| walk.units[unit].nodes.iter().filter_map(|&n| facts.needs[n]).max();
-    let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.needs[id]);
-    let inside = |n: &NodeId| *n == id || units.iter().any(|&u| walk.units[u].nodes.contains(n));
-    units.iter().filter(|&&u| needs(u) < all).any(|&u| {
-        let given = walk.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
-        let mut users = given.flat_map(|&v| &facts.users[v]).filter(|n| !inside(n));
-        users.any(|&n| facts.needs[n] < all)
-    })
 }
 
 /// Lets maps join the unit of rows whose nodes alone read them.

@@ -136,6 +136,19 @@ impl<'a> Walk<'a> {
         self.units[unit].nodes.iter().filter_map(|&n| self.facts.needs[n]).max() == self.facts.needs[id]
     }
 
+    /// Whether merging units with a node would let something wait for a collective that it does not wait for otherwise.
+    pub fn delays(&self, units: &[usize], id: NodeId) -> bool {
+        let facts = self.facts;
+        let needs = |unit: usize| self.units[unit].nodes.iter().filter_map(|&n| facts.needs[n]).max();
+        let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.needs[id]);
+        let inside = |n: &NodeId| *n == id || units.iter().any(|&u| self.units[u].nodes.contains(n));
+        units.iter().filter(|&&u| needs(u) < all).any(|&u| {
+            let given = self.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
+            let mut users = given.flat_map(|&v| &facts.users[v]).filter(|n| !inside(n));
+            users.any(|&n| facts.needs[n] < all)
+        })
+    }
+
     /// Whether a unit reads an operand of a node.
     pub fn shares(&self, unit: usize, id: NodeId) -> bool {
         let own = &self.facts.node(id).inputs;

@@ -85,7 +85,8 @@ fn widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
 }
 
 fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
+    let narrows = node.op == Op::Cast && matches!(node.ty.dtype, DType::F16 | DType::BF16);
+    if !narrows || cx.is_shared(node.inputs[0]) {
         return None;
     }
     let Some((Op::RmsNorm { axes, eps, .. }, inputs)) = cx.def(node.inputs[0]) else { return None };

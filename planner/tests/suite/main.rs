@@ -10,4 +10,5 @@ mod plan_random;
 mod programs;
 mod property;
 mod rows;
+mod training;
 mod windows;
