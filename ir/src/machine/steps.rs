@@ -31,12 +31,13 @@ impl Profile {
         size: impl Fn(&Dim) -> u64,
     ) -> TimedStep {
         let mut operations = Operations::default();
-        let mut rows: Option<u64> = None;
+        let (mut rows, mut count): (Option<u64>, usize) = (None, 0);
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
                 operations = operations.plus(Operations::of(graph, node, &size));
                 let reduced = reduced_rows(graph, node).map(|numel| size(&numel));
                 rows = rows.into_iter().chain(reduced).min();
+                count += 1;
                 continue;
             };
             let of = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
@@ -47,6 +48,8 @@ impl Profile {
             return known.unwrap_or(unknown);
         }
         let us = self.compute_us(moved, operations);
+        // A reduction by itself is done in pieces where rows are few.
+        let rows = rows.filter(|_| count > 1);
         TimedStep::compute(nanoseconds(rows.map_or(us, |rows| us.max(self.rows_us(Some(rows), moved)))))
     }
 

@@ -201,7 +201,8 @@ fn microseconds(facts: &Facts<'_>, unit: &Unit, end: usize) -> f64 {
                 moved = moved.saturating_add(size(v));
             }
         }
-        if let (Op::Reduce { .. }, Some(&v)) = (&node.op, node.outputs.first()) {
+        // A reduction by itself is done in pieces where rows are few.
+        if let (Op::Reduce { .. }, Some(&v), 2..) = (&node.op, node.outputs.first(), unit.nodes.len()) {
             rows = Some(facts.bounds(&facts.graph.ty(v).numel())[end]);
         }
     }

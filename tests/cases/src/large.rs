@@ -65,6 +65,7 @@ pub(crate) fn list() -> Vec<Case> {
     sunk(r, &mut out);
     bounded(r, &mut out);
     rows(r, &mut out);
+    few_rows(&mut out);
     rotary(r, &mut out);
     others(r, &mut out);
     out
@@ -326,6 +327,31 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let name = format!("cumsum {dtype} {shape:?} axis {axis}");
                 let scale = shape[axis] as f64;
                 out.push(case(&name, Op::CumSum { axis }, vec![x()], same, scale));
+            }
+        }
+    }
+}
+
+/// Reductions of all of a tensor, and of its columns, that leave few rows.
+fn few_rows(out: &mut Vec<Case>) {
+    for dtype in [DType::BF16, DType::F32, DType::I32, DType::Bool] {
+        for (axes, shape) in [(vec![0, 1], [200, 96]), (vec![0], [2048, 40])] {
+            let x = || Placed::dense(tensor(&mut SplitMix(5), dtype, &shape));
+            let kept: Vec<usize> = (0..2).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
+            let count = axes.iter().map(|&a| shape[a]).product::<usize>() as f64;
+            let ops = match dtype {
+                DType::Bool => vec![
+                    (Reduction::Any, DType::Bool),
+                    (Reduction::All, DType::Bool),
+                    (Reduction::Sum, DType::I64),
+                ],
+                DType::I32 => vec![(Reduction::Sum, DType::I64), (Reduction::Min, dtype)],
+                _ => [Reduction::Sum, Reduction::Mean, Reduction::Max].map(|op| (op, dtype)).to_vec(),
+            };
+            for (op, to) in ops {
+                let name = format!("{op} {dtype} {shape:?} all of few rows {axes:?}");
+                let reduce = Op::Reduce { op, axes: axes.clone(), keep: false };
+                out.push(case(&name, reduce, vec![x()], &[(to, &kept)], count));
             }
         }
     }

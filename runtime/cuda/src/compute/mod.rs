@@ -118,6 +118,7 @@ pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &M
             Some(inner) => workspace(op, operands, &[inner], machine),
             None => 0,
         },
+        (Op::Reduce { .. }, _) => rows::REDUCE_WORKSPACE,
         (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
         _ => 0,
     }

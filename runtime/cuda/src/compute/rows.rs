@@ -1,7 +1,8 @@
 //! Ops on rows: reductions, arg-reductions, cumulative sums, softmax and norms.
 //!
 //! The axes of the operand fall into those that number the rows and those within a row. How many threads
-//! share a row follows from its length and from where its elements lie ([`Group`]).
+//! share a row follows from its length and from where its elements lie ([`Group`]). Few long rows are reduced in pieces
+//! first, so that they use all multiprocessors.
 
 use std::fmt::Write as _;
 
@@ -203,6 +204,103 @@ fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
     }
 }
 
+/// A reduction of rows of `n` elements, which are what is left of rows of `count`.
+struct Pass {
+    op: Reduction,
+    x: Split,
+    r: Split,
+    rows: usize,
+    n: usize,
+    count: usize,
+}
+
+impl Pass {
+    /// Whether rows are neighbours in memory.
+    fn are_columns(&self) -> bool {
+        let beside = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
+        beside && self.n >= 16 && self.rows >= 32
+    }
+
+    /// Blocks of threads.
+    fn blocks(&self) -> usize {
+        if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
+    }
+
+    fn group(&self) -> Group {
+        Group::of(self.rows, self.n.max(1), &[&self.x])
+    }
+
+    /// The type in which it accumulates. A product may leave the range of float, to either side, on the way to a result within it.
+    fn accumulator(&self) -> DType {
+        match self.x.dtype {
+            dtype if !dtype.is_float() => DType::I64,
+            DType::F64 => DType::F64,
+            _ if self.op == Reduction::Prod => DType::F64,
+            _ => DType::F32,
+        }
+    }
+
+    /// The same as two passes, where rows are so few and long that more blocks pay: the first reduces pieces of rows into the
+    /// workspace.
+    fn in_pieces(self, l: &Lowering<'_>) -> Result<Vec<Pass>, CudaError> {
+        let blocks = self.blocks();
+        let columns = self.are_columns();
+        let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
+        let least = if columns { 8 * COLUMNS } else { PIECE };
+        let most = (wanted / blocks.max(1)).min(self.n / least).min(PARTIALS / self.rows);
+        let Some(&first) = self.x.within.first().filter(|_| most > 1) else { return Ok(vec![self]) };
+        let Some(pieces) = (2..=most).rev().find(|p| first.n.is_multiple_of(*p)) else {
+            return Ok(vec![self]);
+        };
+        let each = first.n / pieces;
+        let (mut within, mut row) = (self.x.within.clone(), self.x.row.clone());
+        within[0].n = each;
+        row.insert(0, Axis { n: pieces, stride: first.stride * each as isize });
+        // Sums of floats may leave the range of their type on the way to a mean within it.
+        let dtype = match (self.op, self.accumulator()) {
+            (Reduction::Sum | Reduction::Mean | Reduction::Prod, dtype) if dtype.is_float() => DType::F64,
+            (Reduction::Any | Reduction::All, _) => DType::Bool,
+            (_, dtype) => dtype,
+        };
+        let at = l.room("a reduction", pieces * self.rows * dtype.size())?;
+        let partial = |row, within| Split { at, dtype, row, within };
+        let all = vec![Axis { n: pieces * self.rows, stride: 1 }];
+        let by_piece = vec![Axis { n: pieces, stride: self.rows as isize }];
+        let op = if self.op == Reduction::Mean { Reduction::Sum } else { self.op };
+        let (rows, n) = (self.rows * pieces, self.n / pieces);
+        let x = Split { row, within, ..self.x };
+        let first = Pass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
+        let x = partial(vec![Axis { n: self.rows, stride: 1 }], by_piece);
+        Ok(vec![first, Pass { x, n: pieces, ..self }])
+    }
+
+    fn launch(self, l: &mut Lowering<'_>) -> Vec<Command> {
+        let (accumulated, mean) = (computed(self.accumulator()), self.op == Reduction::Mean);
+        let params = [("x", self.x.at), ("r", self.r.at)];
+        let count = format!("static const i64 COUNT = {};\n", self.count);
+        let Pass { rows, n, .. } = self;
+        if self.are_columns() {
+            let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(self.op));
+            let layout = layout(rows, n, 1, &self.x, &self.r, &count);
+            return launch("reduce", &layout, &params, &call, self.blocks(), 256, l);
+        }
+        let group = self.group();
+        let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(self.op), group.args());
+        let layout = layout(rows, n, group.width, &self.x, &self.r, &count);
+        launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l)
+    }
+}
+
+/// Rows that a block reduces together where they are neighbours in memory.
+const COLUMNS: usize = 32;
+/// The fewest elements of a piece of a row that a block reduces.
+const PIECE: usize = 4096;
+/// The most results of pieces.
+const PARTIALS: usize = 1 << 16;
+
+/// The bytes of workspace of a reduction.
+pub(super) const REDUCE_WORKSPACE: usize = PARTIALS * 8;
+
 pub(super) fn reduce(
     op: Reduction,
     inner: &[usize],
@@ -219,21 +317,9 @@ pub(super) fn reduce(
     if n == 0 && matches!(op, Reduction::Max | Reduction::Min) {
         return Err(empty(op));
     }
-    let (xs, rs) = (Split::new(x, inner, l), per_row(result, l));
-    // A product may leave the range of float, to either side, on the way to a result within it.
-    let accumulated = if op == Reduction::Prod && x.dtype.is_float() { "double" } else { computed(x.dtype) };
-    let mean = op == Reduction::Mean;
-    let params = [("x", xs.at), ("r", rs.at)];
-    let beside = xs.row.last().is_some_and(|a| a.stride.unsigned_abs() < xs.step());
-    if beside && n >= 16 && rows >= 32 {
-        let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(op));
-        let layout = layout(rows, n, 1, &xs, &rs, "");
-        return Ok(launch("reduce", &layout, &params, &call, rows.div_ceil(32), 256, l));
-    }
-    let group = Group::of(rows, n.max(1), &[&xs]);
-    let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(op), group.args());
-    let layout = layout(rows, n, group.width, &xs, &rs, "");
-    Ok(launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
+    let (x, r) = (Split::new(x, inner, l), per_row(result, l));
+    let passes = Pass { op, x, r, rows, n, count: n }.in_pieces(l)?;
+    Ok(passes.into_iter().flat_map(|pass| pass.launch(l)).collect())
 }
 
 pub(super) fn arg_reduce(

@@ -3,16 +3,16 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use symmc_cuda::compute::{Lowering, row_reductions};
+use symmc_cuda::compute::{self, Lowering, Operation, row_reductions};
 use symmc_cuda::launch::Kernel;
 use symmc_ir::interp::{self, Runs, Tolerance};
 use symmc_ir::layout::layouts;
 use symmc_ir::random::SplitMix;
-use symmc_ir::{Bindings, Graph, Node, NodeId, Tensor, Type, ValueId, text, verify};
+use symmc_ir::{Bindings, Graph, Node, NodeId, Op, Reduction, Tensor, Type, ValueId, text, verify};
 use symmc_runtime::exec::{Located, MemorySpace};
 
 use crate::emulate::Library;
-use crate::products::{Part, World, compiles, kernels, steps};
+use crate::products::{Part, World, compiles, kernels, steps, value};
 
 /// A program that is one dispatch and views of its inputs, where its values lie in one memory.
 struct Placed {
@@ -273,4 +273,21 @@ fn random_rows_give_what_the_interpreter_gives() {
         Case::new(format!("random {number}"), Placed::new(&program, &overlays), number)
     };
     check("rows-random", (0..40).map(case).collect());
+}
+
+/// Reductions that leave few rows, or rows that are neighbours in memory, have more blocks than rows.
+#[test]
+fn long_reductions_use_all_multiprocessors() {
+    let machine = crate::machine(1 << 20, 225 << 10);
+    let at = |v: &Located| (v.offset + 0x10_0000) as u64;
+    for (axes, kept) in [(vec![0, 1], vec![]), (vec![0], vec![4096])] {
+        let op = Op::Reduce { op: Reduction::Mean, axes, keep: false };
+        let x = value(MemorySpace::Ordinary, 0, [8192, 4096], [4096, 1]);
+        let strides = kept.iter().map(|_| 1).collect();
+        let r = Located { shape: kept.into(), strides, ..value(MemorySpace::Ordinary, 1, [1, 1], [1, 1]) };
+        let step = Operation { index: 0, op: &op, operands: &[x], results: &[r] };
+        let passes = kernels(compute::lower(&step, &mut Lowering::new(&at, &machine)).expect("it fits"));
+        assert_eq!(passes.len(), 2, "{op:?}");
+        assert!(passes[0].grid[0] >= machine.multiprocessors, "{op:?}: {:?}", passes[0].grid);
+    }
 }

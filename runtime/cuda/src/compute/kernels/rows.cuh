@@ -137,9 +137,9 @@ template <class Op, class A, class C> SC_FN void join_onto(A &a, C x) { a = Op::
 template <class Op, class A> struct Leaves { static const bool RANGE = false; };
 template <> struct Leaves<Sum, float> { static const bool RANGE = true; };
 
-// The result of a reduction of N elements.
+// The result of a reduction of COUNT elements.
 template <class L, bool MEAN, class A> SC_FN void store_reduced(void *r, u32 row, A acc) {
-    if (MEAN) acc = acc / (A)L::N;
+    if (MEAN) acc = acc / (A)L::COUNT;
     ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
 }
 
