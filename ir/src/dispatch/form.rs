@@ -18,6 +18,8 @@ named_enum! {
         Reduction = "reduction",
         /// Element-wise nodes over one shape, and the norm of the rows of what one of them gives.
         Norm = "norm",
+        /// Reductions of rows, and element-wise nodes before, between and after them.
+        Rows = "rows",
         /// Rotary embeddings.
         Rotary = "rotary",
         /// Stores at positions that are data.
@@ -56,9 +58,12 @@ impl Form {
                 if contract.is_some_and(|c| c.in_place) { Overwriting::Later } else { Overwriting::Never }
             }
             (Form::Rotary | Form::Scatter, _) if operand == 0 => Overwriting::Own,
-            (Form::Map | Form::Product | Form::Reduction | Form::Norm, op) if op.is_element_wise() => {
+            (Form::Map | Form::Product | Form::Reduction | Form::Norm | Form::Rows, op)
+                if op.is_element_wise() =>
+            {
                 Overwriting::Later
             }
+            (Form::Rows, Op::Reduce { .. }) => Overwriting::Later,
             _ => Overwriting::Never,
         }
     }
@@ -70,7 +75,7 @@ impl Form {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
-            (Form::Map | Form::Product | Form::Norm, _) | (Form::Batch, Op::MatMul) => true,
+            (Form::Map | Form::Product | Form::Norm | Form::Rows, _) | (Form::Batch, Op::MatMul) => true,
             (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter, _) => false,
         }
     }

@@ -35,6 +35,12 @@
 //! as in one, and all values are passed on; the result of the norm may lie on their operands, element on element, as it is there only when all of its row has
 //! been read. Weights and bias of the norm, which all rows read, are never overwritten.
 //!
+//! **`rows`**: reductions over the last axis of values of one shape, which keep that axis with extent 1, and element-wise nodes
+//! (casts among them) and constants. An element-wise node has either the shape of the rows, and reads results of reductions as they
+//! broadcast along each row, or one element for each row. All values are passed on. Each row is computed by itself, and nothing of it
+//! is written before all of the row has been read. So results may lie on operands, element on element, that no node after their own
+//! reads.
+//!
 //! **`rotary`**: rotary embeddings that do not need each other. Each result may lie on the operand of its own node that is
 //! turned, element on element; all results have memory.
 //!

@@ -3,6 +3,7 @@
 use super::form::{Dispatch, Form};
 use super::heads::turned;
 use crate::collective::CollectiveKind;
+use crate::dim::Dim;
 use crate::entity::{Entity, Table};
 use crate::graph::{Def, Graph, Node};
 use crate::ids::{NodeId, ValueId};
@@ -75,6 +76,7 @@ pub(crate) fn check(
         Form::Batch => nodes.batch(),
         Form::Reduction => nodes.reduction(),
         Form::Norm => nodes.norm(),
+        Form::Rows => nodes.rows(),
         Form::Rotary => nodes.apart(
             |op| matches!(op, Op::RotaryEmbedding { .. }),
             "rotary embeddings that do not need each other",
@@ -265,6 +267,34 @@ impl<'a> Nodes<'a> {
         }
     }
 
+    /// Reductions over the last axis of values of one shape, and element-wise nodes of that shape or with one element for each row.
+    fn rows(&self) -> Checked {
+        let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
+        let reduces = |node: &Node| matches!(node.op, Op::Reduce { .. });
+        let first = self.all().find(|(_, n)| reduces(n)).and_then(|(_, n)| n.inputs.first());
+        let Some((row, (_, leading))) = first.map(shape).and_then(|row| Some((row, row.split_last()?)))
+        else {
+            return Err(self.unfit(self.dispatch.first, "a reduction over the last axis among the nodes"));
+        };
+        let is_one = |of: &[Dim]| of.split_last() == Some((&Dim::from(1), leading));
+        for (id, node) in self.all() {
+            let inside = || node.inputs.iter().filter(|v| self.inside(**v).is_some()).map(shape);
+            let own = node.outputs.first().map(shape);
+            let fits = match &node.op {
+                Op::Reduce { axes, keep, .. } => {
+                    *keep && axes[..] == [leading.len()] && node.inputs.first().map(shape) == Some(row)
+                }
+                op if op.fits_map() && own == Some(row) => inside().all(|of| of == row || is_one(of)),
+                op => op.fits_map() && own.is_some_and(is_one) && inside().all(is_one),
+            };
+            if !fits {
+                let expected = "a reduction of rows over the last axis, which it keeps, or an element-wise node over the same rows";
+                return Err(self.unfit(id, expected));
+            }
+        }
+        Ok(())
+    }
+
     /// All nodes are of one kind, and none reads what another gives.
     fn apart(&self, is: fn(&Op) -> bool, expected: &str) -> Checked {
         let fits = |node: &Node| is(&node.op) && node.inputs.iter().all(|&v| self.inside(v).is_none());
@@ -310,7 +340,7 @@ mod tests {
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, norm, rotary, scatter), found `heap`",
+                "expected a form (map, product, batch, reduction, norm, rows, rotary, scatter), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

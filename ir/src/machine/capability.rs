@@ -24,6 +24,9 @@ pub struct Capabilities {
     /// Element-wise nodes and the norm of the rows that they give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm: Option<Norms>,
+    /// Reductions of rows, and element-wise nodes over the same rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowReductions>,
     /// Rotary embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rotaries>,
@@ -125,6 +128,16 @@ pub struct Norms {
     pub row: u32,
 }
 
+/// Limits of dispatches of the form `rows`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowReductions {
+    /// The most nodes.
+    pub nodes: u32,
+    /// The most elements of a row.
+    pub row: u32,
+}
+
 /// Limits of dispatches of the form `rotary`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -159,7 +172,7 @@ impl Capabilities {
 
     /// Those of the kernels that this version generates for GPUs.
     pub const GPU: Capabilities = Capabilities {
-        map: Some(Maps { nodes: 16 }),
+        map: Some(Maps { nodes: 32 }),
         product: Some(Products {
             products: 2,
             rows: 64,
@@ -172,6 +185,7 @@ impl Capabilities {
         batch: Some(Batches { products: 4, rotary: Some(BatchRotaries { rows: 64, columns: 40 }) }),
         reduction: Some(Reductions { row: 20 << 10 }),
         norm: Some(Norms { row: 16 << 10 }),
+        rows: Some(RowReductions { nodes: 48, row: 256 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
         scatter: Some(Scatters { nodes: 4 }),
     };

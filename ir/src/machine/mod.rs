@@ -34,6 +34,7 @@
 mod capability;
 mod curve;
 pub mod model;
+mod rows;
 mod steps;
 mod throughput;
 pub mod timeline;
@@ -43,7 +44,9 @@ use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
-pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
+pub use capability::{
+    Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, RowReductions, SplitK,
+};
 pub use curve::{Copying, Curve, Provenance};
 pub use throughput::{Operations, Throughput};
 use timeline::TimedStep;

@@ -7,7 +7,7 @@ use super::Profile;
 use super::throughput::Operations;
 use super::timeline::{TimedStep, nanoseconds};
 use crate::collective::CollectiveKind;
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::{Dim, NodeId, Op};
 
 /// For profiles that do not state it: operations that take as long as copying a byte.
@@ -31,9 +31,13 @@ impl Profile {
         size: impl Fn(&Dim) -> u64,
     ) -> TimedStep {
         let mut operations = Operations::default();
+        let (mut rows, mut count): (Option<u64>, usize) = (None, 0);
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
                 operations = operations.plus(Operations::of(graph, node, &size));
+                let reduced = reduced_rows(graph, node).map(|numel| size(&numel));
+                rows = rows.into_iter().chain(reduced).min();
+                count += 1;
                 continue;
             };
             let of = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
@@ -43,7 +47,10 @@ impl Profile {
             let unknown = TimedStep { communicates: true, ..TimedStep::compute(8000 + bytes / 100) };
             return known.unwrap_or(unknown);
         }
-        TimedStep::compute(nanoseconds(self.compute_us(moved, operations)))
+        let us = self.compute_us(moved, operations);
+        // A reduction by itself is done in pieces where rows are few.
+        let rows = rows.filter(|_| count > 1);
+        TimedStep::compute(nanoseconds(rows.map_or(us, |rows| us.max(self.rows_us(Some(rows), moved)))))
     }
 
     /// The estimated time in microseconds of a step that reads and writes so many bytes and does these operations.
@@ -59,6 +66,14 @@ impl Profile {
         let computing = us(matmul_16bit, t.matmul_16bit) + us(matmul, t.matmul) + us(attention, t.attention);
         moving.max(computing).max(t.kernel_us)
     }
+}
+
+/// The number of rows that a node reduces over the last axis.
+fn reduced_rows(graph: &Graph, node: &Node) -> Option<Dim> {
+    let (Op::Reduce { axes, .. }, &[x], &[result]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
+        return None;
+    };
+    (axes[..] == [graph.ty(x).rank().checked_sub(1)?]).then(|| graph.ty(result).numel())
 }
 
 #[cfg(test)]

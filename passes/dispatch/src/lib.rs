@@ -6,9 +6,9 @@
 //! knows a unit as one step.
 //!
 //! # Method
-//! One walk in program order, with units that are open. A unit is run in place of its last node; it is closed as soon as
-//! a node that is not of it reads what its nodes give. So units never need each other in a circle, and program order
-//! with each unit in place of its last node is an order in which they can run. Matrix products join in the end: only the
+//! One walk in program order ([`deferred`] says what comes later), with units that are open. A unit is closed as soon as a node that
+//! is not of it reads what its nodes give. So units never need each other in a circle, and the order of the walk with each unit in
+//! place of its last node is an order in which they can run. Matrix products join in the end: only the
 //! nodes of one unit read them, so that they can run in its place.
 //!
 //! What is not here: whether a product or a collective is faster in another variant (the lowering), and in which order
@@ -16,12 +16,14 @@
 
 mod batch;
 mod beside;
+mod deferred;
 mod facts;
 mod limits;
 mod map;
 mod norm;
 mod product;
 mod reduction;
+mod rows;
 mod walk;
 
 use std::collections::{BTreeSet, HashSet};
@@ -47,32 +49,47 @@ pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -
 }
 
 fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
-    let mut units = walked(facts);
+    let mut units = with_rows(facts);
     product::join(facts, &mut units);
-    finished(units)
+    finished(facts, units)
 }
 
 /// The units before matrix products join them.
-fn walked(facts: &facts::Facts<'_>) -> Vec<Unit> {
+fn with_rows(facts: &facts::Facts<'_>) -> Vec<Unit> {
+    let units = walked(facts, &BTreeSet::new());
+    if !units.iter().any(|unit| unit.form == Some(Form::Rows) && unit.nodes.len() > 1) {
+        return units;
+    }
+    let reductions = facts.graph.nodes.iter().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+    let apart = walked(facts, &reductions.map(|(id, _)| id).collect());
+    let refused: BTreeSet<NodeId> = rows::refused(facts, &units, &apart).into_iter().collect();
+    if refused.is_empty() { units } else { walked(facts, &refused) }
+}
+
+/// The same where these reductions run by themselves.
+fn walked(facts: &facts::Facts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
     let mut walk = Walk::new(facts);
-    for id in facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)) {
+    for id in deferred::order(facts) {
         let place = reduction::place(&walk, id)
             .or_else(|| norm::place(&walk, id))
             .or_else(|| batch::place(&walk, id))
             .or_else(|| beside::place(&walk, id))
+            .or_else(|| rows::place(&walk, id, refused))
             .or_else(|| map::place(&walk, id));
         walk.put(id, place);
     }
-    walk.units
+    let mut units = walk.units;
+    rows::join(facts, &mut units);
+    units
 }
 
-fn finished(mut units: Vec<Unit>) -> Vec<Unit> {
+fn finished(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
     for unit in &mut units {
         unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
     }
     units.retain(|unit| !unit.nodes.is_empty());
     units.sort_by_key(|unit| unit.nodes.last().copied());
-    units
+    deferred::runnable(facts, units, |unit| &unit.nodes)
 }
 
 /// The all-reduces, by their results, that would be one step with the addition behind them, which is a step of its own
@@ -93,7 +110,9 @@ pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant
     for variant in VARIANTS {
         facts.assumed = Some(variant);
         // Products join none of these.
-        for unit in finished(walked(&facts)).iter().filter(|unit| unit.form == Some(Form::Reduction)) {
+        for unit in
+            finished(&facts, with_rows(&facts)).iter().filter(|unit| unit.form == Some(Form::Reduction))
+        {
             let Some(&add) = unit.nodes.iter().find(is_add) else { continue };
             let known = |&v: &ValueId| {
                 !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user))

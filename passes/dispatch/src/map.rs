@@ -1,7 +1,8 @@
 //! Element-wise nodes over one shape as one kernel.
 //!
-//! A node joins a unit that gives it an operand, as it is and not a view of it; or, where both wait for the same collectives,
-//! one that reads an operand of it or that stands right in front of it.
+//! A node joins the units that give it operands, as they are and not views of them, and merges them: units that are open do not need
+//! each other. Or, where both wait for the same collectives, it joins a unit that reads an operand of it or that stands right in front
+//! of it.
 
 use symmc_ir::{Form, NodeId, ValueId};
 
@@ -13,12 +14,24 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
     let most = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
     let read = walk.read(id);
-    let joins = |&u: &usize| {
-        let near = || waits_alike(walk, u, id) && (walk.is_last(u) || shares(walk, u, id));
-        fits(facts, &walk.units[u].nodes, id) && (read.contains(&u) || near())
-    };
-    let unit = walk.open(Form::Map, most).find(joins);
-    Some(unit.map_or(Place::Begins(Form::Map), |unit| Place::Joins(unit, Vec::new())))
+    let mut units: Vec<usize> = Vec::new();
+    let mut count = 1;
+    for unit in walk.open(Form::Map, most).filter(|u| read.contains(u)) {
+        let nodes = &walk.units[unit].nodes;
+        if fits(facts, nodes, id) && count + nodes.len() <= most as usize {
+            count += nodes.len();
+            units.push(unit);
+        }
+    }
+    while units.len() > 1 && walk.delays(&units, id) {
+        units.pop();
+    }
+    if units.is_empty() {
+        let near = |u: usize| walk.waits_alike(u, id) && (walk.is_last(u) || walk.shares(u, id));
+        let mut open = walk.open(Form::Map, most);
+        units.extend(open.find(|&u| fits(facts, &walk.units[u].nodes, id) && near(u)));
+    }
+    Some(Place::Merges(units, Form::Map))
 }
 
 /// Whether a node has the shape of others, and reads what they give at the same positions.
@@ -27,13 +40,4 @@ fn fits(facts: &Facts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
     let inside = |v: ValueId| facts.source(v).is_some_and(|n| nodes.contains(&n));
     let same = |&v: &ValueId| facts.base[v] == v || !inside(v);
     nodes.first().is_some_and(|&n| shape(n) == shape(id)) && facts.node(id).inputs.iter().all(same)
-}
-
-fn waits_alike(walk: &Walk<'_>, unit: usize, id: NodeId) -> bool {
-    walk.units[unit].nodes.iter().filter_map(|&n| walk.facts.needs[n]).max() == walk.facts.needs[id]
-}
-
-fn shares(walk: &Walk<'_>, unit: usize, id: NodeId) -> bool {
-    let own = &walk.facts.node(id).inputs;
-    walk.units[unit].nodes.iter().flat_map(|&n| &walk.facts.node(n).inputs).any(|v| own.contains(v))
 }

@@ -34,6 +34,8 @@ pub enum Place {
     Begins(Form),
     /// It ends this unit, which is of this form with it.
     Ends(usize, Form),
+    /// It joins the first of these units, which takes in the others and is of this form then, or begins one.
+    Merges(Vec<usize>, Form),
 }
 
 impl<'a> Walk<'a> {
@@ -50,12 +52,13 @@ impl<'a> Walk<'a> {
 
     /// Puts the next node where it belongs: into a unit, or into one of its own.
     pub fn put(&mut self, id: NodeId, place: Option<Place>) {
-        let joined = match place {
-            Some(Place::Joins(unit, _) | Place::Ends(unit, _)) => Some(unit),
-            _ => None,
+        let joined = match &place {
+            Some(Place::Joins(unit, _) | Place::Ends(unit, _)) => vec![*unit],
+            Some(Place::Merges(units, _)) => units.clone(),
+            _ => Vec::new(),
         };
         // Whoever reads what a unit gives comes behind it.
-        for unit in self.read(id).into_iter().filter(|u| Some(*u) != joined) {
+        for unit in self.read(id).into_iter().filter(|u| !joined.contains(u)) {
             self.close(unit);
         }
         let unit = match place {
@@ -70,8 +73,12 @@ impl<'a> Walk<'a> {
                 self.close(unit);
                 unit
             }
+            Some(Place::Merges(units, form)) if !units.is_empty() => self.merge(id, &units, form),
             other => {
-                let form = if let Some(Place::Begins(form)) = other { Some(form) } else { None };
+                let form = match other {
+                    Some(Place::Begins(form) | Place::Merges(_, form)) => Some(form),
+                    _ => None,
+                };
                 self.open.extend(form.map(|_| self.units.len()));
                 self.units.push(Unit { form, nodes: vec![id] });
                 self.units.len() - 1
@@ -84,6 +91,21 @@ impl<'a> Walk<'a> {
         if awaited {
             self.close(unit);
         }
+    }
+
+    /// Puts a node and the nodes of open units into the first of them; gives its index.
+    fn merge(&mut self, id: NodeId, units: &[usize], form: Form) -> usize {
+        let to = units[0];
+        for &from in &units[1..] {
+            let nodes = std::mem::take(&mut self.units[from].nodes);
+            nodes.iter().for_each(|&n| self.unit_of[n] = Some(to));
+            self.units[to].nodes.extend(nodes);
+            self.close(from);
+        }
+        self.units[to].nodes.push(id);
+        self.units[to].nodes.sort_unstable();
+        self.units[to].form = Some(form);
+        to
     }
 
     /// Lets a unit grow no more.
@@ -102,6 +124,35 @@ impl<'a> Walk<'a> {
         let fits =
             move |&u: &usize| self.units[u].form == Some(form) && self.units[u].nodes.len() < most as usize;
         self.open.iter().rev().copied().filter(fits)
+    }
+
+    /// Whether a unit may still grow.
+    pub fn is_open(&self, unit: usize) -> bool {
+        self.open.contains(&unit)
+    }
+
+    /// Whether a unit and a node wait for the same collectives.
+    pub fn waits_alike(&self, unit: usize, id: NodeId) -> bool {
+        self.units[unit].nodes.iter().filter_map(|&n| self.facts.needs[n]).max() == self.facts.needs[id]
+    }
+
+    /// Whether merging units with a node would let something wait for a collective that it does not wait for otherwise.
+    pub fn delays(&self, units: &[usize], id: NodeId) -> bool {
+        let facts = self.facts;
+        let needs = |unit: usize| self.units[unit].nodes.iter().filter_map(|&n| facts.needs[n]).max();
+        let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.needs[id]);
+        let inside = |n: &NodeId| *n == id || units.iter().any(|&u| self.units[u].nodes.contains(n));
+        units.iter().filter(|&&u| needs(u) < all).any(|&u| {
+            let given = self.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
+            let mut users = given.flat_map(|&v| &facts.users[v]).filter(|n| !inside(n));
+            users.any(|&n| facts.needs[n] < all)
+        })
+    }
+
+    /// Whether a unit reads an operand of a node.
+    pub fn shares(&self, unit: usize, id: NodeId) -> bool {
+        let own = &self.facts.node(id).inputs;
+        self.units[unit].nodes.iter().flat_map(|&n| &self.facts.node(n).inputs).any(|v| own.contains(v))
     }
 
     /// The open unit of a form that gives a value its memory.

@@ -61,7 +61,10 @@ fn softmax(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::Binary(BinaryOp::Sub), &[x, max]) = cx.def(difference)? else { return None };
     let (Op::Reduce { op: Reduction::Max, axes: over, keep: true }, &[y]) = cx.def(max)? else { return None };
     let &[axis] = &axes[..] else { return None };
-    let matches = summed == e && x == y && axes == over && wide(node.ty.dtype) && *cx.ty(x) == node.ty;
+    // Where these are needed besides, as for a gradient, they are computed anyway.
+    let shared = [sum, max, difference].into_iter().any(|v| cx.is_shared(v));
+    let matches =
+        summed == e && x == y && axes == over && wide(node.ty.dtype) && *cx.ty(x) == node.ty && !shared;
     matches.then_some(Rewrite::Node(Op::Softmax { axis, log: false }, vec![x]))
 }
 
@@ -70,7 +73,7 @@ fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         return None;
     }
     let (op, &[inner]) = cx.def(node.inputs[0])? else { return None };
-    if !matches!(op, Op::Unary(UnaryOp::Silu) | Op::Softmax { .. }) {
+    if !matches!(op, Op::Unary(UnaryOp::Silu) | Op::Softmax { .. }) || cx.is_shared(node.inputs[0]) {
         return None;
     }
     let op = op.clone();

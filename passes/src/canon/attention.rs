@@ -58,6 +58,9 @@ struct Scores {
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
     let (softmax, guarded) = unguarded(cx, bare(cx, weights));
+    if is_needed_besides(cx, weights) || (!guarded && cx.is_shared(softmax)) {
+        return None;
+    }
     let (softmax, sunk) = unsunk(cx, bare(cx, softmax));
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
     if *axis + 1 != cx.shape(scores).len() {
@@ -114,6 +117,15 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let y = cx.emit("heads", op, &inputs, result);
     let y = or_mean(cx, y, rows, values)?;
     Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
+}
+
+/// Whether others need weights, or what they are cast from: they have to be computed then, and attention would compute them again.
+fn is_needed_besides(cx: &Rewriter, weights: ValueId) -> bool {
+    match cx.def(weights) {
+        _ if cx.is_shared(weights) => true,
+        Some((Op::Cast | Op::Reshape | Op::Expand, &[x])) => is_needed_besides(cx, x),
+        _ => false,
+    }
 }
 
 /// The keys `[.., s, e]` whose transpose a value is, and what it is multiplied by.

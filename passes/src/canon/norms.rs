@@ -1,7 +1,8 @@
 //! Root-mean-square norms that were written out.
 //!
 //! The written form is `x * rsqrt(mean(x * x) + eps)`, often between casts to f32 and back. The parts come back
-//! one after another: first the norm in its own dtype, then the casts around it, then the weight.
+//! one after another: first the norm in its own dtype, then the casts around it, then the weight. A norm whose root or mean is
+//! needed by others, as in training graphs, stays as it is: its reduction has to run anyway, and one step can do both.
 
 use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, UnaryOp, ValueId};
 
@@ -51,7 +52,9 @@ fn scale_of(cx: &Rewriter, x: ValueId, scale: ValueId, root: UnaryOp) -> Option<
     };
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
     let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
-    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty();
+    // Where the mean or the root is needed besides, as for a gradient, the norm would read the operand a second time.
+    let shared = [scale, sum, mean].into_iter().any(|v| cx.is_shared(v));
+    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty() && !shared;
     matches.then_some((x, axes.len(), Float(scalar.as_f64())))
 }
 
@@ -82,7 +85,8 @@ fn widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
 }
 
 fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
+    let narrows = node.op == Op::Cast && matches!(node.ty.dtype, DType::F16 | DType::BF16);
+    if !narrows || cx.is_shared(node.inputs[0]) {
         return None;
     }
     let Some((Op::RmsNorm { axes, eps, .. }, inputs)) = cx.def(node.inputs[0]) else { return None };

@@ -22,6 +22,11 @@ pub const RULES: &[Rule] = &[
         apply: reshape_of_reshape,
     },
     Rule {
+        name: "reshape_of_reduction",
+        equation: "reshape(reduce(x)) = reduce(x) that keeps its axes, where only those come back and nothing else needs the reduction",
+        apply: reshape_of_reduction,
+    },
+    Rule {
         name: "permute_of_permute",
         equation: "permute(permute(x, p), q) = permute(x, p∘q)",
         apply: permute_of_permute,
@@ -101,6 +106,15 @@ fn reshape_of_reshape(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         (Op::Reshape, Some((Op::Reshape, &[x]))) => Some(Rewrite::Node(Op::Reshape, vec![x])),
         _ => None,
     }
+}
+
+fn reshape_of_reduction(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Reshape, &[reduced]) = (&node.op, &node.inputs[..]) else { return None };
+    let (Op::Reduce { op, axes, keep: false }, &[x]) = cx.def(reduced)? else { return None };
+    let kept = cx.shape(x).iter().enumerate();
+    let kept = kept.map(|(a, n)| if axes.contains(&a) { Dim::from(1) } else { n.clone() });
+    let fits = !cx.is_shared(reduced) && kept.eq(node.ty.shape.iter().cloned());
+    fits.then(|| Rewrite::Node(Op::Reduce { op: *op, axes: axes.clone(), keep: true }, vec![x]))
 }
 
 fn permute_of_permute(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {

@@ -81,6 +81,8 @@ pub struct Rewriter<'r> {
     covers_node: bool,
     /// Values of nodes whose indices the bounds checks of the source cover.
     covered: HashSet<ValueId>,
+    /// Values that several nodes or outputs need, as far as the source shows.
+    shared: HashSet<ValueId>,
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [Rule]],
     fired: IndexMap<&'static str, usize>,
@@ -92,6 +94,7 @@ pub struct Rewriter<'r> {
 /// evaluate them; none otherwise.
 pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Graph, Report) {
     let mut to = Rewriter::new(graph, rules);
+    let shared = shared_values(graph);
     let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
     for (old, new) in graph.inputs.values().zip(to.graph.inputs.values()) {
         map[old.value] = Some(new.value);
@@ -102,7 +105,11 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
         if let [result] = node.outputs[..] {
             let value = &graph.values[result];
             to.name.clone_from(&value.name);
-            map[result] = Some(to.add(Candidate { op: node.op.clone(), inputs, ty: value.ty.clone() }));
+            let new = to.add(Candidate { op: node.op.clone(), inputs, ty: value.ty.clone() });
+            if shared[result] {
+                to.shared.insert(new);
+            }
+            map[result] = Some(new);
         } else {
             let results = node.outputs.iter().map(|&v| graph.values[v].clone());
             let results = results.map(|v| (v.name, v.ty)).collect();
@@ -117,6 +124,18 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
     let out = compact(&to.graph);
     let report = Report { fired: to.fired, nodes_before: graph.nodes.len(), nodes_after: out.nodes.len() };
     (out, report)
+}
+
+/// The values that several different nodes or outputs of a graph need.
+fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
+    let mut returned = Table::filled(0, graph.values.len());
+    graph.outputs.iter().for_each(|o| returned[o.value] += 1);
+    let is_shared = |(value, users): (ValueId, &Vec<NodeId>)| {
+        let node = |n: NodeId| (&graph.nodes[n].op, &graph.nodes[n].inputs);
+        let differ = users.first().is_some_and(|&first| users.iter().any(|&n| node(n) != node(first)));
+        differ || returned[value] + usize::from(!users.is_empty()) > 1
+    };
+    graph.users().iter().map(is_shared).collect()
 }
 
 impl<'r> Rewriter<'r> {
@@ -139,6 +158,7 @@ impl<'r> Rewriter<'r> {
             facts: Facts::default(),
             covers_node: false,
             covered: HashSet::new(),
+            shared: HashSet::new(),
             interned: HashMap::new(),
             rules,
             fired: IndexMap::new(),
@@ -198,6 +218,11 @@ impl<'r> Rewriter<'r> {
     /// Whether every run checks that the indices of the node that gives this value lie within their axes.
     pub fn is_checked(&self, value: ValueId) -> bool {
         self.covered.contains(&value)
+    }
+
+    /// Whether several nodes or outputs of the source need this value, so that it is computed whatever becomes of one of them.
+    pub fn is_shared(&self, value: ValueId) -> bool {
+        self.shared.contains(&value)
     }
 
     /// Adds a node that a replacement needs; `part` says in its name what it is for.

@@ -8,11 +8,11 @@ use symmc_ir::{Graph, text};
 use symmc_plan::{ByRank, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
-fn profile() -> Profile {
+pub(crate) fn profile() -> Profile {
     Profile { dispatches: Capabilities::GPU, ..Profile::builtin("h200x2").expect("a profile") }
 }
 
-fn planned(program: &str) -> Plan {
+pub(crate) fn planned(program: &str) -> Plan {
     let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
     let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
     let config = PlanConfig { profile: Some(profile()), ..PlanConfig::default() };
@@ -22,7 +22,7 @@ fn planned(program: &str) -> Plan {
 }
 
 /// The dispatches of the planned program, each as its form and the names of its nodes.
-fn dispatches(plan: &Plan) -> Vec<String> {
+pub(crate) fn dispatches(plan: &Plan) -> Vec<String> {
     let graph: Graph = text::parse(&plan.programs[0]).expect("it reads");
     let all = graph.dispatches.iter().map(|d| {
         let names: Vec<&str> = d.nodes().map(|n| graph.node_name(n)).collect();
@@ -340,7 +340,7 @@ fn two_products_are_worth_a_kernel_where_one_is_not() {
 }
 
 /// The rules that a plan breaks.
-fn broken(plan: &Plan) -> BTreeSet<String> {
+pub(crate) fn broken(plan: &Plan) -> BTreeSet<String> {
     check(plan).err().unwrap_or_default().iter().map(|e| e.kind()).collect()
 }
 

@@ -9,4 +9,6 @@ mod plan_file;
 mod plan_random;
 mod programs;
 mod property;
+mod rows;
+mod training;
 mod windows;

@@ -27,7 +27,7 @@ fn config(rng: &mut SplitMix) -> Config {
 #[test]
 fn planned_programs_pass() {
     let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
-    for seed in 0..160 {
+    for seed in 0..200 {
         let mut rng = SplitMix(seed);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);

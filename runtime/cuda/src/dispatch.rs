@@ -9,7 +9,7 @@ use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
 use crate::collective::follow;
 use crate::command::Command;
-use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary, scatter};
+use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::setting::Setting;
@@ -34,6 +34,7 @@ pub fn lower(
         Form::Product => products::lower(&steps, l)?,
         Form::Batch => batch::lower(&steps, &|value| memory(value, setting), l)?,
         Form::Norm => normed::lower(&steps, l)?,
+        Form::Rows => row_reductions::lower(&steps, l)?,
         Form::Rotary => Some(rotary::lower_together(&steps, l)?),
         Form::Scatter => Some(scatter::lower_together(&steps, l)?),
         Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
@@ -176,6 +177,7 @@ mod tests {
         let gate = gate(r, f);
         let (reduction, reduced) = reduction(r, h, variant);
         let (heads, turned) = heads(r);
+        let (rows, divided) = rows(r, h);
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\n\
              arg %x: D[1, t, {h}]\narg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\n\
@@ -193,17 +195,45 @@ mod tests {
              {reduction}\
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n\
              %pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n\
-             {heads}{gate}\
+             {rows}{heads}{gate}\
              %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}\n",
+             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}\n",
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),
         );
         (program.replace("D[", &format!("{dtype}[")), [low, high])
+    }
+
+    /// Reductions of the rows of `%x` with what is before, between and after them, and what is returned of them.
+    fn rows(r: &mut SplitMix, h: i64) -> (String, &'static str) {
+        let (text, returned) = match r.below(3) {
+            // The forward pass of a norm that saves its root.
+            0 => (
+                "%rc: f32[1, t, H] = cast %x\n%rs: f32[1, t, H] = mul %rc, %rc\n%rm: f32[1, t, 1] = reduce %rs op=mean axes=[2] keep=true\n\
+                 %re: f32[1, t, 1] = add %rm, 1e-6\n%rr: f32[1, t, 1] = rsqrt %re\n%rn: f32[1, t, H] = mul %rc, %rr\n\
+                 %rb: D[1, t, H] = cast %rn\n%ry: D[1, t, H] = mul %rb, %n\n",
+                ", %ry, %rr",
+            ),
+            // Softmax, and its gradient.
+            1 => (
+                "%rm: D[1, t, 1] = reduce %x op=max axes=[2] keep=true\n%rd: D[1, t, H] = sub %x, %rm\n%re: D[1, t, H] = exp %rd\n\
+                 %rs: D[1, t, 1] = reduce %re op=sum axes=[2] keep=true\n%rq: D[1, t, H] = div %re, %rs\n\
+                 %rp: D[1, t, H] = mul %rq, %n\n%rt: D[1, t, 1] = reduce %rp op=sum axes=[2] keep=true\n\
+                 %ru: D[1, t, H] = mul %rq, %rt\n%ry: D[1, t, H] = sub %rp, %ru\n",
+                ", %ry",
+            ),
+            // Reductions of a view, and numbers of rows alone.
+            _ => (
+                "%rx: D[t, 1, H] = reshape %whole.p\n%rm: D[t, 1, 1] = reduce %rx op=min axes=[2] keep=true\n\
+                 %rn: D[t, 1, 1] = exp %rm\n%ra: D[t, 1, 1] = add %rn, %first\n",
+                ", %ra",
+            ),
+        };
+        (text.replace("H]", &format!("{h}]")), returned)
     }
 
     fn planned(program: &str) -> Plan {

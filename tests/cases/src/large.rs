@@ -65,7 +65,8 @@ pub(crate) fn list() -> Vec<Case> {
     sunk(r, &mut out);
     bounded(r, &mut out);
     rows(r, &mut out);
-    segments(&mut out);
+    few_rows(&mut out);
+    sum_beyond_its_range(&mut out);
     rotary(r, &mut out);
     others(r, &mut out);
     out
@@ -332,30 +333,38 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
     }
 }
 
-/// Reductions of so few rows, of so many elements, that several blocks have segments of each.
-fn segments(out: &mut Vec<Case>) {
-    let shapes: [(&[usize], &[usize]); 4] =
-        [(&[2, 20011], &[1]), (&[9000, 40], &[0]), (&[33, 700], &[0, 1]), (&[3, 150, 160], &[1, 2])];
-    let all = [DType::BF16, DType::F32, DType::I64].into_iter().flat_map(|d| shapes.map(|of| (d, of)));
-    for (dtype, (shape, axes)) in all {
-        let x = || Placed::dense(tensor(&mut SplitMix(5), dtype, shape));
-        let n: usize = axes.iter().map(|&a| shape[a]).product();
-        let kept: Vec<usize> = (0..shape.len()).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
-        let reduce = |op| Op::Reduce { op, axes: axes.to_vec(), keep: false };
-        for op in [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min] {
-            if op == Reduction::Mean && !dtype.is_float() {
-                continue;
+/// Reductions of all of a tensor, and of its columns, that leave few rows.
+fn few_rows(out: &mut Vec<Case>) {
+    for dtype in [DType::BF16, DType::F32, DType::I32, DType::Bool] {
+        for (axes, shape) in [(vec![0, 1], [200, 96]), (vec![0], [2048, 40])] {
+            let x = || Placed::dense(tensor(&mut SplitMix(5), dtype, &shape));
+            let kept: Vec<usize> = (0..2).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
+            let count = axes.iter().map(|&a| shape[a]).product::<usize>() as f64;
+            let ops = match dtype {
+                DType::Bool => vec![
+                    (Reduction::Any, DType::Bool),
+                    (Reduction::All, DType::Bool),
+                    (Reduction::Sum, DType::I64),
+                ],
+                DType::I32 => vec![(Reduction::Sum, DType::I64), (Reduction::Min, dtype)],
+                _ => [Reduction::Sum, Reduction::Mean, Reduction::Max].map(|op| (op, dtype)).to_vec(),
+            };
+            for (op, to) in ops {
+                let name = format!("{op} {dtype} {shape:?} all of few rows {axes:?}");
+                let reduce = Op::Reduce { op, axes: axes.clone(), keep: false };
+                out.push(case(&name, reduce, vec![x()], &[(to, &kept)], count));
             }
-            let name = format!("segments {op} {dtype} {shape:?}");
-            out.push(case(&name, reduce(op), vec![x()], &[(dtype, &kept)], n as f64));
         }
     }
-    // The first half leaves the range of floats, the second brings the sum back.
+}
+
+/// A sum whose first half leaves the range of f32, and whose second half brings it back.
+fn sum_beyond_its_range(out: &mut Vec<Case>) {
     let half = 10_000;
     let values: Vec<f64> = (0..2 * half).map(|i| if i < half { 3e38 } else { -3e38 }).collect();
     let x = Placed::dense(of(Tensor::from_f64(DType::F32, [2 * half], &values)));
     let sum = Op::Reduce { op: Reduction::Sum, axes: vec![0], keep: false };
-    out.push(case("segments sum beyond f32", sum, vec![x], &[(DType::F32, &[])], 1.0));
+    out.push(case("sum beyond f32, all of few rows", sum, vec![x], &[(DType::F32, &[])], 1.0));
 }
 
 fn others(r: &mut SplitMix, out: &mut Vec<Case>) {

@@ -567,6 +567,7 @@ impl World {
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
                 }
+                (Form::Rows, Op::Reduce { .. }) => writer >= id,
                 (_, op) => writer >= id && op.is_element_wise(),
             };
             return reads_there && same_element && stage.eval(&tx.numel()) == stage.eval(&tr.numel());

@@ -15,7 +15,7 @@ use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, InputKind, Members, NodeId, Op,
-    Output, OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
+    Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
@@ -163,7 +163,7 @@ impl Maker {
 
     /// What machines have one kernel for, beside chains and reductions.
     fn one_kernel(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
-        match rng.below(5) {
+        match rng.below(6) {
             0 => {
                 let y = self.same_rows(rng, rows);
                 self.push("e", Op::Binary(BinaryOp::Add), &[x, y]);
@@ -197,7 +197,22 @@ impl Maker {
                     self.push("p", Op::MatMul, &[x, weight]);
                 }
             }
+            4 => self.rows_of(rng, x, rows),
             _ => self.skinny(rng),
+        }
+    }
+
+    /// Rows divided by what one or two reductions of them give.
+    fn rows_of(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
+        let mut row = x;
+        for _ in 0..1 + rng.below(2) {
+            let y = self.same_rows(rng, rows);
+            let product = self.b.op("e", Op::Binary(BinaryOp::Mul), &[row, y]);
+            let op = rng.pick(&[Reduction::Mean, Reduction::Max]);
+            let reduce = Op::Reduce { op, axes: vec![1], keep: true };
+            let Ok(number) = product.and_then(|p| self.b.op("q", reduce, &[p])) else { return };
+            self.push("e", Op::Binary(rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[row, number]);
+            row = self.values[self.values.len() - 1];
         }
     }
 

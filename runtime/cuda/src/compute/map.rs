@@ -50,6 +50,28 @@ enum Def {
     Computed(&'static str, String),
 }
 
+/// A value as another generator writes it.
+pub(super) enum Statement<'a> {
+    /// An operand of this type, with its offset in elements at the coordinates `c0`, `c1`, ….
+    Load { kind: &'static str, place: String },
+    /// An expression of this type.
+    Computed { kind: &'static str, expression: &'a str },
+}
+
+impl Statement<'_> {
+    /// The type of the value.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Statement::Load { kind, .. } | Statement::Computed { kind, .. } => kind,
+        }
+    }
+
+    /// The bytes of the value.
+    pub fn bytes(&self) -> usize {
+        size(self.kind())
+    }
+}
+
 /// A kernel in the making.
 pub(super) struct Map {
     shape: Vec<usize>,
@@ -122,6 +144,39 @@ impl Map {
         format!("v{}", value.0)
     }
 
+    /// The number of a value in the order of [`statements`](Self::statements).
+    pub fn index(value: Val) -> usize {
+        value.0
+    }
+
+    /// All values, in the order in which they were added.
+    pub fn statements(&self) -> Vec<Statement<'_>> {
+        let statement = |def| match def {
+            &Def::Load(Load { kind, ref strides, .. }) => Statement::Load { kind, place: linear(strides) },
+            Def::Computed(kind, expression) => Statement::Computed { kind, expression },
+        };
+        self.values.iter().map(statement).collect()
+    }
+
+    /// What is stored: the type, the offset in elements at the coordinates `c0`, `c1`, …, and the number of the value.
+    pub fn stores(&self) -> impl Iterator<Item = (&'static str, String, usize)> {
+        self.stores.iter().map(|s| (self.kind(s.value), linear(&s.strides), s.value.0))
+    }
+
+    /// The values that are stored.
+    pub fn stored_values(&self) -> impl Iterator<Item = Val> {
+        self.stores.iter().map(|s| s.value)
+    }
+
+    /// Statements that give the coordinates of the row with this number, which are all but the last.
+    pub fn row_coordinates(&self, row: &str) -> String {
+        let mut out = format!("    i64 t = {row};\n");
+        for (axis, n) in self.shape.iter().enumerate().rev().skip(1) {
+            let _ = writeln!(out, "    const i64 c{axis} = t % {n}; t /= {n};");
+        }
+        out
+    }
+
     /// The number of positions.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -175,6 +230,11 @@ impl Map {
     /// The number of neighbours that one thread computes, so that each access to memory is one of up to 16
     /// bytes.
     fn width(&self) -> usize {
+        self.width_of(|_| true)
+    }
+
+    /// The same where only accesses with these strides along the last axis bound the number.
+    fn width_of(&self, bounds: impl Fn(isize) -> bool) -> usize {
         let last = self.shape.len() - 1;
         let operands = || {
             let loads = self.loads().map(|(_, l)| (l.at, size(l.kind), &l.strides, &l.terms[..]));
@@ -189,7 +249,7 @@ impl Map {
         if self.stores.iter().any(|s| s.strides[last] != 1) {
             return 1;
         }
-        let widest = operands().map(|o| o.1).max().unwrap_or(1);
+        let widest = operands().filter(|o| bounds(o.2[last])).map(|o| o.1).max().unwrap_or(1);
         let mut width = 16 / widest;
         let aligned = |width: usize| {
             let whole = self.shape.len() == 1 || self.shape[last].is_multiple_of(width);
@@ -208,8 +268,16 @@ impl Map {
 
     /// The most neighbours along the last axis that one thread can compute, and that divide it.
     pub fn width_of_rows(&self) -> usize {
+        self.dividing(self.width())
+    }
+
+    /// The same where numbers of rows are loaded once for each row.
+    pub fn width_along_rows(&self) -> usize {
+        self.dividing(self.width_of(|stride| stride != 0))
+    }
+
+    fn dividing(&self, mut width: usize) -> usize {
         let n = self.shape.last().copied().unwrap_or(1);
-        let mut width = self.width();
         while !n.is_multiple_of(width) {
             width /= 2;
         }
@@ -416,7 +484,7 @@ impl Map {
 }
 
 /// The offset at the coordinates `c0`, `c1`, ….
-fn linear(strides: &Strides) -> String {
+pub(super) fn linear(strides: &Strides) -> String {
     let terms = strides.iter().enumerate().filter(|(_, s)| **s != 0);
     let terms: Vec<String> =
         terms.map(|(a, s)| if *s == 1 { format!("c{a}") } else { format!("c{a} * (O){s}ll") }).collect();

@@ -33,6 +33,7 @@ pub mod normed;
 pub mod numbers;
 pub mod products;
 pub mod rotary;
+pub mod row_reductions;
 mod rows;
 pub mod scatter;
 pub mod search;
@@ -108,7 +109,6 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
 pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
     match (op, operands) {
         (Op::MatMul, _) => GEMM_WORKSPACE,
-        (Op::Reduce { .. }, _) => rows::reduction_workspace(machine),
         (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
         (Op::Attention { scale, cap, bounds, sink }, [_, _, _, ..]) if !results.is_empty() => {
             let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
@@ -118,6 +118,7 @@ pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &M
             Some(inner) => workspace(op, operands, &[inner], machine),
             None => 0,
         },
+        (Op::Reduce { .. }, _) => rows::REDUCE_WORKSPACE,
         (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
         _ => 0,
     }

@@ -1,7 +1,8 @@
 //! Ops on rows: reductions, arg-reductions, cumulative sums, softmax and norms.
 //!
 //! The axes of the operand fall into those that number the rows and those within a row. How many threads
-//! share a row follows from its length and from where its elements lie ([`Group`]).
+//! share a row follows from its length and from where its elements lie ([`Group`]). Few long rows are reduced in pieces
+//! first, so that they use all multiprocessors.
 
 use std::fmt::Write as _;
 
@@ -9,7 +10,6 @@ use symmc_ir::{ArgOp, DType, Op, Reduction};
 use symmc_runtime::exec::Located;
 
 use super::lowering::{Lowering, misfit, no_kernel};
-use super::machine::Machine;
 use super::map::{Map, Val};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
@@ -61,13 +61,13 @@ impl Split {
 
 /// How threads share rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Group {
+pub(super) struct Group {
     /// Threads of a row: 1, 32 or all of a block.
-    threads: usize,
+    pub threads: usize,
     /// Threads of a block.
-    block: usize,
+    pub block: usize,
     /// Elements of one access.
-    width: usize,
+    pub width: usize,
     /// Elements of a row that a thread keeps; 0 if it reads them anew.
     items: usize,
 }
@@ -84,7 +84,7 @@ impl Group {
     }
 
     /// For rows of `n` neighbours, read `width` at a time.
-    fn along(rows: usize, n: usize, width: usize) -> Group {
+    pub fn along(rows: usize, n: usize, width: usize) -> Group {
         let accesses = n.div_ceil(width);
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
             (32, 128)
@@ -97,7 +97,7 @@ impl Group {
         Group { threads, block, width, items: if items <= KEPT { items } else { 0 } }
     }
 
-    fn blocks(&self, rows: usize) -> usize {
+    pub fn blocks(&self, rows: usize) -> usize {
         rows.div_ceil(self.block / self.threads)
     }
 
@@ -166,7 +166,7 @@ fn kernel(
     Command::Kernel(Kernel::flat(entry, blocks, block, params))
 }
 
-fn fold(op: Reduction) -> &'static str {
+pub(super) fn fold(op: Reduction) -> &'static str {
     match op {
         Reduction::Sum | Reduction::Mean => "Sum",
         Reduction::Prod => "Prod",
@@ -204,6 +204,103 @@ fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
     }
 }
 
+/// A reduction of rows of `n` elements, which are what is left of rows of `count`.
+struct Pass {
+    op: Reduction,
+    x: Split,
+    r: Split,
+    rows: usize,
+    n: usize,
+    count: usize,
+}
+
+impl Pass {
+    /// Whether rows are neighbours in memory.
+    fn are_columns(&self) -> bool {
+        let beside = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
+        beside && self.n >= 16 && self.rows >= 32
+    }
+
+    /// Blocks of threads.
+    fn blocks(&self) -> usize {
+        if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
+    }
+
+    fn group(&self) -> Group {
+        Group::of(self.rows, self.n.max(1), &[&self.x])
+    }
+
+    /// The type in which it accumulates. A product may leave the range of float, to either side, on the way to a result within it.
+    fn accumulator(&self) -> DType {
+        match self.x.dtype {
+            dtype if !dtype.is_float() => DType::I64,
+            DType::F64 => DType::F64,
+            _ if self.op == Reduction::Prod => DType::F64,
+            _ => DType::F32,
+        }
+    }
+
+    /// The same as two passes, where rows are so few and long that more blocks pay: the first reduces pieces of rows into the
+    /// workspace.
+    fn in_pieces(self, l: &Lowering<'_>) -> Result<Vec<Pass>, CudaError> {
+        let blocks = self.blocks();
+        let columns = self.are_columns();
+        let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
+        let least = if columns { 8 * COLUMNS } else { PIECE };
+        let most = (wanted / blocks.max(1)).min(self.n / least).min(PARTIALS / self.rows);
+        let Some(&first) = self.x.within.first().filter(|_| most > 1) else { return Ok(vec![self]) };
+        let Some(pieces) = (2..=most).rev().find(|p| first.n.is_multiple_of(*p)) else {
+            return Ok(vec![self]);
+        };
+        let each = first.n / pieces;
+        let (mut within, mut row) = (self.x.within.clone(), self.x.row.clone());
+        within[0].n = each;
+        row.insert(0, Axis { n: pieces, stride: first.stride * each as isize });
+        // Sums of floats may leave the range of their type on the way to a mean within it.
+        let dtype = match (self.op, self.accumulator()) {
+            (Reduction::Sum | Reduction::Mean | Reduction::Prod, dtype) if dtype.is_float() => DType::F64,
+            (Reduction::Any | Reduction::All, _) => DType::Bool,
+            (_, dtype) => dtype,
+        };
+        let at = l.room("a reduction", pieces * self.rows * dtype.size())?;
+        let partial = |row, within| Split { at, dtype, row, within };
+        let all = vec![Axis { n: pieces * self.rows, stride: 1 }];
+        let by_piece = vec![Axis { n: pieces, stride: self.rows as isize }];
+        let op = if self.op == Reduction::Mean { Reduction::Sum } else { self.op };
+        let (rows, n) = (self.rows * pieces, self.n / pieces);
+        let x = Split { row, within, ..self.x };
+        let first = Pass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
+        let x = partial(vec![Axis { n: self.rows, stride: 1 }], by_piece);
+        Ok(vec![first, Pass { x, n: pieces, ..self }])
+    }
+
+    fn launch(self, l: &mut Lowering<'_>) -> Vec<Command> {
+        let (accumulated, mean) = (computed(self.accumulator()), self.op == Reduction::Mean);
+        let params = [("x", self.x.at), ("r", self.r.at)];
+        let count = format!("static const i64 COUNT = {};\n", self.count);
+        let Pass { rows, n, .. } = self;
+        if self.are_columns() {
+            let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(self.op));
+            let layout = layout(rows, n, 1, &self.x, &self.r, &count);
+            return launch("reduce", &layout, &params, &call, self.blocks(), 256, l);
+        }
+        let group = self.group();
+        let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(self.op), group.args());
+        let layout = layout(rows, n, group.width, &self.x, &self.r, &count);
+        launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l)
+    }
+}
+
+/// Rows that a block reduces together where they are neighbours in memory.
+const COLUMNS: usize = 32;
+/// The fewest elements of a piece of a row that a block reduces.
+const PIECE: usize = 4096;
+/// The most results of pieces.
+const PARTIALS: usize = 1 << 16;
+
+/// The bytes of workspace of a reduction.
+pub(super) const REDUCE_WORKSPACE: usize = PARTIALS * 8;
+
 pub(super) fn reduce(
     op: Reduction,
     inner: &[usize],
@@ -220,97 +317,9 @@ pub(super) fn reduce(
     if n == 0 && matches!(op, Reduction::Max | Reduction::Min) {
         return Err(empty(op));
     }
-    let (xs, rs) = (Split::new(x, inner, l), per_row(result, l));
-    // A product may leave the range of float, to either side, on the way to a result within it.
-    let accumulated = if op == Reduction::Prod && x.dtype.is_float() { "double" } else { computed(x.dtype) };
-    let mean = op == Reduction::Mean;
-    let params = [("x", xs.at), ("r", rs.at)];
-    let beside = xs.row.last().is_some_and(|a| a.stride.unsigned_abs() < xs.step());
-    let by_columns = beside && n >= 16 && rows >= 32;
-    let group = Group::of(rows, n.max(1), &[&xs]);
-    let blocks = if by_columns { rows.div_ceil(32) } else { group.blocks(rows) };
-    if (by_columns || group.threads == group.block)
-        && let Some(segments) = Segments::of(n, blocks, by_columns, &l.machine)
-    {
-        let of = Segmented { op, accumulated, rows, n, segments, by_columns, group };
-        return of.reduce(&xs, &rs, l);
-    }
-    if by_columns {
-        let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(op));
-        let layout = layout(rows, n, 1, &xs, &rs, "");
-        return Ok(launch("reduce", &layout, &params, &call, blocks, 256, l));
-    }
-    let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(op), group.args());
-    let layout = layout(rows, n, group.width, &xs, &rs, "");
-    Ok(launch("reduce", &layout, &params, &call, blocks, group.block, l))
-}
-
-/// Rows in segments that several blocks reduce, where whole rows give a GPU too few blocks.
-#[derive(Clone, Copy, Debug)]
-struct Segments {
-    /// Elements of a segment; the last may have fewer.
-    size: usize,
-    /// Segments of a row.
-    count: usize,
-}
-
-impl Segments {
-    /// For rows of `n` elements, which `blocks` blocks would reduce; none where these are enough.
-    fn of(n: usize, blocks: usize, by_columns: bool, machine: &Machine) -> Option<Segments> {
-        let (least, wanted) = if by_columns { (128, COLUMN_BLOCKS) } else { (4096, ROW_BLOCKS) };
-        let count = (wanted * machine.multiprocessors as usize).checked_div(blocks)?.min(n / least);
-        // Accesses of any width begin at multiples of it.
-        let size = n.div_ceil(count.max(1)).next_multiple_of(16);
-        (count > 1).then(|| Segments { size, count: n.div_ceil(size) })
-    }
-}
-
-/// The blocks of a multiprocessor that are wanted for segments of rows, and of rows that are neighbours in memory.
-const ROW_BLOCKS: usize = 2;
-const COLUMN_BLOCKS: usize = 8;
-
-/// The bytes of workspace of a reduction: a join of 8 bytes for each of the 32 rows that a block has at most.
-pub(super) fn reduction_workspace(machine: &Machine) -> usize {
-    COLUMN_BLOCKS * machine.multiprocessors as usize * 32 * 8
-}
-
-/// A reduction of rows in segments, and then of what is kept of these.
-struct Segmented<'a> {
-    op: Reduction,
-    accumulated: &'a str,
-    rows: usize,
-    n: usize,
-    segments: Segments,
-    by_columns: bool,
-    group: Group,
-}
-
-impl Segmented<'_> {
-    fn reduce(&self, x: &Split, r: &Split, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
-        let (fold, accumulated, block) = (fold(self.op), self.accumulated, self.group.block);
-        let Segments { size, count } = self.segments;
-        let joins = l.room("a reduction", self.rows * count * 8)?;
-        let width = if self.by_columns { 1 } else { self.group.width };
-        let more = format!("static const i64 SEGMENT = {size}, SEGMENTS = {count};\n");
-        let layout = layout(self.rows, self.n, width, x, r, &more);
-        let (call, blocks, block) = match self.by_columns {
-            true => {
-                let call = format!("reduce_column_segments<@_L, {fold}, {accumulated}>");
-                (call, self.rows.div_ceil(32) * count, 256)
-            }
-            false => {
-                let call = format!("reduce_segments<@_L, {fold}, {accumulated}, {block}>");
-                (call, self.rows * count, block)
-            }
-        };
-        let mut commands =
-            launch("reduce", &layout, &[("x", x.at), ("joins", joins)], &call, blocks, block, l);
-        let mean = self.op == Reduction::Mean;
-        let call = format!("join_segments<@_L, {fold}, {accumulated}, {mean}, 128>");
-        let params = [("joins", joins), ("r", r.at)];
-        commands.extend(launch("join", &layout, &params, &call, self.rows.div_ceil(4), 128, l));
-        Ok(commands)
-    }
+    let (x, r) = (Split::new(x, inner, l), per_row(result, l));
+    let passes = Pass { op, x, r, rows, n, count: n }.in_pieces(l)?;
+    Ok(passes.into_iter().flat_map(|pass| pass.launch(l)).collect())
 }
 
 pub(super) fn arg_reduce(

@@ -10,6 +10,7 @@ mod library;
 mod norms;
 mod products;
 mod rotary;
+mod rows;
 mod scatter;
 
 use symmc_cases::corpus;

@@ -130,20 +130,23 @@ template <class L, int G, int ITEMS> struct Row {
     }
 };
 
+// Joins x onto an accumulator, in the type of that.
+template <class Op, class A, class C> SC_FN void join_onto(A &a, C x) { a = Op::join(a, (A)x); }
+
 // Whether what is joined may leave the range of A on the way to a result within it. It is joined in double then.
 template <class Op, class A> struct Leaves { static const bool RANGE = false; };
 template <> struct Leaves<Sum, float> { static const bool RANGE = true; };
 
-// The result of a reduction of N elements.
+// The result of a reduction of COUNT elements.
 template <class L, bool MEAN, class A> SC_FN void store_reduced(void *r, u32 row, A acc) {
-    if (MEAN) acc = acc / (A)L::N;
+    if (MEAN) acc = acc / (A)L::COUNT;
     ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
 }
 
-// The join of elements `begin` to `end` of a row, for all threads of its group; A is the type of the accumulation.
-template <class L, class Op, class A, int G> SC_FN A join_row(const typename L::X *from, u32 lane, i64 begin, i64 end) {
+// The join of a row, for all threads of its group; A is the type of the accumulation.
+template <class L, class Op, class A, int G> SC_FN A join_row(const typename L::X *from, u32 lane) {
     A acc = Op::template start<A>();
-    for (i64 k = begin + (i64)lane * L::V; k < end; k += (i64)G * L::V) {
+    for (i64 k = (i64)lane * L::V; k < L::N; k += (i64)G * L::V) {
         Few<typename L::X, L::V> few;
         read<typename L::X, L::V>(few, from + L::x_in(k));
 #pragma unroll
@@ -157,11 +160,11 @@ template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void 
     u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
     if (row >= L::ROWS) return;
     const typename L::X *from = (const typename L::X *)x + L::x_row(row);
-    A acc = join_row<L, Op, A, G>(from, lane, 0, L::N);
+    A acc = join_row<L, Op, A, G>(from, lane);
     if constexpr (Leaves<Op, A>::RANGE) {
         // All threads of the group have the same.
         if (acc - acc != 0) {
-            double wide = join_row<L, Op, double, G>(from, lane, 0, L::N);
+            double wide = join_row<L, Op, double, G>(from, lane);
             if (lane == 0) store_reduced<L, MEAN>(r, row, wide);
             return;
         }
@@ -169,14 +172,13 @@ template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void 
     if (lane == 0) store_reduced<L, MEAN>(r, row, acc);
 }
 
-// The join of elements `begin` to `end` of one of 32 rows that are neighbours in memory, by 8 threads for each row; for
-// the first of them.
-template <class L, class Op, class A> SC_FN A join_column(const void *x, u32 row, u32 part, i64 begin, i64 end) {
+// The join of one of 32 rows that are neighbours in memory, by 8 parts of each; for the first part.
+template <class L, class Op, class A> SC_FN A join_column(const void *x, u32 row, u32 part) {
     __shared__ A parts[8][33];
     A acc = Op::template start<A>();
     if (row < L::ROWS) {
         const typename L::X *from = (const typename L::X *)x + L::x_row(row);
-        for (i64 k = begin + part; k < end; k += 8) acc = Op::join(acc, (A)get(from[L::x_in(k)]));
+        for (i64 k = part; k < L::N; k += 8) acc = Op::join(acc, (A)get(from[L::x_in(k)]));
     }
     parts[part][threadIdx.x % 32] = acc;
     __syncthreads();
@@ -189,7 +191,7 @@ template <class L, class Op, class A> SC_FN A join_column(const void *x, u32 row
 template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const void *x, void *r) {
     u32 row = blockIdx.x * 32 + threadIdx.x % 32, part = threadIdx.x / 32;
     bool stores = part == 0 && row < L::ROWS;
-    A acc = join_column<L, Op, A>(x, row, part, 0, L::N);
+    A acc = join_column<L, Op, A>(x, row, part);
     if constexpr (Leaves<Op, A>::RANGE) {
         __shared__ int left;
         if (threadIdx.x == 0) left = 0;
@@ -198,70 +200,12 @@ template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const
         if (again) left = 1;
         __syncthreads();
         if (left) {
-            double wide = join_column<L, Op, double>(x, row, part, 0, L::N);
+            double wide = join_column<L, Op, double>(x, row, part);
             if (again) store_reduced<L, MEAN>(r, row, wide);
             stores = stores && !again;
         }
     }
     if (stores) store_reduced<L, MEAN>(r, row, acc);
-}
-
-// The type in which joins of segments of a row are kept: one that they do not leave on the way to a result.
-template <class Op, class A> struct Kept { typedef A Type; };
-template <> struct Kept<Sum, float> { typedef double Type; };
-
-// Where the join of a segment of a row is kept: rows lie behind each other, for one segment after another.
-template <class L, class Op, class A> SC_FN typename Kept<Op, A>::Type *kept(void *joins, u32 segment, u32 row) {
-    return (typename Kept<Op, A>::Type *)joins + (i64)segment * L::ROWS + row;
-}
-
-// The end of a segment of SEGMENT elements.
-template <class L> SC_FN i64 segment_end(i64 begin) { return begin + L::SEGMENT < L::N ? begin + L::SEGMENT : L::N; }
-
-// Joins segments of rows, one by each block.
-template <class L, class Op, class A, int THREADS> SC_FN void reduce_segments(const void *x, void *joins) {
-    u32 row = blockIdx.x % L::ROWS, segment = blockIdx.x / L::ROWS;
-    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
-    i64 begin = (i64)segment * L::SEGMENT, end = segment_end<L>(begin);
-    typename Kept<Op, A>::Type acc = join_row<L, Op, A, THREADS>(from, threadIdx.x, begin, end);
-    if constexpr (Leaves<Op, A>::RANGE) {
-        // All threads of the block have the same.
-        if (acc - acc != 0) acc = join_row<L, Op, double, THREADS>(from, threadIdx.x, begin, end);
-    }
-    if (threadIdx.x == 0) *kept<L, Op, A>(joins, segment, row) = acc;
-}
-
-// Joins segments of rows that are neighbours in memory, of 32 rows by each block.
-template <class L, class Op, class A> SC_FN void reduce_column_segments(const void *x, void *joins) {
-    const u32 blocks = (u32)((L::ROWS + 31) / 32);
-    u32 row = blockIdx.x % blocks * 32 + threadIdx.x % 32, part = threadIdx.x / 32, segment = blockIdx.x / blocks;
-    i64 begin = (i64)segment * L::SEGMENT, end = segment_end<L>(begin);
-    bool stores = part == 0 && row < L::ROWS;
-    typename Kept<Op, A>::Type acc = join_column<L, Op, A>(x, row, part, begin, end);
-    if constexpr (Leaves<Op, A>::RANGE) {
-        __shared__ int left;
-        if (threadIdx.x == 0) left = 0;
-        __syncthreads();
-        bool again = stores && acc - acc != 0;
-        if (again) left = 1;
-        __syncthreads();
-        if (left) {
-            double wide = join_column<L, Op, double>(x, row, part, begin, end);
-            if (again) acc = wide;
-        }
-    }
-    if (stores) *kept<L, Op, A>(joins, segment, row) = acc;
-}
-
-// Joins what is kept of the segments of each row, by a warp.
-template <class L, class Op, class A, bool MEAN, int THREADS> SC_FN void join_segments(void *joins, void *r) {
-    u32 row = group_row<32, THREADS>(), lane = threadIdx.x % 32;
-    if (row >= L::ROWS) return;
-    typedef typename Kept<Op, A>::Type K;
-    K acc = Op::template start<K>();
-    for (u32 segment = lane; segment < L::SEGMENTS; segment += 32) acc = Op::join(acc, *kept<L, Op, A>(joins, segment, row));
-    acc = group_join<Op, 32>(acc);
-    if (lane == 0) store_reduced<L, MEAN>(r, row, acc);
 }
 
 // Whether x at i comes before y at j as the extreme: the first of equals, NaN before all numbers.

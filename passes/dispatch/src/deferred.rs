@@ -1,0 +1,85 @@
+//! The order in which nodes are divided into units: program order, except that reductions over rows come after what else reads
+//! their operands.
+//!
+//! A node that reads what a unit gives closes it. The gradient of a weight or bias, a reduction over rows, stands between the steps of
+//! the gradient that goes on along the rows, and would divide them. Nothing in the program waits for such a gradient except what
+//! becomes of it until it is returned.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::{NodeId, Op, Table};
+
+use crate::facts::Facts;
+
+/// All nodes that are no views, those last that a reduction over rows at the end of the program needs not come before.
+pub fn order(facts: &Facts<'_>) -> Vec<NodeId> {
+    let graph = facts.graph;
+    let ends = ends(facts);
+    let mut deferred = Table::filled(false, graph.nodes.len());
+    let (mut first, mut last) = (Vec::with_capacity(graph.nodes.len()), Vec::new());
+    for (id, node) in graph.nodes.iter() {
+        let follows = node.inputs.iter().filter_map(|&v| graph.def_node(v)).any(|n| deferred[n]);
+        deferred[id] = ends[id] && (follows || reduces_rows(facts, id));
+        if !facts.is_view(id) {
+            if deferred[id] { last.push(id) } else { first.push(id) }
+        }
+    }
+    first.append(&mut last);
+    first
+}
+
+/// Whether a node is a reduction that leaves the last axis.
+fn reduces_rows(facts: &Facts<'_>, id: NodeId) -> bool {
+    let node = facts.node(id);
+    let rank = node.inputs.first().map_or(0, |&x| facts.graph.ty(x).rank());
+    matches!(&node.op, Op::Reduce { axes, .. } if !axes.contains(&rank.saturating_sub(1)))
+}
+
+/// The nodes of which nothing but small steps up to results of the program needs what they give.
+fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
+    let graph = facts.graph;
+    let mut out = Table::filled(false, graph.nodes.len());
+    for (id, node) in graph.nodes.iter().rev() {
+        let small =
+            node.op.fits_map() || node.op.is_view() || matches!(node.op, Op::Reduce { .. } | Op::Copy);
+        let communicates = node.op.as_collective().is_some();
+        let users = node.outputs.iter().flat_map(|&v| &facts.users[v]);
+        out[id] = (small || communicates) && users.into_iter().all(|n| out[*n]);
+    }
+    out
+}
+
+/// Puts units into an order in which they can run, near to that of their last nodes.
+pub fn runnable<U>(facts: &Facts<'_>, units: Vec<U>, nodes: impl Fn(&U) -> &[NodeId]) -> Vec<U> {
+    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
+    for (u, unit) in units.iter().enumerate() {
+        nodes(unit).iter().for_each(|n| unit_of[n.index()] = u);
+    }
+    let needs: Vec<Vec<usize>> = units
+        .iter()
+        .enumerate()
+        .map(|(u, unit)| {
+            let inputs = nodes(unit).iter().flat_map(|&n| &facts.node(n).inputs);
+            let of = inputs.filter_map(|&v| facts.source(v)).map(|n| unit_of[n.index()]);
+            let mut needs: Vec<usize> = of.filter(|&n| n != usize::MAX && n != u).collect();
+            needs.sort_unstable();
+            needs.dedup();
+            needs
+        })
+        .collect();
+    let mut order = Vec::with_capacity(units.len());
+    let mut seen = vec![false; units.len()];
+    for unit in 0..units.len() {
+        let mut stack = vec![(unit, 0)];
+        while let Some((u, next)) = stack.pop() {
+            if next == 0 && std::mem::replace(&mut seen[u], true) {
+                continue;
+            }
+            match needs[u].get(next) {
+                Some(&needed) => stack.extend([(u, next + 1), (needed, 0)]),
+                None => order.push(u),
+            }
+        }
+    }
+    let mut units: Vec<Option<U>> = units.into_iter().map(Some).collect();
+    order.into_iter().filter_map(|u| units[u].take()).collect()
+}

@@ -1,0 +1,210 @@
+//! Reductions of rows with the element-wise nodes before, between and after them as one kernel: norms and their gradients, softmax
+//! and its gradient, as exporters decompose them.
+//!
+//! The kernel reads each row once, also where a reduction of the row is needed before the rest can be computed. Nodes have the shape
+//! of the rows, or one element for each row.
+//!
+//! # Method
+//! A reduction over the last axis turns the map that gives its operand into a unit of this form. Element-wise nodes that read results
+//! of it join, and bring other open units along that they read. Units that are open do not need each other, as a unit is closed when
+//! another reads it, so they can be merged. In the end, maps join that only the nodes of one unit read.
+//!
+//! A block of threads computes a row, so few rows use few multiprocessors. Where the steps by themselves are estimated to be faster
+//! for that reason, the reductions stay by themselves ([`refused`]).
+
+use std::collections::BTreeSet;
+
+use symmc_ir::entity::Entity;
+use symmc_ir::machine::RowReductions;
+use symmc_ir::{Dim, Form, NodeId, Op, ValueId};
+
+use crate::facts::Facts;
+use crate::product::reports;
+use crate::walk::{Place, Unit, Walk};
+
+/// What becomes of a node. Reductions in `refused` run by themselves.
+pub fn place(walk: &Walk<'_>, id: NodeId, refused: &BTreeSet<NodeId>) -> Option<Place> {
+    let facts = walk.facts;
+    let limits = facts.capabilities().rows?;
+    let row = match &facts.node(id).op {
+        Op::Reduce { .. } if !refused.contains(&id) => reduced(facts, id, &limits)?,
+        op if op.fits_map() && !reports(facts, id) => {
+            let mut found = candidates(walk, id).filter(|&u| walk.units[u].form == Some(Form::Rows));
+            row_of(facts, &walk.units[found.next()?])?
+        }
+        _ => return None,
+    };
+    let mut units: Vec<usize> = Vec::new();
+    let mut count = 1;
+    for unit in candidates(walk, id) {
+        let nodes = &walk.units[unit].nodes;
+        let joins = !units.contains(&unit) && are_rows(facts, &walk.units[unit], row);
+        if joins && count + nodes.len() <= limits.nodes as usize {
+            count += nodes.len();
+            units.push(unit);
+        }
+    }
+    // The first is that which the node reads.
+    while units.len() > 1 && walk.delays(&units, id) {
+        units.pop();
+    }
+    let inside = |v: ValueId| {
+        let source = facts.source(v);
+        source.is_some_and(|n| units.iter().any(|&u| walk.units[u].nodes.contains(&n)))
+    };
+    if !fits(facts, id, row, &inside) {
+        return None;
+    }
+    let reduces = matches!(facts.node(id).op, Op::Reduce { .. });
+    let already = units.iter().any(|&u| walk.units[u].form == Some(Form::Rows));
+    (reduces || already).then_some(Place::Merges(units, Form::Rows))
+}
+
+/// The open units that a node may join: those that it reads, then those that wait for the same collectives and read an operand of it.
+fn candidates<'a>(walk: &'a Walk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
+    let read = walk.read(id);
+    let open = |u: usize| walk.is_open(u) && matches!(walk.units[u].form, Some(Form::Map | Form::Rows));
+    let near =
+        walk.open(Form::Rows, u32::MAX).filter(move |&u| walk.waits_alike(u, id) && walk.shares(u, id));
+    read.into_iter().filter(move |&u| open(u)).chain(near)
+}
+
+/// The shape of the rows that a node reduces over the last axis, if the form takes it.
+fn reduced<'a>(facts: &Facts<'a>, id: NodeId, limits: &RowReductions) -> Option<&'a [Dim]> {
+    let node = facts.node(id);
+    let (Op::Reduce { axes, keep: true, .. }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
+    let shape = &facts.graph.ty(x).shape[..];
+    let (n, leading) = shape.split_last()?;
+    let [least, most] = facts.bounds(n);
+    let fits = axes[..] == [leading.len()] && least >= 2 && most <= u64::from(limits.row);
+    fits.then_some(shape)
+}
+
+/// The shape of the rows of a unit that has a reduction.
+fn row_of<'a>(facts: &Facts<'a>, unit: &Unit) -> Option<&'a [Dim]> {
+    let reduction = unit.nodes.iter().map(|&n| facts.node(n)).find(|n| matches!(n.op, Op::Reduce { .. }))?;
+    reduction.inputs.first().map(|&x| &facts.graph.ty(x).shape[..])
+}
+
+/// Whether a shape has one element for each row.
+fn is_per_row(shape: &[Dim], row: &[Dim]) -> bool {
+    let one = Dim::from(1);
+    matches!((shape.split_last(), row.split_last()), (Some((last, a)), Some((_, b))) if *last == one && a == b)
+}
+
+/// Whether all nodes of a unit can be part of one of these rows.
+fn are_rows(facts: &Facts<'_>, unit: &Unit, row: &[Dim]) -> bool {
+    let inside = |v: ValueId| facts.source(v).is_some_and(|n| unit.nodes.contains(&n));
+    unit.nodes.iter().all(|&n| !reports(facts, n) && fits(facts, n, row, &inside))
+}
+
+/// Whether a node can be part of a unit of these rows, whose values are those `inside`.
+fn fits(facts: &Facts<'_>, id: NodeId, row: &[Dim], inside: &dyn Fn(ValueId) -> bool) -> bool {
+    let node = facts.node(id);
+    let shape = |v: ValueId| &facts.graph.ty(v).shape[..];
+    let Some(own) = node.outputs.first().map(|&v| shape(v)) else { return false };
+    let read = |&v: &ValueId| match inside(v) {
+        true => facts.base[v] == v && (is_per_row(shape(v), row) || (own == row && shape(v) == row)),
+        false => is_along_rows(facts, v),
+    };
+    match &node.op {
+        Op::Reduce { .. } => {
+            let &x = &node.inputs[0];
+            shape(x) == row && (facts.base[x] == x || !inside(x)) && is_along_rows(facts, x)
+        }
+        op => op.fits_map() && (own == row || is_per_row(own, row)) && node.inputs.iter().all(read),
+    }
+}
+
+/// Whether the elements of a row of a value are neighbours in memory, or one element. Others are read slowly by threads that
+/// share a row.
+fn is_along_rows(facts: &Facts<'_>, value: ValueId) -> bool {
+    let step = |layout: symmc_ir::layout::Layout| layout.strides.last().and_then(Dim::as_const);
+    let one = facts.graph.ty(value).shape.last().is_none_or(|n| *n == Dim::from(1));
+    one || facts.layout(value).and_then(step).is_some_and(|step| (0..=1).contains(&step))
+}
+
+/// Lets maps join the unit of rows whose nodes alone read them.
+pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
+    let Some(limits) = facts.capabilities().rows else { return };
+    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
+    for (u, unit) in units.iter().enumerate() {
+        unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
+    }
+    // Units before others, so that maps of maps join as well.
+    for u in (0..units.len()).rev() {
+        let Some(to) = only_reader(facts, &units[u], &unit_of) else { continue };
+        let Some(row) = row_of(facts, &units[to]).filter(|_| units[to].form == Some(Form::Rows)) else {
+            continue;
+        };
+        let count = units[to].nodes.len() + units[u].nodes.len();
+        let are_maps = units[u].form == Some(Form::Map);
+        if are_maps && count <= limits.nodes as usize && are_rows(facts, &units[u], row) {
+            let moved = std::mem::take(&mut units[u].nodes);
+            moved.iter().for_each(|n| unit_of[n.index()] = to);
+            units[to].nodes.extend(moved);
+            units[to].nodes.sort_unstable();
+        }
+    }
+}
+
+/// The unit whose nodes alone read what another gives, as it is.
+fn only_reader(facts: &Facts<'_>, unit: &Unit, unit_of: &[usize]) -> Option<usize> {
+    let mut found = None;
+    for &v in unit.nodes.iter().flat_map(|&n| &facts.node(n).outputs) {
+        if facts.returned[v] || facts.communicated[v] {
+            return None;
+        }
+        for reader in facts.users[v].iter().filter(|n| !unit.nodes.contains(n)) {
+            let of = unit_of[reader.index()];
+            if of == usize::MAX || *found.get_or_insert(of) != of {
+                return None;
+            }
+        }
+    }
+    found
+}
+
+/// Reductions of units that are estimated to take longer than the steps `apart`, in which no unit of rows is.
+pub fn refused(facts: &Facts<'_>, units: &[Unit], apart: &[Unit]) -> Vec<NodeId> {
+    let mut out = Vec::new();
+    for unit in units.iter().filter(|unit| unit.form == Some(Form::Rows) && unit.nodes.len() > 1) {
+        let parts: Vec<&Unit> =
+            apart.iter().filter(|part| part.nodes.iter().any(|n| unit.nodes.contains(n))).collect();
+        let slower = |end: usize| {
+            let split: f64 = parts.iter().map(|part| microseconds(facts, part, end)).sum();
+            microseconds(facts, unit, end) > split
+        };
+        if (0..2).any(slower) {
+            let reduces = |n: &NodeId| matches!(facts.node(*n).op, Op::Reduce { .. });
+            out.extend(unit.nodes.iter().copied().filter(reduces));
+        }
+    }
+    out
+}
+
+/// The estimated time of a unit that computes at the least (0) or the greatest (1) sizes.
+fn microseconds(facts: &Facts<'_>, unit: &Unit, end: usize) -> f64 {
+    let inside = |n: &NodeId| unit.nodes.contains(n);
+    let size = |v: ValueId| facts.bounds(&facts.graph.ty(v).bytes())[end];
+    let (mut moved, mut rows) = (0u64, None);
+    let mut read = BTreeSet::new();
+    for &id in &unit.nodes {
+        let node = facts.node(id);
+        for &v in &node.inputs {
+            if facts.source(v).is_none_or(|n| !inside(&n)) && read.insert(v) {
+                moved = moved.saturating_add(size(v));
+            }
+        }
+        for &v in &node.outputs {
+            if facts.returned[v] || facts.users[v].iter().any(|n| !inside(n)) {
+                moved = moved.saturating_add(size(v));
+            }
+        }
+        // A reduction by itself is done in pieces where rows are few.
+        if let (Op::Reduce { .. }, Some(&v), 2..) = (&node.op, node.outputs.first(), unit.nodes.len()) {
+            rows = Some(facts.bounds(&facts.graph.ty(v).numel())[end]);
+        }
+    }
+    facts.profile.rows_us(rows, moved)
+}

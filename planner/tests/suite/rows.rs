@@ -1,0 +1,134 @@
+//! Reductions of rows with the element-wise nodes around them as one step: which nodes join, where the results lie, and where the
+//! nodes run by themselves.
+
+use crate::dispatch::{broken, dispatches, planned};
+
+/// A program over `t` rows of `n` elements; the body has `D` for these.
+fn program(rows: &str, n: i64, body: &str) -> String {
+    let body = body.replace("[D]", &format!("[t, {n}]"));
+    format!("program \"rows\" ranks 1\nsymbol t in {rows}\n{}", body.replace("[N]", &format!("[{n}]")))
+}
+
+const FORWARD: &str = "arg %h: bf16[D]\narg %o: bf16[D]\nparam %w: bf16[N]\n\
+    %x: bf16[D] = add %h, %o\n%c: f32[D] = cast %x\n%s: f32[D] = mul %c, %c\n\
+    %m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n%e: f32[t, 1] = add %m, 1e-6\n%r: f32[t, 1] = rsqrt %e\n\
+    %n: f32[D] = mul %c, %r\n%b: bf16[D] = cast %n\n%y: bf16[D] = mul %b, %w\n\
+    return %x\nreturn %r\nreturn %y\n";
+
+const BACKWARD: &str = "arg %g: bf16[D]\narg %x: f32[D]\narg %r: f32[t, 1]\narg %res: bf16[D]\n\
+    %c: f32[D] = cast %g\n%a: f32[D] = mul %c, %x\n%b: f32[D] = mul %c, %r\n\
+    %s: f32[t, 1] = reduce %a op=sum axes=[1] keep=true\n%p: f32[t, 1] = pow %r, 3.0\n%u: f32[t, 1] = mul %s, -0.5\n\
+    %v: f32[t, 1] = mul %u, %p\n%x2: f32[D] = mul %x, 2.0\n%z: f32[D] = mul %v, %x2\n%q: f32[D] = add %b, %z\n\
+    %k: bf16[D] = cast %q\n%y: bf16[D] = add %res, %k\nreturn %y\n";
+
+#[test]
+fn a_norm_that_saves_its_root_is_one_step() {
+    let plan = planned(&program("1024..=8192", 4096, FORWARD));
+    assert_eq!(dispatches(&plan), ["rows: x c s m e r n b y"]);
+    for inner in ["c", "s", "m", "e", "n", "b"] {
+        assert!(!plan.buckets[0].places.contains_key(inner), "%{inner} has memory");
+    }
+}
+
+#[test]
+fn the_gradient_of_a_norm_is_one_step() {
+    let plan = planned(&program("1024..=8192", 4096, BACKWARD));
+    assert_eq!(dispatches(&plan), ["rows: c a b s p u v x2 z q k y"]);
+    assert_eq!(plan.buckets[0].steps.len(), 1);
+}
+
+#[test]
+fn softmax_layer_norm_and_their_gradients_are_one_step_each() {
+    let layer_norm = "arg %x: f32[D]\nparam %w: f32[N]\n%m: f32[t, 1] = reduce %x op=mean axes=[1] keep=true\n\
+        %d: f32[D] = sub %x, %m\n%s: f32[D] = mul %d, %d\n%v: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n\
+        %e: f32[t, 1] = add %v, 1e-5\n%r: f32[t, 1] = rsqrt %e\n%n: f32[D] = mul %d, %r\n%y: f32[D] = mul %n, %w\n\
+        return %m\nreturn %r\nreturn %y\n";
+    let all = |body: &str| dispatches(&planned(&program("256..=8192", 2048, body)));
+    assert_eq!(all(layer_norm), ["rows: m d s v e r n y"]);
+    let softmax = "arg %x: bf16[D]\n%c: f32[D] = cast %x\n%m: f32[t, 1] = reduce %c op=max axes=[1] keep=true\n\
+        %d: f32[D] = sub %c, %m\n%e: f32[D] = exp %d\n%s: f32[t, 1] = reduce %e op=sum axes=[1] keep=true\n\
+        %q: f32[D] = div %e, %s\n%y: bf16[D] = cast %q\nreturn %y\n";
+    assert_eq!(all(softmax), ["rows: c m d e s q y"]);
+    // Two reductions of one level, and one of an operand that other nodes read as well.
+    let gradient = "arg %g: f32[D]\narg %o: f32[D]\n%e: f32[D] = exp %o\n%s: f32[t, 1] = reduce %g op=sum axes=[1] keep=true\n\
+        %q: f32[D] = mul %e, %s\n%z: f32[D] = sub %g, %q\nreturn %z\n";
+    assert_eq!(all(gradient), ["rows: e s q z"]);
+}
+
+#[test]
+fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
+    // Over the first axis, without the axis, and of columns that are no neighbours in memory.
+    let of = |reduce: &str| {
+        let body = format!("arg %x: f32[2048, 2048]\n%a: f32[2048, 2048] = exp %x\n{reduce}\nreturn %r\n");
+        dispatches(&planned(&program("1..=1", 8, &body)))
+    };
+    assert_eq!(of("%r: f32[2048, 1] = reduce %a op=sum axes=[1] keep=true"), ["rows: a r"]);
+    assert_eq!(of("%r: f32[1, 2048] = reduce %a op=sum axes=[0] keep=true"), [""; 0]);
+    assert_eq!(of("%r: f32[2048] = reduce %a op=sum axes=[1] keep=false"), [""; 0]);
+    let columns = "%t: f32[2048, 2048] = permute %x perm=[1, 0]\n%b: f32[2048, 2048] = neg %t\n\
+        %r: f32[2048, 1] = reduce %b op=sum axes=[1] keep=true";
+    assert_eq!(of(columns), ["map: a b"]);
+    // Numbers of the rows that something else computes first.
+    let shared = "arg %x: f32[D]\narg %i: f32[t, 1]\n%j: f32[t, 1] = exp %i\n%k: f32[t, 1] = neg %j\n\
+        %a: f32[D] = mul %x, %k\n%s: f32[t, 1] = reduce %a op=sum axes=[1] keep=true\n%b: f32[D] = mul %a, %s\nreturn %b\n";
+    assert_eq!(dispatches(&planned(&program("256..=512", 1024, shared))), ["rows: j k a s b"]);
+    let returned = format!("{shared}return %k\n");
+    assert_eq!(dispatches(&planned(&program("256..=512", 1024, &returned))), ["map: j k", "rows: a s b"]);
+}
+
+#[test]
+fn few_long_rows_run_by_single_steps_where_these_are_faster() {
+    // One row is the work of one multiprocessor.
+    let long = dispatches(&planned(&program("1..=1", 1 << 18, FORWARD)));
+    assert!(long.iter().all(|d| d.starts_with("map")), "{long:?}");
+    let short = dispatches(&planned(&program("1..=1", 2048, FORWARD)));
+    assert_eq!(short, ["rows: x c s m e r n b y"]);
+    let many = dispatches(&planned(&program("512..=1024", 1 << 18, FORWARD)));
+    assert_eq!(many, ["rows: x c s m e r n b y"]);
+}
+
+#[test]
+fn results_of_rows_lie_on_operands_that_no_later_node_reads() {
+    // The operands are intermediate values, so that they may be overwritten.
+    let before = BACKWARD
+        .replace("arg %g", "arg %g0")
+        .replace("arg %res", "arg %res0")
+        .replace(
+            "%c: f32",
+            "%g: bf16[t, W] = cumsum %g0 axis=0\n%res: bf16[t, W] = cumsum %res0 axis=0\n%c: f32",
+        )
+        .replace("return %y", "%end: bf16[t, W] = cumsum %y axis=0\nreturn %end")
+        .replace("W]", "1024]");
+    let before = before.replace("return %end", "%also: bf16[t, 1024] = cumsum %k axis=0\nreturn %end, %also");
+    let plan = planned(&program("256..=512", 1024, &before));
+    assert_eq!(dispatches(&plan), ["rows: c a b s p u v x2 z q k y"]);
+    let places = &plan.buckets[0].places;
+    assert!(["g", "res"].iter().any(|x| places[*x].offset == places["y"].offset), "{places:?}");
+    // A later node would read the residual that is overwritten.
+    let mut over = plan.clone();
+    over.buckets[0].places["k"] = places["res"].clone();
+    assert!(broken(&over).contains("InPlace"), "{:?}", broken(&over));
+}
+
+#[test]
+fn dispatches_that_are_no_rows_are_refused() {
+    let edit = |from: &str, to: &str| {
+        let mut plan = planned(&program("256..=512", 1024, FORWARD));
+        assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
+        plan.programs[0] = plan.programs[0].replacen(from, to, 1);
+        broken(&plan)
+    };
+    for (from, to) in [
+        ("dispatch rows {", "dispatch map {"),
+        ("dispatch rows {", "dispatch norm {"),
+        (
+            "%m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true",
+            "%m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n%v: f32[1, 1024] = reduce %s op=mean axes=[0] keep=true",
+        ),
+        ("%b: bf16[t, 1024] = cast %n", "%b: bf16[t, 1024] = cast %n\n%v: bf16[1, t, 1024] = reshape %b"),
+        ("%b: bf16[t, 1024] = cast %n", "%b: bf16[t, 1024] = cast %n\n%v: bf16[1024] = neg %w"),
+    ] {
+        let found = edit(from, to);
+        assert!(found.contains("Invalid"), "{to}: {found:?}");
+    }
+}

@@ -1,0 +1,127 @@
+//! What training graphs are made of: gradients of weights next to those of activations, optimizer steps, sums of gradients, and casts
+//! of sharded parameters.
+
+use symmc_plan::{Memory, Plan};
+
+use crate::dispatch::{dispatches, planned};
+
+/// The gradient of a norm with a weight: the weight's is a reduction over the rows, and stands in the middle.
+const BACKWARD: &str = "program \"backward\" ranks 1\narg %g: bf16[2048, 1024]\narg %x: f32[2048, 1024]\n\
+    arg %n: f32[2048, 1024]\narg %r: f32[2048, 1]\narg %res: bf16[2048, 1024]\nparam %w: bf16[1024]\n\
+    %c: f32[2048, 1024] = cast %g\n%wc: f32[1024] = cast %w\n%gn: f32[2048, 1024] = mul %c, %n\n%gw: f32[2048, 1024] = mul %c, %wc\n\
+    %dw: f32[1, 1024] = reduce %gn op=sum axes=[0] keep=true\n%db: bf16[1, 1024] = cast %dw\n\
+    %a: f32[2048, 1024] = mul %gw, %x\n%b: f32[2048, 1024] = mul %gw, %r\n\
+    %s: f32[2048, 1] = reduce %a op=sum axes=[1] keep=true\n%v: f32[2048, 1] = mul %s, -0.5\n\
+    %z: f32[2048, 1024] = mul %v, %x\n%q: f32[2048, 1024] = add %b, %z\n%k: bf16[2048, 1024] = cast %q\n\
+    %y: bf16[2048, 1024] = add %res, %k\nreturn %y\nreturn %db\n";
+
+#[test]
+fn the_gradient_of_a_weight_divides_no_rows() {
+    let plan = planned(BACKWARD);
+    assert_eq!(dispatches(&plan), ["rows: c gn gw a b s v z q k y"]);
+    let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
+    assert_eq!(steps.len(), 4, "{steps:?}");
+    // A reduction over rows that the rest of the row needs divides it.
+    let needed = BACKWARD
+        .replace("mul %v, %x", "mul %v, %shift")
+        .replace("%a: f32", "%shift: f32[1, 1024] = abs %dw\n%a: f32");
+    assert_eq!(dispatches(&planned(&needed)), ["rows: c gn gw a b s v", "map: db shift", "map: z q k y"]);
+}
+
+/// A step of AdamW as PyTorch's `foreach` form has it: all tensors of one statement, then all of the next.
+fn adamw(shapes: &[&str]) -> String {
+    let mut text = String::from("program \"adamw\" ranks 1\narg %c1: f32[]\narg %c2: f32[]\n");
+    let each = |text: &mut String, line: &str| {
+        for (k, shape) in shapes.iter().enumerate() {
+            text.push_str(&line.replace('#', &k.to_string()).replace("[S]", &format!("[{shape}]")));
+            text.push('\n');
+        }
+    };
+    for line in [
+        "arg %p#: f32[S]",
+        "arg %g#: f32[S]",
+        "arg %m#: f32[S]",
+        "arg %v#: f32[S]",
+        "%d#: f32[S] = mul %p#, 0.999",
+        "%s#: f32[S] = sub %g#, %m#",
+        "%l#: f32[S] = mul %s#, 0.1",
+        "%nm#: f32[S] = add %m#, %l#",
+        "%e#: f32[S] = mul %v#, 0.999",
+        "%q#: f32[S] = mul %g#, %g#",
+        "%t#: f32[S] = mul %q#, 0.001",
+        "%nv#: f32[S] = add %e#, %t#",
+        "%r#: f32[S] = sqrt %nv#",
+        "%u#: f32[S] = div %r#, %c2",
+        "%w#: f32[S] = add %u#, 1.0e-8",
+        "%x#: f32[S] = div %w#, %c1",
+        "%y#: f32[S] = div %nm#, %x#",
+        "%np#: f32[S] = add %d#, %y#",
+        "mutate %p# = %np#",
+        "mutate %m# = %nm#",
+        "mutate %v# = %nv#",
+    ] {
+        each(&mut text, line);
+    }
+    text
+}
+
+/// Whether results that replace inputs lie in one memory with them, and nothing is copied.
+fn is_in_place(plan: &Plan, pairs: &[(&str, &str)]) -> bool {
+    let bucket = &plan.buckets[0];
+    let held = |(input, result): &(&str, &str)| {
+        let memory = |name: &str| bucket.places.get(name).map(|place| &place.memory);
+        matches!(memory(result), Some(Memory::Output(_))) && memory(input) == memory(result)
+    };
+    bucket.copies.is_empty() && pairs.iter().all(held)
+}
+
+#[test]
+fn an_optimizer_step_is_one_map_for_each_parameter_in_place() {
+    let plan = planned(&adamw(&["4096, 512"]));
+    assert_eq!(dispatches(&plan), ["map: d0 s0 l0 nm0 e0 q0 t0 nv0 r0 u0 w0 x0 y0 np0"]);
+    assert!(is_in_place(&plan, &[("p0", "np0"), ("m0", "nm0"), ("v0", "nv0")]));
+    // Parameters of other shapes between them, and two of one shape.
+    let plan = planned(&adamw(&["4096, 512", "512", "64, 64", "4096, 512"]));
+    let steps = plan.buckets[0].steps.len();
+    assert!(steps <= 4, "{steps}: {:?}", dispatches(&plan));
+    for k in 0..4 {
+        let names = ["p", "m", "v"].map(|n| (format!("{n}{k}"), format!("n{n}{k}")));
+        let pairs: Vec<(&str, &str)> = names.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        assert!(is_in_place(&plan, &pairs), "{k}: {:?}", plan.buckets[0].places);
+    }
+}
+
+#[test]
+fn momentum_and_sums_of_gradients_are_in_place() {
+    let sgd = "program \"sgd\" ranks 1\narg %p: f32[64, 512]\narg %g: bf16[64, 512]\narg %m: f32[64, 512]\n\
+        %c: f32[64, 512] = cast %g\n%d: f32[64, 512] = mul %p, 0.01\n%e: f32[64, 512] = add %c, %d\n\
+        %f: f32[64, 512] = mul %m, 0.9\n%nm: f32[64, 512] = add %f, %e\n%u: f32[64, 512] = mul %nm, -0.1\n\
+        %np: f32[64, 512] = add %p, %u\nmutate %p = %np\nmutate %m = %nm\n";
+    let plan = planned(sgd);
+    assert_eq!(dispatches(&plan), ["map: c d e f nm u np"]);
+    assert!(is_in_place(&plan, &[("p", "np"), ("m", "nm")]));
+    let sum = "program \"sum\" ranks 1\narg %x: bf16[512, 64]\narg %y: bf16[512, 128]\narg %a: f32[64, 128]\n\
+        %t: bf16[64, 512] = permute %x perm=[1, 0]\n%g: bf16[64, 128] = matmul %t, %y\n%c: f32[64, 128] = cast %g\n\
+        %s: f32[64, 128] = add %a, %c\nmutate %a = %s\n";
+    let plan = planned(sum);
+    assert!(is_in_place(&plan, &[("a", "s")]), "{:?}", plan.buckets[0].places);
+}
+
+#[test]
+fn casts_of_shards_are_written_into_the_operands_of_their_gathers() {
+    for (variant, dtype) in
+        [("copies", "bf16"), ("pull", "bf16"), ("ll", "bf16"), ("push", "f16"), ("plain", "bf16")]
+    {
+        let program = format!(
+            "program \"fsdp\" ranks 2\ngroup @g world\narg %x: bf16[512, 256]\nparam %w: f32[256, 256]\nparam %v: f32[256, 256]\n\
+             %c: D[256, 256] = cast %w\n%a: D[512, 256] = all_gather %c group=@g via={variant}\n\
+             %d: D[256, 256] = cast %v\n%b: D[512, 256] = all_gather %d group=@g via={variant}\n\
+             %t: D[256, 512] = permute %a perm=[1, 0]\n%u: D[256, 512] = permute %b perm=[1, 0]\n\
+             %xd: D[512, 256] = cast %x\n\
+             %p: D[512, 512] = matmul %xd, %t\n%q: D[512, 512] = matmul %xd, %u\n%y: D[512, 512] = mul %p, %q\nreturn %y\n"
+        );
+        let plan = planned(&program.replace("D[", &format!("{dtype}[")));
+        assert!(plan.buckets[0].copies.is_empty(), "{variant}: {:?}", plan.buckets[0].copies);
+        assert!(!plan.programs[0].contains("= copy"), "{variant}: {}", plan.programs[0]);
+    }
+}

@@ -1,0 +1,293 @@
+//! Reductions of rows with the steps around them: one kernel gives what the interpreter gives, also where results lie on operands.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use symmc_cuda::compute::{self, Lowering, Operation, row_reductions};
+use symmc_cuda::launch::Kernel;
+use symmc_ir::interp::{self, Runs, Tolerance};
+use symmc_ir::layout::layouts;
+use symmc_ir::random::SplitMix;
+use symmc_ir::{Bindings, Graph, Node, NodeId, Op, Reduction, Tensor, Type, ValueId, text, verify};
+use symmc_runtime::exec::{Located, MemorySpace};
+
+use crate::emulate::Library;
+use crate::products::{Part, World, compiles, kernels, steps, value};
+
+/// A program that is one dispatch and views of its inputs, where its values lie in one memory.
+struct Placed {
+    graph: Graph,
+    /// The first byte of each base.
+    offsets: Vec<usize>,
+    bytes: usize,
+}
+
+impl Placed {
+    /// Results that the list names lie on the inputs that it names with them.
+    fn new(program: &str, overlays: &[(ValueId, ValueId)]) -> Placed {
+        let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
+        assert_eq!(verify::verify(&graph), Ok(()), "{program}");
+        let mut offsets = Vec::new();
+        let mut bytes = 0;
+        for value in graph.values.keys() {
+            offsets.push(bytes);
+            bytes = (bytes + size(graph.ty(value)) + 64).next_multiple_of(64);
+        }
+        for (result, operand) in overlays {
+            offsets[index(*result)] = offsets[index(*operand)];
+        }
+        Placed { graph, offsets, bytes }
+    }
+
+    fn located(&self, value: ValueId) -> Located {
+        let layouts = layouts(&self.graph);
+        let (layout, ty) = (&layouts[value], self.graph.ty(value));
+        let number = |d: &symmc_ir::Dim| d.as_const().expect("a number");
+        let inner = self.graph.inner(|v| layouts[v].base)[layout.base];
+        let offset = number(&layout.offset) as usize * ty.dtype.size();
+        Located {
+            space: if inner { MemorySpace::Inner } else { MemorySpace::Ordinary },
+            offset: self.offsets[index(layout.base)] + offset,
+            by_rank: 0,
+            dtype: ty.dtype,
+            shape: ty.shape.iter().map(|d| number(d) as usize).collect(),
+            strides: layout.strides.iter().map(|d| number(d) as isize).collect(),
+        }
+    }
+}
+
+fn index(value: ValueId) -> usize {
+    symmc_ir::entity::Entity::index(value)
+}
+
+fn size(ty: &Type) -> usize {
+    ty.bytes().as_const().expect("a number") as usize
+}
+
+/// A program with memory for it, and what it must give.
+struct Case {
+    name: String,
+    placed: Placed,
+    inputs: Vec<Arc<Tensor>>,
+    expected: Vec<Tensor>,
+    memory: Vec<u128>,
+    kernels: Vec<Kernel>,
+}
+
+impl Case {
+    fn new(name: String, placed: Placed, seed: u64) -> Case {
+        let bindings = Bindings::new();
+        let inputs = interp::seeded_inputs(&placed.graph, &bindings, seed, 0).expect("drawn");
+        let all = std::slice::from_ref(&inputs);
+        let expected = interp::run(&placed.graph, &bindings, all).expect("it runs").remove(0);
+        let memory = vec![0u128; placed.bytes.div_ceil(16) + 32];
+        Case { name, placed, inputs, expected, memory, kernels: Vec::new() }
+    }
+
+    fn base(&self) -> u64 {
+        (self.memory.as_ptr().expose_provenance() as u64).next_multiple_of(256)
+    }
+
+    fn pointer(&self, value: ValueId) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.base() as usize + self.placed.offsets[index(value)])
+    }
+
+    /// The kernel of the dispatch.
+    fn lower(&self, l: &mut Lowering<'_>) -> Vec<Kernel> {
+        let (graph, placed) = (&self.placed.graph, &self.placed);
+        let nodes: Vec<&Node> = graph.dispatches[0].nodes().map(|n| &graph.nodes[n]).collect();
+        let place = |values: &[ValueId]| values.iter().map(|&v| placed.located(v)).collect::<Vec<_>>();
+        let places: Vec<_> = nodes.iter().map(|n| (place(&n.inputs), place(&n.outputs))).collect();
+        let step = |(node, (operands, results)): (&&'_ Node, &'_ (Vec<Located>, Vec<Located>))| Part {
+            op: node.op.clone(),
+            operands: operands.clone(),
+            results: [results[0].clone()],
+        };
+        let parts: Vec<Part> = nodes.iter().zip(&places).map(step).collect();
+        let one = row_reductions::lower(&steps(&parts), l).expect("it fits").expect("one kernel");
+        let one = kernels(one);
+        assert_eq!(one.len(), 1, "{}", self.name);
+        one
+    }
+
+    fn run(&mut self, library: &Library) {
+        self.memory.fill(0);
+        let graph = &self.placed.graph;
+        for (input, tensor) in graph.inputs.values().zip(&self.inputs) {
+            let data = tensor.data();
+            // SAFETY: each value has room for its bytes in `memory`, which nothing else touches.
+            unsafe { self.pointer(input.value).copy_from(data.as_ptr(), data.len()) };
+        }
+        // SAFETY: all addresses lie in `memory`.
+        self.kernels.iter().for_each(|kernel| unsafe { library.run(kernel) });
+        let histories = interp::output_histories(graph, Runs::One);
+        for ((output, expected), history) in graph.outputs.iter().zip(&self.expected).zip(&histories) {
+            let mut data = vec![0u8; expected.data().len()];
+            // SAFETY: as above.
+            unsafe { self.pointer(output.value).copy_to(data.as_mut_ptr(), data.len()) };
+            let found = Tensor::new(expected.dtype(), expected.shape(), data).expect("as many bytes");
+            let comparison = interp::compare(&found, expected, Tolerance::of_history(history, expected));
+            let name = graph.name_of(output.value);
+            assert!(comparison.agrees(), "{}: %{name}: {comparison:?}\n{}", self.name, text::print(graph));
+        }
+    }
+}
+
+/// Runs the dispatches of programs as emulated kernels, where there is a compiler, and compares the outputs.
+fn check(what: &str, mut cases: Vec<Case>) {
+    let base = Cell::new(0);
+    let at = |v: &Located| base.get() + v.offset as u64;
+    let machine = World::new().machine;
+    let mut l = Lowering::new(&at, &machine);
+    for case in &mut cases {
+        base.set(case.base());
+        case.kernels = case.lower(&mut l);
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build(what, &l.source.text(), l.source.names()) else { return };
+    cases.iter_mut().for_each(|case| case.run(&library));
+}
+
+/// Results that may lie on inputs, each with one of its own.
+fn overlays(program: &str) -> Vec<(ValueId, ValueId)> {
+    let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
+    let (form, users) = (graph.dispatches[0].form, graph.users());
+    let readers = |input: ValueId| {
+        let operands = |&n: &NodeId| {
+            let inputs = graph.nodes[n].inputs.iter().enumerate();
+            inputs.filter(|(_, v)| **v == input).map(move |(k, _)| (n, k)).collect::<Vec<_>>()
+        };
+        users[input].iter().flat_map(operands).collect::<Vec<_>>()
+    };
+    let mut out: Vec<(ValueId, ValueId)> = Vec::new();
+    for result in graph.outputs.iter().map(|o| o.value) {
+        let writer = graph.def_node(result).expect("a node");
+        let allows = |input: &ValueId| {
+            let mut all = readers(*input).into_iter();
+            all.all(|(n, k)| form.overwriting(&graph.nodes[n].op, k).allows(n, writer))
+                && size(graph.ty(*input)) == size(graph.ty(result))
+                && graph.ty(*input).shape == graph.ty(result).shape
+                && out.iter().all(|(_, taken)| taken != input)
+        };
+        let found = graph.inputs.values().map(|i| i.value).find(allows);
+        out.extend(found.map(|input| (result, input)));
+    }
+    out
+}
+
+#[test]
+fn rows_give_what_the_interpreter_gives() {
+    let (mut cases, mut on_operands) = (Vec::new(), 0);
+    for part in include_str!("rows.symm").split("//# ").skip(1) {
+        let (name, program) = part.split_once('\n').expect("a name and a program");
+        let overlays = overlays(program);
+        on_operands += overlays.len();
+        cases.push(Case::new(name.into(), Placed::new(program, &[]), 5));
+        if !overlays.is_empty() {
+            cases.push(Case::new(format!("{name}, on operands"), Placed::new(program, &overlays), 6));
+        }
+    }
+    assert!(on_operands > 5, "{on_operands}");
+    check("rows", cases);
+}
+
+/// A value of a random program.
+#[derive(Clone)]
+struct Drawn {
+    name: String,
+    dtype: &'static str,
+    is_per_row: bool,
+}
+
+/// A random dispatch of reductions and element-wise nodes. All numbers are positive, so that no sum cancels.
+fn random_rows(r: &mut SplitMix) -> String {
+    let leading = r.pick(&["1", "5", "33", "2, 3", "4, 1"]);
+    let n = r.pick(&[2, 3, 8, 31, 64, 130, 520, 1000, 2052, 4096, 9001]);
+    let (whole, per_row) = (format!("{leading}, {n}"), format!("{leading}, 1"));
+    let mut text = format!(
+        "program \"random\" ranks 1\narg %i: f32[{whole}]\narg %j: bf16[{whole}]\narg %r: f32[{per_row}]\n\
+         arg %w: bf16[{n}]\narg %one: f32[]\ndispatch rows {{\n"
+    );
+    let mut values: Vec<Drawn> = Vec::new();
+    let node =
+        |text: &mut String, values: &mut Vec<Drawn>, dtype: &'static str, is_per_row: bool, what: String| {
+            let name = format!("%v{}", values.len());
+            let shape = if is_per_row { &per_row } else { &whole };
+            text.push_str(&format!("{name}: {dtype}[{shape}] = {what}\n"));
+            values.push(Drawn { name, dtype, is_per_row });
+        };
+    node(&mut text, &mut values, "f32", false, "abs %i".into());
+    node(&mut text, &mut values, "bf16", false, "abs %j".into());
+    node(&mut text, &mut values, "f32", true, "abs %r".into());
+    node(&mut text, &mut values, "f32", true, "max %r, %one".into());
+    node(&mut text, &mut values, "bf16", false, "max %j, %w".into());
+    for k in 0..5 + r.below(12) {
+        let x = values[values.len() - 1 - r.below(values.len().min(6))].clone();
+        match if k == 0 { 0 } else { r.below(6) } {
+            0 | 1 => {
+                let x = if x.is_per_row { values[r.below(2)].clone() } else { x };
+                let op = r.pick(&["sum", "mean", "max", "min"]);
+                let axis = whole.split(',').count() - 1;
+                node(
+                    &mut text,
+                    &mut values,
+                    x.dtype,
+                    true,
+                    format!("reduce {} op={op} axes=[{axis}] keep=true", x.name),
+                );
+            }
+            2 => {
+                let to = if x.dtype == "f32" { "bf16" } else { "f32" };
+                node(&mut text, &mut values, to, x.is_per_row, format!("cast {}", x.name));
+            }
+            3 => {
+                let what = r.pick(&["add 1.0,", "mul 0.01,", "add 0.5,"]);
+                node(&mut text, &mut values, x.dtype, x.is_per_row, format!("{what} {}", x.name));
+            }
+            4 => node(&mut text, &mut values, x.dtype, x.is_per_row, format!("sqrt {}", x.name)),
+            _ => {
+                let alike: Vec<&Drawn> = values.iter().filter(|y| y.dtype == x.dtype).collect();
+                let y = alike[r.below(alike.len())].clone();
+                let op = r.pick(&["add", "mul", "max", "min"]);
+                let is_per_row = x.is_per_row && y.is_per_row;
+                node(&mut text, &mut values, x.dtype, is_per_row, format!("{op} {}, {}", x.name, y.name));
+            }
+        }
+    }
+    text.push_str("}\n");
+    let last = values.len() - 1;
+    for (k, value) in values.iter().enumerate().skip(5) {
+        if k == last || r.one_in(4) {
+            text.push_str(&format!("return {}\n", value.name));
+        }
+    }
+    text
+}
+
+#[test]
+fn random_rows_give_what_the_interpreter_gives() {
+    let mut r = SplitMix(23);
+    let case = |number| {
+        let program = random_rows(&mut r);
+        let overlays = if number % 2 == 0 { overlays(&program) } else { Vec::new() };
+        Case::new(format!("random {number}"), Placed::new(&program, &overlays), number)
+    };
+    check("rows-random", (0..40).map(case).collect());
+}
+
+/// Reductions that leave few rows, or rows that are neighbours in memory, have more blocks than rows.
+#[test]
+fn long_reductions_use_all_multiprocessors() {
+    let machine = crate::machine(1 << 20, 225 << 10);
+    let at = |v: &Located| (v.offset + 0x10_0000) as u64;
+    for (axes, kept) in [(vec![0, 1], vec![]), (vec![0], vec![4096])] {
+        let op = Op::Reduce { op: Reduction::Mean, axes, keep: false };
+        let x = value(MemorySpace::Ordinary, 0, [8192, 4096], [4096, 1]);
+        let strides = kept.iter().map(|_| 1).collect();
+        let r = Located { shape: kept.into(), strides, ..value(MemorySpace::Ordinary, 1, [1, 1], [1, 1]) };
+        let step = Operation { index: 0, op: &op, operands: &[x], results: &[r] };
+        let passes = kernels(compute::lower(&step, &mut Lowering::new(&at, &machine)).expect("it fits"));
+        assert_eq!(passes.len(), 2, "{op:?}");
+        assert!(passes[0].grid[0] >= machine.multiprocessors, "{op:?}: {:?}", passes[0].grid);
+    }
+}
