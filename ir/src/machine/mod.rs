@@ -34,6 +34,7 @@
 mod capability;
 mod curve;
 pub mod model;
+mod moved;
 mod steps;
 mod throughput;
 pub mod timeline;
@@ -45,6 +46,7 @@ pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
 pub use capability::{Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, SplitK};
 pub use curve::{Copying, Curve, Provenance};
+pub use moved::Memory;
 pub use throughput::{Operations, Throughput};
 use timeline::TimedStep;
 
