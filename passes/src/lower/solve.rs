@@ -7,7 +7,7 @@ use std::time::Duration;
 use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
 use symmc_ir::{BinaryOp, Numerics, Op, Type};
 
-use super::context::Context;
+use super::context::{Context, Surroundings};
 use super::extract::{self, Cost, Taken, Traffic, Uses};
 use super::imported::Imported;
 use super::language::{self, Facts, Graph, Lang};
@@ -156,7 +156,8 @@ impl Saturated {
         rules: &[Rewrite<Lang, Facts>],
         limits: &Limits,
     ) -> Option<Saturated> {
-        let facts = |leaves| Facts { context: context.clone(), leaves, beside_us: key.beside as f64 };
+        let surroundings = Surroundings { beside_us: key.beside as f64, exit_kept: key.exit_kept };
+        let facts = |leaves| Facts { context: context.clone(), leaves, surroundings };
         let mut graph = Graph::new(facts(key.leaves.clone())).with_explanations_enabled();
         let imported = Imported::new(&mut graph, key)?;
         graph.rebuild();
