@@ -54,6 +54,9 @@ pub struct LowerConfig {
     pub symmetric: Option<u64>,
     /// How much computation runs beside each collective.
     pub overlap: Overlap,
+    /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
+    /// cannot lose to plain.
+    pub exits_kept: BTreeSet<String>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
@@ -70,6 +73,7 @@ impl LowerConfig {
             variants: None,
             symmetric: None,
             overlap: Overlap::Possible,
+            exits_kept: BTreeSet::new(),
             numerics: Numerics::STRICT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
@@ -160,6 +164,15 @@ pub fn lower_with_report(
     Ok((out, decisions.into_iter().map(|(_, d)| d).collect(), report))
 }
 
+/// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
+///
+/// # Errors
+/// As [`lower()`].
+pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
+    let graph = narrowed(graph, config)?;
+    Ok(beside::computation_us(&graph, &*context(&graph, config)?))
+}
+
 /// The graph with the ranges of the bucket, and without variants.
 fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
     let mut out = graph.clone();
@@ -197,6 +210,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         variants: config.variants.clone(),
         symmetric: config.symmetric,
         overlap: config.overlap.clone(),
+        exits_kept: config.exits_kept.clone(),
     }))
 }
 

@@ -51,6 +51,11 @@ pub struct PlanConfig {
     pub memory_price: f64,
     /// What the symmetric arena may take: barriers are kept, overlap is given up, where it would take more.
     pub symm_limit: Option<u64>,
+    /// The buckets, by their position, that have an order of their own. Others with equal programs share one, which is made for
+    /// the upper ends of all of them.
+    pub own_orders: BTreeSet<usize>,
+    /// Whether runs of buckets of another plan may follow, as if these buckets were some of several.
+    pub among_others: bool,
     /// How hard to pack.
     pub pack: symmc_pack::Config,
     /// The numerics classes that the passes were allowed, which the plan states.
@@ -67,6 +72,8 @@ impl Default for PlanConfig {
             slack: 1.0,
             memory_price: 0.05,
             symm_limit: None,
+            own_orders: BTreeSet::new(),
+            among_others: false,
             pack: symmc_pack::Config {
                 work: 60_000,
                 rounds: 32,
@@ -102,7 +109,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
             None => prepared,
         })
     });
-    let (prepared, program_of) = distinct(prepared)?;
+    let (prepared, program_of) = distinct(prepared, &config.own_orders)?;
     let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
     let work = Work {
         lowered,
@@ -188,7 +195,7 @@ impl Work<'_> {
     /// Programs and buckets for whatever the next run may be. `room` is what the symmetric arena may hold besides
     /// fixed memory.
     fn make(&self, order: Order, room: Option<u64>) -> Result<Made, PlanError> {
-        if self.lowered.len() > 1 {
+        if self.lowered.len() > 1 || self.config.among_others {
             return self.make_for(order, room, NextRun::Unknown);
         }
         let once = self.make_for(order, room, NextRun::Same)?;
@@ -288,16 +295,25 @@ fn same_memory(a: &Graph, b: &Graph) -> bool {
 
 /// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
 /// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their
-/// own.
-fn distinct(prepared: Vec<Result<Prepared, PlanError>>) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
+/// own. Buckets of `own_orders` share with no other.
+fn distinct(
+    prepared: Vec<Result<Prepared, PlanError>>,
+    own_orders: &BTreeSet<usize>,
+) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
     let mut programs: Vec<Prepared> = Vec::new();
-    let mut of = Vec::with_capacity(prepared.len());
-    for p in prepared {
+    let mut of: Vec<usize> = Vec::with_capacity(prepared.len());
+    let mut owned = BTreeSet::new();
+    for (b, p) in prepared.into_iter().enumerate() {
         let mut p = p?;
         let own = p.graph.symbols.clone();
-        let same = programs.iter().position(|q| {
-            p.graph.symbols.clone_from(&q.graph.symbols);
-            p == *q
+        let own_order = own_orders.contains(&b);
+        if own_order {
+            owned.insert(programs.len());
+        }
+        let shared = programs.iter().enumerate().filter(|(i, _)| !own_order && !owned.contains(i));
+        let same = shared.map(|(i, q)| (i, &q.graph.symbols)).find_map(|(i, symbols)| {
+            p.graph.symbols.clone_from(symbols);
+            (p == programs[i]).then_some(i)
         });
         for (s, range) in own.iter() {
             let hull = &mut p.graph.symbols[s];

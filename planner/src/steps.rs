@@ -148,6 +148,8 @@ impl Steps {
     pub fn new(graph: &Graph, base: &Table<ValueId, ValueId>) -> Result<Steps, PlanError> {
         let mut list: Vec<StepInfo> = Vec::with_capacity(graph.nodes.len());
         let mut def = Table::filled(None, graph.values.len());
+        // The last step that reads each base.
+        let mut read = Table::filled(None, graph.values.len());
         let inner = graph.inner(|v| base[v]);
         let mut dispatches = graph.dispatches.iter().peekable();
         let mut open: Option<Dispatch> = None;
@@ -178,7 +180,8 @@ impl Steps {
                 (step.lane, step.peers) = (lane, peers);
             }
             for &b in node.inputs.iter().map(|v| &base[*v]) {
-                if def[b] != Some(s) && !inner[b] && !step.reads.contains(&b) {
+                if def[b] != Some(s) && !inner[b] && read[b] != Some(s) {
+                    read[b] = Some(s);
                     step.reads.push(b);
                 }
             }

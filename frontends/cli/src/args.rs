@@ -331,7 +331,17 @@ pub enum Bench {
 const BENCH_PROGRAM_EXAMPLES: &str = "\
 Examples:
   symmc bench program model.pt2 --ranks 4 --machine h200x4 --set tokens=16
-  symmc bench program model.plan.json --set tokens=16";
+  symmc bench program model.plan.json
+  symmc bench program model.pt2 --backend host --ranks 2";
+
+/// Where a program is measured.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BenchBackendArg {
+    /// One process per rank, each with a GPU
+    Cuda,
+    /// One process per rank over shared memory
+    Host,
+}
 
 /// How a program is measured.
 #[derive(ClapArgs, Debug)]
@@ -340,13 +350,16 @@ pub struct BenchProgramArgs {
     pub program: ProgramArgs,
     #[command(flatten)]
     pub compile: CompileArgs,
-    /// The value of a symbol; all need one
+    /// The value of a symbol; all need one [default: every bucket is measured at the upper ends of its ranges]
     #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting)]
     pub set: Vec<(String, i64)>,
+    /// Where the program runs
+    #[arg(long, value_enum, default_value_t = BenchBackendArg::Cuda)]
+    pub backend: BenchBackendArg,
     /// The GPU of each rank [default: rank r takes GPU r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
-    /// Replays of the graph that count
+    /// Replays of the graph that count, or runs on the host
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,
     /// Runs in one graph

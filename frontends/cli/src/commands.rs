@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod bench;
+mod bench_program;
 mod doctor;
 mod pack;
 mod plan;
@@ -27,15 +28,11 @@ mod bench {
 
     use anyhow::Result;
 
-    use crate::args::{BenchArgs, BenchProgramArgs, TuneArgs};
+    use crate::args::{BenchArgs, TuneArgs};
     use crate::gpu::absent;
     use crate::own::Own;
 
     pub fn collectives(_: &BenchArgs, _: &Own) -> Result<ExitCode> {
-        Err(absent())
-    }
-
-    pub fn program(_: &BenchProgramArgs, _: &Own) -> Result<ExitCode> {
         Err(absent())
     }
 
@@ -54,7 +51,7 @@ pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
         Command::Pack(args) => pack::pack(&args),
         Command::Tune(args) => bench::tune(&args, own),
         Command::Bench(Bench::Collectives(args)) => bench::collectives(&args, own),
-        Command::Bench(Bench::Program(args)) => bench::program(&args, own),
+        Command::Bench(Bench::Program(args)) => bench_program::program(&args, own),
         Command::Ops(args) => ops(&args),
         Command::Doctor(args) => doctor::doctor(&args, own),
         Command::Rank(args) => rank(&args),

@@ -32,7 +32,8 @@ pub fn micros(us: f64) -> String {
     }
 }
 
-fn digits(value: f64) -> String {
+/// A number with three significant digits, or all digits in front of the point.
+pub fn digits(value: f64) -> String {
     match value {
         v if v < 10.0 => format!("{v:.2}"),
         v if v < 100.0 => format!("{v:.1}"),

@@ -387,7 +387,7 @@ fn gpus_that_are_missing() {
         2,
     );
     assert!(absent.iter().any(|parts| parts.iter().all(|p| text.contains(p))), "{text}");
-    says("bench program megatron_tp4_f32.pt2 --ranks 4", &["tokens", "no value"]);
+    says("bench program megatron_tp4_f32.pt2 --ranks 4 --set x=2", &["x", "tokens"]);
 }
 
 /// Two extents that must be equal, and no bound of either.

@@ -1,11 +1,11 @@
 //! A plan on trial: what it was made of, what its buckets cost by estimate, and how much computation it has beside collectives.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::Profile;
 use symmc_ir::parallel;
 use symmc_passes::Overlap;
-use symmc_plan::{Bucket, Plan, ReadProgram};
+use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Unresolved};
 use symmc_planner::BucketInput;
 
 /// See the [module](self).
@@ -14,10 +14,19 @@ pub struct Attempt {
     pub inputs: Vec<BucketInput>,
     /// The plan.
     pub plan: Plan,
-    /// Of each bucket the estimated microseconds of a run, with memory at its price.
+    /// Of each bucket the estimated microseconds of a run, with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
-    /// Of each bucket the computation beside its collectives.
-    pub overlap: Vec<Overlap>,
+    /// Of each bucket what it shows.
+    pub seen: Vec<Seen>,
+}
+
+/// What a planned bucket shows that its variants were chosen without.
+#[derive(Clone, Default)]
+pub struct Seen {
+    /// The computation beside its collectives.
+    pub overlap: Overlap,
+    /// The collectives of the source of which droppable exit barriers are kept.
+    pub exits_kept: BTreeSet<String>,
 }
 
 impl Attempt {
@@ -35,17 +44,23 @@ impl Attempt {
         let nodes = inputs.iter().map(|b| b.graph.nodes.len()).sum();
         let programs = parallel::map(plan.programs.iter().collect(), nodes, read);
         let programs = programs.into_iter().collect::<Result<Vec<ReadProgram>, String>>()?;
-        let (mut costs, mut overlap) = (Vec::new(), Vec::new());
+        // Fixed memory serves all buckets: what one adds to it must not make the others dearer.
+        let fixed = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
+        let (mut costs, mut seen) = (Vec::new(), Vec::new());
         for bucket in &plan.buckets {
             let program = programs.get(bucket.program).ok_or("a bucket names no program of the plan")?;
             let estimate = program.estimate(bucket, profile).map_err(|e| e.to_string())?;
-            let bytes = bucket.totals.ordinary_peak.saturating_add(bucket.totals.symmetric_peak);
+            let own = bucket.totals.symmetric_peak.saturating_sub(fixed);
+            let bytes = bucket.totals.ordinary_peak.saturating_add(own);
             costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
             let beside =
                 estimate.communication.iter().map(|c| (program.graph.node_name(c.node), c.overlapped_us));
-            overlap.push(scheduled(bucket, &beside.collect()));
+            seen.push(Seen {
+                overlap: scheduled(bucket, &beside.collect()),
+                exits_kept: exits_kept(program, bucket).map_err(|e| e.to_string())?,
+            });
         }
-        Ok(Attempt { inputs, plan, costs, overlap })
+        Ok(Attempt { inputs, plan, costs, seen })
     }
 }
 
@@ -54,4 +69,16 @@ fn scheduled(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
     let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
     let decisions = bucket.decisions.iter();
     Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(of).sum())).collect())
+}
+
+/// The collectives of the source of which the bucket keeps droppable exit barriers.
+fn exits_kept(program: &ReadProgram, bucket: &Bucket) -> Result<BTreeSet<String>, Unresolved> {
+    let mut kept: BTreeSet<&str> = BTreeSet::new();
+    for (run, step) in program.runs(bucket).zip(&bucket.steps) {
+        if step.exit == Some(ExitBarrier::Kept) {
+            kept.extend(run?.nodes().map(|n| program.graph.node_name(n)));
+        }
+    }
+    let decisions = bucket.decisions.iter().filter(|d| d.nodes.iter().any(|n| kept.contains(n.as_str())));
+    Ok(decisions.map(|d| d.collective.clone()).collect())
 }

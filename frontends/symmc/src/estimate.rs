@@ -1,10 +1,14 @@
 //! The estimated time of a plan, with the collectives that it chose and with plain ones.
 
+use indexmap::IndexMap;
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::Profile;
+use symmc_ir::{Bindings, Symbol, SymbolId};
 use symmc_plan::{Bucket, Estimate};
 
-use crate::compile::{Config, compile};
+use crate::compile::compile_buckets;
+use crate::config::Config;
+use crate::divide::{BucketRequest, Ranges};
 use crate::error::{Error, ErrorKind};
 use crate::program::Program;
 
@@ -21,22 +25,50 @@ pub fn estimate(plan: &CheckedPlan, profile: &Profile) -> Result<Vec<Estimate>, 
     plan.buckets.iter().map(of).collect()
 }
 
-/// The estimated time of a run of each bucket of the same program, planned with plain collectives alone, in microseconds; none
-/// where that plan has no bucket with these upper ends.
+/// The estimated time of a run of a plan at some sizes, of the bucket that serves them.
 ///
 /// # Errors
-/// As [`compile`].
+/// A symbol has no value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
+pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate, Error> {
+    let defect = |message: String| Error::new(ErrorKind::Defect, message);
+    let symbols = plan.source_program().symbols.iter();
+    let named = symbols.map(|(id, symbol)| {
+        let value = sizes.get(id);
+        let value =
+            value.ok_or_else(|| Error::request(format!("the symbol {} has no value", symbol.name)))?;
+        Ok((symbol.name.clone(), value))
+    });
+    let named: IndexMap<String, i64> = named.collect::<Result<_, Error>>()?;
+    let bucket = &plan.buckets[plan.serving(&named).map_err(|e| Error::request(e.to_string()))?];
+    let program = plan.program(bucket.program).map_err(|e| defect(e.to_string()))?;
+    program.estimate_at(bucket, profile, &named).map_err(|e| defect(e.to_string()))
+}
+
+/// The estimated time of a run of each bucket of the same program, planned with plain collectives alone for the same buckets, in
+/// microseconds; none for a bucket whose ranges are not those of the program's symbols.
+///
+/// # Errors
+/// As [`compile`](crate::compile).
 pub fn estimate_plain(
     program: &Program,
     plan: &CheckedPlan,
     config: &Config,
 ) -> Result<Vec<Option<f64>>, Error> {
-    let plain = compile(program, &config.clone().with_variants(Some(Vec::new())))?;
-    let estimates = estimate(&plain, &config.profile)?;
-    let ends = |bucket: &Bucket| bucket.symbols.values().map(|range| range[1]).collect::<Vec<_>>();
-    let of = |bucket: &Bucket| {
-        let found = plain.buckets.iter().position(|b| ends(b) == ends(bucket));
-        found.map(|b| estimates[b].total_us)
+    let symbols = &program.graph.symbols;
+    let ranges = |bucket: &Bucket| {
+        let range = |(id, symbol): (SymbolId, &Symbol)| {
+            let &[low, high] = bucket.symbols.get(&symbol.name)?;
+            Some((id, (low, high)))
+        };
+        symbols.iter().map(range).collect::<Option<Ranges>>()
     };
-    Ok(plan.buckets.iter().map(of).collect())
+    let all: Vec<Option<Ranges>> = plan.buckets.iter().map(ranges).collect();
+    let config = config.clone().with_variants(Some(Vec::new()));
+    let (plain, _) = compile_buckets(
+        program,
+        &config,
+        Some(all.iter().flatten().cloned().map(BucketRequest::new).collect()),
+    )?;
+    let mut estimates = estimate(&plain, &config.profile)?.into_iter();
+    Ok(all.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
 }

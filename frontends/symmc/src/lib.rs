@@ -72,8 +72,10 @@ mod attempt;
 #[cfg(feature = "cuda")]
 pub mod bench;
 mod compile;
+mod config;
 mod content;
 pub mod custom;
+mod divide;
 pub mod doctor;
 mod error;
 mod estimate;
@@ -82,8 +84,11 @@ mod machine;
 mod memory;
 mod outputs;
 mod parameters;
+mod pipeline;
 mod program;
+mod ranges;
 mod recorded;
+mod refine;
 mod run;
 mod session;
 mod tensors;
@@ -102,10 +107,9 @@ pub use weights::Weights;
 pub use against_source::{compare_with_source, require_compared};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
-pub use compile::{
-    Bind, BucketSpec, Config, Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan,
-};
-pub use estimate::{estimate, estimate_plain};
+pub use compile::{Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan};
+pub use config::{Bind, BucketSpec, Config};
+pub use estimate::{estimate, estimate_at, estimate_plain};
 pub use machine::machine;
 pub use symmc_check::CheckedPlan;
 pub use symmc_check::Report;

@@ -34,6 +34,7 @@
 mod capability;
 mod curve;
 pub mod model;
+mod moved;
 mod rows;
 mod steps;
 mod throughput;
@@ -48,6 +49,7 @@ pub use capability::{
     Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, RowReductions, SplitK,
 };
 pub use curve::{Copying, Curve, Provenance};
+pub use moved::Memory;
 pub use throughput::{Operations, Throughput};
 use timeline::TimedStep;
 

@@ -9,8 +9,8 @@
 //! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::Operations;
-use symmc_ir::{Graph, Node, NodeId, ValueId};
+use symmc_ir::machine::{Memory, Operations};
+use symmc_ir::{Graph, Node, NodeId};
 
 use super::context::{Context, Overlap};
 
@@ -36,14 +36,14 @@ pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u6
     let words: Vec<Vec<u64>> =
         (0..regions.len().div_ceil(WORD)).map(|w| apart(graph, &member, w * WORD, regions.len())).collect();
     let mut out = vec![0.0; regions.len()];
-    for (n, node) in graph.nodes.iter().filter(|(_, node)| computes(node)) {
-        let n = n.index();
+    for (id, _) in graph.nodes.iter().filter(|(_, node)| computes(node)) {
+        let n = id.index();
         // Sums and casts of regions may go as they are rewritten: they hide nothing for sure.
         if member[n].is_some() {
             continue;
         }
         let among = f64::from(words.iter().map(|w| w[n].count_ones()).sum::<u32>());
-        let us = compute_us(graph, node, context) / among;
+        let us = compute_us(graph, id, context) / among;
         for (w, word) in words.iter().enumerate() {
             let mut bits = word[n];
             while bits != 0 {
@@ -53,6 +53,12 @@ pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u6
         }
     }
     out.into_iter().map(|us: f64| rounded(us as u64)).collect()
+}
+
+/// The estimated microseconds of all computation of a program, one node after another.
+pub fn computation_us(graph: &Graph, context: &Context) -> f64 {
+    let computing = graph.nodes.iter().filter(|(_, node)| computes(node));
+    computing.map(|(id, _)| compute_us(graph, id, context)).sum()
 }
 
 /// For each node the regions from `first` on, as many as a word has bits, that it neither needs nor is needed by.
@@ -77,11 +83,12 @@ fn computes(node: &Node) -> bool {
 }
 
 /// The time of a node that computes.
-fn compute_us(graph: &Graph, node: &Node, context: &Context) -> f64 {
-    let bytes =
-        |values: &[ValueId]| values.iter().map(|&v| context.bytes(graph.ty(v))).fold(0, u64::saturating_add);
-    let moved = bytes(&node.inputs).saturating_add(bytes(&node.outputs));
-    context.profile.compute_us(moved, Operations::of(graph, node, |d| context.upper(d)))
+fn compute_us(graph: &Graph, node: NodeId, context: &Context) -> f64 {
+    let memory = Memory { base: |v| v, bytes: |v| context.bytes(graph.ty(v)), in_place: |_, _| true };
+    let operands = (0..graph.nodes[node].inputs.len()).map(|k| (node, k));
+    let moved = memory.moved(graph, operands, graph.nodes[node].outputs.iter().copied());
+    let operations = Operations::of(graph, &graph.nodes[node], |d| context.upper(d));
+    context.profile.compute_us(moved, operations)
 }
 
 /// Rounded down to three binary digits, or to nothing.

@@ -1,6 +1,6 @@
 //! What a lowering knows beside the program: the profile, the ranges of the bucket, what may be used.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Symbol, SymbolId, Table, Type, Variant};
@@ -13,6 +13,15 @@ pub enum Overlap {
     Possible,
     /// What a schedule has beside it: microseconds by the name of the collective; none for others.
     Scheduled(HashMap<String, f64>),
+}
+
+/// What a schedule makes of the collectives of a region.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Surroundings {
+    /// Microseconds of computation that can run beside them.
+    pub beside_us: f64,
+    /// Whether droppable exit barriers are kept, as far as is known.
+    pub exit_kept: bool,
 }
 
 /// See the [module](self).
@@ -29,6 +38,8 @@ pub struct Context {
     pub symmetric: Option<u64>,
     /// How much computation runs beside each collective.
     pub overlap: Overlap,
+    /// The collectives, by their names, of which a plan keeps droppable exit barriers.
+    pub exits_kept: BTreeSet<String>,
 }
 
 impl Context {
@@ -57,9 +68,9 @@ impl Context {
         self.bytes(if matches!(kind, CollectiveKind::AllGather) { result } else { operand })
     }
 
-    /// What a collective adds to a run, if this variant may run it, with `beside_us` of compute beside it. A droppable
-    /// exit barrier counts as dropped where even keeping it is no slower than plain, else as kept: whatever becomes of
-    /// it, the choice never loses to plain.
+    /// What a collective adds to a run, if this variant may run it. A droppable exit barrier that is not known to be kept counts
+    /// as dropped where even keeping it is no slower than plain, else as kept: whatever becomes of it, the choice never loses
+    /// to plain.
     pub fn estimate(
         &self,
         kind: &CollectiveKind,
@@ -67,7 +78,7 @@ impl Context {
         variant: Variant,
         bytes: u64,
         copy_us: f64,
-        beside_us: f64,
+        surroundings: Surroundings,
     ) -> Option<f64> {
         let allowed =
             variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
@@ -76,10 +87,11 @@ impl Context {
         if self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most) {
             return None;
         }
+        let Surroundings { beside_us, exit_kept } = surroundings;
         let time = |variant, exit| self.profile.added(kind, variant, exit, bytes, n, beside_us);
         let kept = time(variant, Some(true))?;
         let plain = time(Variant::Plain, None)?;
-        let droppable = contract.exit == Exit::Droppable && kept + copy_us <= plain;
+        let droppable = contract.exit == Exit::Droppable && !exit_kept && kept + copy_us <= plain;
         if droppable { time(variant, Some(false)).or(Some(kept)) } else { Some(kept) }
     }
 }

@@ -84,8 +84,8 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
             let (kind, variant) = (&collective.kind, collective.variant?);
-            let beside = graph.analysis.beside_us;
-            let run = context.estimate(kind, collective.group, variant, bytes, moving + out, beside)?;
+            let surroundings = graph.analysis.surroundings;
+            let run = context.estimate(kind, collective.group, variant, bytes, moving + out, surroundings)?;
             let copy_us = packing + moving + out;
             let reduces = matches!(kind, CollectiveKind::AllReduce(_));
             let added = reduces && uses.added.contains(&(class, variant));

@@ -15,7 +15,7 @@ use symmc_ir::{
     Variant, infer,
 };
 
-use super::context::Context;
+use super::context::{Context, Surroundings};
 
 /// A node of the e-graph.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -230,8 +230,8 @@ pub struct Facts {
     pub context: Arc<Context>,
     /// The leaves.
     pub leaves: Vec<Value>,
-    /// Microseconds of compute that can run beside the region.
-    pub beside_us: f64,
+    /// What a schedule makes of the region.
+    pub surroundings: Surroundings,
 }
 
 /// The e-graph of one region.

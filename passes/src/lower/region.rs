@@ -40,6 +40,8 @@ pub struct Key {
     pub leaves: Vec<Value>,
     /// Microseconds of compute that can run beside it.
     pub beside: u64,
+    /// Whether a plan keeps a droppable exit barrier of one of its collectives.
+    pub exit_kept: bool,
 }
 
 /// A node of a region.
@@ -89,7 +91,14 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, numerics: Numerics, context
     let outside = used_outside(graph, &piece_of, &outputs);
     let facts = Facts { bound, outputs, outside, added: symmc_dispatch::residuals(graph, &context.profile) };
     let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context);
-    pieces.into_iter().zip(hidden).map(|(nodes, beside)| region(graph, nodes, beside, &facts)).collect()
+    let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| context.exits_kept.contains(graph.node_name(n)));
+    let regions = pieces.into_iter().zip(hidden);
+    regions
+        .map(|(nodes, beside)| {
+            let exit_kept = kept(&nodes);
+            region(graph, nodes, (beside, exit_kept), &facts)
+        })
+        .collect()
 }
 
 /// The members that are connected, in pieces of at most [`MOST`] in program order, by their first nodes.
@@ -170,7 +179,7 @@ struct Facts<'a> {
     added: BTreeSet<(ValueId, Variant)>,
 }
 
-fn region(graph: &Graph, nodes: Vec<NodeId>, beside: u64, facts: &Facts<'_>) -> Region {
+fn region(graph: &Graph, nodes: Vec<NodeId>, (beside, exit_kept): (u64, bool), facts: &Facts<'_>) -> Region {
     let added = |&v: &ValueId| {
         let able = symmc_dispatch::VARIANTS.into_iter();
         able.filter(|&variant| facts.added.contains(&(v, variant))).collect()
@@ -204,7 +213,7 @@ fn region(graph: &Graph, nodes: Vec<NodeId>, beside: u64, facts: &Facts<'_>) -> 
         keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
-    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside } }
+    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside, exit_kept } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,

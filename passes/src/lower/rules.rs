@@ -243,7 +243,7 @@ impl Checked {
         let ty = language::value(graph, *operands.first()?)?.ty()?;
         let context = &graph.analysis.context;
         let (kind, bytes) = (&collective.kind, context.bytes(ty));
-        context.estimate(kind, collective.group, collective.variant?, bytes, 0.0, 0.0)?;
+        context.estimate(kind, collective.group, collective.variant?, bytes, 0.0, Default::default())?;
         Some(())
     }
 }

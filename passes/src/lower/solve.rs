@@ -7,7 +7,7 @@ use std::time::Duration;
 use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
 use symmc_ir::{BinaryOp, DType, Dim, Float, Numerics, Op, ReduceOp, Scalar, Type};
 
-use super::context::Context;
+use super::context::{Context, Surroundings};
 use super::extract::{self, Cost, Taken, Traffic, Uses};
 use super::imported::Imported;
 use super::language::{self, Attr, Facts, Graph, Lang};
@@ -60,6 +60,8 @@ pub enum Operand {
 pub struct Decided {
     /// The node of the region.
     pub node: usize,
+    /// The node of the region whose value the steps give: the same, or a sum of several collectives.
+    pub root: usize,
     /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
     pub steps: Vec<usize>,
     /// The name of the way taken.
@@ -112,7 +114,7 @@ pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limit
     let mut decisions = chooser.decisions(key, &plan)?;
     let steps = plan.steps;
     for decision in decisions.iter_mut().filter(|d| d.chosen != ABSORBED) {
-        let from = &imported.nodes[decision.node];
+        let from = &imported.nodes[decision.root];
         if let Some(to) = imported.expression(&graph, graph.find(from.class), &taken) {
             decision.rules = explain(&mut graph, &from.expression, &to, &uses);
         }
@@ -156,7 +158,8 @@ impl Saturated {
         rules: &[Rewrite<Lang, Facts>],
         limits: &Limits,
     ) -> Option<Saturated> {
-        let facts = |leaves| Facts { context: context.clone(), leaves, beside_us: key.beside as f64 };
+        let surroundings = Surroundings { beside_us: key.beside as f64, exit_kept: key.exit_kept };
+        let facts = |leaves| Facts { context: context.clone(), leaves, surroundings };
         let mut graph = Graph::new(facts(key.leaves.clone())).with_explanations_enabled();
         let imported = Imported::new(&mut graph, key)?;
         graph.rebuild();
@@ -363,7 +366,15 @@ impl Chooser<'_> {
                 _ => (ABSORBED.to_string(), Vec::new()),
             };
             let alternatives = self.alternatives(i, class, &name)?;
-            out.push(Decided { node: i, steps, chosen: name, bytes, alternatives, rules: Vec::new() });
+            out.push(Decided {
+                node: i,
+                root: i,
+                steps,
+                chosen: name,
+                bytes,
+                alternatives,
+                rules: Vec::new(),
+            });
         }
         self.claim(plan, &claimed, &mut out)?;
         Some(out)
@@ -375,12 +386,14 @@ impl Chooser<'_> {
         let mut names = Vec::new();
         let mut sum = Cost::default();
         let mut steps = Vec::new();
+        let mut root = None;
         for (&class, &source) in &plan.at {
             let (Operand::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
             let Lang::Collective(name, Some(variant), _) = node else { continue };
             if !claimed.contains(&step) {
                 let own = extract::cost(self.graph, class, node, self.uses)?;
                 sum += own;
+                root = self.imported.find(self.graph, class).or(root);
                 names.push(format!("{name}.{variant}"));
                 steps.push(step);
             }
@@ -389,6 +402,7 @@ impl Chooser<'_> {
         let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
         let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
         if !steps.is_empty() {
+            first.root = root.unwrap_or(first.node);
             first.steps = steps;
             first.chosen = names.join(" + ");
             first.alternatives.retain(|(name, _)| name != ABSORBED);

@@ -33,7 +33,7 @@ mod sweep;
 mod walk;
 mod windows;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use symmc_ir::Graph;
 use symmc_ir::bounds::BoundsChecks;
@@ -65,6 +65,7 @@ pub fn compare(plan: &ReadPlan) -> SourceComparison {
         comparison,
         verdicts: HashMap::new(),
         outcomes: HashMap::new(),
+        agreeing: HashSet::new(),
         parts: HashMap::new(),
         numerics: plan.numerics,
         room: WORK,

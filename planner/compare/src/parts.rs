@@ -4,7 +4,7 @@
 //! run, in windows ([`crate::windows`]) at the ends, in the middle and around numbers that positions are compared with. Whatever
 //! does not run becomes a [`PartLimit`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use symmc_ir::bounds::BoundsChecks;
 use symmc_ir::numerics::Numerics;
@@ -46,6 +46,8 @@ pub struct Shared {
     pub verdicts: HashMap<String, Verdict>,
     /// The outcomes of pairs of regions of the planned program that is compared, by their text over symbols.
     pub outcomes: HashMap<String, PartOutcome>,
+    /// The pairs of regions, by their text over symbols, that ran and agreed for one of the planned programs.
+    pub agreeing: HashSet<String>,
     /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
     /// The numerics classes that the plan declares.
@@ -119,12 +121,12 @@ impl<'p, 'a> Programs<'p, 'a> {
         let mut conditions = Conditions::default();
         of.into_iter().for_each(|(program, region)| conditions.add(program, region));
         let part = Part::new(templates, conditions, *same_bits);
-        let found = self.run(&part, shared);
+        let found = self.run(&part, &text, shared);
         shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..found.clone() });
         found
     }
 
-    fn run(&self, part: &Part<'_>, shared: &mut Shared) -> PartOutcome {
+    fn run(&self, part: &Part<'_>, text: &str, shared: &mut Shared) -> PartOutcome {
         let mut run = Run { part, shared, elements: 0, limits: Vec::new(), ran: false };
         let mut undecided = None;
         for &(index, bucket) in self.buckets {
@@ -140,8 +142,12 @@ impl<'p, 'a> Programs<'p, 'a> {
             }
         }
         let Run { elements, limits, ran, .. } = run;
-        if !ran && !limits.is_empty() {
+        // All sizes of these buckets may be large. The part is compared if it ran at smaller sizes, for another program.
+        if !ran && !limits.is_empty() && !shared.agreeing.contains(text) {
             return PartOutcome::unknown(TOO_MUCH.into());
+        }
+        if ran && undecided.is_none() {
+            shared.agreeing.insert(text.to_string());
         }
         let (verdict, at) = match undecided {
             Some((what, at)) => (Verdict::Undecided(what), at),

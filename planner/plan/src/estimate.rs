@@ -1,9 +1,8 @@
 //! The estimated time of a bucket: the plan's own steps, lanes and waits, in the time of a machine profile.
 
-use std::collections::BTreeMap;
-
-use symmc_ir::machine::Profile;
+use indexmap::IndexMap;
 use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate};
+use symmc_ir::machine::{Memory, Profile};
 use symmc_ir::{Dim, NodeId, ValueId};
 
 use crate::{Bucket, ExitBarrier, Lane, ReadProgram, Run, Symbols, Unresolved};
@@ -42,16 +41,50 @@ impl ReadProgram {
     /// # Errors
     /// The bucket has other symbols or names a step that does not exist.
     pub fn estimate(&self, bucket: &Bucket, profile: &Profile) -> Result<Estimate, Unresolved> {
-        let symbols = self.symbols(bucket)?;
+        self.estimate_within(bucket, profile, &self.symbols(bucket)?)
+    }
+
+    /// The estimated time of a run of `bucket` at these sizes, by the names of the symbols; symbols that are not among them
+    /// have the upper ends of their ranges.
+    ///
+    /// # Errors
+    /// As [`estimate`](Self::estimate).
+    pub fn estimate_at(
+        &self,
+        bucket: &Bucket,
+        profile: &Profile,
+        sizes: &IndexMap<String, i64>,
+    ) -> Result<Estimate, Unresolved> {
+        let mut symbols = self.symbols(bucket)?;
+        for symbol in symbols.values_mut() {
+            if let Some(&size) = sizes.get(&symbol.name) {
+                (symbol.min, symbol.max) = (size, size);
+            }
+        }
+        self.estimate_within(bucket, profile, &symbols)
+    }
+
+    /// The estimated time at the upper ends of these ranges.
+    fn estimate_within(
+        &self,
+        bucket: &Bucket,
+        profile: &Profile,
+        symbols: &Symbols,
+    ) -> Result<Estimate, Unresolved> {
         let runs = self.runs(bucket).collect::<Result<Vec<Run>, Unresolved>>()?;
         let timed: Vec<_> = runs
             .iter()
             .zip(&bucket.steps)
             .map(|(run, step)| {
                 let exit = step.exit.map(|e| e == ExitBarrier::Kept);
-                let size = |d: &Dim| size(d, &symbols);
-                let timed =
-                    profile.timed_step(&self.graph, run.nodes(), self.moved(*run, &symbols), exit, size);
+                let size = |d: &Dim| size(d, symbols);
+                let timed = profile.timed_step(
+                    &self.graph,
+                    run.nodes(),
+                    self.moved(*run, bucket, symbols),
+                    exit,
+                    size,
+                );
                 TimedStep { communicates: step.lane == Lane::Comm, ..timed }
             })
             .collect();
@@ -73,16 +106,20 @@ impl ReadProgram {
         Ok(Estimate { total_us, compute_us, exposed_us: us(total.saturating_sub(compute)), communication })
     }
 
-    /// The bytes that a step reads and writes; of a base that it reads through views, those of the largest view.
-    fn moved(&self, run: Run, symbols: &Symbols) -> u64 {
-        let bytes = |v: ValueId| size(&self.graph.ty(v).bytes(), symbols);
-        let mut read: BTreeMap<ValueId, u64> = BTreeMap::new();
-        for (_, _, value) in run.operands(self) {
-            let base = self.base(value);
-            let most = read.entry(base).or_default();
-            *most = (*most).max(bytes(value).min(bytes(base)));
-        }
-        read.into_values().chain(run.results(self).into_iter().map(bytes)).fold(0, u64::saturating_add)
+    /// The bytes that a step reads and writes.
+    fn moved(&self, run: Run, bucket: &Bucket, symbols: &Symbols) -> u64 {
+        let place = |v: ValueId| bucket.places.get(self.graph.name_of(v));
+        let memory = Memory {
+            base: |v| self.base(v),
+            bytes: |v| size(&self.graph.ty(v).bytes(), symbols),
+            in_place: |of: ValueId, result: ValueId| {
+                place(of)
+                    .zip(place(result))
+                    .is_some_and(|(a, b)| (a.memory, &a.offset) == (b.memory, &b.offset))
+            },
+        };
+        let reads = run.operands(self).map(|(n, k, _)| (n, k));
+        memory.moved(&self.graph, reads, run.results(self).into_iter())
     }
 
     /// The node of a step that communicates.

@@ -11,10 +11,12 @@
 //! What a result may be written over is not, as that dies there and backwards begins there: the memory by which orders
 //! are made backwards is an estimate, and they are compared forwards.
 
+use std::collections::BTreeSet;
+
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::Profile;
 use symmc_ir::machine::timeline::TimedStep;
-use symmc_ir::{CollectiveKind, Dim, Op, ValueId};
+use symmc_ir::machine::{Memory, Profile};
+use symmc_ir::{CollectiveKind, Def, Dim, Graph, Op, OutputKind, ValueId};
 use symmc_plan::{ALIGN, CopyReason, Lane, Symbols};
 
 use crate::prepare::Prepared;
@@ -131,6 +133,14 @@ impl Tasks {
                 |&c: &u32| result.is_some_and(|r| r != c && classes[r as usize] == classes[c as usize]);
             shared.overwritable(s).filter_map(|v| class(&v)).filter(same).collect()
         }));
+        let replaced = program.graph.outputs.iter().filter_map(|o| match o.kind {
+            OutputKind::Mutates(input) => Some(input.index()),
+            OutputKind::Returned => None,
+        });
+        let memory = Replaceable { steps, readers: &readers, replaced: replaced.collect() };
+        let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
+            timed(program, moved(program, &sizes, (at, step), &memory), step, symbols, profile)
+        });
         Tasks {
             lane: steps.list.iter().map(|s| s.lane).collect(),
             after: before.transposed(steps.list.len()),
@@ -139,7 +149,7 @@ impl Tasks {
             touches,
             classes,
             over,
-            timed: steps.list.iter().map(|s| timed(program, &sizes, s, symbols, profile)).collect(),
+            timed: timed_steps.collect(),
             crossing: profile.map_or(0, Profile::crossing),
         }
     }
@@ -282,31 +292,50 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The bytes that a step reads and writes; of a value that it reads through a view, those of the view.
-fn moved(program: &Prepared, sizes: &[u64], step: &StepInfo, symbols: &Symbols) -> u64 {
-    let graph = &program.graph;
-    let written = step.writes.iter().map(|v| sizes[v.index()]).fold(0, u64::saturating_add);
-    let mut read: Vec<(ValueId, u64)> = step.reads.iter().map(|&base| (base, 0)).collect();
-    for &value in step.nodes().flat_map(|n| &graph.nodes[n].inputs) {
-        let base = program.base[value];
-        if let Some((_, most)) = read.iter_mut().find(|(of, _)| *of == base) {
-            let own = u64::try_from(graph.ty(value).bytes().upper(symbols)).unwrap_or(u64::MAX);
-            *most = (*most).max(own.min(sizes[base.index()]));
-        }
+/// The bases whose last reader, in program order, can store into their memory: those that steps define, and inputs that outputs
+/// replace.
+struct Replaceable<'a> {
+    steps: &'a Steps,
+    readers: &'a Readers,
+    replaced: BTreeSet<usize>,
+}
+
+impl Replaceable<'_> {
+    fn by(&self, base: ValueId, step: usize, graph: &Graph) -> bool {
+        let owned = match graph.values[base].def {
+            Def::Input(input) => self.replaced.contains(&input.index()),
+            Def::Node(..) => self.steps.def[base].is_some(),
+        };
+        owned && self.readers.of(base).last() == Some(&(step as u32))
     }
-    read.into_iter().map(|(_, bytes)| bytes).fold(written, u64::saturating_add)
+}
+
+/// The bytes that a step reads and writes.
+fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), memory: &Replaceable<'_>) -> u64 {
+    let graph = &program.graph;
+    let own = |base: ValueId| {
+        let nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
+        graph.def_node(base).is_some_and(|n| nodes.contains(&n))
+    };
+    let memory = Memory {
+        base: |v| program.base[v],
+        bytes: |v: ValueId| sizes[v.index()],
+        in_place: |of: ValueId, _| memory.by(of, at, graph),
+    };
+    let reads = step.nodes().flat_map(|n| (0..graph.nodes[n].inputs.len()).map(move |k| (n, k)));
+    let reads = reads.filter(|&(n, k)| !own(program.base[graph.nodes[n].inputs[k]]));
+    memory.moved(graph, reads, step.writes.iter().copied())
 }
 
 /// A step with its estimated time; without a profile, a nanosecond for each two bytes that
 /// computation moves, and for each 100 of communication.
 fn timed(
     program: &Prepared,
-    sizes: &[u64],
+    moved: u64,
     step: &StepInfo,
     symbols: &Symbols,
     profile: Option<&Profile>,
 ) -> TimedStep {
-    let moved = moved(program, sizes, step, symbols);
     let communicates = step.lane == Lane::Comm;
     let timed = match profile {
         Some(profile) => {

@@ -47,7 +47,8 @@ pub struct CompileArgs {
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_name)]
     pub machine: Option<String>,
     /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas. Of several symbols (by
-    /// several options, or with ';') every combination is one
+    /// several options, or with ';') every combination is one. Symbols that are not named are divided where other variants
+    /// become faster
     #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_delimiter = ';', value_parser = parse_bucket)]
     pub buckets: Vec<(String, Vec<i64>)>,
     /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')

@@ -5,14 +5,11 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
-use symmc::CudaConfig;
 use symmc::bench::{BenchConfig, Measurements};
 use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 
-use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
-use crate::gpu;
-use crate::load;
-use crate::out::{put, put_exact, refuse_overwrite};
+use crate::args::{BenchArgs, BenchFormat, TuneArgs};
+use crate::out::{put, put_exact};
 use crate::own::Own;
 use crate::progress::spin;
 use crate::say;
@@ -100,50 +97,6 @@ fn date(days: i64) -> String {
     let month = if month < 10 { month + 3 } else { month - 9 };
     let year = year + era * 400 + i64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}")
-}
-
-/// Measures a program or a plan and prints the time of one run, the slowest rank's.
-pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
-    let path = args.program.first();
-    let named = args.program.program.iter().cloned().chain(args.compile.machine_file());
-    refuse_overwrite(args.profile_trace.as_deref(), &named.collect::<Vec<_>>())?;
-    let planned = load::names_plan(&args.program)?;
-    if let (true, Some(option)) = (planned, args.compile.given().next()) {
-        bail!("{}: this is a plan; {option} is for programs", path.display());
-    }
-    let plan = match planned {
-        true => symmc::checked(load::plan(path)?)?,
-        false => {
-            let given = load::given(&args.program, &args.compile, &args.set);
-            let mut program = load::program(&args.program, given, None)?;
-            load::close_ranks(&mut program)?;
-            let ranks = program.graph.ranks.unwrap_or(0);
-            symmc::compile(&program, &load::gpu_config(&args.compile, ranks, &args.gpus)?)?
-        }
-    };
-    symmc::refuse_for_gpus(&plan, &args.gpus)?;
-    gpu::note_attention(&plan);
-    gpu::note_cache();
-    let source = plan.source_program();
-    let bindings = symmc::bindings(source, &args.set)?;
-    let command = own.rank_command();
-    let gpus = CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
-    let gpus = gpus.with_trace(args.profile_trace.clone());
-    let counts = [args.replays, args.runs];
-    let measure = || symmc::bench::program(&plan, &bindings, &gpus, counts, &command);
-    let times = spin("measuring", measure)?;
-    let slowest = |which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max);
-    put(&format!(
-        "{}: {:.1} µs (median of {} replays; least {:.1}, most {:.1}; {} runs in a graph, {} ranks)\n",
-        source.name,
-        slowest(1),
-        args.replays,
-        slowest(0),
-        slowest(2),
-        args.runs,
-        times.len()
-    ))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// A table for each collective: a row for each size, a column for each variant, medians in microseconds, and

@@ -1,0 +1,126 @@
+//! How to compile.
+
+use symmc_ir::machine::Profile;
+use symmc_ir::{Numerics, Variant};
+use symmc_planner::{Order, PlanConfig};
+
+/// How to compile: for the host of this machine, until a `with_…` says otherwise.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// The machine that the choices are made for.
+    pub profile: Profile,
+    /// Upper bounds that divide the range of a symbol. A symbol without any is divided where other variants become faster, and
+    /// where the machine has a kernel for several steps at small sizes only.
+    pub buckets: Vec<BucketSpec>,
+    /// Which arguments their callers write straight into the symmetric arena.
+    pub bind: Bind,
+    /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
+    pub variants: Option<Vec<Variant>>,
+    /// How the steps are ordered.
+    pub order: Order,
+    /// How much more memory than the leanest order the chosen one may take at most to overlap communication with
+    /// computation, as a fraction.
+    pub slack: f64,
+    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
+    pub memory_price: f64,
+    /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
+    /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
+    pub symm_limit: Option<u64>,
+    /// The changes of rounding that the plan may make; strict by default.
+    pub numerics: Numerics,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let profile = Profile::builtin("host").expect("the host profile is built in");
+        let PlanConfig { order, slack, memory_price, symm_limit, .. } = PlanConfig::default();
+        Config {
+            profile,
+            buckets: Vec::new(),
+            bind: Bind::None,
+            variants: None,
+            order,
+            slack,
+            memory_price,
+            symm_limit,
+            numerics: Numerics::STRICT,
+        }
+    }
+}
+
+impl Config {
+    /// Sets the machine that the choices are made for.
+    pub fn with_profile(self, profile: Profile) -> Config {
+        Config { profile, ..self }
+    }
+
+    /// Sets what divides the ranges of symbols.
+    pub fn with_buckets(self, buckets: impl IntoIterator<Item = BucketSpec>) -> Config {
+        Config { buckets: buckets.into_iter().collect(), ..self }
+    }
+
+    /// Sets which arguments their callers write straight into the symmetric arena.
+    pub fn with_bind(self, bind: Bind) -> Config {
+        Config { bind, ..self }
+    }
+
+    /// Sets the variants that collectives may run as, besides plain.
+    pub fn with_variants(self, variants: impl Into<Option<Vec<Variant>>>) -> Config {
+        Config { variants: variants.into(), ..self }
+    }
+
+    /// Sets how the steps are ordered.
+    pub fn with_order(self, order: Order) -> Config {
+        Config { order, ..self }
+    }
+
+    /// Sets how much more memory overlap may take at most, as a fraction of that of the leanest order.
+    pub fn with_slack(self, slack: f64) -> Config {
+        Config { slack, ..self }
+    }
+
+    /// Sets how many microseconds a run must become faster for each MiB of memory that overlap takes.
+    pub fn with_memory_price(self, memory_price: f64) -> Config {
+        Config { memory_price, ..self }
+    }
+
+    /// Sets the bytes that the symmetric arena may take.
+    pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> Config {
+        Config { symm_limit: symm_limit.into(), ..self }
+    }
+
+    /// Sets which changes of rounding the plan may make.
+    pub fn with_numerics(self, numerics: impl Into<Numerics>) -> Config {
+        Config { numerics: numerics.into(), ..self }
+    }
+}
+
+/// The buckets of one symbol.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct BucketSpec {
+    /// The name of the symbol.
+    pub symbol: String,
+    /// The largest value of each bucket, ascending.
+    pub upper: Vec<i64>,
+}
+
+impl BucketSpec {
+    /// The buckets of a symbol by the largest value of each, ascending.
+    pub fn new(symbol: impl Into<String>, upper: impl Into<Vec<i64>>) -> BucketSpec {
+        BucketSpec { symbol: symbol.into(), upper: upper.into() }
+    }
+}
+
+/// Which arguments are bound.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Bind {
+    /// None: an argument that must be symmetric is copied.
+    None,
+    /// All that must be symmetric.
+    All,
+    /// Those of these names.
+    Named(Vec<String>),
+}

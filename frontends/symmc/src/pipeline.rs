@@ -1,0 +1,311 @@
+//! From a program in canonical form and the ranges of its buckets to a plan: variants are chosen, the plan is made, and variants are
+//! chosen again with what the plan shows.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc_ir::collective::Collective;
+use symmc_ir::machine::Profile;
+use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
+use symmc_passes::{LowerConfig, PassError};
+use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
+use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
+
+use crate::attempt::{Attempt, Seen};
+use crate::config::Config;
+use crate::divide::{BucketRequest, Ranges};
+use crate::error::{Error, ErrorKind};
+use crate::program::Program;
+
+/// What the passes and the planner are asked for.
+#[derive(Clone, Copy)]
+pub struct Pipeline<'a> {
+    /// The program.
+    pub program: &'a Program,
+    /// What is asked for.
+    pub config: &'a Config,
+    /// The program in canonical form.
+    pub canonical: &'a Graph,
+    /// The arguments that are bound.
+    pub bound: &'a BTreeSet<InputId>,
+    /// Whether the buckets are some of several.
+    pub among_others: bool,
+}
+
+impl Pipeline<'_> {
+    fn failed(&self, error: PlanError) -> Error {
+        Error::planner(&self.program.graph.name, error)
+    }
+
+    /// The plan of these buckets.
+    ///
+    /// # Errors
+    /// The program cannot be planned.
+    pub fn planned(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
+        let Lowered { inputs, overlapped } = self.lower(buckets, &Choice::default())?;
+        let plan = match self.plan(buckets, &inputs) {
+            Err(PlanError::SymmLimit { .. }) => self.within_the_limit(buckets, &inputs)?,
+            made => made.map_err(|e| self.failed(e))?,
+        };
+        if self.config.symm_limit.is_some() {
+            return Ok(Planned { plan, by_schedule: false });
+        }
+        let kept = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
+        let again =
+            plan.buckets.iter().zip(overlapped).map(|(bucket, overlapped)| overlapped || kept(bucket));
+        let again: Vec<bool> = again.collect();
+        let by_schedule = again.contains(&true);
+        let plan = if by_schedule { self.some_chosen_again(buckets, inputs, plan, &again)? } else { plan };
+        Ok(Planned { plan, by_schedule })
+    }
+
+    /// The plan, with other variants for some of the buckets where those cost less.
+    fn some_chosen_again(
+        &self,
+        buckets: &[BucketRequest],
+        mut inputs: Vec<BucketInput>,
+        plan: Plan,
+        again: &[bool],
+    ) -> Result<Plan, Error> {
+        if !again.contains(&false) {
+            return self.chosen_again(buckets, inputs, plan).map(|best| best.plan);
+        }
+        let some: Vec<usize> = (0..buckets.len()).filter(|&b| again[b]).collect();
+        let requests: Vec<BucketRequest> = some.iter().map(|&b| buckets[b].clone()).collect();
+        let first: Vec<BucketInput> = some.iter().map(|&b| inputs[b].clone()).collect();
+        let among_others = Pipeline { among_others: true, ..*self };
+        let alone = among_others.plan(&requests, &first).map_err(|e| self.failed(e))?;
+        let best = among_others.chosen_again(&requests, first, alone)?;
+        let changed = some.iter().zip(&best.inputs).any(|(&b, input)| inputs[b].graph != input.graph);
+        if !changed {
+            return Ok(plan);
+        }
+        some.into_iter().zip(best.inputs).for_each(|(b, input)| inputs[b] = input);
+        // Other buckets find as much room as before, but for landing zones that are new.
+        Ok(self.plan(buckets, &inputs).unwrap_or(plan))
+    }
+
+    /// The buckets with a variant for each collective.
+    ///
+    /// # Errors
+    /// A pass cannot lower the program.
+    pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, Error> {
+        let nodes = buckets.len() * self.canonical.nodes.len();
+        let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
+        let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
+            parallel::map(buckets, nodes, |(b, symbols)| {
+                let seen = choice.seen.get(b).cloned().unwrap_or_default();
+                let choice = BucketChoice { symbols, seen, choice };
+                let (graph, decisions, report) = lower(self.canonical, self.config, self.bound, choice)?;
+                let collectives = collectives(&graph);
+                let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
+                let decisions = decisions.into_iter().map(decided).collect();
+                Ok((BucketInput { graph, decisions }, report.overlapped > 0))
+            })
+            .into_iter()
+            .collect();
+        let lowered = lowered.map_err(|e| Error::pass(&self.program.graph.name, e))?;
+        let (inputs, overlapped) = lowered.into_iter().unzip();
+        Ok(Lowered { inputs, overlapped })
+    }
+
+    /// The plan on trial, or a cheaper one by estimate: the first choice of variants assumes all overlap that is possible, and that exit
+    /// barriers are dropped; others are made with the overlap and the barriers that a plan has, and with plain collectives
+    /// alone. Each bucket takes the best of them.
+    fn chosen_again(
+        &self,
+        buckets: &[BucketRequest],
+        inputs: Vec<BucketInput>,
+        plan: Plan,
+    ) -> Result<Attempt, Error> {
+        let mut best = self.attempt(inputs, plan)?;
+        let mut kept: Vec<BTreeSet<String>> = Vec::new();
+        for _ in 0..ROUNDS {
+            let mut seen = best.seen.clone();
+            kept.resize(seen.len(), BTreeSet::new());
+            for (seen, kept) in seen.iter_mut().zip(&mut kept) {
+                // A barrier that was kept once is kept again.
+                kept.append(&mut seen.exits_kept);
+                seen.exits_kept.clone_from(kept);
+            }
+            if !self.improve(buckets, &mut best, &Choice { seen, ..Choice::default() })? {
+                break;
+            }
+        }
+        self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
+        Ok(best)
+    }
+
+    /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
+    /// planned is no better.
+    fn improve(&self, buckets: &[BucketRequest], best: &mut Attempt, choice: &Choice) -> Result<bool, Error> {
+        let inputs = self.lower(buckets, choice)?.inputs;
+        if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
+            return Ok(false);
+        }
+        let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(false) };
+        let mut other = self.attempt(inputs, plan)?;
+        let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
+        if !better.contains(&true) {
+            return Ok(false);
+        }
+        if better.contains(&false) {
+            let mixed = best.inputs.iter().zip(other.inputs).zip(better);
+            let mixed: Vec<BucketInput> =
+                mixed.map(|((a, b), better)| if better { b } else { a.clone() }).collect();
+            let Ok(plan) = self.plan(buckets, &mixed) else { return Ok(false) };
+            other = self.attempt(mixed, plan)?;
+            // Buckets share arenas, and their orders can differ in company.
+            if other.costs.iter().zip(&best.costs).any(|(a, b)| a > b) {
+                return Ok(false);
+            }
+        }
+        *best = other;
+        Ok(true)
+    }
+
+    fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, Error> {
+        Attempt::new(inputs, plan, &self.config.profile, self.config.memory_price)
+            .map_err(|message| Error::new(ErrorKind::Defect, message))
+    }
+
+    fn plan(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
+        let own_orders = buckets.iter().enumerate().filter(|(_, b)| b.own_order);
+        let config = PlanConfig {
+            machine: self.config.profile.name.clone(),
+            bind: self.bound.clone(),
+            profile: Some(self.config.profile.clone()),
+            order: self.config.order,
+            slack: self.config.slack,
+            memory_price: self.config.memory_price,
+            symm_limit: self.config.symm_limit,
+            numerics: self.config.numerics,
+            own_orders: own_orders.map(|(b, _)| b).collect(),
+            among_others: self.among_others,
+            ..PlanConfig::default()
+        };
+        symmc_planner::plan(&self.program.graph, inputs, &config)
+    }
+
+    /// A plan whose collectives ask for less symmetric memory than those of `inputs`, which do not fit the limit. What asks
+    /// for the most runs otherwise, until all fits.
+    fn within_the_limit(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, Error> {
+        let mut largest = largest_asked(inputs);
+        let mut tries = 0;
+        loop {
+            let most = if tries < EXACT_TRIES { largest.saturating_sub(1) } else { largest / 2 };
+            let inputs = self.lower(buckets, &Choice { symmetric: Some(most), ..Choice::default() })?.inputs;
+            match self.plan(buckets, &inputs) {
+                Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
+                made => return made.map_err(|e| self.failed(e)),
+            }
+            tries += 1;
+        }
+    }
+}
+
+/// How often variants are chosen again with the overlap of a schedule.
+const ROUNDS: u32 = 2;
+
+/// What a choice of variants is made with, for all buckets.
+#[derive(Default)]
+pub struct Choice {
+    /// The most symmetric memory that one collective may ask for.
+    symmetric: Option<u64>,
+    /// Whether all collectives are plain.
+    plain: bool,
+    /// What a plan shows of each bucket; nothing is known of others.
+    seen: Vec<Seen>,
+}
+
+/// What a choice of variants is made with, for one bucket.
+pub struct BucketChoice<'a> {
+    /// Its ranges.
+    pub symbols: &'a Ranges,
+    /// What a plan shows of it.
+    pub seen: Seen,
+    /// What holds for all buckets.
+    pub choice: &'a Choice,
+}
+
+/// The buckets with a variant for each collective.
+pub struct Lowered {
+    /// The programs with their decisions.
+    pub inputs: Vec<BucketInput>,
+    /// Of each whether the choice depends on computation beside a collective.
+    overlapped: Vec<bool>,
+}
+
+/// See [`Pipeline::planned`].
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Whether variants depend on the schedule: on overlap, or on exit barriers that are kept.
+    pub by_schedule: bool,
+}
+
+/// How often only what asks for the most symmetric memory is forbidden; then all that asks for more than half of it.
+const EXACT_TRIES: u32 = 8;
+
+/// The most symmetric memory that one collective asks for.
+fn largest_asked(inputs: &[BucketInput]) -> u64 {
+    let of = |graph: &Graph, node: &Node| {
+        let c = node.op.as_collective()?;
+        let sized = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
+        let bytes = graph.ty(*sized.first()?).bytes().upper(&graph.symbols);
+        let n = u64::from(graph.group_size(c.group)?);
+        Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), n))
+    };
+    let all = inputs.iter().flat_map(|b| b.graph.nodes.values().filter_map(|n| of(&b.graph, n)));
+    all.max().unwrap_or(0)
+}
+
+fn lower(
+    canonical: &Graph,
+    config: &Config,
+    bound: &BTreeSet<InputId>,
+    bucket: BucketChoice<'_>,
+) -> Result<(Graph, Vec<Decision>, symmc_passes::lower::Report), PassError> {
+    symmc_passes::lower_with_report(canonical, &lower_config(canonical, config, bound, bucket))
+}
+
+/// The lowering of one bucket.
+pub fn lower_config(
+    canonical: &Graph,
+    config: &Config,
+    bound: &BTreeSet<InputId>,
+    bucket: BucketChoice<'_>,
+) -> LowerConfig {
+    let BucketChoice { symbols, seen, choice } = bucket;
+    // The planner puts parameters and constants where collectives need them.
+    let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
+    LowerConfig {
+        symbols: symbols.clone(),
+        bound: held.chain(bound.iter().copied()).collect(),
+        variants: if choice.plain { Some(Vec::new()) } else { config.variants.clone() },
+        symmetric: choice.symmetric,
+        overlap: seen.overlap,
+        exits_kept: seen.exits_kept,
+        numerics: config.numerics,
+        ..LowerConfig::new(config.profile.clone())
+    }
+}
+
+/// The collectives of a program by the name of their node.
+fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
+    graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
+}
+
+/// A decision, with the most blocks of each of its kernels.
+fn decided(
+    decision: Decision,
+    graph: &Graph,
+    collectives: &HashMap<&str, &Collective>,
+    profile: &Profile,
+) -> Decided {
+    let blocks = |name: &String| {
+        let c = collectives.get(name.as_str())?;
+        profile.blocks(&c.kind, c.variant?, decision.bytes, graph.group_size(c.group)?)
+    };
+    let blocks = decision.nodes.iter().map(blocks).collect();
+    Decided { decision, blocks }
+}

@@ -1,0 +1,255 @@
+//! Buckets of which nobody asked, compared with plans for single sizes.
+//!
+//! The ranges were divided by the choice of variants alone ([`crate::divide`]). Once buckets are planned, the estimate of each at
+//! the sizes of a grid is compared with that of a plan for these sizes alone. A bucket that is above [`MOST`] times that
+//! somewhere is cut in two. At the end a bucket joins the one above it if the form of that is good at all of its sizes, too;
+//! except where the dispatches of the machine change, whose gain is measured and not part of the estimate.
+//! A large program is compared at few sizes, or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use indexmap::IndexMap;
+use symmc_ir::{SymbolId, parallel};
+use symmc_plan::{Plan, ReadProgram};
+
+use crate::divide::{self, BucketRequest, Grid, Ranges};
+use crate::error::{Error, ErrorKind};
+use crate::pipeline::{Pipeline, Planned};
+use crate::ranges::MAX_UNASKED;
+
+/// How much longer a bucket takes at some sizes than a plan for these alone, as a multiple, before it is cut.
+const MOST: f64 = 1.08;
+
+/// How often buckets are cut.
+const ROUNDS: usize = 8;
+
+/// How many nodes are planned at most to compare one bucket: nodes of the program times points of the grid.
+const NODES: usize = 8_000;
+
+/// The number of nodes up to which programs are compared.
+const LARGE: usize = 1_500;
+
+/// The number of nodes up to which programs are compared whose variants do not depend on the schedule.
+const SMALL: usize = 500;
+
+/// The plan of these buckets, of which those of `unasked` symbols are cut and joined.
+///
+/// # Errors
+/// The program cannot be planned.
+pub fn refined(
+    pipeline: &Pipeline<'_>,
+    mut buckets: Vec<BucketRequest>,
+    unasked: &BTreeSet<SymbolId>,
+) -> Result<Plan, Error> {
+    let Planned { mut plan, by_schedule } = pipeline.planned(&buckets)?;
+    // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
+    let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
+    let symbols = divide::of_collectives(pipeline.canonical).into_iter();
+    let symbols = symbols.filter(|s| compared && unasked.contains(s));
+    let limits = symmc_dispatch::limits(pipeline.canonical, &pipeline.config.profile);
+    let mut comparison = Comparison { pipeline, symbols: symbols.collect(), limits, alone: BTreeMap::new() };
+    for _ in 0..ROUNDS {
+        let cut = comparison.cut(&plan, &buckets)?;
+        if cut.len() == buckets.len() {
+            break;
+        }
+        buckets = cut;
+        plan = pipeline.planned(&buckets)?.plan;
+    }
+    let joined = comparison.joined(&plan, &buckets, unasked)?;
+    if joined.len() < buckets.len() {
+        let fewer = pipeline.planned(&joined)?.plan;
+        // Buckets share fixed memory, and their forms can differ in company.
+        if comparison.cut(&fewer, &joined)?.len() == joined.len() {
+            plan = fewer;
+        }
+    }
+    Ok(plan)
+}
+
+/// What compares buckets with plans for single sizes.
+struct Comparison<'a> {
+    pipeline: &'a Pipeline<'a>,
+    /// The symbols on which collectives depend, and of which no buckets are asked for.
+    symbols: Vec<SymbolId>,
+    /// Where dispatches change: of each symbol the last sizes below.
+    limits: BTreeMap<SymbolId, BTreeSet<i64>>,
+    /// The estimated microseconds of plans for single sizes, by these sizes; none where there is no such plan.
+    alone: BTreeMap<Vec<i64>, Option<f64>>,
+}
+
+/// The point at the upper ends of ranges.
+fn upper_end(of: &Ranges) -> Ranges {
+    of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect()
+}
+
+/// The sizes of a point.
+fn sizes(point: &Ranges) -> Vec<i64> {
+    point.values().map(|&(_, size)| size).collect()
+}
+
+impl Comparison<'_> {
+    /// The buckets, with those cut in two that take long at some of their sizes.
+    fn cut(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>, Error> {
+        if !self.symbols.is_empty() {
+            self.know(plan, buckets)?;
+        }
+        let mut out = Vec::new();
+        for (b, bucket) in buckets.iter().enumerate() {
+            let of = &bucket.ranges;
+            let room = out.len() + buckets.len() - b < MAX_UNASKED;
+            let parts = match self.grid(of).filter(|_| room) {
+                Some(grid) => grid.cut(of, &self.lost(plan, b, of, &grid)?),
+                None => None,
+            };
+            match parts {
+                Some(parts) => out.extend(parts.map(|ranges| BucketRequest { ranges, own_order: true })),
+                None => out.push(bucket.clone()),
+            }
+        }
+        Ok(out)
+    }
+
+    /// The sizes at which a bucket is compared.
+    fn grid(&self, of: &Ranges) -> Option<Grid> {
+        let nodes = self.pipeline.canonical.nodes.len().max(1);
+        Grid::new(of, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
+    }
+
+    /// The points of a grid, with the microseconds that a bucket loses there: 0 where that is little.
+    fn lost(
+        &mut self,
+        plan: &Plan,
+        b: usize,
+        of: &Ranges,
+        grid: &Grid,
+    ) -> Result<Vec<(Vec<usize>, f64)>, Error> {
+        let positions = grid.positions();
+        let points: Vec<Ranges> = positions.iter().map(|at| grid.point(of, at)).collect();
+        let lost = self.lost_at(plan, b, &points)?;
+        Ok(positions.into_iter().zip(lost).collect())
+    }
+
+    /// Counts the estimates of buckets at their upper ends, for which they were made, as those of plans for these sizes.
+    fn know(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<(), Error> {
+        for (b, bucket) in buckets.iter().enumerate() {
+            let point = upper_end(&bucket.ranges);
+            let us = self.estimated(plan, b, &read(plan, b)?, &point)?;
+            self.alone.entry(sizes(&point)).or_insert(Some(us));
+        }
+        Ok(())
+    }
+
+    /// The microseconds that a bucket loses at each of these sizes.
+    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[Ranges]) -> Result<Vec<f64>, Error> {
+        self.plan_alone(points)?;
+        let program = read(plan, b)?;
+        let lost = points.iter().map(|point| {
+            // A plan for one size may not exist where one for the range does: then there is nothing to compare with.
+            let Some(best) = self.alone.get(&sizes(point)).copied().flatten() else { return Ok(0.0) };
+            let ours = self.estimated(plan, b, &program, point)?;
+            Ok(if ours > MOST * best { ours - best } else { 0.0 })
+        });
+        lost.collect()
+    }
+
+    /// Makes the plans for single sizes that are missing.
+    fn plan_alone(&mut self, points: &[Ranges]) -> Result<(), Error> {
+        let missing: Vec<&Ranges> = points.iter().filter(|p| !self.alone.contains_key(&sizes(p))).collect();
+        let nodes = missing.len() * self.pipeline.canonical.nodes.len();
+        let this = &*self;
+        let made = parallel::map(missing, nodes, |point| {
+            let single = Pipeline { among_others: true, ..*this.pipeline };
+            let Ok(plan) = single.planned(&[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
+                return Ok::<_, Error>((sizes(point), None));
+            };
+            Ok((sizes(point), Some(this.estimated(&plan, 0, &read(&plan, 0)?, point)?)))
+        });
+        for made in made {
+            let (sizes, us) = made?;
+            self.alone.insert(sizes, us);
+        }
+        Ok(())
+    }
+
+    /// The estimated microseconds of a run of a bucket at these sizes.
+    fn estimated(&self, plan: &Plan, b: usize, program: &ReadProgram, at: &Ranges) -> Result<f64, Error> {
+        let symbols = &self.pipeline.canonical.symbols;
+        let named: IndexMap<String, i64> =
+            at.iter().map(|(&s, range)| (symbols[s].name.clone(), range.1)).collect();
+        let bucket = plan.buckets.get(b).ok_or_else(|| defect(format!("the plan has no bucket {b}")))?;
+        let estimate = program.estimate_at(bucket, &self.pipeline.config.profile, &named);
+        Ok(estimate.map_err(|e| defect(e.to_string()))?.total_us)
+    }
+
+    /// The buckets, with those joined to one above them that run the same program, or whose sizes the form of the one above
+    /// serves as well.
+    fn joined(
+        &mut self,
+        plan: &Plan,
+        buckets: &[BucketRequest],
+        unasked: &BTreeSet<SymbolId>,
+    ) -> Result<Vec<BucketRequest>, Error> {
+        let mut out: Vec<(usize, BucketRequest)> = buckets.iter().cloned().enumerate().collect();
+        while let Some((a, b, symbol)) = self.pair_to_join(plan, &out, unasked)? {
+            let low = out[a].1.ranges[&symbol].0;
+            if let Some(range) = out[b].1.ranges.get_mut(&symbol) {
+                range.0 = low;
+            }
+            out.remove(a);
+        }
+        Ok(out.into_iter().map(|(_, bucket)| bucket).collect())
+    }
+
+    /// The positions of a bucket and of one above it that can be one, and the symbol in which they differ.
+    fn pair_to_join(
+        &mut self,
+        plan: &Plan,
+        out: &[(usize, BucketRequest)],
+        unasked: &BTreeSet<SymbolId>,
+    ) -> Result<Option<(usize, usize, SymbolId)>, Error> {
+        for a in 0..out.len() {
+            for b in 0..out.len() {
+                let (lower, upper) = (&out[a].1.ranges, &out[b].1.ranges);
+                let Some(symbol) = differing(lower, upper).filter(|s| unasked.contains(s)) else { continue };
+                let same = plan.buckets[out[a].0].program == plan.buckets[out[b].0].program;
+                let limit = self.limits.get(&symbol).is_some_and(|l| l.contains(&lower[&symbol].1));
+                if same || !limit && self.serves(plan, out[b].0, lower)? {
+                    return Ok(Some((a, b, symbol)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the form of a bucket is good at all sizes of these ranges, as far as they are compared.
+    fn serves(&mut self, plan: &Plan, b: usize, of: &Ranges) -> Result<bool, Error> {
+        if self.symbols.is_empty() {
+            return Ok(false);
+        }
+        let points = match self.grid(of) {
+            Some(grid) => grid.positions().iter().map(|at| grid.point(of, at)).collect(),
+            None => vec![upper_end(of)],
+        };
+        Ok(self.lost_at(plan, b, &points)?.iter().all(|&us| us == 0.0))
+    }
+}
+
+/// The symbol in which alone two buckets differ, where the one is next below the other.
+fn differing(lower: &Ranges, upper: &Ranges) -> Option<SymbolId> {
+    let mut differing = lower.iter().filter(|&(s, range)| upper[s] != *range);
+    let (&symbol, range) = differing.next()?;
+    let adjacent = range.1.checked_add(1) == Some(upper[&symbol].0);
+    (adjacent && differing.next().is_none()).then_some(symbol)
+}
+
+/// The program of a bucket.
+fn read(plan: &Plan, b: usize) -> Result<ReadProgram, Error> {
+    let bucket = plan.buckets.get(b).ok_or_else(|| defect(format!("the plan has no bucket {b}")))?;
+    let text = plan.programs.get(bucket.program).ok_or_else(|| defect("a bucket names no program".into()))?;
+    ReadProgram::read(text).map_err(|e| defect(e.to_string()))
+}
+
+fn defect(message: String) -> Error {
+    Error::new(ErrorKind::Defect, message)
+}

@@ -1,0 +1,203 @@
+//! Sizes within a bucket: at every power of two the form of the bucket takes hardly longer than one that is made for this size
+//! alone.
+
+use symmc::unstable::ir::random::SplitMix;
+use symmc::{BucketSpec, CheckedPlan, Config, Program, compile, estimate, estimate_plain, machine};
+
+/// The most that the form of a bucket may take, as a multiple of the best.
+const MOST: f64 = 1.1;
+
+const KINDS: [&str; 6] = [
+    "all_reduce op=sum",
+    "all_gather",
+    "reduce_scatter op=sum",
+    "all_to_all splits=even",
+    "broadcast root=0",
+    "permute_ranks",
+];
+
+/// A symbol: its name and range.
+type Symbol = (&'static str, [i64; 2]);
+
+/// The text of a program with these symbols.
+fn text(ranks: u32, symbols: &[Symbol], body: &str) -> String {
+    let symbols: String =
+        symbols.iter().map(|(name, [low, high])| format!("symbol {name} in {low}..={high}\n")).collect();
+    format!("program \"sizes\" ranks {ranks}\n{symbols}group @all world\n{body}")
+}
+
+/// A collective of so many rows, between steps that compute.
+fn collective(kind: &str, ranks: u32, rows: &str, columns: u32) -> String {
+    let n = ranks;
+    let (operand, result) = match kind.split(' ').next() {
+        Some("all_gather") => (rows.to_string(), format!("{n}*{rows}")),
+        Some("reduce_scatter") => (format!("{n}*{rows}"), rows.to_string()),
+        Some("all_to_all") => (format!("{n}*{rows}"), format!("{n}*{rows}")),
+        _ => (rows.to_string(), rows.to_string()),
+    };
+    let (name, attributes) = kind.split_once(' ').unwrap_or((kind, ""));
+    let pairs: Vec<String> = (0..n).map(|r| format!("{r}->{}", (r + 1) % n)).collect();
+    let pairs = if name == "permute_ranks" { format!("pairs=[{}]", pairs.join(", ")) } else { String::new() };
+    format!(
+        "arg %x: bf16[{operand}, {columns}]\n%h: bf16[{operand}, {columns}] = neg %x\n\
+         %y: bf16[{result}, {columns}] = {name} %h {attributes}{pairs} group=@all\n\
+         %z: bf16[{result}, {columns}] = neg %y\nreturn %z\n"
+    )
+}
+
+/// Layers of a product, an all-reduce, a residual and a norm, of tensors that begin with these axes.
+fn layers(axes: &str, hidden: u32, count: usize) -> String {
+    let mut out = format!("arg %x0: bf16[{axes}, {hidden}]\nparam %g: bf16[{hidden}]\n");
+    (0..count).for_each(|i| out += &format!("param %w{i}: bf16[{hidden}, {hidden}]\n"));
+    for i in 0..count {
+        out += &format!(
+            "%n{i}: bf16[{axes}, {hidden}] = rms_norm %x{i}, %g axes=1 eps=0.00001 round_first=false\n\
+             %p{i}: bf16[{axes}, {hidden}] = matmul %n{i}, %w{i}\n\
+             %r{i}: bf16[{axes}, {hidden}] = all_reduce %p{i} op=sum group=@all\n\
+             %x{}: bf16[{axes}, {hidden}] = add %x{i}, %r{i}\n",
+            i + 1
+        );
+    }
+    out + &format!("return %x{count}\n")
+}
+
+/// A collective beside products that it does not depend on.
+fn beside(kind: &str, ranks: u32, products: usize) -> String {
+    let mut out = collective(kind, ranks, "t", 2048);
+    out = out.replace("return %z\n", "");
+    let mut header = String::from("arg %b0: bf16[t, 2048]\nparam %w: bf16[2048, 2048]\n");
+    for i in 0..products {
+        out += &format!("%b{}: bf16[t, 2048] = matmul %b{i}, %w\n", i + 1);
+    }
+    header += &out;
+    header + &format!("return %z\nreturn %b{products}\n")
+}
+
+fn powers([low, high]: [i64; 2]) -> Vec<i64> {
+    (0..40).map(|k| 1i64 << k).filter(|p| (low..=high).contains(p)).collect()
+}
+
+fn compiled(text: &str, profile: &str) -> CheckedPlan {
+    let program = Program::from_text(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let config = Config::default().with_profile(machine(profile).expect("a profile"));
+    compile(&program, &config).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// The estimated time of a run at these sizes.
+fn estimated(plan: &CheckedPlan, profile: &str, sizes: &[(&str, i64)]) -> f64 {
+    let profile = machine(profile).expect("a profile");
+    let named = sizes.iter().map(|&(name, size)| (name.to_string(), size)).collect();
+    let bucket = &plan.buckets[plan.serving(&named).expect("a bucket")];
+    let program = plan.program(bucket.program).expect("a program");
+    program.estimate_at(bucket, &profile, &named).expect("an estimate").total_us
+}
+
+/// All combinations of powers of two.
+fn grid(symbols: &[Symbol]) -> Vec<Vec<(&'static str, i64)>> {
+    symbols.iter().fold(vec![vec![]], |all, &(name, range)| {
+        all.iter()
+            .flat_map(|of| powers(range).into_iter().map(move |p| [&of[..], &[(name, p)]].concat()))
+            .collect()
+    })
+}
+
+/// What the form of each bucket takes at most, as a multiple of what is made for the size alone; the number of buckets.
+fn regret(ranks: u32, profile: &str, symbols: &[Symbol], body: &str) -> (f64, usize) {
+    let plan = compiled(&text(ranks, symbols, body), profile);
+    let mut worst: f64 = 1.0;
+    for sizes in grid(symbols) {
+        let fixed: Vec<Symbol> = sizes.iter().map(|&(name, size)| (name, [size, size])).collect();
+        let alone = compiled(&text(ranks, &fixed, body), profile);
+        let ratio = estimated(&plan, profile, &sizes) / estimated(&alone, profile, &sizes);
+        worst = worst.max(ratio);
+    }
+    (worst, plan.buckets.len())
+}
+
+const PROFILES: [(&str, u32); 5] = [("h200x2", 2), ("h200x4", 4), ("h200x8", 8), ("h200x4", 2), ("host", 4)];
+
+#[test]
+fn collectives_take_hardly_longer_than_at_a_size_of_their_own() {
+    for (profile, ranks) in PROFILES {
+        for kind in KINDS {
+            let body = collective(kind, ranks, "t", 4096);
+            let (worst, buckets) = regret(ranks, profile, &[("t", [1, 32768])], &body);
+            let at = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
+            assert!(worst <= MOST && buckets <= 5, "{at}");
+        }
+    }
+}
+
+#[test]
+fn layers_take_hardly_longer_than_at_a_size_of_their_own() {
+    for (profile, ranks) in PROFILES {
+        for hidden in [1024, 8192] {
+            let (worst, buckets) = regret(ranks, profile, &[("t", [1, 8192])], &layers("t", hidden, 2));
+            let at = format!("{hidden} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
+            assert!(worst <= MOST && buckets <= 6, "{at}");
+        }
+    }
+}
+
+#[test]
+fn two_symbols_are_divided_together() {
+    let all_reduce = ("all_reduce op=sum", [("b", [1, 16]), ("t", [1, 512])]);
+    let all_to_all = ("all_to_all splits=even", [("b", [1, 8]), ("t", [3, 700])]);
+    for (profile, ranks) in PROFILES {
+        for (kind, symbols) in [&all_reduce, &all_to_all] {
+            let body = collective(kind, ranks, "t", 2048).replace("2048", "b, 2048");
+            let (worst, buckets) = regret(ranks, profile, symbols, &body);
+            let at = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
+            assert!(worst <= MOST && buckets <= 12, "{at}");
+        }
+    }
+}
+
+#[test]
+fn collectives_beside_products_take_hardly_longer() {
+    let mut r = SplitMix(3);
+    for (profile, ranks) in PROFILES {
+        for kind in KINDS {
+            let products = 1 + r.below(6);
+            let (worst, buckets) =
+                regret(ranks, profile, &[("t", [1, 8192])], &beside(kind, ranks, products));
+            let at = format!(
+                "{kind} beside {products} products on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets"
+            );
+            assert!(worst <= MOST && buckets <= 6, "{at}");
+        }
+    }
+}
+
+/// What is asked for stays as it is.
+#[test]
+fn buckets_that_are_asked_for_are_not_divided() {
+    let text = text(4, &[("t", [1, 32768])], &collective("all_to_all splits=even", 4, "t", 4096));
+    let program = Program::from_text(&text).expect("a program");
+    let config = Config::default().with_profile(machine("h200x4").expect("a profile"));
+    let uppers = |config: &Config| -> Vec<i64> {
+        let plan = compile(&program, config).expect("a plan");
+        plan.buckets.iter().map(|b| b.symbols["t"][1]).collect()
+    };
+    assert!(uppers(&config).len() > 1);
+    for asked in [&[32768][..], &[3, 4, 20000]] {
+        assert_eq!(uppers(&config.clone().with_buckets([BucketSpec::new("t", asked)])), asked);
+    }
+    // One variant leaves nothing to choose.
+    assert_eq!(uppers(&config.with_variants(Some(Vec::new()))), [32768]);
+}
+
+/// The estimate with plain collectives is that of the same buckets.
+#[test]
+fn plain_estimates_have_the_buckets_of_the_plan() {
+    let text = text(4, &[("t", [1, 32768])], &collective("all_to_all splits=even", 4, "t", 4096));
+    let program = Program::from_text(&text).expect("a program");
+    let config = Config::default().with_profile(machine("h200x4").expect("a profile"));
+    let plan = compile(&program, &config).expect("a plan");
+    let plain = estimate_plain(&program, &plan, &config).expect("estimates");
+    let chosen = estimate(&plan, &config.profile).expect("estimates");
+    assert!(plain.len() == plan.buckets.len() && plain.len() > 1);
+    for (plain, chosen) in plain.iter().zip(&chosen) {
+        assert!(plain.expect("an estimate") >= chosen.total_us);
+    }
+}

@@ -1,0 +1,154 @@
+//! The bytes that a step moves: those that it reads and writes.
+//!
+//! Of a value that is read several times the largest read counts; a read through a view moves the elements of the view. A table
+//! lookup reads the elements that it selects, not the table, and a grouped product the matrices of at most as many groups as
+//! there are rows. A store into a value that lies in the memory of its result (a cache) moves what is stored alone.
+
+use std::collections::BTreeMap;
+
+use crate::graph::{Graph, Node};
+use crate::{NodeId, Op, ValueId};
+
+/// What the bytes of a step depend on, besides the graph.
+pub struct Memory<Base, Bytes, InPlace> {
+    /// The value whose memory a value is a view of, or itself.
+    pub base: Base,
+    /// The bytes of a value.
+    pub bytes: Bytes,
+    /// Whether the result, the second value, lies in the memory of the base that is stored into.
+    pub in_place: InPlace,
+}
+
+impl<Base, Bytes, InPlace> Memory<Base, Bytes, InPlace>
+where
+    Base: Fn(ValueId) -> ValueId,
+    Bytes: Fn(ValueId) -> u64,
+    InPlace: Fn(ValueId, ValueId) -> bool,
+{
+    /// The bytes of a step that reads these operands, each a position among the inputs of a node, and writes these values.
+    pub fn moved(
+        &self,
+        graph: &Graph,
+        reads: impl Iterator<Item = (NodeId, usize)>,
+        writes: impl Iterator<Item = ValueId>,
+    ) -> u64 {
+        let mut read: BTreeMap<ValueId, u64> = BTreeMap::new();
+        for (n, k) in reads {
+            let node = &graph.nodes[n];
+            let Some(&value) = node.inputs.get(k) else { continue };
+            let base = (self.base)(value);
+            let most = read.entry(base).or_default();
+            *most = (*most).max(self.read(graph, node, k, value).min((self.bytes)(base)));
+        }
+        let written = writes.map(|v| match graph.def_node(v).map(|n| &graph.nodes[n]) {
+            Some(node) => self.stored_in_place(node).unwrap_or_else(|| (self.bytes)(v)),
+            None => (self.bytes)(v),
+        });
+        read.into_values().chain(written).fold(0, u64::saturating_add)
+    }
+
+    /// The bytes that a node reads of its operand `k`.
+    fn read(&self, graph: &Graph, node: &Node, k: usize, value: ValueId) -> u64 {
+        let whole = (self.bytes)(value);
+        match (&node.op, k) {
+            (Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. }, 0) => {
+                node.outputs.first().map_or(whole, |&result| (self.bytes)(result))
+            }
+            (Op::GroupedMatMul, 1) => self.matrices(graph, node).map_or(whole, |most| whole.min(most)),
+            (Op::ScatterElements { combine: None, .. } | Op::IndexPut { accumulate: false, .. }, 0) => {
+                self.stored_in_place(node).map_or(whole, |_| 0)
+            }
+            (Op::ScatterElements { .. } | Op::IndexPut { .. } | Op::IndexAdd { .. }, 0) => {
+                self.stored_in_place(node).unwrap_or(whole)
+            }
+            _ => whole,
+        }
+    }
+
+    /// The bytes of one matrix of a grouped product for each row of the first operand.
+    fn matrices(&self, graph: &Graph, node: &Node) -> Option<u64> {
+        let [x, y, ..] = node.inputs[..] else { return None };
+        let [_, k, n] = &graph.ty(y).shape[..] else { return None };
+        let [row, matrix] = [&graph.ty(x).shape[1..], &[k.clone(), n.clone()]].map(|shape| shape.to_vec());
+        let (row, matrix) = (elements(&row)?, elements(&matrix)?);
+        let (x, size) = (graph.ty(x), graph.ty(y).dtype.size() as u64);
+        let rows = (self.bytes)(node.inputs[0]) / (row * x.dtype.size() as u64).max(1);
+        Some(rows.saturating_mul(matrix).saturating_mul(size))
+    }
+
+    /// The bytes that a node stores into the memory of its first operand, if its result lies there.
+    fn stored_in_place(&self, node: &Node) -> Option<u64> {
+        let source = match &node.op {
+            Op::ScatterElements { .. } | Op::IndexAdd { .. } => 2,
+            Op::IndexPut { .. } => 1,
+            _ => return None,
+        };
+        let (&into, &source, &result) =
+            (node.inputs.first()?, node.inputs.get(source)?, node.outputs.first()?);
+        (self.in_place)((self.base)(into), result).then(|| (self.bytes)(source))
+    }
+}
+
+/// The number of elements of a shape without symbols.
+fn elements(shape: &[crate::Dim]) -> Option<u64> {
+    shape
+        .iter()
+        .map(|d| u64::try_from(d.as_const()?).ok())
+        .try_fold(1u64, |all, d| Some(all.saturating_mul(d?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    /// The bytes that the last node of a program moves, at 16 of each symbol.
+    fn moved(body: &str, in_place: bool) -> u64 {
+        let text = format!("program \"p\" ranks 1\nsymbol t in 1..=16\n{body}");
+        let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let (n, node) = graph.nodes.iter().next_back().expect("a node");
+        let memory = Memory {
+            base: |v| v,
+            bytes: |v| u64::try_from(graph.ty(v).bytes().upper(&graph.symbols)).expect("bytes"),
+            in_place: |_, _| in_place,
+        };
+        memory.moved(&graph, (0..node.inputs.len()).map(|k| (n, k)), node.outputs.iter().copied())
+    }
+
+    #[test]
+    fn lookups_read_what_they_select() {
+        let rows = 16 * 64 * 2;
+        let take =
+            "param %e: bf16[1000, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = take %e, %i axis=0\nreturn %y\n";
+        assert_eq!(moved(take, false), 2 * rows + 16 * 8);
+        let index =
+            "arg %x: bf16[1000, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = index %x, %i axis=0\nreturn %y\n";
+        assert_eq!(moved(index, false), 2 * rows + 16 * 8);
+        let gather = "arg %x: bf16[16, 9000]\narg %i: i64[16, 4]\n%y: bf16[16, 4] = gather_elements %x, %i axis=1\nreturn %y\n";
+        assert_eq!(moved(gather, false), 16 * 4 * (2 + 2 + 8));
+        // A table that is smaller than what is selected is read once.
+        let small =
+            "param %e: bf16[2, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = take %e, %i axis=0\nreturn %y\n";
+        assert_eq!(moved(small, false), rows + 2 * 64 * 2 + 16 * 8);
+    }
+
+    #[test]
+    fn stores_move_what_is_stored_if_they_are_in_place() {
+        let put = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
+            %y: bf16[4096, 64] = index_put %c, %s, %i axis=0 accumulate=false\nreturn %y\n";
+        let (source, cache) = (16 * 64 * 2, 4096 * 64 * 2);
+        assert_eq!(moved(put, true), 2 * source + 16 * 8);
+        assert_eq!(moved(put, false), 2 * cache + source + 16 * 8);
+        assert_eq!(moved(&put.replace("=false", "=true"), true), 3 * source + 16 * 8);
+    }
+
+    #[test]
+    fn grouped_products_read_at_most_a_matrix_for_each_row() {
+        let product = "arg %x: bf16[2, 32]\nparam %w: bf16[8, 32, 64]\narg %e: i64[8]\n\
+            %y: bf16[2, 64] = grouped_matmul %x, %w, %e\nreturn %y\n";
+        let matrix = 32 * 64 * 2;
+        assert_eq!(moved(product, false), 2 * 32 * 2 + 2 * matrix + 8 * 8 + 2 * 64 * 2);
+        let many = product.replace("[2, ", "[200, ");
+        assert_eq!(moved(&many, false), 200 * 32 * 2 + 8 * matrix + 8 * 8 + 200 * 64 * 2);
+    }
+}
