@@ -1,5 +1,7 @@
 """The backend of ``torch.compile`` on several ranks, which are processes of a gloo group."""
 
+import os
+import tempfile
 import time
 import unittest
 import warnings
@@ -77,6 +79,39 @@ def ddp_like(rank):
     weights = [torch.randn(64, 32), torch.randn(64), torch.randn(64, 10)]
     torch.manual_seed(rank)
     same_gradients(step, weights, torch.randn(5, 32))
+
+
+def options_of_collectives(rank):
+    """Options that choose how collectives run, on arguments that are read, and on one that is changed in place."""
+
+    def function(w, x):
+        total = funcol.all_reduce(w, "sum", dist.group.WORLD)
+        w.add_(1)
+        return total + funcol.all_reduce(w, "sum", dist.group.WORLD), funcol.all_gather_tensor(x, 0, dist.group.WORLD)
+
+    for options in [
+        {"variants": []},
+        {"variants": "plain", "bind": True},
+        {"variants": "one_shot,pull"},
+        {"variants": ["pull"], "bind": "arg1_1"},
+        {"order": "lpmf", "bind": True},
+    ]:
+        torch.manual_seed(rank)
+        w, x = torch.randn(64, 64), torch.randn(5, 64)
+        other = w.clone()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "report.txt")
+            run = compiled(function, machine="h200x2", report=path, **options)
+            for _ in range(3):
+                for found, wanted in zip(run(w, x), function(other, x)):
+                    close(found, wanted)
+                close(w, other)
+            with open(path) as file:
+                report = file.read()
+        if options.get("variants") in ([], "plain"):
+            assert all("plain" in line.split("KiB")[1][:10] for line in report.splitlines() if line.startswith("  %all_")), report
+        if options.get("bind") == "arg1_1":
+            assert "bound input 1" in report and "copies: none" in report, report
 
 
 def two_groups(rank):
@@ -329,7 +364,7 @@ def different_constants(rank):
 class Ranks(unittest.TestCase):
     def test_sums_and_steps_of_training(self):
         # One job: what PyTorch takes to start is most of the time.
-        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes])
+        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes, options_of_collectives])
 
     def test_a_mesh_of_two_axes(self):
         on_ranks(two_groups, 4)

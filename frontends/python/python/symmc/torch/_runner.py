@@ -150,16 +150,8 @@ class Runner:
         self.named(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
         buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
-        options = self.options
-        self.plan = symmc.compile(
-            self.program,
-            machine=self.machine(device),
-            buckets=buckets,
-            slack=options.slack,
-            memory_price=options.memory_price,
-            symm_limit=options.symm_limit,
-            numerics=options.numerics,
-        )
+        keywords = self.options.of_compile(self.program.arguments)
+        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
         if self.options.report:
             _report.append(self.plan, self.options.report)
         return True
