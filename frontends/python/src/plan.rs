@@ -176,7 +176,9 @@ pub fn check_variants(variants: &Bound<'_, PyAny>) -> PyResult<()> {
 fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<Variant>> {
     let variant = |name: String| {
         let found = Variant::from_name(&name);
-        found.ok_or_else(|| refused(format!("variants: expected {}, found {name:?}", Variant::expected(&name))))
+        found.ok_or_else(|| {
+            refused(format!("variants: expected {}, found {name:?}", Variant::expected(&name)))
+        })
     };
     names("variants", "names of variants", given)?.into_iter().map(variant).collect()
 }
