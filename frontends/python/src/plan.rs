@@ -210,6 +210,19 @@ pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
     long(py, "load", read).map(Plan)
 }
 
+/// The bytes that a session takes, by what for.
+pub fn parts_of(taken: Taken) -> IndexMap<&'static str, usize> {
+    let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
+    let all = [
+        ("ordinary", ordinary),
+        ("symmetric", symmetric),
+        ("flags", flags),
+        ("scratch", scratch),
+        ("held", held),
+    ];
+    all.into_iter().collect()
+}
+
 #[pymethods]
 impl Plan {
     /// The name of the program.
@@ -315,15 +328,7 @@ impl Plan {
         let rank = whole("rank", rank)?;
         let config = on_gpu(SessionConfig::default(), number(gpu)?)?;
         let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
-        let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
-        let all = [
-            ("ordinary", ordinary),
-            ("symmetric", symmetric),
-            ("flags", flags),
-            ("scratch", scratch),
-            ("held", held),
-        ];
-        Ok(all.into_iter().collect())
+        Ok(parts_of(taken))
     }
 
     /// Writes the plan to a file (JSON), which `symmc.load` and the command `symmc` read.
