@@ -6,6 +6,7 @@
 //!
 //! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
 
+mod arrangement;
 pub mod budget;
 mod callers;
 mod lending;
@@ -16,11 +17,13 @@ mod ports;
 use std::sync::Arc;
 use std::time::Duration;
 
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 
 use crate::error::RunError;
-use crate::exec::Bound;
+use crate::exec::{Bound, Registry};
 
+pub use arrangement::{Arrangement, expect_agreement, proposal};
 pub use budget::Taken;
 pub use callers::CallersPart;
 pub use lending::Lending;
@@ -50,6 +53,26 @@ pub struct Recordings {
 
 /// One rank of a plan on a device.
 pub trait DeviceSession: Send {
+    /// Opens another program in this session, which takes turns with the others in the same arenas; its number. The first has
+    /// number 0. All ranks call this together, between runs.
+    ///
+    /// # Errors
+    /// The session has symmetric memory for its caller, is recorded by its caller, or has no room; ranks open different plans; or a
+    /// rank failed. The session goes on where another request could do.
+    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize, RunError>;
+
+    /// Has the calls that follow be about a program of the session.
+    ///
+    /// # Errors
+    /// There is no such program.
+    fn select(&mut self, program: usize) -> Result<(), RunError>;
+
+    /// Ends a program, once all runs have ended. Its inputs and outputs are freed; another program has to be selected then.
+    ///
+    /// # Errors
+    /// A run failed.
+    fn close_program(&mut self, program: usize) -> Result<(), RunError>;
+
     /// Sets the values of the imported program's symbols for the runs that come.
     ///
     /// # Errors

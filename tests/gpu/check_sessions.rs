@@ -1,5 +1,5 @@
 //! Sessions on GPUs, in one process with a thread for each of two ranks: runs that change between bindings and
-//! buckets, against the interpreter; and threads whose own context is current again after a joined run.
+//! buckets, against the interpreter; programs that take turns in one session; and threads whose own context is current again after a joined run.
 //!
 //! `check_sessions [GPU GPU]`
 
@@ -14,8 +14,8 @@ use symmc::unstable::cuda::driver::Device;
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::ir::random::SplitMix;
 use symmc::{
-    BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Gpu, Group, Membership, Profile, Program,
-    RunConfig, Session, SessionConfig, Tensor, Weights, Workload,
+    Bind, BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Gpu, Group, Membership, Profile, Program,
+    RunConfig, Session, SessionConfig, Tensor, Variant, Weights, Workload,
 };
 use threads::on_ranks;
 
@@ -91,6 +91,45 @@ fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Res
     Ok(session.close()?)
 }
 
+/// One rank: a session in which more and more programs take turns, each of which has a state that lives on.
+fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
+    let config = SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(gpu));
+    let mut sessions: Vec<(Session, usize)> = Vec::new();
+    for _ in 0..plans.len() + ORDER.len() {
+        if let Some(plan) = plans.get(sessions.len()) {
+            let opened = match sessions.first() {
+                None => Session::open(plan, group, &config)?,
+                Some((first, _)) => first.open_program(plan)?,
+            };
+            sessions.push((opened, 0));
+        }
+        for (number, (session, run)) in
+            sessions.iter_mut().enumerate().filter(|(_, (_, run))| *run < ORDER.len())
+        {
+            let which = ORDER[*run];
+            let rank = group.rank() as usize;
+            let [x, state, weights] = &expected.inputs[*run][rank][..] else { bail!("three inputs") };
+            session.set("n", SIZES[which])?;
+            session.write_tensor("x", x)?;
+            if *run == 0 {
+                session.write_tensor("state", state)?;
+                session.write_tensor("w", weights)?;
+            }
+            session.enqueue()?;
+            session.wait(LIMIT)?;
+            let (found, wanted) = (session.read("out.0")?, &expected.outputs[*run][rank]);
+            let difference = interp::compare(&found, wanted, Tolerance::absolute(1e-4));
+            ensure!(
+                difference.agrees(),
+                "program {number}, run {run} of n={} differs: {difference}",
+                SIZES[which]
+            );
+            *run += 1;
+        }
+    }
+    sessions.into_iter().try_for_each(|(session, _)| Ok(session.close()?))
+}
+
 /// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
 fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -> Result<()> {
     let other = Device::open(gpus[RANKS - 1 - rank])?;
@@ -112,6 +151,15 @@ fn run(gpus: [u32; RANKS]) -> Result<()> {
     let groups = Group::threads(RANKS as u32);
     on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &groups[rank], &wanted))?;
     println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
+    let variants = [Variant::OneShot, Variant::Ll, Variant::NcclWindow, Variant::Plain, Variant::TwoShot];
+    let plans = variants.map(|variant| {
+        let config = Config::default().with_profile(Profile::builtin("h200x2").context("no profile h200x2")?);
+        let config = config.with_bind(Bind::All).with_variants(Some(vec![variant]));
+        Ok(symmc::compile(&program, &config)?)
+    });
+    let plans = plans.into_iter().collect::<Result<Vec<_>>>()?;
+    on_ranks(RANKS, |rank| turns(&plans, gpus[rank], &groups[rank], &wanted))?;
+    println!("{} programs take turns in one session: as the interpreter", plans.len());
     let draw = Draw::default().with_symbols([("n", 4)]);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;
     on_ranks(RANKS, |rank| joins(&plan, &work, rank, gpus))?;

@@ -66,6 +66,100 @@ pub fn trial(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Result
     result.map_err(|error| format!("{story}: {error}\n{}", text::print(&graph)))
 }
 
+/// One trial of several programs that take turns in one session.
+///
+/// # Errors
+/// As [`trial`].
+pub fn shared_trial(seed: u64, nodes: usize) -> Result<Done, String> {
+    let mut r = SplitMix(seed ^ 0x5a4e_d0ff);
+    let mut story = format!("shared seed {seed}, {nodes} nodes");
+    let tried = AssertUnwindSafe(|| {
+        let cases = shared_cases((seed, nodes), &mut r, &mut story)?;
+        let mut order: Vec<usize> =
+            cases.iter().enumerate().flat_map(|(p, case)| vec![p; case.turns.len()]).collect();
+        (1..order.len()).rev().for_each(|k| order.swap(k, r.below(k + 1)));
+        // The session is opened with the first.
+        let first = order.iter().position(|&program| program == 0).unwrap_or(0);
+        order.swap(0, first);
+        let chaos = r.one_in(2).then(|| r.next());
+        let threads = if chaos.is_some() || r.one_in(2) { LaneThreads::Each } else { LaneThreads::One };
+        story += &format!(", order {order:?}, chaos {chaos:?}, lanes {threads:?}");
+        let config = HostConfig { limit: LIMIT, chaos, threads, extendable: true, ..HostConfig::default() };
+        on_threads(cases[0].plan.ranks, |group| shared_rank(&cases, &order, group, &config))?;
+        let collectives =
+            |case: &Case| case.graph.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
+        Ok(Done {
+            runs: order.len(),
+            collectives: cases.iter().map(collectives).sum(),
+            ranks: cases[0].plan.ranks as usize,
+            by_rank: 0,
+        })
+    });
+    let result = catch_unwind(tried).unwrap_or_else(|_| Err("panicked".into()));
+    result.map_err(|error: String| format!("{story}: {error}"))
+}
+
+/// A planned program, and its runs.
+struct Case {
+    graph: Graph,
+    plan: CheckedPlan,
+    histories: Vec<RoundingHistory>,
+    turns: Vec<Turn>,
+}
+
+/// Two or three programs of as many ranks.
+fn shared_cases(
+    (seed, nodes): (u64, usize),
+    r: &mut SplitMix,
+    story: &mut String,
+) -> Result<Vec<Case>, String> {
+    let mut cases: Vec<Case> = Vec::new();
+    let count = 2 + r.below(2);
+    for seed in seed.. {
+        let drawn = r.one_in(2);
+        let graph = programs::program(seed, nodes, if drawn { Variants::Drawn } else { Variants::Open });
+        if cases.first().is_some_and(|first| Some(first.plan.ranks) != graph.ranks) {
+            continue;
+        }
+        *story += &format!("\nprogram {}: seed {seed}", cases.len());
+        let plan = if drawn { given(&graph, r, story) } else { chosen(&graph, r, story) }?;
+        let (histories, turns) = (histories(&graph, &plan)?, session(&graph, r)?);
+        cases.push(Case { graph, plan, histories, turns });
+        if cases.len() == count {
+            break;
+        }
+    }
+    Ok(cases)
+}
+
+/// The runs of a rank. Each program is opened when it runs first, and closed after its last run.
+fn shared_rank(cases: &[Case], order: &[usize], group: &Group, config: &HostConfig) -> Result<(), String> {
+    let kernels = Registry::new();
+    let opened = HostSession::open(&cases[0].plan, group, &kernels, config, vec![]);
+    let mut session = opened.map_err(|e| e.to_string())?;
+    let mut programs: Vec<Option<(usize, usize, Memory)>> = cases.iter().map(|_| None).collect();
+    programs[0] = Some((0, 0, Memory::default()));
+    for &case in order {
+        let Case { graph, plan, histories, turns } = &cases[case];
+        if programs[case].is_none() {
+            let number = session.open_program(plan, &kernels).map_err(|e| format!("program {case}: {e}"))?;
+            programs[case] = Some((number, 0, Memory::default()));
+        }
+        let Some((number, k, memory)) = &mut programs[case] else { continue };
+        session.select(*number).map_err(|e| e.to_string())?;
+        let turn = (*k, &turns[*k]);
+        one_turn(&mut session, (graph, histories), turn, group.rank() as usize, memory)
+            .map_err(|e| format!("program {case}, {e}"))?;
+        *k += 1;
+        if *k == turns.len() {
+            session.close_program(*number).map_err(|e| e.to_string())?;
+        }
+    }
+    drop(session);
+    drop(programs);
+    Ok(())
+}
+
 /// The trial of a seed with the fewest nodes that fails, if that of this number does.
 pub fn least(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Option<String> {
     (0..=nodes).find_map(|n| trial(seed, n, processes).err())
@@ -324,12 +418,17 @@ fn as_threads(
     threads: LaneThreads,
 ) -> Result<(), String> {
     let config = HostConfig { limit: LIMIT, chaos, threads, ..HostConfig::default() };
+    on_threads(plan.ranks, |group| one_rank((graph, histories), plan, turns, group, &config))
+}
+
+/// What a thread for each rank does; the error that tells the most.
+fn on_threads(ranks: u32, rank: impl Fn(&Group) -> Result<(), String> + Sync) -> Result<(), String> {
     let failures = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        for group in Group::threads(plan.ranks) {
-            let (config, failures) = (&config, &failures);
+        for group in Group::threads(ranks) {
+            let (rank, failures) = (&rank, &failures);
             scope.spawn(move || {
-                if let Err(error) = one_rank((graph, histories), plan, turns, &group, config) {
+                if let Err(error) = rank(&group) {
                     let error = format!("rank {}, {error}", group.rank());
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                 }
@@ -349,49 +448,67 @@ fn one_rank(
     group: &Group,
     config: &HostConfig,
 ) -> Result<(), String> {
-    let rank = group.rank() as usize;
-    let mut inputs: Vec<Block> = Vec::new();
-    let mut outputs: Vec<Block> = Vec::new();
+    let mut memory = Memory::default();
     let mut session =
         HostSession::open(plan, group, &Registry::new(), config, vec![]).map_err(|e| e.to_string())?;
     let told =
         HostSession::budget(plan, group.rank(), &Registry::new(), config).map_err(|e| e.to_string())?;
     for (k, turn) in turns.iter().enumerate() {
+        one_turn(&mut session, (graph, histories), (k, turn), group.rank() as usize, &mut memory)?;
         let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
-        session.set(&turn.bindings).map_err(|e| fail(&e))?;
-        let mut lend = |port: Port, memory: &mut Block| {
-            // SAFETY: the block lives until another is lent in its place, and is used between runs only.
-            unsafe { session.lend(port, Some(memory.extent())) }.map_err(|e| fail(&e))
-        };
-        for (i, (input, tensor)) in graph.inputs.values().zip(&turn.inputs[rank]).enumerate() {
-            let varies = graph.ty(input.value).concrete(&Bindings::new()).is_none();
-            if k == 0 || input.kind == InputKind::Argument || (turn.changed && varies) {
-                let mut fresh = Block::of(tensor);
-                if input.data.is_none() {
-                    lend(Port::Input(i), &mut fresh)?;
-                }
-                if i < inputs.len() { inputs[i] = fresh } else { inputs.push(fresh) }
-            }
-        }
-        let mut fresh: Vec<Block> = turn.outputs[rank].iter().map(|t| Block::new(t.data().len())).collect();
-        fresh.iter_mut().enumerate().try_for_each(|(k, block)| lend(Port::Output(k), block))?;
-        outputs = fresh;
-        match k % 2 {
-            0 => session.run().map_err(|e| fail(&e))?,
-            _ => session.enqueue(None).and_then(|()| session.wait(LIMIT)).map_err(|e| fail(&e))?,
-        }
-        let found: Result<Vec<Tensor>, String> = turn.outputs[rank]
-            .iter()
-            .zip(&outputs)
-            .map(|(t, block)| Tensor::new(t.dtype(), t.shape(), block.bytes()).ok_or("no tensor".to_string()))
-            .collect();
-        compare((graph, histories), &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
-        replaced((graph, histories), turn, rank, &inputs).map_err(|e| fail(&e))?;
         within(told, session.taken()).map_err(|e| fail(&e))?;
     }
     drop(session);
-    drop(outputs);
+    drop(memory);
     Ok(())
+}
+
+/// What a rank lends to a program.
+#[derive(Default)]
+struct Memory {
+    inputs: Vec<Block>,
+    outputs: Vec<Block>,
+}
+
+/// One run of a rank, the one of this number of its program.
+fn one_turn(
+    session: &mut HostSession,
+    (graph, histories): (&Graph, &[RoundingHistory]),
+    (k, turn): (usize, &Turn),
+    rank: usize,
+    memory: &mut Memory,
+) -> Result<(), String> {
+    let Memory { inputs, outputs } = memory;
+    let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
+    session.set(&turn.bindings).map_err(|e| fail(&e))?;
+    let mut lend = |port: Port, memory: &mut Block| {
+        // SAFETY: the block lives until another is lent in its place, and is used between runs only.
+        unsafe { session.lend(port, Some(memory.extent())) }.map_err(|e| fail(&e))
+    };
+    for (i, (input, tensor)) in graph.inputs.values().zip(&turn.inputs[rank]).enumerate() {
+        let varies = graph.ty(input.value).concrete(&Bindings::new()).is_none();
+        if k == 0 || input.kind == InputKind::Argument || (turn.changed && varies) {
+            let mut fresh = Block::of(tensor);
+            if input.data.is_none() {
+                lend(Port::Input(i), &mut fresh)?;
+            }
+            if i < inputs.len() { inputs[i] = fresh } else { inputs.push(fresh) }
+        }
+    }
+    let mut fresh: Vec<Block> = turn.outputs[rank].iter().map(|t| Block::new(t.data().len())).collect();
+    fresh.iter_mut().enumerate().try_for_each(|(k, block)| lend(Port::Output(k), block))?;
+    *outputs = fresh;
+    match k % 2 {
+        0 => session.run().map_err(|e| fail(&e))?,
+        _ => session.enqueue(None).and_then(|()| session.wait(LIMIT)).map_err(|e| fail(&e))?,
+    }
+    let found: Result<Vec<Tensor>, String> = turn.outputs[rank]
+        .iter()
+        .zip(&*outputs)
+        .map(|(t, block)| Tensor::new(t.dtype(), t.shape(), block.bytes()).ok_or("no tensor".to_string()))
+        .collect();
+    compare((graph, histories), &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
+    replaced((graph, histories), turn, rank, inputs).map_err(|e| fail(&e))
 }
 
 /// What a session takes is what was told before it was opened, and no more where that depends on what is run.

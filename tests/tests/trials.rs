@@ -1,7 +1,7 @@
 //! Random programs on random meshes run as the interpreter says ([`symmc_tests::trials`]).
 
 use proptest::prelude::*;
-use symmc_tests::trials::{Done, trial};
+use symmc_tests::trials::{Done, shared_trial, trial};
 
 /// The trials of every test run.
 const SEEDS: u64 = 160;
@@ -16,6 +16,17 @@ fn programs_of_fixed_seeds_run_as_the_interpreter_says() {
         all.collectives += done.collectives;
     }
     assert!(all.runs > 400 && all.by_rank > 80 && all.collectives > 800, "they test little: {all:?}");
+}
+
+#[test]
+fn programs_that_take_turns_in_a_session_run_as_the_interpreter_says() {
+    let mut all = Done::default();
+    for seed in 0..40 {
+        let done = shared_trial(seed, 4 + (seed as usize * 7) % 26).unwrap_or_else(|e| panic!("{e}"));
+        all.runs += done.runs;
+        all.collectives += done.collectives;
+    }
+    assert!(all.runs > 250 && all.collectives > 400, "they test little: {all:?}");
 }
 
 proptest! {

@@ -13,6 +13,14 @@ pub fn whole<T: TryFrom<i128>>(name: &str, number: i128) -> PyResult<T> {
     })
 }
 
+/// Names that a caller gave one by one, or as one text that separates them by commas.
+pub fn names(name: &str, expected: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(text) = given.extract::<String>() {
+        return Ok(text.split(',').map(|one| one.trim().to_string()).collect());
+    }
+    given.extract().map_err(|_| mistyped(name, expected, given.as_borrowed()))
+}
+
 /// What a caller gave for an argument is of another type than those that are expected.
 pub fn mistyped(name: &str, expected: &str, found: Borrowed<'_, '_, PyAny>) -> PyErr {
     match found.get_type().name() {

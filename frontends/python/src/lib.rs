@@ -44,6 +44,8 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::nearest_machine, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_machine, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_numerics, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::check_variants, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::check_order, module)?)?;
     module.add_function(wrap_pyfunction!(command::write_file, module)?)?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     Ok(())

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Numerics, Profile, SessionConfig, Taken};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Numerics, Order, Profile, SessionConfig, Taken, Variant};
 
-use crate::argument::{mistyped, whole};
+use crate::argument::{mistyped, names, whole};
 use crate::error::{raised, refused};
 use crate::gpu::{number, on_gpu};
 use crate::interrupt::long;
@@ -88,14 +88,15 @@ fn profile(name: &Path) -> PyResult<Profile> {
 ///
 /// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
 /// ranks, where the program leaves it open. buckets: the largest value of each bucket, by symbol. bind: the arguments that
-/// are written straight into the symmetric arena; True for all. slack: how much more memory than the leanest order the
+/// are written straight into the symmetric arena; True for all. variants: those that collectives may run as, besides plain; all
+/// that the profile knows unless given. order: how the steps are ordered (`chosen`, `lean`, …). slack: how much more memory than the leanest order the
 /// chosen one may take at most, as a fraction. memory_price: how many microseconds a run must become faster, by estimate, for
 /// each MiB of memory that overlap takes. symm_limit: the bytes that the symmetric arena may take. numerics: which changes of
 /// rounding the plan may make: "strict" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
 /// commas.
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
-#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, slack=None, memory_price=None, symm_limit=None, numerics=None))]
+#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, variants=None, order=None, slack=None, memory_price=None, symm_limit=None, numerics=None))]
 pub fn compile(
     py: Python<'_>,
     program: &Program,
@@ -103,6 +104,8 @@ pub fn compile(
     ranks: Option<i128>,
     buckets: Option<Bound<'_, PyAny>>,
     bind: Option<Arguments>,
+    variants: Option<Bound<'_, PyAny>>,
+    order: Option<String>,
     slack: Option<f64>,
     memory_price: Option<f64>,
     symm_limit: Option<i128>,
@@ -128,6 +131,10 @@ pub fn compile(
         Some(Arguments::All(true)) => Bind::All,
         Some(Arguments::Named(names)) => Bind::Named(names),
     });
+    config = config.with_variants(variants.map(|given| read_variants(&given)).transpose()?);
+    if let Some(name) = order {
+        config = config.with_order(read_order(&name)?);
+    }
     if let Some(slack) = slack {
         config = config.with_slack(slack);
     }
@@ -160,6 +167,33 @@ fn read_numerics(text: &str) -> PyResult<Numerics> {
     text.parse().map_err(|e| refused(format!("numerics: {e}")))
 }
 
+/// Checks names of variants of collectives.
+#[pyfunction]
+pub fn check_variants(variants: &Bound<'_, PyAny>) -> PyResult<()> {
+    read_variants(variants).map(drop)
+}
+
+fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<Variant>> {
+    let variant = |name: String| {
+        let found = Variant::from_name(&name);
+        found.ok_or_else(|| {
+            refused(format!("variants: expected {}, found {name:?}", Variant::expected(&name)))
+        })
+    };
+    names("variants", "names of variants", given)?.into_iter().map(variant).collect()
+}
+
+/// Checks the name of an order of steps.
+#[pyfunction]
+pub fn check_order(name: &str) -> PyResult<()> {
+    read_order(name).map(drop)
+}
+
+fn read_order(name: &str) -> PyResult<Order> {
+    let found = Order::from_name(name);
+    found.ok_or_else(|| refused(format!("order: expected one of {}, found {name:?}", Order::names())))
+}
+
 /// Reads a plan from a file, and proves it safe.
 #[pyfunction]
 pub fn load(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
@@ -174,6 +208,19 @@ pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
         symmc::checked(plan.map_err(|e| symmc::Error::new(symmc::ErrorKind::Input, e.to_string()))?)
     };
     long(py, "load", read).map(Plan)
+}
+
+/// The bytes that a session takes, by what for.
+pub fn parts_of(taken: Taken) -> IndexMap<&'static str, usize> {
+    let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
+    let all = [
+        ("ordinary", ordinary),
+        ("symmetric", symmetric),
+        ("flags", flags),
+        ("scratch", scratch),
+        ("held", held),
+    ];
+    all.into_iter().collect()
 }
 
 #[pymethods]
@@ -281,15 +328,7 @@ impl Plan {
         let rank = whole("rank", rank)?;
         let config = on_gpu(SessionConfig::default(), number(gpu)?)?;
         let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
-        let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
-        let all = [
-            ("ordinary", ordinary),
-            ("symmetric", symmetric),
-            ("flags", flags),
-            ("scratch", scratch),
-            ("held", held),
-        ];
-        Ok(all.into_iter().collect())
+        Ok(parts_of(taken))
     }
 
     /// Writes the plan to a file (JSON), which `symmc.load` and the command `symmc` read.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
-use symmc::unstable::ir::{Node, Op};
+use symmc::unstable::ir::{InputKind, Node, Op};
 use symmc::{Extent, OpenOptions, TensorFile};
 
 use crate::argument::{mistyped, whole};
@@ -142,6 +142,14 @@ impl Program {
     fn aliases(&self) -> IndexMap<String, String> {
         let alias = |s: &symmc::unstable::ir::Symbol| s.alias.clone().unwrap_or_else(|| s.name.clone());
         self.0.graph.symbols.values().map(|s| (s.name.clone(), alias(s))).collect()
+    }
+
+    /// The names of the arguments: the inputs that the caller gives in every run.
+    #[getter]
+    fn arguments(&self) -> Vec<String> {
+        let graph = &self.0.graph;
+        let arguments = graph.inputs.values().filter(|input| input.kind == InputKind::Argument);
+        arguments.map(|input| graph.name_of(input.value).to_string()).collect()
     }
 
     /// The operators that symmc does not know, by the node that has them: they can be planned and not run.

@@ -18,7 +18,7 @@ use crate::group::Group;
 use crate::here::Here;
 use crate::interrupt::{LOOK, long};
 use crate::launch::{Launched, expect_device};
-use crate::plan::Plan;
+use crate::plan::{Plan, parts_of};
 use crate::tensor::Tensor;
 use crate::view::{Runs, View};
 
@@ -188,6 +188,18 @@ fn expect_type(open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
 }
 
 impl Session {
+    fn of(session: symmc::Session, (rank, name): (u32, String), gpu: Option<i32>) -> Session {
+        let open = Open {
+            session,
+            bound: HashMap::new(),
+            retired: Vec::new(),
+            launched: Launched::default(),
+            viewed: HashMap::new(),
+        };
+        let inner = Here::new(Mutex::new(Some(open)));
+        Session { inner, rank, name, runs: Runs::default(), gpu }
+    }
+
     fn open_now(&self) -> PyResult<MutexGuard<'_, Option<Open>>> {
         match self.inner.get("session")?.try_lock() {
             Ok(guard) => Ok(guard),
@@ -231,11 +243,13 @@ impl Session {
                     Err(error) if last || open.session.poll().is_err() => Err(error),
                     Err(_) => Ok(false),
                 }
-            })?;
-            if ended {
-                return Ok(());
+            });
+            match ended {
+                Ok(true) => return Ok(()),
+                // Ctrl-C reaches all ranks of a terminal: it explains more than that a peer has left because of it.
+                Ok(false) | Err(_) => py.check_signals()?,
             }
-            py.check_signals()?;
+            ended?;
         }
     }
 }
@@ -245,32 +259,41 @@ impl Session {
     /// Opens the session of the group's rank; returns when all ranks have.
     ///
     /// group: a `Group`, a process group of PyTorch, or nothing for what the environment says. gpu: the number of the GPU that
-    /// it runs on; without, it runs on the host. timeout: no wait for other ranks takes longer, in seconds.
+    /// it runs on; without, it runs on the host. timeout: no wait for other ranks takes longer, in seconds. extendable: whether
+    /// `open_program` may open other programs, for which sessions of the host reserve addresses.
     #[new]
-    #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0))]
+    #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0, extendable=false))]
     fn new(
         py: Python<'_>,
         plan: &Plan,
         group: Option<&Bound<'_, PyAny>>,
         gpu: Option<i128>,
         timeout: f64,
+        extendable: bool,
     ) -> PyResult<Session> {
         let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
         let limit = limit.ok_or_else(|| refused(format!("timeout: expected seconds, found {timeout}")))?;
         let gpu = number(gpu)?;
-        let config = on_gpu(SessionConfig::default().with_limit(limit), gpu)?;
+        let config = SessionConfig::default().with_limit(limit).with_extendable(extendable);
+        let config = on_gpu(config, gpu)?;
         let (plan, group) = (plan.0.clone(), Group::of(py, group, timeout)?);
         let (rank, name) = (group.rank(), plan.source.name.clone());
         let session = long(py, "open", move || symmc::Session::open(&plan, &group, &config))?;
-        let open = Open {
-            session,
-            bound: HashMap::new(),
-            retired: Vec::new(),
-            launched: Launched::default(),
-            viewed: HashMap::new(),
-        };
-        let (inner, gpu) = (Here::new(Mutex::new(Some(open))), gpu.map(|gpu| gpu as i32));
-        Ok(Session { inner, rank, name, runs: Runs::default(), gpu })
+        Ok(Session::of(session, (rank, name), gpu.map(|gpu| gpu as i32)))
+    }
+
+    /// Opens another program in this session, which takes turns with this one in the same arenas. All ranks open the same
+    /// programs, and run all of them in the same order. Each is closed for itself; an error of a run ends all.
+    fn open_program(&self, py: Python<'_>, plan: &Plan) -> PyResult<Session> {
+        let (plan, name) = (plan.0.clone(), plan.0.source.name.clone());
+        let session = self.with(py, |open| open.session.open_program(&plan))?;
+        Ok(Session::of(session, (self.rank, name), self.gpu))
+    }
+
+    /// The bytes that the session takes of its device now, for all its programs together: arenas, flags, scratch, and
+    /// inputs and outputs that are not bound.
+    fn memory(&self, py: Python<'_>) -> PyResult<IndexMap<&'static str, usize>> {
+        self.with(py, |open| Ok(open.session.taken())).map(parts_of)
     }
 
     /// The rank.

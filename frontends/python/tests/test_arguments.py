@@ -120,6 +120,7 @@ class Arguments(unittest.TestCase):
         for function, text in [
             (lambda v: symmc.open(v), "paths: expected a path"),
             (lambda v: symmc.compile(program, bind=v), "bind: expected True, or names"),
+            (lambda v: symmc.compile(program, variants=v), "variants: expected names of variants"),
             (lambda v: symmc.open(__file__, dims={"n": v}), "dims: expected a size, a pair"),
         ]:
             for value in (b"x", 1.5, {1: 2}, object()):
@@ -132,8 +133,19 @@ class Arguments(unittest.TestCase):
 
     def test_what_may_be_said_in_several_ways(self):
         program = symmc.from_text(SQUARE)
-        for options in ({"bind": "x"}, {"bind": ["x"]}, {"bind": True}, {"machine": "host"}):
+        for options in (
+            {"bind": "x"}, {"bind": ["x"]}, {"bind": True}, {"machine": "host"}, {"variants": []}, {"variants": "pull, ll"},
+            {"variants": ["pull"]}, {"order": "dfs-users"},
+        ):  # fmt: skip
             self.assertEqual(symmc.compile(program, **options).ranks, 1)
+        self.assertEqual(program.arguments, ["x"])
+        for options, text in [
+            ({"variants": "pull,pul"}, "variants: expected one of plain, .*found \"pul\""),
+            ({"variants": ["two-shot"]}, "variants: expected .*found \"two-shot\""),
+            ({"order": "fast"}, "order: expected one of chosen, lean.*found \"fast\""),
+        ]:
+            with self.assertRaisesRegex(symmc.InputError, text):
+                symmc.compile(program, **options)
         with self.assertRaisesRegex(symmc.InputError, "there is no machine nowhere.json"):
             symmc.compile(program, machine=pathlib.Path("nowhere.json"))
 

@@ -86,6 +86,39 @@ def bad_rows_of_ranks(rank):
             close(total, expected)
 
 
+def bad_rows_while_passes_share_a_session(rank):
+    """A forward or a backward pass with bad data ends the session that both share; the next step opens another one for both."""
+    world = dist.group.WORLD
+
+    class Taken(torch.autograd.Function):
+        """The sum over ranks, whose gradient is taken by rows that only the backward pass reads."""
+
+        @staticmethod
+        def forward(ctx, x, rows):
+            ctx.save_for_backward(rows)
+            return funcol.all_reduce(x, "sum", world)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return funcol.all_reduce(gradient[ctx.saved_tensors[0]], "sum", world), None
+
+    def step(w, i, rows):
+        return (Taken.apply(w[i] * 2, rows) ** 2).sum()
+
+    good, bad = torch.tensor([1, 0, 2]), torch.tensor([1, 7, 2])
+    run = compiled(step, timeout=30)
+    for culprit, is_backward in [(None, False), (0, False), (None, False), (1, True), (0, True), (None, False)]:
+        leaves = [torch.arange(6.0).reshape(3, 2).requires_grad_() for _ in range(2)]
+        given = [(bad if culprit == rank and wrong else good).clone() for wrong in (not is_backward, is_backward)]
+        if culprit is None:
+            for leaf, function in zip(leaves, (run, step)):
+                function(leaf, *given).backward()
+            close(leaves[0].grad, leaves[1].grad)
+            continue
+        error = error_of(lambda: run(leaves[0], *given).backward())
+        assert isinstance(error, (IndexError, symmc.Error)) and "7" in str(error), repr(error)
+
+
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
 class BadData(unittest.TestCase):
     def test_errors_are_of_the_types_of_eager_and_the_next_call_runs(self):
@@ -103,7 +136,7 @@ class BadData(unittest.TestCase):
                     self.assertIsInstance(found, symmc.InputError, (name, found))
 
     def test_one_rank_with_bad_data(self):
-        on_ranks(bad_rows_of_ranks)
+        on_ranks([bad_rows_of_ranks, bad_rows_while_passes_share_a_session])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -383,9 +384,9 @@ class Sessions(unittest.TestCase):
             calls = [
                 *(getattr(symmc, name) for name in ("open", "from_text", "load", "compile", "run", "Session")),
                 *(lambda v, o=option: symmc.compile(symmc.from_text(SUM), **{o: v})
-                  for option in ("machine", "ranks", "buckets", "bind", "slack", "memory_price", "symm_limit")),
+                  for option in ("machine", "ranks", "buckets", "bind", "variants", "order", "slack", "memory_price", "symm_limit")),
                 *(lambda v, o=option: symmc.open(__file__, **{o: v}) for option in ("ranks", "groups", "dims", "schemas", "tensors")),
-                *(lambda v, o=option: symmc.Session(plan, symmc.Group.threads(1)[0], **{o: v}) for option in ("gpu", "timeout")),
+                *(lambda v, o=option: symmc.Session(plan, symmc.Group.threads(1)[0], **{o: v}) for option in ("gpu", "timeout", "extendable")),
                 lambda v: symmc.Session(plan, v, timeout=0.1),
                 lambda v: symmc.run(plan, [v, v], timeout=0.1),
                 symmc.Group.threads, plan.report, plan.explain, plan.memory, lambda v: plan.memory(gpu=v),
@@ -431,6 +432,37 @@ class Sessions(unittest.TestCase):
             with self.assertRaisesRegex(symmc.InputError, "closed"):
                 session.run()
             session.close()
+
+    def test_programs_take_turns_in_one_session(self):
+        plans = [symmc.compile(symmc.from_text(COUNT.replace("f32[4]", f"f32[{n}]"))) for n in (4, 1024)]
+
+        def of_rank(group):
+            with symmc.Session(plans[0], group, extendable=True) as first:
+                before = first.memory()
+                second = first.open_program(plans[1])
+                self.assertEqual(first.memory(), second.memory())
+                self.assertGreaterEqual(second.memory()["ordinary"], before["ordinary"])
+                found = []
+                for round in range(3):
+                    for n, session in ((4, first), (1024, second)):
+                        session.write("x", np.full(n, round + 1, np.float32))
+                        session.write("state", np.zeros(n, np.float32))
+                        session.run()
+                        found.append(session.read("out.0").numpy().copy())
+                second.close()
+                first.run()
+                with self.assertRaisesRegex(symmc.InputError, "the session is closed"):
+                    second.run()
+                return found
+
+        with ThreadPoolExecutor(2) as threads:
+            one, other = threads.map(of_rank, symmc.Group.threads(2))
+        for mine, theirs in zip(one, other):
+            self.assertEqual(mine.tolist(), theirs.tolist())
+        self.assertEqual([len(found) for found in one], [4, 1024] * 3)
+        with symmc.Session(symmc.compile(symmc.from_text(COUNT.replace("ranks 2", "ranks 1"))), symmc.Group.threads(1)[0]) as alone:
+            with self.assertRaisesRegex(symmc.InputError, "1 ranks, the plan is for 2"):
+                alone.open_program(plans[0])
 
     def test_a_rank_that_does_not_come_is_named(self):
         plan = symmc.compile(symmc.from_text(COUNT))

@@ -1,8 +1,12 @@
 """The backend of ``torch.compile`` on several ranks, which are processes of a gloo group."""
 
+import gc
+import os
+import tempfile
 import time
 import unittest
 import warnings
+from unittest import mock
 
 from with_torch import HAS_TORCH, close, compiled, groups_anew, on_ranks, same_gradients
 
@@ -77,6 +81,80 @@ def ddp_like(rank):
     weights = [torch.randn(64, 32), torch.randn(64), torch.randn(64, 10)]
     torch.manual_seed(rank)
     same_gradients(step, weights, torch.randn(5, 32))
+
+
+def options_of_collectives(rank):
+    """Options that choose how collectives run, on arguments that are read, and on one that is changed in place."""
+
+    def function(w, x):
+        total = funcol.all_reduce(w, "sum", dist.group.WORLD)
+        w.add_(1)
+        return total + funcol.all_reduce(w, "sum", dist.group.WORLD), funcol.all_gather_tensor(x, 0, dist.group.WORLD)
+
+    for options in [
+        {"variants": []},
+        {"variants": "plain", "bind": True},
+        {"variants": "one_shot,pull"},
+        {"variants": ["pull"], "bind": "arg1_1"},
+        {"order": "lpmf", "bind": True},
+    ]:
+        torch.manual_seed(rank)
+        w, x = torch.randn(64, 64), torch.randn(5, 64)
+        other = w.clone()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "report.txt")
+            run = compiled(function, machine="h200x2", report=path, **options)
+            for _ in range(3):
+                for found, wanted in zip(run(w, x), function(other, x)):
+                    close(found, wanted)
+                close(w, other)
+            with open(path) as file:
+                report = file.read()
+        if options.get("variants") in ([], "plain"):
+            assert all("plain" in line.split("KiB")[1][:10] for line in report.splitlines() if line.startswith("  %all_")), report
+        if options.get("bind") == "arg1_1":
+            assert "bound input 1" in report and "copies: none" in report, report
+
+
+def shared_arenas(rank):
+    """The forward and the backward pass of a graph take turns in one session, also when sizes outgrow their plans."""
+    import symmc.torch
+    from symmc.torch import _arenas
+
+    def step(shards, x):
+        for shard in shards:
+            x = torch.tanh(x @ Gathered.apply(shard * 2))
+        return (x * x).mean()
+
+    torch._dynamo.reset()
+    gc.collect()
+    opened, open_session = [], _arenas.Arenas.open
+
+    def recorded(self, owner, plan, *others):
+        opened.append((plan, open_session(self, owner, plan, *others)))
+        return opened[-1][1]
+
+    torch.manual_seed(rank)
+    shards = [torch.randn(32, 64) / 8 for _ in range(3)]
+    with mock.patch.object(_arenas.Arenas, "open", recorded):
+        run = compiled(step, machine="h200x2", variants="pull", dynamic=True)
+        for rows in (5, 300, 7):
+            x, results = torch.randn(rows, 64), []
+            for function in (run, step):
+                leaves = [shard.clone().requires_grad_() for shard in shards]
+                loss = function(leaves, x)
+                loss.backward()
+                results.append([loss.detach(), *(leaf.grad for leaf in leaves)])
+            for found, expected in zip(*results):
+                close(found, expected, 1e-5)
+    assert len(opened) > 2 and len({id(session) for _, session in opened}) == len(opened), opened
+    # The last forward and backward programs, in one session.
+    (forward, session), (backward, other) = opened[-2:]
+    memory, own, total = session.memory(), [forward.memory(), backward.memory()], symmc.torch.memory()
+    assert memory == other.memory() and all(memory[part] <= total[part] for part in memory), (memory, total)
+    assert memory["ordinary"] == max(plan["ordinary"] for plan in own), (memory, own)
+    most = max(plan.memory()["symmetric"] for plan, _ in opened)
+    assert 0 < memory["symmetric"] <= most + 4096 < sum(plan["symmetric"] for plan in own), (memory, own)
 
 
 def two_groups(rank):
@@ -329,7 +407,7 @@ def different_constants(rank):
 class Ranks(unittest.TestCase):
     def test_sums_and_steps_of_training(self):
         # One job: what PyTorch takes to start is most of the time.
-        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes])
+        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes, options_of_collectives, shared_arenas])
 
     def test_a_mesh_of_two_axes(self):
         on_ranks(two_groups, 4)

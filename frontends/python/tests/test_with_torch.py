@@ -1,7 +1,9 @@
 """The backend of ``torch.compile``, where PyTorch is, on one rank."""
 
 import copy
+import dataclasses
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -18,6 +20,7 @@ if HAS_TORCH:
 
     import symmc
     from symmc.torch import _runner
+    from symmc.torch._options import Options
 
     class Losses(torch.nn.Module):
         """A sum of losses."""
@@ -301,19 +304,49 @@ class Backend(unittest.TestCase):
             close(one.grad, two.grad)
 
     def test_options_are_checked(self):
-        for options, text in [
-            ({"colour": "red"}, "expected one of machine"),
-            ({"fallback": "x"}, "expected inductor"),
-            ({"buckets": 4}, "option buckets"),
-            ({"buckets": [0]}, "option buckets"),
-            ({"timeout": "soon"}, "option timeout"),
-            ({"timeout": -1}, "option timeout"),
-            ({"report": 7}, "option report"),
-            ({"report": "report.pdf"}, "ends in .txt or .html, found 'report.pdf'"),
-            ({"report": "/nowhere/report.txt"}, "/nowhere/report.txt: No such file"),
-        ]:
-            with self.assertRaisesRegex(Exception, text):
-                compiled(lambda x: x + 1, **options)(torch.ones(2))
+        wrong = {
+            "machine": [7, "h200", __file__],
+            "buckets": [4, [0], "8", [True], {"n": [8]}],
+            "bind": [7, 1.5, [1], {"x": 1}],
+            "variants": [7, "pul", ["pull", 3], "pull,,ll"],
+            "order": [7, "leanest", ["lean"], ""],
+            "slack": ["much", -1, float("nan"), float("inf"), True],
+            "memory_price": ["much", -0.5, float("nan"), False],
+            "symm_limit": [0, -1, 1.5, 1 << 64, "1M"],
+            "numerics": [7, "loose", ["narrow"]],
+            "fallback": ["x", 7, ["eager"]],
+            "timeout": ["soon", -1, 0, float("inf"), True],
+            "report": [7, "report.pdf"],
+        }
+        self.assertEqual(set(wrong), {field.name for field in dataclasses.fields(Options)})
+        for name, values in wrong.items():
+            for value in values:
+                with self.subTest(name, value=value), self.assertRaises(Exception) as caught:
+                    compiled(lambda x: x + 1, **{name: value})(torch.ones(2))
+                self.assertRegex(str(caught.exception), rf"option {name}: .*(expected|there is no machine|line 1|no numerics class)")
+        with self.assertRaisesRegex(Exception, "option colour .*: expected one of machine, buckets"):
+            compiled(lambda x: x + 1, colour="red")(torch.ones(2))
+        with self.assertRaisesRegex(Exception, "/nowhere/report.txt: No such file"):
+            compiled(lambda x: x + 1, report="/nowhere/report.txt")(torch.ones(2))
+        with self.assertRaisesRegex(symmc.InputError, "expected a mapping"):
+            Options.of(7)
+
+    def test_options_are_those_of_compile(self):
+        own = set(inspect.signature(symmc.compile).parameters) - {"program", "ranks"}
+        self.assertLessEqual(own, {field.name for field in dataclasses.fields(Options)})
+        given = {
+            "machine": "h200x4", "buckets": [64], "bind": ["nothing", "arg0_1"], "variants": ["pull", "ll"], "order": "lean",
+            "slack": 0.5, "memory_price": 2, "symm_limit": 1 << 20, "numerics": "narrow",
+        }  # fmt: skip
+        self.assertEqual(set(given), own)
+        with mock.patch("symmc.compile", wraps=symmc.compile) as compile:
+            compiled(lambda x: x + 1, **given)(torch.ones(2))
+            self.assertEqual(compile.call_args.kwargs, given | {"buckets": {}, "bind": ["arg0_1"]})
+            compiled(lambda x: x + 1, **dict.fromkeys(given), dynamic=True)(torch.ones(2))
+            kept = {"buckets": {}, "bind": False, "numerics": "strict"}
+            self.assertEqual(compile.call_args.kwargs, dict.fromkeys(given) | kept)
+        with self.assertWarnsRegex(UserWarning, "option bind: expected arguments of the graph, found y, and the graph has arg0_1"):
+            compiled(lambda x: x + 1, bind="y")(torch.ones(2))
 
     def test_buckets_and_a_report(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -38,6 +38,9 @@ pub struct SessionConfig {
     pub chaos: Option<u64>,
     /// Bytes of symmetric memory for the caller ([`Session::allocate_symmetric`]), beside what the plan needs.
     pub symmetric: usize,
+    /// Whether [`Session::open_program`] may open other programs. On the host it reserves addresses for them; on a GPU they may be
+    /// opened in any session.
+    pub extendable: bool,
     /// The GPU that it runs on; on the host without one.
     #[cfg(feature = "cuda")]
     pub gpu: Option<Gpu>,
@@ -50,6 +53,7 @@ impl Default for SessionConfig {
             kernels: Registry::new(),
             chaos: None,
             symmetric: 0,
+            extendable: false,
             #[cfg(feature = "cuda")]
             gpu: None,
         }
@@ -81,6 +85,12 @@ impl SessionConfig {
         SessionConfig { symmetric: bytes, ..self }
     }
 
+    /// The same, where other programs may be opened.
+    #[must_use]
+    pub fn with_extendable(self, extendable: bool) -> Self {
+        SessionConfig { extendable, ..self }
+    }
+
     /// The same on a GPU.
     #[cfg(feature = "cuda")]
     #[must_use]
@@ -90,8 +100,8 @@ impl SessionConfig {
 
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
-        let (limit, callers) = (in_reach(self.limit), self.symmetric);
-        HostConfig { limit, chaos: self.chaos, threads, callers, ..HostConfig::default() }
+        let (limit, callers, extendable) = (in_reach(self.limit), self.symmetric, self.extendable);
+        HostConfig { limit, chaos: self.chaos, threads, callers, extendable, ..HostConfig::default() }
     }
 }
 
@@ -116,6 +126,7 @@ pub struct Session {
     rank: u32,
     bindings: Bindings,
     device: OwnDevice,
+    kernels: Registry,
 }
 
 impl std::fmt::Debug for Session {
@@ -152,10 +163,33 @@ impl Session {
     /// come within the limit, or run another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
         let device = Session::on_device(plan, group, config)?;
-        let (plan, rank, bindings) = (plan.clone(), group.rank(), Bindings::new());
-        let mut session = Session { plan, rank, bindings, device: OwnDevice::new(device) };
+        Session::of(plan, OwnDevice::new(device), group.rank(), config.kernels.clone())
+    }
+
+    /// Opens another program in this session, for example the backward pass of a model: both take turns in the same arenas, which
+    /// are as large as the larger of them needs, with the same connections to other ranks. All ranks open the same programs in the
+    /// same order, between runs, and run all programs in the same order. From then on each run begins with a barrier of all ranks, so that no
+    /// rank begins a run of one program while another rank is in a run of another.
+    ///
+    /// What ends one program's runs by a failure ends the session: calls about other programs return the error, too.
+    /// [`close`](Self::close) and drop end one program, and the session with the last one. Runs of programs that are put on several streams
+    /// wait for each other; replays of graphs that the caller recorded are ordered by the caller.
+    ///
+    /// On a GPU the arenas are allocated anew, and runs are recorded again. What was written to inputs in symmetric memory is kept.
+    ///
+    /// # Errors
+    /// The plan has another number of ranks, or an op without a kernel; the session is on the host and was not opened for several
+    /// ([`SessionConfig::extendable`]), or has no room; it has symmetric memory for the caller; a caller's graph holds a run of it; or
+    /// other ranks refuse the program or open another one. The session goes on then. It ends if a rank failed or has no memory.
+    pub fn open_program(&self, plan: &CheckedPlan) -> Result<Session, Error> {
+        let device = self.device.open_program(plan, &self.kernels)?;
+        Session::of(plan, device, self.rank, self.kernels.clone())
+    }
+
+    fn of(plan: &CheckedPlan, device: OwnDevice, rank: u32, kernels: Registry) -> Result<Session, Error> {
+        let mut session = Session { plan: plan.clone(), rank, bindings: Bindings::new(), device, kernels };
         if session.is_sized() {
-            session.device.get_mut()?.set(&session.bindings)?;
+            session.apply_sizes()?;
         }
         Ok(session)
     }
@@ -227,7 +261,7 @@ impl Session {
     }
 
     fn apply_sizes(&mut self) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.set(&self.bindings)?)
+        Ok(self.device.select()?.set(&self.bindings)?)
     }
 
     fn is_sized(&self) -> bool {
@@ -290,7 +324,7 @@ impl Session {
     /// There is no such input or output, a symbol has no value, or there is no memory.
     pub fn address(&mut self, name: &str) -> Result<Memory, Error> {
         let port = self.port(name, values::Prefer::Either)?;
-        let spot = self.device.get_mut()?.spot(port)?;
+        let spot = self.device.select()?.spot(port)?;
         if spot.owner == Owner::Program {
             return Err(Error::request(format!(
                 "{name} is a constant of the program: it has no memory to write"
@@ -330,7 +364,7 @@ impl Session {
     pub fn unbind(&mut self, name: &str) -> Result<(), Error> {
         let port = self.port(name, values::Prefer::Either)?;
         // SAFETY: no memory is lent.
-        unsafe { self.device.get_mut()?.lend(port, None)? };
+        unsafe { self.device.select()?.lend(port, None)? };
         self.hold(port, None);
         Ok(())
     }
@@ -343,7 +377,7 @@ impl Session {
         let Port::Input(input) = self.port(name, values::Prefer::Input)? else {
             return Err(Error::request(format!("{name} is an output: only inputs are written")));
         };
-        Ok(self.device.get_mut()?.write(input, data)?)
+        Ok(self.device.select()?.write(input, data)?)
     }
 
     /// The value of an output, or of an input, as it is now.
@@ -354,7 +388,7 @@ impl Session {
         let port = self.port(name, values::Prefer::Output)?;
         let value = self.value_of(name, port)?;
         let mut data = vec![0; value.bytes];
-        self.device.get_mut()?.read(port, &mut data)?;
+        self.device.select()?.read(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);
         tensor.ok_or_else(|| RunError::Defect(format!("{name}: its bytes do not fit its extents")).into())
     }
@@ -364,7 +398,7 @@ impl Session {
     /// # Errors
     /// A symbol has no value, an input has no data, other ranks run with other sizes, or the run failed on some rank.
     pub fn run(&mut self) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.run()?)
+        Ok(self.device.select()?.run()?)
     }
 
     /// Starts one run behind those that were started, and returns.
@@ -372,7 +406,7 @@ impl Session {
     /// # Errors
     /// As [`run`](Self::run), as far as it is known now.
     pub fn enqueue(&mut self) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.enqueue(None)?)
+        Ok(self.device.select()?.enqueue(None)?)
     }
 
     /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`): the run begins after what is
@@ -386,18 +420,18 @@ impl Session {
     /// # Safety
     /// The stream exists, until all runs there have ended.
     pub unsafe fn enqueue_on(&mut self, stream: *mut std::ffi::c_void) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.enqueue(Some(RawStream(stream)))?)
+        Ok(self.device.select()?.enqueue(Some(RawStream(stream)))?)
     }
 
     /// The bytes that the session takes of its device now.
     pub fn taken(&self) -> Taken {
-        self.device.get().map(|device| device.taken()).unwrap_or_default()
+        self.device.select().map(|device| device.taken()).unwrap_or_default()
     }
 
     /// How often the session recorded runs on its GPU, and what became of the recordings: one is made for new sizes and for
     /// memory that none fits, and as many are kept as `Gpu::with_kept` says.
     pub fn recordings(&self) -> Recordings {
-        self.device.get().map(|device| device.recordings()).unwrap_or_default()
+        self.device.select().map(|device| device.recordings()).unwrap_or_default()
     }
 
     /// Whether all runs have ended.
@@ -405,7 +439,7 @@ impl Session {
     /// # Errors
     /// One failed.
     pub fn poll(&mut self) -> Result<bool, Error> {
-        Ok(self.device.get_mut()?.poll()?)
+        Ok(self.device.select()?.poll()?)
     }
 
     /// Waits until all runs have ended.
@@ -413,7 +447,7 @@ impl Session {
     /// # Errors
     /// One failed, or they have not ended within `limit` and go on.
     pub fn wait(&mut self, limit: Duration) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.wait(in_reach(limit))?)
+        Ok(self.device.select()?.wait(in_reach(limit))?)
     }
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume). All ranks call both, between runs. Memory of
@@ -422,7 +456,7 @@ impl Session {
     /// # Errors
     /// A run is in progress, or a rank failed.
     pub fn release(&mut self) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.release()?)
+        Ok(self.device.select()?.release()?)
     }
 
     /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
@@ -430,10 +464,10 @@ impl Session {
     /// # Errors
     /// There is no memory, or a rank failed.
     pub fn resume(&mut self) -> Result<(), Error> {
-        Ok(self.device.get_mut()?.resume()?)
+        Ok(self.device.select()?.resume()?)
     }
 
-    /// Waits until all runs of this rank have ended, and ends the session. Other ranks may close theirs later; a rank that
+    /// Waits until all runs of this rank have ended, and ends the session, if no other program of it is open. Other ranks may close theirs later; a rank that
     /// runs it again gets an error that names this rank. Rank 0 of ranks that are processes waits until the others have
     /// ended the runs that it has ended, up to the limit.
     ///
@@ -441,7 +475,7 @@ impl Session {
     /// A run failed, or the session belongs to the process that this one was forked from.
     pub fn close(self) -> Result<(), Error> {
         let mut device = self.device;
-        Ok(device.take()?.close()?)
+        device.close()
     }
 
     /// Ends the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank

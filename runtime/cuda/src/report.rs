@@ -6,13 +6,19 @@ use symmc_runtime::exec::{Bound, Work};
 use symmc_runtime::{DataFault, RunError};
 
 use crate::collective::{self, Flow, Missed, Unfit};
-use crate::compute::Assertions;
+use crate::compute::{self, Assertions};
 use crate::driver::Pinned;
 
 /// The bytes of the status words: first the collectives', then those of compute kernels, then that of progress.
 pub(crate) const STATUS: usize = 4096;
 pub(crate) const COMPUTE_STATUS: usize = 2048;
 pub(crate) const PROGRESS: usize = 3072;
+
+/// Where the compute kernels of a program of a session report: programs of one session have words of their own, as far as there
+/// are some.
+pub(crate) fn compute_status(program: usize) -> usize {
+    COMPUTE_STATUS + program * compute::STATUS_BYTES % (PROGRESS - COMPUTE_STATUS)
+}
 
 /// The status words, and what ran that wrote them.
 pub(crate) struct Report<'a> {
@@ -28,15 +34,16 @@ pub(crate) struct Report<'a> {
 impl Report<'_> {
     /// What failed, if something did. The streams are idle.
     pub fn failure(&self) -> Option<RunError> {
+        let is_own = |program: u8| program == self.bound.program as u8;
         if let Some(missed) = collective::missed(self.status) {
-            return Some(self.missed(missed));
+            return is_own(missed.program).then(|| self.missed(missed));
         }
-        if let Some(unfit) = collective::unfit(self.status) {
+        if let Some(unfit) = collective::unfit(self.status).filter(|unfit| is_own(unfit.program)) {
             return Some(self.unfit(unfit.step, DataFault::Other, self.sizes(&unfit)));
         }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
         let word = |i: usize| unsafe {
-            self.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
+            self.status.as_ptr().add(compute_status(self.bound.program)).cast::<u64>().add(i).read_volatile()
         };
         let (step, error) = self.assertions.failure([word(0), word(1)])?;
         Some(self.unfit(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))

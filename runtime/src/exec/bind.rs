@@ -61,6 +61,7 @@ impl PreparedBucket {
         Ok(Bound {
             bucket: self.bucket,
             rank: self.rank,
+            program: 0,
             inputs: binder.inputs()?,
             outputs: binder.outputs()?,
             ordinary: self.arenas.ordinary as usize,

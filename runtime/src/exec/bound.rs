@@ -15,6 +15,8 @@ use crate::error::RunError;
 pub struct Bound {
     pub(super) bucket: usize,
     pub(super) rank: u32,
+    /// The number of the program in its session.
+    pub program: usize,
     /// The steps, in the order of the plan.
     pub steps: Vec<BoundStep>,
     /// The inputs of the program, in order.

@@ -23,6 +23,7 @@ mod custom;
 mod executor;
 mod memory;
 mod moved;
+mod placement;
 mod run;
 mod step;
 
@@ -37,3 +38,4 @@ pub use config::{ExecConfig, Lanes, RunReport, Timing};
 pub use executor::Executor;
 pub use memory::{InputData, InputSource, RankMemory, Span};
 pub use moved::Moved;
+pub use placement::Placement;

@@ -22,6 +22,12 @@ pub struct Moved {
     pub to: usize,
 }
 
+/// Where a byte of the symmetric arena lies, of which these parts lie elsewhere.
+pub(super) fn moved_offset(moves: &[Moved], offset: usize) -> usize {
+    let moved = moves.iter().find(|moved| moved.from.contains(&offset));
+    moved.map_or(offset, |moved| moved.to + (offset - moved.from.start))
+}
+
 /// All that lies elsewhere.
 struct Moves<'a>(&'a [Moved]);
 
@@ -32,6 +38,7 @@ impl Bound {
         Bound {
             bucket: self.bucket,
             rank: self.rank,
+            program: self.program,
             steps: self.steps.iter().map(|step| moves.step(step)).collect(),
             inputs: self.inputs.iter().map(|input| moves.input(input)).collect(),
             outputs: self.outputs.clone(),
@@ -45,8 +52,7 @@ impl Bound {
 impl Moves<'_> {
     /// Where a byte of the symmetric arena lies.
     fn offset(&self, offset: usize) -> usize {
-        let moved = self.0.iter().find(|moved| moved.from.contains(&offset));
-        moved.map_or(offset, |moved| moved.to + (offset - moved.from.start))
+        moved_offset(self.0, offset)
     }
 
     fn by_rank(&self, offsets: &Option<Arc<[usize]>>) -> Option<Arc<[usize]>> {
@@ -115,6 +121,7 @@ impl Moves<'_> {
         BoundCollective {
             operand: self.region(&call.operand),
             result: self.region(&call.result),
+            landing: call.landing.map(|zones| zones.map(|zone| self.offset(zone))),
             splits: call.splits.as_ref().map(both),
             ..call.clone()
         }

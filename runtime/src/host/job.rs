@@ -16,6 +16,7 @@ use super::wait::Spin;
 use crate::custom::op_text;
 use crate::error::RunError;
 use crate::exec::{ExecConfig, Lanes, Timing};
+use crate::session::{Arrangement, CallersPart};
 
 /// A run of a plan on all its ranks.
 #[derive(Clone, Debug)]
@@ -72,7 +73,13 @@ pub struct HostConfig {
     /// Bytes of symmetric memory for the caller of a session, beside what the plan needs.
     #[serde(default)]
     pub callers: usize,
+    /// Whether other programs may be opened in a session of the host, which reserves addresses and groups for them.
+    #[serde(default)]
+    pub extendable: bool,
 }
+
+/// The groups that a session has room for beside those of its first program, if it may have others.
+const SPARE_GROUPS: usize = 8;
 
 /// Which threads of a rank run its lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -93,6 +100,7 @@ impl Default for HostConfig {
             engine: EngineChoice::Host,
             first: 0,
             callers: 0,
+            extendable: false,
         }
     }
 }
@@ -103,6 +111,19 @@ impl HostConfig {
         let lanes = if self.threads == LaneThreads::Each { 2 } else { 1 };
         let spin = Spin::for_threads(ranks as usize * lanes);
         CommConfig { limit: self.limit, chaos: self.chaos, spin, first: self.first }
+    }
+
+    /// The bytes of the symmetric arena of a plan.
+    pub(super) fn arena(&self, plan: &Plan) -> Result<usize, RunError> {
+        match self.extendable {
+            true => Ok(Arrangement::room_for(plan)),
+            false => Ok(CallersPart::new(plan, self.callers)?.end()),
+        }
+    }
+
+    /// The groups of a session that begins with a plan.
+    pub(super) fn groups(&self, plan: &CheckedPlan) -> usize {
+        groups(plan) + if self.extendable { SPARE_GROUPS } else { 0 }
     }
 
     /// How a rank walks its steps.

@@ -37,7 +37,6 @@ use super::rank_memory::LocalMemory;
 use super::terms::Term;
 use super::times::RunTimes;
 use crate::error::RunError;
-use crate::session::CallersPart;
 
 /// How long a rank that cannot begin looks for rank 0, to tell it.
 const DECLINING: Duration = Duration::from_secs(2);
@@ -337,7 +336,7 @@ fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Re
 
 /// The symmetric arena of ranks that run one plan is as large as each of them expects.
 fn expect_arena(purpose: &Purpose<'_>, comm: &Comm) -> Result<(), RunError> {
-    let expected = CallersPart::new(purpose.plan, purpose.config.callers)?.end();
+    let expected = purpose.config.arena(purpose.plan)?;
     match comm.arena().len() == expected {
         true => Ok(()),
         false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
@@ -448,8 +447,8 @@ impl Gathered<'_> {
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.
         drop(listener);
-        let result = CallersPart::new(plan, config.callers)
-            .and_then(|part| World::create(place.ranks, groups, part.end(), config.first));
+        let result =
+            config.arena(plan).and_then(|arena| World::create(place.ranks, groups, arena, config.first));
         let welcomed = result.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
         let world = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);

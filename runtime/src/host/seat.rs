@@ -7,7 +7,7 @@ use symmc_check::CheckedPlan;
 use super::comm::Comm;
 use super::coordinator::{Watched, identity};
 use super::group::Group;
-use super::job::{HostConfig, groups};
+use super::job::HostConfig;
 use super::join::{Joined, Purpose, Recorded};
 use crate::error::RunError;
 
@@ -52,10 +52,11 @@ impl Seat {
     ) -> Result<Seat, RunError> {
         let place = group.next()?;
         let callers = ("bytes of symmetric memory for the caller".to_string(), config.callers.to_string());
-        let terms = terms.into_iter().chain([callers]).collect();
+        let others = ("other programs in the session".to_string(), config.extendable.to_string());
+        let terms = terms.into_iter().chain([callers, others]).collect();
         let identity = expect_ranks(plan, group).and_then(|()| identity(plan, terms, &[]));
         let identity = identity.map_err(|error| place.decline(error))?;
-        let (groups, watched) = (groups(plan), Watched::Session);
+        let (groups, watched) = (config.groups(plan), Watched::Session);
         let joined =
             Joined::new(&place, &Purpose { plan, groups, config, watched, identity, settings: &[] })?;
         let closing = if group.is_within_process() { Duration::ZERO } else { config.limit };

@@ -26,8 +26,8 @@ use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
 use crate::kernels::{Needs, Scratch};
 use crate::session::budget::{self, Constants};
 use crate::session::{
-    CallersPart, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
-    RawStream, SizedProgram, Spot, Taken, Whose, ended, gave_back, in_progress,
+    Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
+    RawStream, SizedProgram, Spot, Taken, Whose, ended, expect_agreement, gave_back, in_progress, proposal,
 };
 
 /// A plan on one rank of the host.
@@ -41,6 +41,18 @@ pub struct HostSession {
     resolved: Option<Arc<Resolved>>,
     runs: u64,
     queue: Queue,
+    /// The program that calls are about, whose inputs and outputs are those above.
+    program: usize,
+    /// The other programs, by number.
+    parked: Vec<Option<ParkedProgram>>,
+    arrangement: Arrangement,
+    config: HostConfig,
+}
+
+/// A program of the session while calls are about another one.
+struct ParkedProgram {
+    ports: Ports<Segment>,
+    resolved: Option<Arc<Resolved>>,
 }
 
 /// What one run takes.
@@ -62,6 +74,8 @@ unsafe impl Sync for Resolved {}
 struct PendingRun {
     number: u64,
     resolved: Arc<Resolved>,
+    /// The bucket, where its steps are those of the plan that the session was opened with.
+    bucket: Option<usize>,
     /// Inputs to be copied to the symmetric arena before: where from, where to, how many bytes.
     loads: Vec<(Span, usize)>,
 }
@@ -106,7 +120,10 @@ impl HostSession {
         let needs = executor.needs();
         Ok(Taken {
             ordinary: arena_size(plan.arenas.ordinary)?,
-            symmetric: CallersPart::new(plan, config.callers)?.end(),
+            symmetric: match config.extendable {
+                true => Arrangement::new(plan, Some(0)).needed(),
+                false => config.arena(plan)?,
+            },
             flags: World::part(plan.ranks, groups(plan)),
             scratch: needs.iter().map(Needs::bytes).sum(),
             held: budget::held(plan, &executor.largest(), Constants::Read),
@@ -121,6 +138,14 @@ impl HostSession {
     ) -> Result<HostSession, RunError> {
         let executor = Executor::new(plan, rank, kernels, config.exec())?;
         let mut ports = Ports::new(executor, (1, config.callers))?;
+        let room = config.extendable.then(|| Arrangement::room_for(plan));
+        if room.is_some() && config.callers > 0 {
+            return Err(no_callers());
+        }
+        let arrangement = Arrangement::new(plan, room);
+        if room.is_some() {
+            ports.place(arrangement.placement(0))?;
+        }
         let state = State { needs: ports.needs(), ..State::default() };
         Ok(HostSession {
             seat: None,
@@ -130,7 +155,56 @@ impl HostSession {
             resolved: None,
             runs: 0,
             queue: Queue { exec: config.exec(), state: Arc::new(state), ..Queue::default() },
+            program: 0,
+            parked: vec![None],
+            arrangement,
+            config: config.clone(),
         })
+    }
+
+    /// What another program takes on this rank.
+    fn prepare_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<NewProgram, RunError> {
+        if plan.ranks != self.ports.plan().ranks {
+            let (expected, found) = (self.ports.plan().ranks, plan.ranks);
+            return Err(RunError::Invalid(format!(
+                "the session has {expected} ranks, the plan is for {found}"
+            )));
+        }
+        if self.config.callers > 0 {
+            return Err(no_callers());
+        }
+        if !self.config.extendable {
+            return Err(RunError::Invalid("the session was not opened for several programs".into()));
+        }
+        has_kernels(plan, kernels)?;
+        let executor = Executor::new(plan, self.rank, kernels, self.config.exec())?;
+        let mut ports = Ports::new(executor, (1, 0))?;
+        let needs = ports.needs();
+        let mut arrangement = self.arrangement.clone();
+        // The last group is no group of a plan.
+        let groups = self.seat()?.comm().control().groups().saturating_sub(1);
+        arrangement.add(plan, Some(groups))?;
+        let ordinary = match &self.ordinary {
+            None => return Err(gave_back()),
+            Some(there) if there.len() >= arrangement.ordinary() => there.clone(),
+            Some(_) => Arc::new(Segment::private("the ordinary arena", arrangement.ordinary())?),
+        };
+        Ok(NewProgram { ports, needs, arrangement, ordinary })
+    }
+
+    /// Has every program lie where the session has it now.
+    fn place_programs(&mut self) -> Result<(), RunError> {
+        self.resolved = None;
+        if self.arrangement.is_open(self.program) {
+            self.ports.place(self.arrangement.placement(self.program))?;
+        }
+        for (number, parked) in self.parked.iter_mut().enumerate() {
+            if let Some(parked) = parked {
+                parked.resolved = None;
+                parked.ports.place(self.arrangement.placement(number))?;
+            }
+        }
+        Ok(())
     }
 
     fn seat(&self) -> Result<Arc<Seat>, RunError> {
@@ -186,7 +260,8 @@ impl HostSession {
         let loads = self.loads(&resolved);
         let number = self.runs;
         self.runs += 1;
-        Ok(PendingRun { number, resolved, loads })
+        let bucket = (self.arrangement.count() == 1).then(|| resolved.sized.bound.bucket());
+        Ok(PendingRun { number, resolved, bucket, loads })
     }
 
     fn resolve(&mut self) -> Result<Resolved, RunError> {
@@ -273,6 +348,44 @@ impl DeviceSession for HostSession {
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.ports.set(bindings)?;
         self.resolved = None;
+        Ok(())
+    }
+
+    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize, RunError> {
+        self.queue.wait(self.rank, None)?;
+        let (seat, made) = (self.seat()?, self.prepare_program(plan, kernels));
+        let said = seat.comm().exchange(&proposal(plan, made.as_ref().err()));
+        let agreed = expect_agreement(&said.map_err(|error| seat.fail(error))?);
+        let NewProgram { ports, needs, arrangement, ordinary } = made?;
+        agreed?;
+        let number = arrangement.count() - 1;
+        self.parked.push(Some(ParkedProgram { ports, resolved: None }));
+        (self.arrangement, self.ordinary) = (arrangement, Some(ordinary));
+        self.queue.serve(&needs);
+        self.place_programs().map_err(|error| seat.fail(error))?;
+        Ok(number)
+    }
+
+    fn select(&mut self, program: usize) -> Result<(), RunError> {
+        if program == self.program {
+            return Ok(());
+        }
+        let next = self.parked.get_mut(program).and_then(Option::take).ok_or_else(ended)?;
+        let ports = std::mem::replace(&mut self.ports, next.ports);
+        let resolved = std::mem::replace(&mut self.resolved, next.resolved);
+        if self.arrangement.is_open(self.program) {
+            self.parked[self.program] = Some(ParkedProgram { ports, resolved });
+        }
+        self.program = program;
+        Ok(())
+    }
+
+    fn close_program(&mut self, program: usize) -> Result<(), RunError> {
+        self.queue.wait(self.rank, None)?;
+        self.arrangement.close(program);
+        if let Some(parked) = self.parked.get_mut(program) {
+            *parked = None;
+        }
         Ok(())
     }
 
@@ -387,25 +500,34 @@ impl DeviceSession for HostSession {
         self.queue.state.progress().scratch = None;
         seat.comm().arena().forget()?;
         self.ports.lose_symmetric();
+        for parked in self.parked.iter_mut().flatten() {
+            parked.resolved = None;
+            parked.ports.lose_symmetric();
+        }
         seat.comm().exchange(&[0]).map(drop).map_err(|error| seat.fail(error))
     }
 
     fn resume(&mut self) -> Result<(), RunError> {
         let seat = self.seat()?;
         if self.ordinary.is_none() {
-            self.ordinary = Some(ordinary(self.ports.plan())?);
+            let bytes = self.arrangement.ordinary();
+            self.ordinary = Some(Arc::new(Segment::private("the ordinary arena", bytes)?));
         }
         seat.comm().exchange(&[0]).map(drop).map_err(|error| seat.fail(error))
     }
 
     fn taken(&self) -> Taken {
-        let symmetric = self.arena().map_or(0, |arena| arena.bytes);
+        let symmetric = match self.config.extendable {
+            true => self.arrangement.needed(),
+            false => self.arena().map_or(0, |arena| arena.bytes),
+        };
+        let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.memories());
         Taken {
             ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
             flags: self.seat.as_ref().map_or(0, |seat| seat.comm().part()),
             scratch: self.queue.state.scratch(),
-            held: self.ports.memories().map(|s| s.len()).sum(),
+            held: self.ports.memories().chain(parked).map(|s| s.len()).sum(),
         }
     }
 
@@ -418,6 +540,18 @@ impl DeviceSession for HostSession {
     fn abort(mut self: Box<Self>, reason: &str) {
         self.abandon(format!("aborted its session: {reason}"));
     }
+}
+
+/// A program that is to be opened.
+struct NewProgram {
+    ports: Ports<Segment>,
+    needs: [Needs; 2],
+    arrangement: Arrangement,
+    ordinary: Arc<Segment>,
+}
+
+fn no_callers() -> RunError {
+    RunError::Invalid("symmetric memory for the caller: a session of several programs has none".into())
 }
 
 fn has_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), RunError> {
@@ -527,6 +661,9 @@ impl State {
     }
 }
 
+/// A bucket whose steps have no names for whoever watches the ranks.
+const UNNAMED: usize = u32::MAX as usize;
+
 /// # Safety
 /// As [`Bound::run`].
 unsafe fn one_run(
@@ -539,7 +676,7 @@ unsafe fn one_run(
     let SizedProgram { bound, digest, text } = &resolved.sized;
     seat.alive()?;
     comm.announce(pending.number, *digest, &|| text.to_string())?;
-    comm.begin_run(pending.number, bound.bucket());
+    comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
     for (from, offset) in &pending.loads {
         let to = comm.arena().as_ptr().wrapping_add(*offset);
         if from.ptr != to {
@@ -558,6 +695,16 @@ unsafe fn one_run(
 }
 
 impl Queue {
+    /// Has kernels find what they need beside operands and results, also for another program. Nothing is in progress.
+    fn serve(&mut self, more: &[Needs; 2]) {
+        self.end();
+        let mut needs = self.state.needs.clone();
+        needs.iter_mut().zip(more).for_each(|(needs, more)| needs.merge(more));
+        let done = self.state.progress().done;
+        let progress = Mutex::new(Progress { put: done, done, ..Progress::default() });
+        self.state = Arc::new(State { progress, changed: Condvar::new(), needs });
+    }
+
     /// Whether nothing is in progress.
     fn idle(&self) -> Result<bool, RunError> {
         let progress = self.state.progress();

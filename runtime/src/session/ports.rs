@@ -13,7 +13,7 @@ use super::callers::CallersPart;
 use super::lending::Lending;
 use super::port::{Extent, Port};
 use crate::error::RunError;
-use crate::exec::{Bound, Executor, Moved};
+use crate::exec::{Bound, Executor, Moved, Placement};
 use crate::kernels::Needs;
 
 /// The program at some sizes.
@@ -87,6 +87,8 @@ pub struct Ports<M> {
     /// Where they lie in symmetric memory of the caller instead.
     placed: Vec<Option<usize>>,
     callers: CallersPart,
+    /// Where the program lies in a session that has or may have others.
+    placement: Option<Placement>,
     /// Which inputs may be written there before each run: the plan counts on it that others are before the first alone.
     renewed: Vec<bool>,
 }
@@ -119,6 +121,7 @@ impl<M> Ports<M> {
             placed: vec![None; fixed.len()],
             fixed,
             callers: CallersPart::new(plan, callers)?,
+            placement: None,
             renewed: renewed(source),
             executor,
         })
@@ -132,6 +135,20 @@ impl<M> Ports<M> {
     /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
     pub fn needs(&mut self) -> [Needs; 2] {
         self.executor.needs()
+    }
+
+    /// Has the program lie where a session with several programs has it. What lay in its part of the symmetric arena stays where it
+    /// was.
+    ///
+    /// # Errors
+    /// The sizes that are set do not resolve any more.
+    pub fn place(&mut self, placement: Placement) -> Result<(), RunError> {
+        self.placement = Some(placement);
+        self.moved.clear();
+        if let Some(bindings) = self.bindings.clone() {
+            self.sized = Some(self.program(&bindings)?);
+        }
+        Ok(())
     }
 
     /// Sets the values of the imported program's symbols.
@@ -149,6 +166,9 @@ impl<M> Ports<M> {
     fn program(&mut self, bindings: &Bindings) -> Result<SizedProgram, RunError> {
         let bound = self.executor.bind(bindings)?;
         let mut parts = vec![self.executor.sizes(bindings)];
+        if let Some(placement) = self.placement.as_ref().filter(|placement| placement.barrier.is_some()) {
+            parts.insert(0, format!("program {}", placement.program));
+        }
         let mut moves = Vec::new();
         for (i, (fixed, placed)) in self.fixed.iter().zip(&self.placed).enumerate() {
             let (Some(from), Some(to)) = (fixed, *placed) else { continue };
@@ -163,10 +183,12 @@ impl<M> Ports<M> {
         let fnv = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let digest = text.bytes().fold(0x811c_9dc5, fnv);
         let sized = SizedProgram { bound, digest, text: text.into() };
-        if moves.is_empty() {
-            return Ok(sized);
-        }
-        let sized = SizedProgram { bound: Arc::new(sized.bound.moved(&moves)), ..sized };
+        let bound = match &self.placement {
+            Some(placement) => Arc::new(sized.bound.placed(placement)),
+            None if moves.is_empty() => return Ok(sized),
+            None => Arc::new(sized.bound.moved(&moves)),
+        };
+        let sized = SizedProgram { bound, ..sized };
         if self.moved.len() == KEPT {
             self.moved.remove(0);
         }
@@ -240,7 +262,8 @@ impl<M> Ports<M> {
 
     /// Where an input of the program lies in the symmetric arena, if the plan holds it there in some bucket.
     pub fn fixed(&self, input: usize) -> Option<usize> {
-        self.fixed[input].as_ref().map(|plan| self.placed[input].unwrap_or(plan.start))
+        let offset = |at| self.placement.as_ref().map_or(at, |placement| placement.offset(at));
+        self.fixed[input].as_ref().map(|plan| self.placed[input].unwrap_or_else(|| offset(plan.start)))
     }
 
     /// Whether an input of the program may be written there before each run, not before the first alone.

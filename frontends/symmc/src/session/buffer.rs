@@ -84,7 +84,7 @@ impl Session {
     /// # Errors
     /// There is not as much memory.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
-        Ok(Buffer::of(self.device.get()?.allocate(bytes)?))
+        Ok(Buffer::of(self.device.select()?.allocate(bytes)?))
     }
 
     /// Symmetric memory that belongs to the caller, of that which [`SessionConfig::symmetric`](super::SessionConfig) says. All
@@ -101,7 +101,7 @@ impl Session {
     /// # Errors
     /// The ranks ask for different sizes, there is not as much left, or a rank failed.
     pub fn allocate_symmetric(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        Ok(Buffer::of(self.device.get_mut()?.allocate_symmetric(bytes)?))
+        Ok(Buffer::of(self.device.select()?.allocate_symmetric(bytes)?))
     }
 
     /// As [`bind`](Self::bind), for all of a buffer; the session keeps it as long as a run may use it.
@@ -113,7 +113,7 @@ impl Session {
     /// While a run is in progress nobody else writes the buffer, nor reads what the run writes: no copy, and no run of
     /// another session.
     pub unsafe fn bind_buffer(&mut self, name: &str, buffer: &Buffer) -> Result<(), Error> {
-        let (expected, found) = (self.device.get()?.device(), buffer.0.memory.device());
+        let (expected, found) = (self.device.select()?.device(), buffer.0.memory.device());
         if expected != found {
             return Err(Error::request(format!(
                 "{name}: expected memory of {expected}, found a buffer of {found}"

@@ -1,54 +1,88 @@
-//! The device of a session, in the process that opened it.
+//! The device of a session, in the process that opened it, which programs of the session have together.
 //!
 //! A forked process has a copy without the threads. Whatever this copy did with sockets and shared memory would reach
 //! the peers of the parent, so its calls are refused, and dropping the copy does nothing.
 
 use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use symmc_runtime::process;
+use symmc_check::CheckedPlan;
 use symmc_runtime::session::DeviceSession;
+use symmc_runtime::{Registry, process};
 
 use super::shared::Shared;
 use crate::error::Error;
 
-/// A device session and the memory that its runs use.
+/// A program on a device session, and the memory that its runs use.
 pub(super) struct OwnDevice {
-    /// `None` once it was taken out.
-    device: Option<ManuallyDrop<Box<dyn DeviceSession>>>,
+    /// `None` once this program has ended.
+    device: Option<ManuallyDrop<Arc<Mutex<SharedDevice>>>>,
+    /// The number of the program in the session.
+    program: usize,
     /// Dropped after the device, whose runs may read it.
     shared: ManuallyDrop<Shared>,
     process: u32,
 }
 
+/// A device session of one or more programs.
+struct SharedDevice {
+    /// `None` once it was taken out: the session has ended for all programs.
+    session: Option<Box<dyn DeviceSession>>,
+    /// How many programs have not ended.
+    open: usize,
+}
+
+/// The device session, where calls are about one program.
+pub(super) struct SelectedDevice<'a>(MutexGuard<'a, SharedDevice>);
+
+impl Deref for SelectedDevice<'_> {
+    type Target = dyn DeviceSession;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.session.as_deref().expect("`select` found it, and the lock has been held since")
+    }
+}
+
+impl DerefMut for SelectedDevice<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.0.session.as_deref_mut().expect("`select` found it, and the lock has been held since")
+    }
+}
+
 impl OwnDevice {
-    /// A device session that this process has opened.
-    pub fn new(device: Box<dyn DeviceSession>) -> OwnDevice {
+    /// A device session that this process has opened, and its first program.
+    pub fn new(session: Box<dyn DeviceSession>) -> OwnDevice {
+        OwnDevice::of(Arc::new(Mutex::new(SharedDevice { session: Some(session), open: 1 })), 0)
+    }
+
+    fn of(device: Arc<Mutex<SharedDevice>>, program: usize) -> OwnDevice {
         let (device, shared) = (Some(ManuallyDrop::new(device)), ManuallyDrop::new(Shared::default()));
-        OwnDevice { device, shared, process: process::current() }
+        OwnDevice { device, program, shared, process: process::current() }
     }
 
-    /// The device session.
+    /// Opens another program on the device session.
     ///
     /// # Errors
-    /// This process is a fork of the one that opened it.
-    pub fn get(&self) -> Result<&dyn DeviceSession, Error> {
-        self.expect_own()?;
-        match &self.device {
-            Some(device) => Ok(device.as_ref()),
-            None => Err(ended()),
-        }
+    /// As [`select`](Self::select), or as [`DeviceSession::open_program`].
+    pub fn open_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<OwnDevice, Error> {
+        let mut selected = self.select()?;
+        let program = selected.open_program(plan, kernels)?;
+        selected.0.open += 1;
+        drop(selected);
+        let device = self.device.as_ref().ok_or_else(ended)?;
+        Ok(OwnDevice::of(Arc::clone(device), program))
     }
 
-    /// The device session, mutable.
+    /// The device session, for calls about this program. Other programs wait meanwhile.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
-    pub fn get_mut(&mut self) -> Result<&mut dyn DeviceSession, Error> {
+    /// This process is a fork of the one that opened it, or the session has ended.
+    pub fn select(&self) -> Result<SelectedDevice<'_>, Error> {
         self.expect_own()?;
-        match &mut self.device {
-            Some(device) => Ok(device.as_mut()),
-            None => Err(ended()),
-        }
+        let mut shared = lock(self.device.as_deref().ok_or_else(ended)?);
+        shared.session.as_deref_mut().ok_or_else(ended)?.select(self.program)?;
+        Ok(SelectedDevice(shared))
     }
 
     /// The memory that runs use.
@@ -56,13 +90,32 @@ impl OwnDevice {
         &mut self.shared
     }
 
-    /// Takes the device session out. The memory of its runs stays until `self` is dropped.
+    /// Ends this program once all runs have ended, and the session with the last program.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// As [`select`](Self::select), or a run failed.
+    pub fn close(&mut self) -> Result<(), Error> {
+        self.expect_own()?;
+        let device = self.device.take().map(ManuallyDrop::into_inner).ok_or_else(ended)?;
+        let mut shared = lock(&device);
+        shared.open -= 1;
+        match shared.open {
+            0 => Ok(shared.session.take().ok_or_else(ended)?.close()?),
+            _ => Ok(shared.session.as_deref_mut().ok_or_else(ended)?.close_program(self.program)?),
+        }
+    }
+
+    /// Takes the device session out, which ends it for all programs. The memory of the runs of this program stays until `self` is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`select`](Self::select).
     pub fn take(&mut self) -> Result<Box<dyn DeviceSession>, Error> {
         self.expect_own()?;
-        self.device.take().map(ManuallyDrop::into_inner).ok_or_else(ended)
+        let device = self.device.take().map(ManuallyDrop::into_inner).ok_or_else(ended)?;
+        let mut shared = lock(&device);
+        shared.open -= 1;
+        shared.session.take().ok_or_else(ended)
     }
 
     fn expect_own(&self) -> Result<(), Error> {
@@ -78,16 +131,33 @@ impl OwnDevice {
     fn is_own(&self) -> bool {
         process::current() == self.process
     }
+
+    /// Ends this program as a drop does: the last one drops the session; others go on, unless a thread panics with it.
+    fn leave(&mut self) {
+        let Some(device) = self.device.take().map(ManuallyDrop::into_inner) else { return };
+        let mut shared = lock(&device);
+        shared.open -= 1;
+        if shared.open == 0 || std::thread::panicking() {
+            drop(shared.session.take());
+        } else if let Some(session) = &mut shared.session {
+            // A failure is the other programs' as well, whose calls return it.
+            let _ = session.close_program(self.program);
+        }
+    }
 }
 
 impl Drop for OwnDevice {
     fn drop(&mut self) {
         if self.is_own() {
-            drop(self.device.take().map(ManuallyDrop::into_inner));
+            self.leave();
             // SAFETY: it is dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.shared) };
         }
     }
+}
+
+fn lock(device: &Mutex<SharedDevice>) -> MutexGuard<'_, SharedDevice> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn ended() -> Error {

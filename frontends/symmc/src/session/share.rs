@@ -27,13 +27,13 @@ impl Session {
         };
         self.expect_read_only(name, input)?;
         self.expect_type(name, port, &tensor)?;
-        let kept = self.device.get()?.keep(&tensor).map_err(|error| match error {
+        let kept = self.device.select()?.keep(&tensor).map_err(|error| match error {
             RunError::Invalid(why) => RunError::Invalid(format!("{name}: {why}")),
             other => other,
         })?;
         // SAFETY: the session holds the owner until its runs have ended; nobody writes the bytes while it is held, nor do
         // runs, because no output replaces the input.
-        unsafe { self.device.get_mut()?.lend(port, Some(kept.extent))? };
+        unsafe { self.device.select()?.lend(port, Some(kept.extent))? };
         self.hold(port, Some(kept.owner));
         Ok(())
     }

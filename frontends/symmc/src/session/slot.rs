@@ -45,7 +45,7 @@ impl Session {
         let address = pointer.expose_provenance() as u64;
         values::expect_room(self.plan.source_program(), slot.0, bytes)?;
         // SAFETY: by the caller.
-        unsafe { self.device.get_mut()?.lend(slot.0, Some(Extent { address, bytes }))? };
+        unsafe { self.device.select()?.lend(slot.0, Some(Extent { address, bytes }))? };
         self.hold(slot.0, None);
         Ok(())
     }

@@ -92,6 +92,7 @@ impl<'a> Bench<'a> {
         unsafe { streams.compute.fill(memory.address(), 0, local)? };
         streams.compute.synchronize()?;
         let peers = Peers {
+            program: 0,
             rank: exchange.rank(),
             arenas: arena.addresses(),
             arena: symmetric,

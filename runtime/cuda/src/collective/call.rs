@@ -95,7 +95,7 @@ impl<'a> Running<'a> {
             limit: peers.limit_ns,
             seed: peers.chaos.unwrap_or(0) ^ u64::from(peers.rank).wrapping_mul(0xd134_2543_de82_ef95),
             me: self.me as u32,
-            step: self.step as u32,
+            step: control::tagged_step(peers.program, self.step),
             group: self.bound.group as u32,
             ..Call::default()
         };

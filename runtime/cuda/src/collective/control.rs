@@ -97,6 +97,19 @@ pub(super) fn words_at(group: usize) -> usize {
     SHARED + group * WORDS
 }
 
+/// Where reports have the number of the program above that of the step.
+const STEP_BITS: u32 = 24;
+
+/// A step of a program as reports name it.
+pub(super) fn tagged_step(program: u8, step: usize) -> u32 {
+    u32::from(program) << STEP_BITS | step as u32 & ((1 << STEP_BITS) - 1)
+}
+
+/// The program and the step that a report names.
+fn untagged_step(tagged: u32) -> (u8, usize) {
+    ((tagged >> STEP_BITS) as u8, (tagged & ((1 << STEP_BITS) - 1)) as usize)
+}
+
 /// The status words, as `kernels/waits.cu` declares them.
 #[repr(C)]
 struct Status {
@@ -113,6 +126,8 @@ struct Status {
 /// A wait that reached its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missed {
+    /// The number of the program in its session, modulo 256.
+    pub program: u8,
     /// The step that waited.
     pub step: usize,
     /// The rank that did not come. Others may be missing too.
@@ -128,6 +143,8 @@ pub struct Missed {
 /// Sizes on the device that no rank's rows fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unfit {
+    /// The number of the program in its session, modulo 256.
+    pub program: u8,
     /// The step.
     pub step: usize,
     /// The rank whose sizes they are.
@@ -182,8 +199,10 @@ fn read_unfit(words: &Status) -> Option<Unfit> {
         RECEIVED => Flow::Received,
         _ => return None,
     };
+    let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
     Some(Unfit {
-        step: words.step.load(Ordering::Relaxed) as usize,
+        program,
+        step,
         rank: words.peer.load(Ordering::Relaxed),
         way,
         sizes: std::array::from_fn(|i| words.sizes[i].load(Ordering::Relaxed).cast_signed()),
@@ -191,8 +210,11 @@ fn read_unfit(words: &Status) -> Option<Unfit> {
 }
 
 fn read(words: &Status) -> Option<Missed> {
-    (words.code.load(Ordering::Acquire) == MISSED).then(|| Missed {
-        step: words.step.load(Ordering::Relaxed) as usize,
+    let is_missed = words.code.load(Ordering::Acquire) == MISSED;
+    let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
+    is_missed.then(|| Missed {
+        program,
+        step,
         peer: words.peer.load(Ordering::Relaxed),
         group: words.group.load(Ordering::Relaxed) as usize,
         block: words.block.load(Ordering::Relaxed),

@@ -12,6 +12,8 @@ use crate::launch::Address;
 pub struct Peers {
     /// This rank.
     pub rank: u32,
+    /// The number of the program in its session, modulo 256: reports of waits have it above the step.
+    pub program: u8,
     /// Where the symmetric arena of each rank is mapped in this rank's context; this rank's is among them.
     pub arenas: Vec<Address>,
     /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096.

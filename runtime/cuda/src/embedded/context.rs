@@ -8,7 +8,7 @@ use std::time::Duration;
 use symmc_check::CheckedPlan;
 use symmc_plan::{Plan, ReadPlan};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, MemorySpace, Registry, Work};
+use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, MemorySpace, Placement, Registry, Work};
 use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::budget::{self, Constants};
 use symmc_runtime::session::{CallersPart, Taken};
@@ -24,7 +24,7 @@ use crate::exchange::Exchange;
 use crate::largest::bound;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
-use crate::report::{COMPUTE_STATUS, PROGRESS, STATUS};
+use crate::report::{self, COMPUTE_STATUS, PROGRESS, STATUS};
 use crate::resources::{self, Resources};
 use crate::streams::Streams;
 use crate::{Products, refusal, scratch};
@@ -123,6 +123,13 @@ impl ExecutionContext {
         Ok(())
     }
 
+    /// What kernels of a program of the session know: those of each report apart.
+    pub fn of_program(&self, program: usize) -> (Peers, Machine) {
+        let status = self.resources.status.address() + report::compute_status(program) as Address;
+        let peers = Peers { program: program as u8, ..self.peers.clone() };
+        (peers, Machine { status, ..self.machine })
+    }
+
     /// A stream of the caller in place of the first of the session's.
     pub fn lanes(&self, device: &Arc<Device>, compute: Stream) -> Streams {
         // SAFETY: the session's own stream, which lives as long as the context.
@@ -204,6 +211,19 @@ impl Sizes {
     /// The symmetric arena would be larger than any memory.
     pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<Sizes, RunError> {
         Ok(Sizes { symmetric: CallersPart::new(plan, callers)?.end(), ..self })
+    }
+
+    /// For all programs of a session, where they lie there, in arenas of these sizes: ordinary, symmetric.
+    pub fn of_programs<'p>(
+        programs: impl Iterator<Item = (&'p ReadPlan, Placement)>,
+        arenas: [usize; 2],
+        rank: u32,
+    ) -> Sizes {
+        let of_program = |(plan, placement): (&ReadPlan, Placement)| -> Vec<Arc<Bound>> {
+            let bounds = (0..plan.buckets.len()).filter_map(|bucket| bound(plan, bucket, rank));
+            bounds.map(|bound| Arc::new(bound.placed(&placement))).collect()
+        };
+        Sizes::new(arenas, programs.flat_map(of_program).collect())
     }
 
     /// For one binding alone.

@@ -14,7 +14,7 @@
 //! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `programs` those
 //! that are kept, `context` what all ranks take together (arenas, flags, communicators, workspace), `flight` the runs
 //! that are on streams, `session` what a session holds, `memory` says where inputs and outputs lie, `kept` has memory
-//! that outlives the session, and `run` puts runs on streams and watches them.
+//! that outlives the session, `several` has the programs of a session take turns, and `run` puts runs on streams and watches them.
 
 mod context;
 mod flight;
@@ -30,6 +30,7 @@ mod recent;
 mod recording;
 mod run;
 mod session;
+mod several;
 
 pub use context::budget;
 pub use gpu::{ALIGN, Gpu, Progress};

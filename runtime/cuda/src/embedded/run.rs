@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::Bound;
+use symmc_runtime::exec::{Bound, Registry};
 use symmc_runtime::host::{Control, Leaving};
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
     Spot, Taken, ended, gave_back, in_progress,
 };
 
-use super::context::{ExecutionContext, Sizes};
+use super::context::ExecutionContext;
 use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
@@ -204,12 +205,13 @@ impl CudaSession<'_> {
             Some(Ranks::Job(_)) => (Distances::Alike, false),
             _ => (Distances::Unknown, has_frontiers()?),
         };
+        let (peers, machine) = context.of_program(bound.program);
         let shifted = moves.then(|| Shifted::new(&key.1, &bound, arena));
         let parts = Parts {
             device,
             addresses: &key.1,
-            peers: &context.peers,
-            machine: &context.machine,
+            peers: &peers,
+            machine: &machine,
             nccl: &resources.nccl,
             search: search.as_ref(),
             settled: settled.as_ref(),
@@ -255,10 +257,12 @@ impl CudaSession<'_> {
     fn go_on(&mut self) -> Result<(), RunError> {
         let comm = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
+        // Whoever watches the ranks knows the steps of the first plan.
+        let is_named = self.arrangement.count() == 1;
         let flight = &mut self.flight;
         match flight.heard.news(word, Instant::now(), self.config.limit, flight.count) {
             // Steps have names where all runs are of one bucket.
-            Some(News::Step(step)) if flight.bucket().is_some() => comm.begin_step(step),
+            Some(News::Step(step)) if is_named && flight.bucket().is_some() => comm.begin_step(step),
             Some(_) => comm.control().beat(comm.rank()),
             None => {}
         }
@@ -315,7 +319,9 @@ impl CudaSession<'_> {
             return self.look().map(drop);
         }
         let bucket = self.flight.bucket().and_then(|bucket| u32::try_from(bucket).ok());
-        let run = Some((self.flight.first, bucket.unwrap_or_default()));
+        // Whoever watches the ranks knows the steps of the first plan.
+        let bucket = if self.arrangement.count() == 1 { bucket.unwrap_or_default() } else { u32::MAX };
+        let run = Some((self.flight.first, bucket));
         self.ranks.iter().for_each(|ranks| ranks.wait_for(run));
         self.flight.heard = Heard::new(Instant::now());
         let waited = self.await_end(limit);
@@ -376,6 +382,20 @@ impl DeviceSession for CudaSession<'_> {
         self.ports.set(bindings)?;
         self.ready = None;
         Ok(())
+    }
+
+    fn open_program(&mut self, plan: &CheckedPlan, _: &Registry) -> Result<usize, RunError> {
+        let _context = self.entered()?;
+        self.add_program(plan)
+    }
+
+    fn select(&mut self, program: usize) -> Result<(), RunError> {
+        self.activate(program)
+    }
+
+    fn close_program(&mut self, program: usize) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.end_program(program)
     }
 
     fn bound(&self) -> Result<&Bound, RunError> {
@@ -482,9 +502,10 @@ impl DeviceSession for CudaSession<'_> {
         }
         self.ports.expect_no_callers()?;
         self.meet()?;
-        self.ready = None;
+        self.drop_recordings();
         self.context = None;
         self.ports.lose_symmetric();
+        self.parked.iter_mut().flatten().for_each(|parked| parked.ports.lose_symmetric());
         self.meet()
     }
 
@@ -493,9 +514,7 @@ impl DeviceSession for CudaSession<'_> {
         if self.context.is_some() {
             return self.meet();
         }
-        let comm = self.comm()?;
-        let plan = self.ports.plan();
-        let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, self.config.callers)?;
+        let (sizes, comm) = (self.sizes()?, self.comm()?);
         let made = self.make_context(&sizes, comm);
         let context = made.map_err(|error| self.fail(error.into()))?;
         self.context = Some(context);
@@ -514,7 +533,8 @@ impl DeviceSession for CudaSession<'_> {
 
     fn taken(&self) -> Taken {
         let mut taken = self.context.as_ref().map_or_else(Taken::default, ExecutionContext::taken);
-        taken.held = self.ports.memories().map(|memory| memory.len()).sum();
+        let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.memories());
+        taken.held = self.ports.memories().chain(parked).map(|memory| memory.len()).sum();
         taken
     }
 

@@ -7,7 +7,7 @@ use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use symmc_runtime::host::{Comm, Group, HostConfig, Leaving, Seat};
-use symmc_runtime::session::{Ports, ended, gave_back};
+use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
 
 use super::context::{ExecutionContext, Sizes};
 use super::flight::Flight;
@@ -40,6 +40,17 @@ pub struct CudaSession<'c> {
     /// Since when a peer is known to have left, while runs are in progress.
     pub(super) left: Option<Instant>,
     pub(super) device: Arc<Device>,
+    /// The program that calls are about, whose inputs, outputs and recording are those above.
+    pub(super) program: usize,
+    /// The other programs, by number.
+    pub(super) parked: Vec<Option<ParkedProgram>>,
+    pub(super) arrangement: Arrangement,
+}
+
+/// A program of the session while calls are about another one.
+pub(super) struct ParkedProgram {
+    pub ports: Ports<Piece>,
+    pub ready: Option<Arc<Recording>>,
 }
 
 // SAFETY: handles of the driver and of the vendor's libraries may be used from any thread, one at a time.
@@ -66,7 +77,8 @@ impl CudaSession<'static> {
             Ok((caller, device, terms))
         });
         let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
-        let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
+        let seat =
+            Seat::take(plan, group, &HostConfig { chaos: None, extendable: false, ..config.clone() }, terms)?;
         let comm = seat.comm();
         let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
         let built = executor.and_then(|executor| {
@@ -89,6 +101,7 @@ impl<'c> CudaSession<'c> {
         config: &HostConfig,
         device: Arc<Device>,
     ) -> Result<CudaSession<'c>, RunError> {
+        let arrangement = Arrangement::new(executor.plan(), None);
         let ports = Ports::new(executor, (ALIGN, config.callers))?;
         Ok(CudaSession {
             ready: None,
@@ -103,6 +116,9 @@ impl<'c> CudaSession<'c> {
             failure: None,
             left: None,
             device,
+            program: 0,
+            parked: vec![None],
+            arrangement,
         })
     }
 
@@ -154,7 +170,7 @@ impl<'c> CudaSession<'c> {
                 context.resources.fail();
             }
         }
-        self.ready = None;
+        self.drop_recordings();
         self.flight.clear();
         self.context = None;
         if let Some(ranks) = self.ranks.take() {

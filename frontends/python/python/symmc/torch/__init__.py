@@ -9,7 +9,7 @@ from __future__ import annotations
 from symmc.torch import _versions as _versions
 from symmc.torch._ranks import group_of
 
-__all__ = ["CollectivePass", "backend", "enable", "group_of"]
+__all__ = ["CollectivePass", "backend", "enable", "group_of", "memory"]
 
 
 def backend(module, inputs, *, options=None, mode=None):
@@ -24,6 +24,14 @@ def enable(**options) -> None:
     from symmc.torch import _pass
 
     _pass.enable(**options)
+
+
+def memory() -> dict[str, int]:
+    """The bytes that compiled functions take of their devices now beside tensors of PyTorch, by what for: ``ordinary`` and
+    ``symmetric`` arenas, ``flags``, ``scratch``, and ``held`` for inputs and outputs of symmc's own."""
+    from symmc.torch import _arenas
+
+    return _arenas.memory()
 
 
 def __getattr__(name: str):

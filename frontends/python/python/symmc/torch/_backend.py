@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
 from symmc.torch import _together
+from symmc.torch._arenas import Arenas
 from symmc.torch._options import Options
 
 
@@ -23,13 +24,16 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     wanted = Options.of(options)
     _check_mode(mode)
 
-    def compiled(graph: torch.fx.GraphModule, _inputs):
-        with unset_fake_temporarily(), torch.no_grad():
-            return _together.compiled(graph, wanted)
-
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
     )
+    # Both passes take turns.
+    arenas = Arenas() if differentiated else None
+
+    def compiled(graph: torch.fx.GraphModule, _inputs):
+        with unset_fake_temporarily(), torch.no_grad():
+            return _together.compiled(graph, wanted, arenas)
+
     whole = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,

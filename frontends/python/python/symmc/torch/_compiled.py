@@ -10,6 +10,7 @@ import torch
 
 import symmc
 from symmc.torch import _graph, _ranks, _refused
+from symmc.torch._arenas import Arenas
 from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
 from symmc.torch._runner import Runner
@@ -35,7 +36,10 @@ class Refused(Exception):
 class Compiled:
     """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
-    def __init__(self, lifted: _graph.Lifted, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None):
+    def __init__(
+        self, lifted: _graph.Lifted, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
+        arenas: Arenas | None = None,
+    ):  # fmt: skip
         self._boxed_call = True
         self.lifted, self.sizes = lifted, sizes or {}
         self.where = where(self.lifted.values)
@@ -45,7 +49,7 @@ class Compiled:
         self.take = _taking(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
         ranks, groups = _ranks.taking_part(self.lifted.groups, options.timeout)
-        self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes)
+        self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes, arenas)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
 
     def _refuse(self, program: symmc.Program) -> None:

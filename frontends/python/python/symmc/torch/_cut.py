@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import symmc
 from symmc.torch import _graph, _ranks
 from symmc.torch._compiled import UNKNOWN, Compiled, Refused, device_of
+from symmc.torch._arenas import Arenas
 from symmc.torch._expand import Expanded
 from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
@@ -30,8 +31,8 @@ _warned: set[tuple[str, str]] = set()
 class Search:
     """The search for a way to run a graph: its options, and the operators that symmc does not run as they are."""
 
-    def __init__(self, options: Options, sizes: Mapping[str, int] | None = None):
-        self.options, self.sizes = options, sizes or {}
+    def __init__(self, options: Options, sizes: Mapping[str, int] | None = None, arenas: Arenas | None = None):
+        self.options, self.sizes, self.arenas = options, sizes or {}, arenas
         self.whole: dict[int, str] = {}
         """The operators that the fallback runs, by their numbers in the compiled graph, and why."""
         self.fixes = False
@@ -173,7 +174,7 @@ def _planned(module: torch.fx.GraphModule, search: Search):
         device_of(lifted)
     if not lifted.exported.graph_signature.output_specs:
         return _Elsewhere(module, "eager")
-    planned = Compiled(lifted, search.options, search.fixes, search.sizes)
+    planned = Compiled(lifted, search.options, search.fixes, search.sizes, search.arenas)
     search.runners.append(planned.runner)
     return planned
 

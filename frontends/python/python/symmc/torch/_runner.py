@@ -12,6 +12,7 @@ from torch._prims_common import make_contiguous_strides_for
 import symmc
 from symmc._symmc import nearest_machine
 from symmc.torch import _graph, _report
+from symmc.torch._arenas import Arenas
 from symmc.torch._assumed import Assumed
 from symmc.torch._multiples import Steps
 from symmc.torch._options import Options
@@ -80,10 +81,12 @@ class Runner:
     """A program on one device, for any sizes."""
 
     def __init__(
-        self, source: Source, symbols: list[str], ranks: Ranks, groups: dict, options: Options, fixes: bool = False
-    ):
+        self, source: Source, symbols: list[str], ranks: Ranks, groups: dict, options: Options, fixes: bool = False,
+        arenas: Arenas | None = None,
+    ):  # fmt: skip
         self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
         self.assumed = Assumed(source.steps, fixes)
+        self.arenas = arenas or Arenas(are_shared=False)
         self.ranges: dict[str, tuple[int, int]] = {}
         """The least and the largest value of each symbol in the plan."""
         self.program: symmc.Program | None = None
@@ -150,16 +153,8 @@ class Runner:
         self.named(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
         buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
-        options = self.options
-        self.plan = symmc.compile(
-            self.program,
-            machine=self.machine(device),
-            buckets=buckets,
-            slack=options.slack,
-            memory_price=options.memory_price,
-            symm_limit=options.symm_limit,
-            numerics=options.numerics,
-        )
+        keywords = self.options.of_compile(self.program.arguments)
+        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
         if self.options.report:
             _report.append(self.plan, self.options.report)
         return True
@@ -181,9 +176,9 @@ class Runner:
         self.plan_for(sizes, device)
         if self.plan is not None and self.opened is not self.plan:
             if self.session is not None:
-                self.session.close()
+                self.arenas.close(self.session)
             gpu = device.index if device.type == "cuda" else None
-            self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
+            self.session = self.arenas.open(self, self.plan, self.ranks, gpu, self.options.timeout)
             self.sizes, self.opened = None, self.plan
         is_new = self.sizes is None
         self.session.set(**self.named(sizes))
@@ -237,7 +232,13 @@ class Runner:
             raise
 
     def abandon(self) -> None:
-        """Drops a session that has ended; the next run opens another one."""
+        """Drops a session that has ended, for all programs that share it; the next run opens another one."""
+        if self.session is not None:
+            self.arenas.abandon(self.session)
+        self.forget_session()
+
+    def forget_session(self) -> None:
+        """The session has ended."""
         self.session = self.opened = self.sizes = None
         self.unfinished.clear()
 
@@ -245,7 +246,7 @@ class Runner:
         """Ends the session."""
         with self.turn:
             if self.session is not None:
-                self.session.close()
+                self.arenas.close(self.session)
             self.plan = self.session = self.opened = self.sizes = None
 
 

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
 from symmc.torch import _cut, _fitting, _graph, _ranks
+from symmc.torch._arenas import Arenas
 from symmc.torch._board import Board, board_of
 from symmc.torch._compiled import where
 from symmc.torch._digest import digest_of
@@ -30,21 +31,21 @@ from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
 from symmc.torch._runner import BAD_DATA
 
-def compiled(module: torch.fx.GraphModule, options: Options):
+def compiled(module: torch.fx.GraphModule, options: Options, arenas: Arenas | None = None):
     """A function of the list of the inputs of a graph."""
     names = _graph.groups_in(module.graph)
     if not _ranks.are_several(names):
-        return _cut.compiled(module, _cut.Search(options))
-    return Together(module, options, names)
+        return _cut.compiled(module, _cut.Search(options, arenas=arenas))
+    return Together(module, options, names, arenas)
 
 
 class Together:
     """A graph with collectives of several ranks."""
 
-    def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str]):
+    def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str], arenas: Arenas | None = None):
         self._boxed_call = True
         self.module = torch.fx.GraphModule(module, _graph.copied(module.graph, {}))
-        self.options, self.names = options, names
+        self.options, self.names, self.arenas = options, names, arenas
         self.tracing = TracingContext.try_get()
         values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
         self.where = where(values)
@@ -116,7 +117,7 @@ class Together:
 
     def _join(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
         """Compiles the graph together with these graphs of the other ranks, and runs it."""
-        ranks, search = self.board.ranks, _cut.Search(self.options, self._symbols(sizes))
+        ranks, search = self.board.ranks, _cut.Search(self.options, self._symbols(sizes), self.arenas)
         with ranks.telling():
             try:
                 is_sound = self._build(search)
@@ -147,7 +148,7 @@ class Together:
                 differ = _fitting.sizes_that_differ(ranks.members, [sizes for sizes, _ in told])
                 raise symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}")
         if self.apart is None:
-            search = _cut.Search(self.options)
+            search = _cut.Search(self.options, arenas=self.arenas)
             search.leave_collectives(self.module.graph, why)
             self._build(search)
             self.apart = search

@@ -128,6 +128,7 @@ impl World {
             norm: grid,
         };
         let peers = ranks.iter().zip(0..).map(|(r, rank)| Peers {
+            program: 0,
             rank,
             arenas: arenas.clone(),
             arena: size,
@@ -419,7 +420,11 @@ fn a_rank_that_does_not_come_is_reported() {
     });
     for rank in [0, 2] {
         let missed = control::missed_at(address(&world.ranks[rank].status) as usize);
-        assert_eq!(missed, Some(Missed { step: 7, peer: 1, group: 1, block: 0, awaited: 1 }), "rank {rank}");
+        assert_eq!(
+            missed,
+            Some(Missed { program: 0, step: 7, peer: 1, group: 1, block: 0, awaited: 1 }),
+            "rank {rank}"
+        );
     }
     assert_eq!(control::missed_at(address(&world.ranks[1].status) as usize), None);
 }

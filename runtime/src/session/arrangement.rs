@@ -1,0 +1,237 @@
+//! The programs of a session: where each has its part of the symmetric arena, and which groups they share.
+//!
+//! ```text
+//! 0                                                                      end of the symmetric arena
+//! | buffers of all programs, one on the other ... |   free   | fixed 2 | fixed 1 | fixed 0 |
+//! ```
+//!
+//! Programs take turns, so that their buffers share bytes. What stays from run to run, landing zones and inputs that are held in
+//! symmetric memory, has bytes of its own: flags of an old message must never lie where another program stores data.
+//!
+//! Groups with the same cells have one number in all programs, and with it one set of flags and communicators, unless they have
+//! landing zones: the epoch of a message has to be new in the zone that receives it.
+
+use symmc_plan::{ArenaKind, PAGE, Plan, ReadPlan, Role};
+
+use crate::error::RunError;
+use crate::exec::{Moved, Placement};
+
+/// All programs of a session, those that were closed among them.
+#[derive(Clone, Debug)]
+pub struct Arrangement {
+    ranks: u32,
+    /// The bytes of the symmetric arena, where these cannot change.
+    room: Option<usize>,
+    programs: Vec<Program>,
+    /// The cells of each group that programs share; none of one that belongs to one program.
+    groups: Vec<Option<Cells>>,
+    /// The group of all ranks, once there are several programs.
+    barrier: Option<usize>,
+}
+
+type Cells = Vec<Vec<u32>>;
+
+/// What a program takes.
+#[derive(Clone, Debug)]
+struct Program {
+    is_open: bool,
+    ordinary: usize,
+    /// The end of its fixed memory in the arena of the plan; its buffers lie after that.
+    fixed: usize,
+    symmetric: usize,
+    groups: Vec<usize>,
+}
+
+impl Program {
+    /// Where its buffers start: they keep their alignment.
+    fn shift(&self) -> usize {
+        self.fixed % PAGE as usize
+    }
+
+    /// The bytes of the part with the buffers.
+    fn buffers(&self) -> usize {
+        pages((self.symmetric - self.fixed).saturating_add(self.shift()))
+    }
+}
+
+impl Arrangement {
+    /// The program that a session is opened with. `room` is for the bytes of the symmetric arena, if it cannot grow.
+    pub fn new(plan: &ReadPlan, room: Option<usize>) -> Arrangement {
+        let (programs, groups) = (Vec::new(), Vec::new());
+        let mut all = Arrangement { ranks: plan.ranks, room, programs, groups, barrier: None };
+        all.append(plan);
+        all
+    }
+
+    /// The bytes of a symmetric arena that cannot grow, for a session that begins with this plan and may get other programs.
+    /// Pages that nobody touches take no memory.
+    pub fn room_for(plan: &Plan) -> usize {
+        const LEAST: usize = 64 << 20;
+        let own = pages(bytes(plan.arenas.symmetric)).saturating_add(PAGE as usize);
+        own.saturating_add(own.saturating_mul(7).max(LEAST))
+    }
+
+    /// Another program; its number.
+    ///
+    /// # Errors
+    /// It does not fit into the symmetric arena, or the session has not as many groups. Nothing has changed then.
+    pub fn add(&mut self, plan: &ReadPlan, groups: Option<usize>) -> Result<usize, RunError> {
+        let before = self.clone();
+        if self.barrier.is_none() {
+            self.barrier = Some(self.groups.len());
+            self.groups.push(None);
+        }
+        self.append(plan);
+        let (needed, has) = (self.needed(), self.room.unwrap_or(usize::MAX));
+        let (found, most) = (self.groups.len(), groups.unwrap_or(usize::MAX));
+        if needed <= has && found <= most {
+            return Ok(self.programs.len() - 1);
+        }
+        *self = before;
+        Err(RunError::Invalid(match needed <= has {
+            true => format!("the programs of the session have {found} groups: expected at most {most}"),
+            false => format!(
+                "the programs of the session need {needed} bytes of the symmetric arena: expected at most {has}"
+            ),
+        }))
+    }
+
+    /// A program has no runs any more. Its memory is free where the arena is made anew for another program.
+    pub fn close(&mut self, number: usize) {
+        if let Some(program) = self.programs.get_mut(number) {
+            program.is_open = false;
+        }
+    }
+
+    /// How many programs there were.
+    pub fn count(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Whether a program was opened and not closed.
+    pub fn is_open(&self, number: usize) -> bool {
+        self.programs.get(number).is_some_and(|program| program.is_open)
+    }
+
+    /// The bytes of the ordinary arena.
+    pub fn ordinary(&self) -> usize {
+        self.taking().map(|program| program.ordinary).max().unwrap_or(0)
+    }
+
+    /// The bytes of the symmetric arena.
+    pub fn symmetric(&self) -> usize {
+        self.room.unwrap_or_else(|| self.needed())
+    }
+
+    /// The bytes that the programs need of it.
+    pub fn needed(&self) -> usize {
+        let buffers = self.taking().map(Program::buffers).max().unwrap_or(0);
+        self.taking().fold(buffers, |sum, program| sum.saturating_add(pages(program.fixed)))
+    }
+
+    /// Where a program lies.
+    pub fn placement(&self, number: usize) -> Placement {
+        let end = self.symmetric();
+        let takes = |program: &&Program| program.is_open || self.room.is_some();
+        let Some(program) = self.programs.get(number) else { return Placement::default() };
+        let earlier = self.programs.iter().take(number).filter(takes).map(|program| pages(program.fixed));
+        let fixed = end.saturating_sub(earlier.fold(pages(program.fixed), usize::saturating_add));
+        let moves = vec![
+            Moved { from: 0..program.fixed, to: fixed },
+            Moved { from: program.fixed..usize::MAX, to: program.shift() },
+        ];
+        let barrier = self.barrier.filter(|_| self.ranks > 1);
+        let groups = program.groups.clone();
+        Placement { program: number, moves, symmetric: end, ranks: self.ranks, groups, barrier }
+    }
+
+    /// The programs whose memory is taken. Where the arena cannot change, that of closed ones stays: others would have to move.
+    fn taking(&self) -> impl Iterator<Item = &Program> {
+        self.programs.iter().filter(|program| program.is_open || self.room.is_some())
+    }
+
+    fn append(&mut self, plan: &ReadPlan) {
+        let groups = cells_of_groups(plan).into_iter().map(|cells| self.group(cells)).collect();
+        let (symmetric, fixed) = (bytes(plan.arenas.symmetric), fixed_end(plan));
+        let ordinary = bytes(plan.arenas.ordinary);
+        self.programs.push(Program { is_open: true, ordinary, fixed, symmetric, groups });
+    }
+
+    /// The number of a group with these cells, or of one that no other program has.
+    fn group(&mut self, cells: Option<Cells>) -> usize {
+        let known = cells
+            .as_ref()
+            .and_then(|cells| self.groups.iter().position(|known| known.as_ref() == Some(cells)));
+        known.unwrap_or_else(|| {
+            self.groups.push(cells);
+            self.groups.len() - 1
+        })
+    }
+}
+
+fn bytes(size: u64) -> usize {
+    usize::try_from(size).unwrap_or(usize::MAX)
+}
+
+fn pages(bytes: usize) -> usize {
+    bytes.checked_next_multiple_of(PAGE as usize).unwrap_or(usize::MAX)
+}
+
+/// The end of the fixed memory of a plan, after which its buffers lie; the whole arena if a buffer lies before.
+fn fixed_end(plan: &ReadPlan) -> usize {
+    let end = plan.fixed.iter().map(|fixed| fixed.offset.saturating_add(fixed.size)).max().unwrap_or(0);
+    let buffers = plan.buckets.iter().flat_map(|bucket| &bucket.buffers);
+    let mut symmetric = buffers.filter(|buffer| buffer.arena == ArenaKind::Symmetric);
+    let is_apart = symmetric.all(|buffer| buffer.offset >= end);
+    bytes(if is_apart { end.min(plan.arenas.symmetric) } else { plan.arenas.symmetric })
+}
+
+/// The cells of each group of a plan by number; none where it has landing zones, or another group in another planned program.
+fn cells_of_groups(plan: &ReadPlan) -> Vec<Option<Cells>> {
+    let mut all: Vec<Option<Cells>> = Vec::new();
+    for program in plan.programs().flatten() {
+        let graph = &program.graph;
+        for (number, (id, group)) in graph.groups.iter().enumerate() {
+            let lands =
+                |role: &Role| matches!(role, Role::Landing { group: name, .. } if *name == group.name);
+            let cells = graph.cells(id).filter(|_| !plan.fixed.iter().any(|fixed| lands(&fixed.role)));
+            match all.get_mut(number) {
+                None => all.push(cells),
+                Some(known) if *known == cells => {}
+                Some(known) => *known = None,
+            }
+        }
+    }
+    all
+}
+
+/// What a rank says when it opens another program: which plan, and whether it can.
+pub fn proposal(plan: &Plan, refusal: Option<&RunError>) -> Vec<u8> {
+    let mut said = plan.hash().into_bytes();
+    said.push(u8::from(refusal.is_some()));
+    said
+}
+
+/// Refuses a program on all ranks alike, of what each of them says.
+///
+/// # Errors
+/// A rank cannot open it, or ranks open different plans.
+pub fn expect_agreement(said: &[Vec<u8>]) -> Result<(), RunError> {
+    let first = said.first();
+    for (rank, said) in (0u32..).zip(said) {
+        if said.last() != Some(&0) {
+            return Err(RunError::Invalid(format!("rank {rank} cannot open another program in the session")));
+        }
+    }
+    let plan = |said: &Vec<u8>| {
+        format!("another program, of the plan {}", String::from_utf8_lossy(said.get(..12).unwrap_or(said)))
+    };
+    match (0u32..).zip(said).find(|(_, said)| Some(*said) != first) {
+        None => Ok(()),
+        Some((rank, said)) => Err(RunError::TermsDiffer {
+            rank,
+            expected: first.map_or_else(String::new, plan),
+            found: plan(said),
+        }),
+    }
+}
