@@ -48,6 +48,19 @@ pub const RULES: &[&[Rule]] = &[
     collectives::RULES,
 ];
 
+/// Times that a program is rewritten again because values are no longer shared.
+const MOST_REPEATS: usize = 8;
+
+/// Rewrites once more, and adds to a report what that did.
+fn again(graph: &Graph, report: &mut Report) -> (Graph, Report) {
+    let (out, more) = rewrite(graph, RULES, &BoundsChecks::default());
+    for (&rule, count) in &more.fired {
+        *report.fired.entry(rule).or_default() += count;
+    }
+    report.nodes_after = more.nodes_after;
+    (out, more)
+}
+
 /// The canonical form of a program.
 ///
 /// # Errors
@@ -65,12 +78,17 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
     if let Some(stored) = stored::as_read(&out) {
         // The permutations that are left change nothing, and views behind them may be one.
-        let more;
-        (out, more) = rewrite(&stored, RULES, &BoundsChecks::default());
-        for (rule, count) in more.fired {
-            *report.fired.entry(rule).or_default() += count;
+        out = again(&stored, &mut report).0;
+    }
+    // What several nodes needed in the source may be needed by one now.
+    let mut met_shared = report.met_shared;
+    for _ in 0..MOST_REPEATS {
+        if !met_shared {
+            break;
         }
-        report.nodes_after = more.nodes_after;
+        let (next, more) = again(&out, &mut report);
+        out = next;
+        met_shared = more.met_shared && !more.fired.is_empty();
     }
     if cfg!(debug_assertions) {
         crate::error::verified_after("canonicalize", &out)?;

@@ -37,7 +37,8 @@
 //!
 //! **`rows`**: reductions over the last axis of values of one shape, which keep that axis with extent 1, and element-wise nodes
 //! (casts among them) and constants. An element-wise node has either the shape of the rows, and reads results of reductions as they
-//! broadcast along each row, or one element for each row. All values are passed on. Each row is computed by itself, and nothing of it
+//! broadcast along each row, or one element for each row, or is one row that all rows read (of a weight) and that no other node
+//! reads. All values are passed on. Each row is computed by itself, and nothing of it
 //! is written before all of the row has been read. So results may lie on operands, element on element, that no node after their own
 //! reads.
 //!

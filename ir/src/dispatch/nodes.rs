@@ -192,15 +192,17 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// Only nodes of the dispatch read what a node gives.
+    /// Only nodes of the dispatch read the products of a node.
     fn alone(&self, id: NodeId) -> Checked {
-        for &v in &self.graph.nodes[id].outputs {
+        if self.is_alone(id) { Ok(()) } else { Err(self.unfit(id, "a product that nothing else reads")) }
+    }
+
+    /// Whether only nodes of the dispatch read what a node gives.
+    fn is_alone(&self, id: NodeId) -> bool {
+        self.graph.nodes[id].outputs.iter().all(|&v| {
             let returned = self.graph.outputs.iter().any(|o| o.value == v);
-            if returned || self.users[v].iter().any(|&n| !self.dispatch.has(n)) {
-                return Err(self.unfit(id, "a product that nothing else reads"));
-            }
-        }
-        Ok(())
+            !returned && self.users[v].iter().all(|&n| self.dispatch.has(n))
+        })
     }
 
     /// What a value is before it was given another shape by nodes of the dispatch.
@@ -276,7 +278,12 @@ impl<'a> Nodes<'a> {
         else {
             return Err(self.unfit(self.dispatch.first, "a reduction over the last axis among the nodes"));
         };
-        let is_one = |of: &[Dim]| of.split_last() == Some((&Dim::from(1), leading));
+        let one = Dim::from(1);
+        let is_one = |of: &[Dim]| of.split_last() == Some((&one, leading));
+        let is_along = |of: &[Dim]| {
+            let (last, others) = of.split_last().unzip();
+            last == row.last() && others.is_some_and(|others| others.iter().all(|n| *n == one))
+        };
         for (id, node) in self.all() {
             let inside = || node.inputs.iter().filter(|v| self.inside(**v).is_some()).map(shape);
             let own = node.outputs.first().map(shape);
@@ -284,7 +291,12 @@ impl<'a> Nodes<'a> {
                 Op::Reduce { axes, keep, .. } => {
                     *keep && axes[..] == [leading.len()] && node.inputs.first().map(shape) == Some(row)
                 }
-                op if op.fits_map() && own == Some(row) => inside().all(|of| of == row || is_one(of)),
+                op if op.fits_map() && own == Some(row) => {
+                    inside().all(|of| of == row || is_one(of) || is_along(of))
+                }
+                op if op.fits_map() && own.is_some_and(is_along) => {
+                    inside().all(is_along) && self.is_alone(id)
+                }
                 op => op.fits_map() && own.is_some_and(is_one) && inside().all(is_one),
             };
             if !fits {

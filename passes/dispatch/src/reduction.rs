@@ -4,12 +4,13 @@
 //! product next to it costs none of its own, but the reduction that is not stored and read again is saved all the same.
 //!
 //! By `ll` the operand goes to each peer as a whole, unless it is so large that two rounds send less; then the norm has a
-//! kernel of its own, as it costs less than what one round would send more. In two shots large tensors go by stores alone,
+//! kernel of its own, as it costs less than what one round would send more. A block receives a row, so few long rows are normalised
+//! faster by a kernel of its own as well. In two shots large tensors go by stores alone,
 //! and take the addition.
 
 use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::machine::model::GPU_CELL;
-use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, ValueId};
+use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, Type, ValueId};
 
 use crate::facts::Facts;
 use crate::walk::{Place, Walk};
@@ -105,12 +106,23 @@ fn norm(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
         && facts.graph.def_node(added) == Some(sum)
         && facts.node(sum).op == Op::Binary(BinaryOp::Add)
         && is_row(facts, &of, ty.shape.last()?, ty.dtype)
+        && is_faster_fused(facts, ty)
         && facts.graph.ty(*node.outputs.first()?) == ty
         && weight.is_none_or(|&w| {
             let of = facts.graph.ty(w);
             of.dtype == ty.dtype && of.rank() == 1 && facts.is_run(w) && walk.is_before(w, reduce)
         });
     fits.then(|| Place::Joins(unit, facts.reshapes(x)))
+}
+
+/// Whether the norm of the rows of a sum is estimated to take no longer in the kernel of the all-reduce than in one of its own, at the
+/// least and at the greatest sizes together.
+fn is_faster_fused(facts: &Facts<'_>, ty: &Type) -> bool {
+    let Some((last, leading)) = ty.shape.split_last() else { return false };
+    let rows = leading.iter().fold(Dim::from(1), |all, n| all * n.clone());
+    let row = facts.bounds(last)[1].saturating_mul(ty.dtype.size() as u64);
+    let us = facts.bounds(&rows).map(|rows| facts.profile.norm_after_reduction_us(rows, row));
+    us[0][0] + us[1][0] <= us[0][1] + us[1][1]
 }
 
 /// Whether blocks can have whole rows of so many elements.

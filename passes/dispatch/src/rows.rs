@@ -98,6 +98,25 @@ fn are_rows(facts: &Facts<'_>, unit: &Unit, row: &[Dim]) -> bool {
     unit.nodes.iter().all(|&n| !reports(facts, n) && fits(facts, n, row, &inside))
 }
 
+/// Whether a shape is that of one row, which all rows read.
+fn is_along(shape: &[Dim], row: &[Dim]) -> bool {
+    let one = Dim::from(1);
+    let others = shape.len() <= row.len() && shape.iter().rev().skip(1).all(|n| *n == one);
+    shape != row && shape.last() == row.last() && others
+}
+
+/// Whether all nodes of a unit compute one row, which all rows read: they are computed anew for each row.
+fn are_along(facts: &Facts<'_>, unit: &Unit, row: &[Dim]) -> bool {
+    let fits = |&n: &NodeId| {
+        let node = facts.node(n);
+        let own = node.outputs.first().is_some_and(|&v| is_along(&facts.graph.ty(v).shape, row));
+        own && node.op.fits_map()
+            && !reports(facts, n)
+            && node.inputs.iter().all(|&v| is_along_rows(facts, v))
+    };
+    unit.nodes.iter().all(fits)
+}
+
 /// Whether a node can be part of a unit of these rows, whose values are those `inside`.
 fn fits(facts: &Facts<'_>, id: NodeId, row: &[Dim], inside: &dyn Fn(ValueId) -> bool) -> bool {
     let node = facts.node(id);
@@ -139,7 +158,8 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
         };
         let count = units[to].nodes.len() + units[u].nodes.len();
         let are_maps = units[u].form == Some(Form::Map);
-        if are_maps && count <= limits.nodes as usize && are_rows(facts, &units[u], row) {
+        let fits = are_rows(facts, &units[u], row) || are_along(facts, &units[u], row);
+        if are_maps && count <= limits.nodes as usize && fits {
             let moved = std::mem::take(&mut units[u].nodes);
             moved.iter().for_each(|n| unit_of[n.index()] = to);
             units[to].nodes.extend(moved);

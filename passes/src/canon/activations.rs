@@ -62,9 +62,9 @@ fn softmax(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::Reduce { op: Reduction::Max, axes: over, keep: true }, &[y]) = cx.def(max)? else { return None };
     let &[axis] = &axes[..] else { return None };
     // Where these are needed besides, as for a gradient, they are computed anyway.
-    let shared = [sum, max, difference].into_iter().any(|v| cx.is_shared(v));
+    let shared = || [sum, max, difference].into_iter().any(|v| cx.is_shared(v));
     let matches =
-        summed == e && x == y && axes == over && wide(node.ty.dtype) && *cx.ty(x) == node.ty && !shared;
+        summed == e && x == y && axes == over && wide(node.ty.dtype) && *cx.ty(x) == node.ty && !shared();
     matches.then_some(Rewrite::Node(Op::Softmax { axis, log: false }, vec![x]))
 }
 

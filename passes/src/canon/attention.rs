@@ -58,11 +58,12 @@ struct Scores {
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
     let (softmax, guarded) = unguarded(cx, bare(cx, weights));
-    if is_needed_besides(cx, weights) || (!guarded && cx.is_shared(softmax)) {
-        return None;
-    }
+    let outermost = softmax;
     let (softmax, sunk) = unsunk(cx, bare(cx, softmax));
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
+    if is_needed_besides(cx, weights) || (!guarded && cx.is_shared(outermost)) {
+        return None;
+    }
     if *axis + 1 != cx.shape(scores).len() {
         return None;
     }

@@ -53,8 +53,8 @@ fn scale_of(cx: &Rewriter, x: ValueId, scale: ValueId, root: UnaryOp) -> Option<
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
     let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
     // Where the mean or the root is needed besides, as for a gradient, the norm would read the operand a second time.
-    let shared = [scale, sum, mean].into_iter().any(|v| cx.is_shared(v));
-    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty() && !shared;
+    let shared = || [scale, sum, mean].into_iter().any(|v| cx.is_shared(v));
+    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty() && !shared();
     matches.then_some((x, axes.len(), Float(scalar.as_f64())))
 }
 
@@ -85,11 +85,13 @@ fn widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
 }
 
 fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let narrows = node.op == Op::Cast && matches!(node.ty.dtype, DType::F16 | DType::BF16);
-    if !narrows || cx.is_shared(node.inputs[0]) {
+    if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
         return None;
     }
     let Some((Op::RmsNorm { axes, eps, .. }, inputs)) = cx.def(node.inputs[0]) else { return None };
+    if cx.is_shared(node.inputs[0]) {
+        return None;
+    }
     let inputs = inputs.iter().map(|&v| widened(cx, v, node.ty.dtype)).collect::<Option<Vec<_>>>()?;
     let op = Op::RmsNorm { axes: *axes, eps: *eps, round_first: inputs.len() == 1 };
     Some(Rewrite::Node(op, inputs))

@@ -113,7 +113,7 @@ fn reshape_of_reduction(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> 
     let (Op::Reduce { op, axes, keep: false }, &[x]) = cx.def(reduced)? else { return None };
     let kept = cx.shape(x).iter().enumerate();
     let kept = kept.map(|(a, n)| if axes.contains(&a) { Dim::from(1) } else { n.clone() });
-    let fits = !cx.is_shared(reduced) && kept.eq(node.ty.shape.iter().cloned());
+    let fits = kept.eq(node.ty.shape.iter().cloned()) && !cx.is_shared(reduced);
     fits.then(|| Rewrite::Node(Op::Reduce { op: *op, axes: axes.clone(), keep: true }, vec![x]))
 }
 

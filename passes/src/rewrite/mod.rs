@@ -16,6 +16,7 @@
 
 mod compact;
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -65,6 +66,8 @@ pub struct Report {
     pub nodes_before: usize,
     /// Nodes after.
     pub nodes_after: usize,
+    /// Whether a rule asked for a value that several nodes or outputs of the source need. Fewer may need it in the result.
+    pub met_shared: bool,
 }
 
 /// Rewrites for one node, after which it is taken as it is.
@@ -83,6 +86,7 @@ pub struct Rewriter<'r> {
     covered: HashSet<ValueId>,
     /// Values that several nodes or outputs need, as far as the source shows.
     shared: HashSet<ValueId>,
+    met_shared: Cell<bool>,
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [Rule]],
     fired: IndexMap<&'static str, usize>,
@@ -122,7 +126,12 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
     let outputs = graph.outputs.iter().filter_map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
     to.graph.outputs = outputs.collect();
     let out = compact(&to.graph);
-    let report = Report { fired: to.fired, nodes_before: graph.nodes.len(), nodes_after: out.nodes.len() };
+    let report = Report {
+        fired: to.fired,
+        nodes_before: graph.nodes.len(),
+        nodes_after: out.nodes.len(),
+        met_shared: to.met_shared.get(),
+    };
     (out, report)
 }
 
@@ -159,6 +168,7 @@ impl<'r> Rewriter<'r> {
             covers_node: false,
             covered: HashSet::new(),
             shared: HashSet::new(),
+            met_shared: Cell::new(false),
             interned: HashMap::new(),
             rules,
             fired: IndexMap::new(),
@@ -222,7 +232,9 @@ impl<'r> Rewriter<'r> {
 
     /// Whether several nodes or outputs of the source need this value, so that it is computed whatever becomes of one of them.
     pub fn is_shared(&self, value: ValueId) -> bool {
-        self.shared.contains(&value)
+        let is_shared = self.shared.contains(&value);
+        self.met_shared.set(self.met_shared.get() || is_shared);
+        is_shared
     }
 
     /// Adds a node that a replacement needs; `part` says in its name what it is for.

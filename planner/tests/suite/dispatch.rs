@@ -78,6 +78,14 @@ fn the_norm_of_a_reduction_keeps_off_what_blocks_of_its_rows_send() {
 }
 
 #[test]
+fn few_long_rows_are_normalised_by_a_kernel_of_their_own() {
+    let wide = |tokens: &str| layer(tokens, "ll").replace("4096", "8192");
+    let normed = |tokens: &str| dispatches(&planned(&wide(tokens))).iter().any(|d| d == "reduction: r y ny");
+    assert!(!normed("32..=32") && !normed("1..=8"));
+    assert!(normed("128..=128"));
+}
+
+#[test]
 fn many_tokens_keep_what_pays() {
     let plan = planned(&layer("1..=4096", "ll"));
     assert_eq!(dispatches(&plan), ["reduction: r y ny", "map: s m", "reduction: rd z nz"]);

@@ -77,6 +77,21 @@ fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
 }
 
 #[test]
+fn what_becomes_of_a_weight_is_computed_with_the_rows_that_read_it() {
+    let body = "arg %x: f32[D]\nparam %w: bf16[N]\n%wc: f32[N] = cast %w\n%w1: f32[N] = add %wc, 1.0\n\
+        %s: f32[t, 1] = reduce %x op=max axes=[1] keep=true\n%d: f32[D] = div %x, %s\n%y: f32[D] = mul %d, %w1\nreturn %y\n";
+    let plan = planned(&program("256..=512", 1024, body));
+    assert_eq!(dispatches(&plan), ["rows: wc w1 s d y"]);
+    assert!(!plan.buckets[0].places.contains_key("w1"));
+    // Others read it as well.
+    let returned = format!("{body}return %w1\n");
+    assert_eq!(dispatches(&planned(&program("256..=512", 1024, &returned))), ["map: wc w1", "rows: s d y"]);
+    let mut stored = plan.clone();
+    stored.programs[0] = stored.programs[0].replacen("return %y", "return %w1", 1);
+    assert!(broken(&stored).contains("Invalid"), "{:?}", broken(&stored));
+}
+
+#[test]
 fn few_long_rows_run_by_single_steps_where_these_are_faster() {
     // One row is the work of one multiprocessor.
     let long = dispatches(&planned(&program("1..=1", 1 << 18, FORWARD)));
@@ -126,7 +141,10 @@ fn dispatches_that_are_no_rows_are_refused() {
             "%m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n%v: f32[1, 1024] = reduce %s op=mean axes=[0] keep=true",
         ),
         ("%b: bf16[t, 1024] = cast %n", "%b: bf16[t, 1024] = cast %n\n%v: bf16[1, t, 1024] = reshape %b"),
-        ("%b: bf16[t, 1024] = cast %n", "%b: bf16[t, 1024] = cast %n\n%v: bf16[1024] = neg %w"),
+        (
+            "%b: bf16[t, 1024] = cast %n",
+            "%b: bf16[t, 1024] = cast %n\n%v: bf16[1] = reduce %w op=sum axes=[0] keep=true",
+        ),
     ] {
         let found = edit(from, to);
         assert!(found.contains("Invalid"), "{to}: {found:?}");

@@ -90,6 +90,9 @@ fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
     let axes = normalized_axes(c, x)?;
     let weight = c.opt_tensor("weight")?;
     let eps = c.float_or("eps", default_eps(dtype))?;
+    if c.wants(1) {
+        return rms_norm_with_scale(c, x, axes, eps, weight);
+    }
     let op = Op::RmsNorm { axes, eps: Float(eps), round_first: false };
     let y = match weight {
         Some(w) if c.dtype(w) == dtype => c.emit("rms_norm", op, &[x, w])?,
@@ -104,11 +107,27 @@ fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
         }
         None => c.emit("rms_norm", op, &[x])?,
     };
-    if c.wants(1) {
-        // The second result of the fused form.
-        let scale = c.inverse_rms(x, axes, eps)?;
-        c.set(1, scale);
+    c.done(y)
+}
+
+/// The norm by its scale, the second result of the fused form: the rows are reduced once.
+fn rms_norm_with_scale(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    axes: usize,
+    eps: f64,
+    weight: Option<ValueId>,
+) -> Lowered {
+    let dtype = c.dtype(x);
+    let scale = c.inverse_rms(x, axes, eps)?;
+    let x = c.cast(x, dtype.wide())?;
+    let mut y = c.binary(BinaryOp::Mul, x, scale)?;
+    if let Some(weight) = weight {
+        let weight = c.cast(weight, dtype.wide())?;
+        y = c.binary(BinaryOp::Mul, y, weight)?;
     }
+    c.set(1, scale);
+    let y = c.cast(y, dtype)?;
     c.done(y)
 }
 
@@ -126,19 +145,43 @@ fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("eps", 1e-5)?;
     let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
+    if c.wants(1) || c.wants(2) {
+        return layer_norm_with_moments(c, x, axes, eps, (weight, bias));
+    }
     let dtype = c.dtype(x);
     let affine = beside(c, x)?;
     let y = c.layer_norm(affine, (weight, bias), axes, eps)?;
     let y = c.cast(y, dtype)?;
-    if c.wants(1) || c.wants(2) {
-        let moments = c.moments(x, axes, eps)?;
-        for (result, moment) in [(1, moments.0), (2, moments.1)] {
-            if c.wants(result) {
-                // The kernels for CPUs give them in the dtype of `x`, those for GPUs in that in which they compute.
-                let declared = c.declared(result)?.dtype;
-                let moment = c.cast(moment, declared)?;
-                c.set(result, moment);
-            }
+    c.done(y)
+}
+
+/// The norm by its moments, which are results as well: the rows are reduced once.
+fn layer_norm_with_moments(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    axes: usize,
+    eps: f64,
+    (weight, bias): (Option<ValueId>, Option<ValueId>),
+) -> Lowered {
+    let dtype = c.dtype(x);
+    let wide = dtype.wide();
+    let (mean, scale) = c.moments(x, axes, eps)?;
+    let x = c.cast(x, wide)?;
+    let centred = c.binary(BinaryOp::Sub, x, mean)?;
+    let mut y = c.binary(BinaryOp::Mul, centred, scale)?;
+    for (op, parameter) in [(BinaryOp::Mul, weight), (BinaryOp::Add, bias)] {
+        if let Some(parameter) = parameter {
+            let parameter = c.cast(parameter, wide)?;
+            y = c.binary(op, y, parameter)?;
+        }
+    }
+    let y = c.cast(y, dtype)?;
+    for (result, moment) in [(1, mean), (2, scale)] {
+        if c.wants(result) {
+            // The kernels for CPUs give them in the dtype of `x`, those for GPUs in that in which they compute.
+            let declared = c.declared(result)?.dtype;
+            let moment = c.cast(moment, declared)?;
+            c.set(result, moment);
         }
     }
     c.done(y)

@@ -119,7 +119,7 @@ impl<'a> RowKernel<'a> {
                 }
                 self.reduce(*op, operands[0], step.operands[0].dtype, result.dtype)
             }
-            op if op.fits_map() && (self.is_whole(result) || self.is_per_row(result)) => {
+            op if op.fits_map() && self.is_stored_where_it_belongs(result) => {
                 let value = element::value(&mut self.map, op, &values, result.dtype, l)?;
                 self.describe(operands);
                 value
@@ -128,6 +128,16 @@ impl<'a> RowKernel<'a> {
         };
         self.known.push((result, value));
         Ok(true)
+    }
+
+    /// Whether a result is of all rows, one number for each, or of one row that has no memory.
+    fn is_stored_where_it_belongs(&self, result: &Located) -> bool {
+        let inner = result.space == MemorySpace::Inner;
+        let is_along = || {
+            let others = result.shape.iter().rev().skip(1).all(|n| *n == 1);
+            others && result.shape.last() == self.shape.last()
+        };
+        self.is_whole(result) || self.is_per_row(result) || (inner && is_along())
     }
 
     fn is_whole(&self, value: &Located) -> bool {
