@@ -314,15 +314,14 @@ impl<'k> Phases<'k> {
         for r in &own {
             let _ = writeln!(out, "    {} v{};", r.kind, r.result);
         }
-        let accumulators: Vec<String> = (0..own.len()).map(|k| format!("auto &a{k}")).collect();
-        let _ = writeln!(out, "    {{\n    auto pass = [&]({}) {{", accumulators.join(", "));
+        out.push_str("    {\n");
         let joins = own
             .iter()
             .enumerate()
             .map(|(k, r)| format!("                join_onto<{}>(a{k}, get(v{}));\n", fold(r.op), r.operand));
-        self.loop_over_row(out, level, &joins.collect::<String>(), "");
-        out.push_str("    };\n");
-        self.run_pass(out, &own, |r| r.accumulator, |_| String::new());
+        let mut pass = String::new();
+        self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
+        self.run_pass(out, &pass, &own, |r| r.accumulator, |_| String::new());
         // A sum of floats may leave their range on the way to a result within it.
         let wide = |r: &RowReduction| fold(r.op) == "Sum" && r.accumulator == "float";
         let left: Vec<String> = own
@@ -339,7 +338,7 @@ impl<'k> Phases<'k> {
                 let _ = writeln!(out, "    const bool again{k} = {test};");
             }
             let kind = |r: &RowReduction| if wide(r) { "double" } else { r.accumulator };
-            self.run_pass(out, &own, kind, |k| format!("if (again{k}) "));
+            self.run_pass(out, &pass, &own, kind, |k| format!("if (again{k}) "));
             out.push_str("    }\n");
         }
         out.push_str("    }\n");
@@ -349,6 +348,7 @@ impl<'k> Phases<'k> {
     fn run_pass(
         &self,
         out: &mut String,
+        pass: &str,
         own: &[&RowReduction],
         kind: impl Fn(&RowReduction) -> &'static str,
         condition: impl Fn(usize) -> String,
@@ -357,8 +357,7 @@ impl<'k> Phases<'k> {
             let kind = kind(r);
             let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", fold(r.op));
         }
-        let names: Vec<String> = (0..own.len()).map(|k| format!("a{k}")).collect();
-        let _ = writeln!(out, "    pass({});", names.join(", "));
+        let _ = writeln!(out, "    {{\n{pass}    }}");
         for (k, r) in own.iter().enumerate() {
             let mean =
                 if r.op == Reduction::Mean { format!(" / ({}){}", kind(r), self.n) } else { String::new() };
