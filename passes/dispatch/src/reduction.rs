@@ -5,8 +5,7 @@
 //!
 //! By `ll` the operand goes to each peer as a whole, unless it is so large that two rounds send less; then the norm has a
 //! kernel of its own, as it costs less than what one round would send more. A block receives a row, so few long rows are normalised
-//! faster by a kernel of its own as well. In two shots large tensors go by stores alone,
-//! and take the addition.
+//! faster by a kernel of its own as well. In two shots large tensors go by stores alone, and take the addition.
 
 use symmc_ir::collective::{Thresholds, Variant};
 use symmc_ir::machine::model::GPU_CELL;

@@ -187,10 +187,14 @@ fn only_reader(facts: &Facts<'_>, unit: &Unit, unit_of: &[usize]) -> Option<usiz
 
 /// Reductions of units that are estimated to take longer than the steps `apart`, in which no unit of rows is.
 pub fn refused(facts: &Facts<'_>, units: &[Unit], apart: &[Unit]) -> Vec<NodeId> {
+    let mut part_of = vec![usize::MAX; facts.graph.nodes.len()];
+    for (p, part) in apart.iter().enumerate() {
+        part.nodes.iter().for_each(|n| part_of[n.index()] = p);
+    }
     let mut out = Vec::new();
     for unit in units.iter().filter(|unit| unit.form == Some(Form::Rows) && unit.nodes.len() > 1) {
-        let parts: Vec<&Unit> =
-            apart.iter().filter(|part| part.nodes.iter().any(|n| unit.nodes.contains(n))).collect();
+        let parts: BTreeSet<usize> = unit.nodes.iter().map(|n| part_of[n.index()]).collect();
+        let parts: Vec<&Unit> = parts.into_iter().filter_map(|p| apart.get(p)).collect();
         let slower = |end: usize| {
             let split: f64 = parts.iter().map(|part| microseconds(facts, part, end)).sum();
             microseconds(facts, unit, end) > split
