@@ -309,6 +309,8 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
         multiprocessors: None,
         throughput: None,
+        product_rates: vec![],
+        contention: vec![],
         dispatches: Default::default(),
         copy: Copying { provenance: Provenance::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,

@@ -312,6 +312,9 @@ pub struct TuneArgs {
     /// How often each case is replayed, ten calls at a time
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,
+    /// Keep the times of collectives of this profile, and measure only computation and what both take from each other
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_name, conflicts_with_all = ["bytes", "blocks"])]
+    pub curves: Option<String>,
     /// Where the profile goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,

@@ -14,8 +14,13 @@ use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements};
 
-use crate::error::{Error, ErrorKind};
+pub use crate::tune::Tuned;
 
+use crate::error::{Error, ErrorKind};
+use crate::tune::tuned;
+
+/// Runs in one graph of the programs that a profile's computation is measured by.
+const RUNS: u32 = 3;
 /// Bytes that an answer may have.
 const ANSWER: usize = 4 << 20;
 
@@ -112,9 +117,27 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         multiprocessors: Some(first.multiprocessors),
         dispatches: Capabilities::GPU,
         throughput: Profile::builtin(Profile::nearest(ranks)).and_then(|p| p.throughput),
+        product_rates: vec![],
+        contention: vec![],
         copy,
         curves: curves.collect::<Result<_, Error>>()?,
     })
+}
+
+/// Measures how fast GPUs compute, and what collectives and computation take from each other, into a profile that has the
+/// curves of these GPUs. Each program is measured as [`program`] does, in `replays` replays.
+pub fn computation(profile: Profile, ranks: u32, gpus: &[u32], replays: u32, command: &RankCommand) -> Tuned {
+    let config = CudaConfig::default().with_gpus(gpus.to_vec());
+    let measure = |plan: &CheckedPlan| {
+        let found = symmc_cuda::refusal::on_gpus(plan);
+        if let Some(refusal) = found.refusals.first() {
+            return Err(Error::new(ErrorKind::Unsupported, refusal.to_string()));
+        }
+        let plan = plan.clone().with_workspaces(&found.workspaces);
+        let times = program(&plan, &Bindings::new(), &config, [replays, RUNS], command)?;
+        Ok(times.iter().map(|[_, median, _]| *median).fold(0.0, f64::max))
+    };
+    tuned(profile, ranks, &measure)
 }
 
 /// Points of a curve with their spread.

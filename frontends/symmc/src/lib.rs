@@ -92,6 +92,8 @@ mod refine;
 mod run;
 mod session;
 mod tensors;
+#[cfg(feature = "cuda")]
+mod tune;
 pub mod unstable;
 mod weights;
 mod workload;

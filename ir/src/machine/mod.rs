@@ -21,7 +21,7 @@
 //! of its time nothing hides, and what it takes from the compute meanwhile ([`model::taken`]). So one that leaves
 //! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
 //! tell, the choice of variants counts nothing as hidden. Timelines of whole runs ([`timeline`]) also slow the collective down
-//! ([`model::RATE_BESIDE`]).
+//! ([`Profile::timed_collective`]). A profile may state what was measured ([`Contention`]).
 //!
 //! # What a collective does along the way
 //! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
@@ -32,6 +32,7 @@
 //! profiles are measured.
 
 mod capability;
+mod contention;
 mod curve;
 pub mod model;
 mod moved;
@@ -48,13 +49,15 @@ use crate::collective::{CollectiveKind, Variant};
 pub use capability::{
     Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, RowReductions, SplitK,
 };
+pub use contention::Contention;
 pub use curve::{Copying, Curve, Provenance};
 pub use moved::Memory;
-pub use throughput::{Operations, Throughput};
+pub use throughput::{Operations, ProductRate, Throughput};
 use timeline::TimedStep;
 
-/// The version of the format that this crate reads and writes.
-pub const VERSION: u32 = 1;
+/// The version of the format that this crate writes. Earlier ones, which lack fields, are read as well: version 1 has neither
+/// `product_rates` nor `contention`.
+pub const VERSION: u32 = 2;
 
 const BUILTIN: [(&str, &str); 4] = [
     ("host", include_str!("host.json")),
@@ -67,7 +70,7 @@ const BUILTIN: [(&str, &str); 4] = [
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// The version of the format: [`VERSION`].
+    /// The version of the format: at most [`VERSION`].
     pub version: u32,
     /// The name under which plans record it.
     pub name: String,
@@ -83,6 +86,13 @@ pub struct Profile {
     /// How fast it computes. Without it, products take as long as copying a byte for each 512 operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throughput: Option<Throughput>,
+    /// How fast products of few and of many rows are, by ascending rows. Without them, all are as fast as `throughput` says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub product_rates: Vec<ProductRate>,
+    /// What collectives and computation take from each other while both run, at most one for each collective, variant and number
+    /// of ranks. What is not measured is modelled ([`model`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contention: Vec<Contention>,
     /// What a copy within the memory of one rank costs.
     pub copy: Copying,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
@@ -96,7 +106,7 @@ pub enum ProfileError {
     #[error("not a machine profile: {0}")]
     Json(#[from] serde_json::Error),
     /// The file has another version.
-    #[error("profile {name}: version {found}, expected {VERSION}")]
+    #[error("profile {name}: version {found}, expected 1 to {VERSION}")]
     Version {
         /// The profile's name.
         name: String,
@@ -122,6 +132,16 @@ pub enum ProfileError {
         field: &'static str,
         /// Its value.
         found: f64,
+    },
+    /// A measurement of products or of contention breaks a rule.
+    #[error("profile {name}: {field}: {message}")]
+    Measurement {
+        /// The profile's name.
+        name: String,
+        /// The path of the field.
+        field: String,
+        /// Which rule, with what was found and expected.
+        message: String,
     },
     /// A number that counts something is 0.
     #[error("profile {name}: {field}: expected at least 1, found 0")]
@@ -162,7 +182,7 @@ impl Profile {
     pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
         let profile = serde_json::from_str(text).or_else(|error| of_older(text).ok_or(error));
         let profile: Profile = profile?;
-        if profile.version != VERSION {
+        if !(1..=VERSION).contains(&profile.version) {
             return Err(ProfileError::Version { name: profile.name, found: profile.version });
         }
         let error =
@@ -174,6 +194,9 @@ impl Profile {
         if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::invalid) {
             return Err(ProfileError::Throughput { name: profile.name, field, found });
         }
+        if let Some((field, message)) = profile.invalid_measurement() {
+            return Err(ProfileError::Measurement { name: profile.name, field, message });
+        }
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
             let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
@@ -181,6 +204,25 @@ impl Profile {
             checked.map_err(|m| error(curve.to_string(), m))?;
         }
         Ok(profile)
+    }
+
+    /// The first measurement of products or of contention that breaks a rule, and which.
+    fn invalid_measurement(&self) -> Option<(String, String)> {
+        for (i, rate) in self.product_rates.iter().enumerate() {
+            let after = i.checked_sub(1).map_or(0, |before| self.product_rates[before].rows);
+            if let Some(message) = rate.invalid(after) {
+                return Some((format!("product_rates[{i}]"), message));
+            }
+        }
+        for (i, of) in self.contention.iter().enumerate() {
+            let same =
+                |c: &&Contention| (c.collective, c.variant, c.ranks) == (of.collective, of.variant, of.ranks);
+            let twice = self.contention[..i].iter().find(same).map(|_| "it is given twice".to_string());
+            if let Some(message) = twice.or_else(|| of.invalid()) {
+                return Some((format!("contention[{i}]"), message));
+            }
+        }
+        None
     }
 
     /// Writes a profile as JSON that [`from_json`](Self::from_json) reads back.
@@ -222,7 +264,7 @@ impl Profile {
         let us = self.estimate(kind, variant, exit, bytes, ranks)?;
         let full = f64::from(timeline::FULL);
         let (taken, rate) = match self.taken(kind, variant, bytes, ranks) {
-            Some(taken) => (taken * full, model::RATE_BESIDE * full),
+            Some(taken) => (taken * full, self.rate_beside(kind, variant, ranks) * full),
             None => (0.0, full),
         };
         let (time, taken, rate) = (timeline::nanoseconds(us), taken as u32, rate as u32);
@@ -246,12 +288,32 @@ impl Profile {
         Some(us - hidden + hidden * taken)
     }
 
-    /// The part of its time that a collective takes from computation beside it ([`model::taken`]); none on a machine that does
-    /// not tell how many multiprocessors it has.
+    /// The part of its time that a collective takes from computation beside it; none on a machine that does not tell how many
+    /// multiprocessors it has. What was measured at some bytes holds for others in proportion to [`model::taken`].
     fn taken(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> Option<f64> {
         let multiprocessors = self.multiprocessors?;
-        let most = self.blocks(kind, variant, bytes, ranks);
-        Some(model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors))
+        let modelled = |bytes: u64, ranks: u32| {
+            let most = self.blocks(kind, variant, bytes, ranks);
+            model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors)
+        };
+        let own = modelled(bytes, ranks);
+        Some(match self.contention_of(kind, variant, ranks) {
+            Some(measured) => {
+                (measured.taken * own / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
+            }
+            None => own,
+        })
+    }
+
+    /// The rate of a collective beside computation that fills the machine.
+    fn rate_beside(&self, kind: &CollectiveKind, variant: Variant, ranks: u32) -> f64 {
+        self.contention_of(kind, variant, ranks).map_or(model::RATE_BESIDE, |measured| measured.rate)
+    }
+
+    /// The measurement of the nearest number of ranks.
+    fn contention_of(&self, kind: &CollectiveKind, variant: Variant, ranks: u32) -> Option<&Contention> {
+        let of = self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.named(), variant));
+        of.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
     /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest
@@ -325,7 +387,7 @@ fn check_curve(curve: &Curve) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Contract, Exit, ReduceOp, Splits};
+    use crate::collective::{CollectiveName, Contract, Exit, ReduceOp, Splits};
 
     const AR: CollectiveKind = CollectiveKind::AllReduce(ReduceOp::Sum);
 
@@ -383,6 +445,55 @@ mod tests {
             }
             _ => out.push(at.into()),
         }
+    }
+
+    #[test]
+    fn measured_contention_stands_for_the_model() {
+        let of = |taken, rate| Contention {
+            collective: CollectiveName::AllGather,
+            variant: Variant::Push,
+            ranks: 2,
+            bytes: 1 << 24,
+            taken,
+            rate,
+        };
+        let plain = Profile::builtin("h200x2").unwrap();
+        let measured = Profile { contention: vec![of(0.25, 0.5)], version: VERSION, ..plain.clone() };
+        let timed = |p: &Profile, bytes| {
+            p.timed_collective(&CollectiveKind::AllGather, Variant::Push, None, bytes, 2).unwrap()
+        };
+        let at = timed(&measured, 1 << 24);
+        assert_eq!((at.taken, at.rate), (timeline::FULL / 4, timeline::FULL / 2));
+        assert_eq!(at.time, timed(&plain, 1 << 24).time);
+        // At other sizes the model scales it, and other variants have the model alone.
+        let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).taken));
+        let expected = 0.25 * f64::from(timeline::FULL) * small / large;
+        assert!((f64::from(timed(&measured, 1 << 13).taken) - expected).abs() <= 2.0);
+        let pull =
+            |p: &Profile| p.timed_collective(&CollectiveKind::AllGather, Variant::Pull, None, 1 << 24, 2);
+        assert_eq!(pull(&measured), pull(&plain));
+        assert_eq!(Profile::from_json(&measured.to_json()).unwrap(), measured);
+        // Version 1 has none, and is read.
+        assert!(plain.version == 1 && plain.contention.is_empty() && plain.product_rates.is_empty());
+        let rate = ProductRate { rows: 8, matmul_16bit: 1.0, matmul: 1.0 };
+        for (bad, part) in [
+            (Profile { contention: vec![of(1.5, 0.5)], ..plain.clone() }, "contention[0]: taken"),
+            (Profile { contention: vec![of(0.5, 0.0)], ..plain.clone() }, "contention[0]: rate"),
+            (
+                Profile { contention: vec![of(0.5, 0.5); 2], ..plain.clone() },
+                "contention[1]: it is given twice",
+            ),
+            (Profile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
+            (Profile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 2"),
+        ] {
+            let error = Profile::from_json(&bad.to_json()).unwrap_err().to_string();
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let unknown = measured.to_json().replace(
+            "\"variant\": \"push\",\n      \"ranks\": 2,\n      \"bytes\"",
+            "\"variant\": \"shove\",\n      \"ranks\": 2,\n      \"bytes\"",
+        );
+        assert!(Profile::from_json(&unknown).unwrap_err().to_string().contains("shove"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! each byte twice), its operations at the [`Throughput`] of the machine, and the least time of a kernel.
 
 use super::Profile;
-use super::throughput::Operations;
+use super::throughput::{Operations, ProductRate};
 use super::timeline::{TimedStep, nanoseconds};
 use crate::collective::CollectiveKind;
 use crate::graph::{Graph, Node};
@@ -56,14 +56,17 @@ impl Profile {
     /// The estimated time in microseconds of a step that reads and writes so many bytes and does these operations.
     pub fn compute_us(&self, moved: u64, operations: Operations) -> f64 {
         let moving = self.copy_us(moved / 2);
-        let Operations { matmul_16bit, matmul, attention } = operations;
+        let Operations { matmul_16bit, matmul, attention, rows } = operations;
         let Some(t) = &self.throughput else {
             let all = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
             return moving.max(self.copy_us((all / OPERATIONS_PER_BYTE) as u64));
         };
         // 10¹² operations per second are 10⁶ per microsecond.
         let us = |operations: u64, rate: f64| operations as f64 / (rate * 1e6);
-        let computing = us(matmul_16bit, t.matmul_16bit) + us(matmul, t.matmul) + us(attention, t.attention);
+        let rates = &self.product_rates;
+        let narrow = ProductRate::at(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
+        let wide = ProductRate::at(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
+        let computing = us(matmul_16bit, narrow) + us(matmul, wide) + us(attention, t.attention);
         moving.max(computing).max(t.kernel_us)
     }
 }
@@ -101,8 +104,8 @@ mod tests {
             ))
         };
         let count = 2 * 8 * 32 * 4;
-        assert_eq!(product("bf16"), Operations { matmul_16bit: count, ..Operations::default() });
-        assert_eq!(product("f32"), Operations { matmul: count, ..Operations::default() });
+        assert_eq!(product("bf16"), Operations { matmul_16bit: count, rows: 8, ..Operations::default() });
+        assert_eq!(product("f32"), Operations { matmul: count, rows: 8, ..Operations::default() });
         let sum = operations("arg %a: f32[8, 32]\n%c: f32[8, 32] = relu %a\nreturn %c\n");
         assert_eq!(sum, Operations::default());
     }
@@ -121,6 +124,19 @@ mod tests {
         assert!(p.compute_us(1024, wide) > p.compute_us(1024, million));
         let without = Profile { throughput: None, ..p.clone() };
         assert_eq!(without.compute_us(1024, million), p.copy_us(690_000_000_000 / 512));
+    }
+
+    #[test]
+    fn products_of_few_rows_have_rates_of_their_own() {
+        let rate = |rows, rate: f64| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 };
+        let p = Profile { product_rates: vec![rate(1, 4.0), rate(101, 400.0)], ..profile() };
+        let narrow =
+            |rows| p.compute_us(0, Operations { matmul_16bit: 4_000_000_000, rows, ..Operations::default() });
+        for (rows, expected) in [(1, 4.0), (26, 103.0), (101, 400.0), (5000, 400.0)] {
+            assert!((narrow(rows) - 4e9 / (expected * 1e6)).abs() < 1e-9, "{rows}");
+        }
+        let wide = p.compute_us(0, Operations { matmul: 4_000_000_000, rows: 101, ..Operations::default() });
+        assert_eq!(wide, 4.0 * narrow(101));
     }
 
     #[test]

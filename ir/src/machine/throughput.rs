@@ -36,6 +36,40 @@ impl Throughput {
     }
 }
 
+/// How fast products with results of so many rows are, in 10¹² operations per second.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProductRate {
+    /// Rows of the result.
+    pub rows: u64,
+    /// Of floats of 16 bits or less.
+    pub matmul_16bit: f64,
+    /// Of wider types.
+    pub matmul: f64,
+}
+
+impl ProductRate {
+    /// What is wrong with it, where the one before it has so many rows.
+    pub(super) fn invalid(&self, after: u64) -> Option<String> {
+        if self.rows <= after {
+            return Some(format!("rows: expected more than {after}, found {}", self.rows));
+        }
+        let rates = [("matmul_16bit", self.matmul_16bit), ("matmul", self.matmul)];
+        let invalid = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
+        invalid.map(|(field, rate)| format!("{field}: expected a positive finite number, found {rate}"))
+    }
+
+    /// The rate at so many rows: between two points linear in the rows, as a product of few rows takes as long as reading its
+    /// weights; beyond the ends as at the ends. None without points.
+    pub(super) fn at(points: &[ProductRate], rows: u64, rate: impl Fn(&ProductRate) -> f64) -> Option<f64> {
+        let above = points.partition_point(|p| p.rows < rows);
+        let (before, after) = (above.checked_sub(1).and_then(|b| points.get(b)), points.get(above));
+        let (Some(before), Some(after)) = (before, after) else { return before.or(after).map(rate) };
+        let part = (rows - before.rows) as f64 / (after.rows - before.rows) as f64;
+        Some(rate(before) + part * (rate(after) - rate(before)))
+    }
+}
+
 /// The operations of nodes, by what limits them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Operations {
@@ -45,6 +79,8 @@ pub struct Operations {
     pub matmul: u64,
     /// Of attention.
     pub attention: u64,
+    /// The most rows of the result of a product.
+    pub rows: u64,
 }
 
 impl Operations {
@@ -65,6 +101,15 @@ impl Operations {
                 let operations = elements(&result.shape).saturating_mul(terms).saturating_mul(2);
                 let narrow = of.dtype.size() <= 2 && of.dtype.is_float();
                 *(if narrow { &mut out.matmul_16bit } else { &mut out.matmul }) = operations;
+                out.rows = match (&node.op, &result.shape[..]) {
+                    (Op::MatMul, [.., rows, _])
+                        if node.inputs.get(1).is_some_and(|&w| graph.ty(w).shape.len() > 2) =>
+                    {
+                        size(rows)
+                    }
+                    (_, [rows @ .., _]) => elements(rows),
+                    _ => 1,
+                };
             }
             Op::Attention { bounds, .. } => {
                 out.attention = attention(graph, node, bounds.iter().any(|b| b.row), &size)
@@ -85,6 +130,7 @@ impl Operations {
             matmul_16bit: self.matmul_16bit.saturating_add(other.matmul_16bit),
             matmul: self.matmul.saturating_add(other.matmul),
             attention: self.attention.saturating_add(other.attention),
+            rows: self.rows.max(other.rows),
         }
     }
 }

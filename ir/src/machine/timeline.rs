@@ -278,6 +278,31 @@ mod tests {
         assert_eq!((t.spans[2].0, t.exposed[1], t.total), (45, 35, 96));
     }
 
+    /// The work is in proportion to steps and waits, also for a step that waits for very many.
+    #[test]
+    fn each_wait_is_looked_at_a_few_times() {
+        for n in [1000, 100_000] {
+            // Collectives, of which the last computation waits for half.
+            let steps: Vec<TimedStep> = (0..n)
+                .map(|i| if i % 2 == 0 { communicate(5, 0, FULL) } else { TimedStep::compute(7) })
+                .collect();
+            let looked = std::cell::Cell::new(0usize);
+            let waits = |i: usize, f: &mut dyn FnMut(usize)| {
+                let mut wait = |w: usize| {
+                    looked.set(looked.get() + 1);
+                    f(w);
+                };
+                match i {
+                    i if i == n - 1 => (0..n - 1).step_by(2).for_each(&mut wait),
+                    i if i > 2 => wait(i - 3),
+                    _ => {}
+                }
+            };
+            assert!(simulate(&steps, 3, waits).total > 0);
+            assert!(looked.get() <= 4 * (n + n / 2), "{n}: {}", looked.get());
+        }
+    }
+
     /// What a run takes beyond its computation is what is exposed.
     #[test]
     fn exposed_times_add_up() {

@@ -6,7 +6,8 @@
 //! - A *prefetch* needs nothing but inputs, or inputs after little computation such as casts of parameters. It could start at
 //!   any time, and its result takes memory from then on. Each has a latest start, from which it ends just before the first step
 //!   that uses it, all prefetches one after another; it starts a set part of its time earlier (the lead of [`Prefetches::new`]). The
-//!   computation in front of it is moved ahead accordingly.
+//!   computation in front of it is moved ahead accordingly. A collective that no step uses, such as a gather that the program
+//!   returns, needs no turn: it runs where no prefetch has to start meanwhile.
 //!
 //! Memory is taken when a step starts and is free again when its last user ends, or, for a collective, when the first
 //! computation after its end starts. A step that would exceed the budget waits while others free memory.
@@ -83,6 +84,8 @@ pub struct Prefetches {
     earliest: Vec<Option<u64>>,
     /// The computation that is moved ahead for prefetches.
     moved: Vec<bool>,
+    /// The prefetches that no step uses.
+    unused: Vec<bool>,
 }
 
 /// The most steps that are moved ahead for one prefetch.
@@ -94,10 +97,12 @@ impl Prefetches {
         let mut ahead: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
         let mut moved = vec![false; tasks.len()];
         let mut is_prefetch = vec![false; tasks.len()];
+        let mut unused = vec![false; tasks.len()];
         for &s in order.iter().filter(|&&s| tasks.lane[s as usize] == Lane::Comm) {
             if let Some(feeds) = feeds(tasks, s as usize) {
                 feeds.iter().for_each(|&f| moved[f as usize] = true);
                 (ahead[s as usize], is_prefetch[s as usize]) = (feeds, true);
+                unused[s as usize] = tasks.after.of(s as usize).is_empty();
             }
         }
         let mut turn = vec![0; tasks.len()];
@@ -112,10 +117,13 @@ impl Prefetches {
             }
         }
         let used = |s: usize| tasks.after.of(s).iter().map(|&a| turn[a as usize]).min().unwrap_or(now);
-        let mut by_use: Vec<(u64, u32)> =
-            order.iter().filter(|&&s| is_prefetch[s as usize]).map(|&s| (used(s as usize), s)).collect();
+        let used_prefetches = order.iter().filter(|&&s| is_prefetch[s as usize] && !unused[s as usize]);
+        let mut by_use: Vec<(u64, u32)> = used_prefetches.map(|&s| (used(s as usize), s)).collect();
         by_use.sort_unstable();
         let mut earliest = vec![None; tasks.len()];
+        for s in (0..tasks.len()).filter(|&s| unused[s]) {
+            (turn[s], earliest[s]) = (now, Some(0));
+        }
         let mut next = u64::MAX;
         for &(used, s) in by_use.iter().rev() {
             let s = s as usize;
@@ -131,7 +139,7 @@ impl Prefetches {
                 turn[f as usize] = turn[f as usize].min(begin);
             }
         }
-        Prefetches { turn, earliest, moved }
+        Prefetches { turn, earliest, moved, unused }
     }
 }
 
@@ -183,9 +191,11 @@ struct Scheduler<'a> {
     now: u64,
     computing: Option<Running>,
     communicating: Option<Running>,
-    /// Steps whose operands have arrived, by turn and rank: computation, collectives, computation that is moved ahead, and
-    /// prefetches. The last two wait for their time, and must not hide the others.
-    ready: [BTreeSet<(u64, u32)>; 4],
+    /// Steps whose operands have arrived, by turn and rank: computation, collectives, computation that is moved ahead,
+    /// prefetches, and those that no step uses. The last three wait for their time, and must not hide the others.
+    ready: [BTreeSet<(u64, u32)>; 5],
+    /// The prefetches that steps use and that have not started, by turn.
+    pending: BTreeSet<(u64, u32)>,
     /// Collectives that have ended, whose memory no computation may take over yet; and those whose memory the computation
     /// that runs may take over.
     ended: VecDeque<Running>,
@@ -197,6 +207,10 @@ struct Scheduler<'a> {
     out: Overlapped,
 }
 
+/// The index of prefetches, and of those that no step uses, in [`Scheduler::ready`].
+const PREFETCH: usize = 3;
+const UNUSED: usize = 4;
+
 /// How many ready steps are looked at for one that fits the budget.
 const LOOKED_AT: usize = 8;
 /// The part of its time, in percent, that a collective may take longer than estimated before its memory is taken over.
@@ -207,6 +221,8 @@ impl<'a> Scheduler<'a> {
         let mut rank = vec![0; tasks.len()];
         from.iter().enumerate().for_each(|(i, &s)| rank[s as usize] = i as u32);
         let joined = vec![tasks.len() as u32; tasks.len()];
+        let used = |s: &usize| prefetches.earliest[*s].is_some() && !prefetches.unused[*s];
+        let pending = (0..tasks.len()).filter(used).map(|s| (prefetches.turn[s], rank[s])).collect();
         Scheduler {
             tasks,
             prefetches,
@@ -221,6 +237,7 @@ impl<'a> Scheduler<'a> {
             computing: None,
             communicating: None,
             ready: Default::default(),
+            pending,
             ended: VecDeque::new(),
             joining: Vec::new(),
             held: 0,
@@ -255,6 +272,9 @@ impl<'a> Scheduler<'a> {
 
     /// The index of the steps in [`Self::ready`] that are like this one.
     fn kind(&self, s: usize) -> usize {
+        if self.prefetches.unused[s] {
+            return UNUSED;
+        }
         let waits = self.prefetches.moved[s] || self.prefetches.earliest[s].is_some();
         self.tasks.lane[s] as usize + if waits { 2 } else { 0 }
     }
@@ -311,8 +331,12 @@ impl<'a> Scheduler<'a> {
         let progress = self.progress();
         let due = |s: &usize| self.prefetches.earliest[*s].is_none_or(|e| e <= progress);
         let found =
-            [1, 3].into_iter().filter_map(|kind| self.first(kind).filter(due).find(|&s| self.fits(s)));
-        if let Some(s) = found.min_by_key(|&s| self.turn(s)) {
+            [1, PREFETCH].into_iter().filter_map(|kind| self.first(kind).filter(due).find(|&s| self.fits(s)));
+        // A prefetch that has to start before it ends goes first.
+        let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
+        let between = |s: &usize| progress.saturating_add(beside(self.tasks, *s)) <= next;
+        let unused = || self.first(UNUSED).filter(between).find(|&s| self.fits(s));
+        if let Some(s) = found.min_by_key(|&s| self.turn(s)).or_else(unused) {
             self.start(s);
         }
     }
@@ -357,6 +381,7 @@ impl<'a> Scheduler<'a> {
     fn start(&mut self, s: usize) {
         let (lane, kind) = (self.tasks.lane[s], self.kind(s));
         self.ready[kind].remove(&(self.prefetches.turn[s], self.rank[s]));
+        self.pending.remove(&(self.prefetches.turn[s], self.rank[s]));
         self.started[s] = true;
         let time = match self.prefetches.earliest[s] {
             Some(_) => beside(self.tasks, s),
@@ -532,6 +557,30 @@ mod tests {
             time.spans[place],
             time.total
         );
+    }
+
+    /// Gathers that the program returns run in idle time of the lane, and make no prefetch start earlier than it needs to.
+    #[test]
+    fn collectives_that_no_step_uses_leave_prefetches_their_time() {
+        let layers = layers(6);
+        let used = |tasks: &Tasks| {
+            let from: Vec<u32> = (0..tasks.len() as u32).collect();
+            let prefetches = Prefetches::new(tasks, &from, 25);
+            let found = overlap(tasks, &from, &prefetches, u64::MAX);
+            (makespan(tasks, &found.order, &found.joined), found.peak, prefetches.turn)
+        };
+        let alone = used(&layers);
+        let mut rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..layers.len())
+            .map(|s| {
+                let communicates = layers.lane[s] == Lane::Comm;
+                (layers.before.of(s).to_vec(), layers.classes[s].bytes, layers.timed[s].time, communicates)
+            })
+            .collect();
+        rows.extend((0..4).map(|_| (vec![], 0, 100, true)));
+        let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
+        let (time, peak, turn) = used(&tasks);
+        assert_eq!(turn[..layers.len()], alone.2);
+        assert_eq!((time, peak), (alone.0, alone.1), "beside all that was there before");
     }
 
     /// Whatever the dependences, times and budgets: each step once, behind what it needs, and joins behind their steps.

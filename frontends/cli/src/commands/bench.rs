@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
-use symmc::bench::{BenchConfig, Measurements};
+use symmc::Profile;
+use symmc::bench::{BenchConfig, Measurements, Tuned};
 use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 
 use crate::args::{BenchArgs, BenchFormat, TuneArgs};
@@ -54,6 +55,34 @@ fn all_right(measured: &[Measurements]) -> bool {
 
 /// Measures this machine's GPUs into a profile.
 pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
+    // Measuring takes minutes.
+    symmc::check_file(&args.output)?;
+    let profile = match &args.curves {
+        Some(name) => Profile { name: args.name.clone(), ..symmc::machine(name)? },
+        None => match measured_curves(args, own)? {
+            Some(profile) => profile,
+            None => return Ok(ExitCode::FAILURE),
+        },
+    };
+    let command = own.rank_command();
+    let compute = || symmc::bench::computation(profile, args.ranks, &args.gpus, args.replays, &command);
+    let Tuned { profile, notes } = spin("measuring computation", compute);
+    // The profile has the value of the nearest built-in one instead, or the model's.
+    notes.iter().for_each(|note| say::note(note));
+    let path = args.output.display();
+    symmc::write_file(&args.output, profile.to_json().as_bytes())?;
+    put(&format!(
+        "{path}: {} curves, {} rates of products, contention of {} variants. {}\n",
+        profile.curves.len(),
+        profile.product_rates.len(),
+        profile.contention.len(),
+        profile.about
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A profile with the times of collectives; none if one of them gave wrong results.
+fn measured_curves(args: &TuneArgs, own: &Own) -> Result<Option<Profile>> {
     let sizes = || (10..=28).map(|k| 1usize << k).collect();
     let mut bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
     bytes.sort_unstable();
@@ -61,23 +90,12 @@ pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
     let command = own.rank_command();
-    // Measuring takes minutes.
-    symmc::check_file(&args.output)?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
-    let measured = spin("measuring", measure)?;
+    let measured = spin("measuring collectives", measure)?;
     if !all_right(&measured) {
-        return Ok(ExitCode::FAILURE);
+        return Ok(None);
     }
-    let profile = symmc::bench::profile(&args.name, &measured, &today())?;
-    let path = args.output.display();
-    symmc::write_file(&args.output, profile.to_json().as_bytes())?;
-    put(&format!(
-        "{path}: {} curves of {} sizes. {}\n",
-        profile.curves.len(),
-        config.bytes.len(),
-        profile.about
-    ))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Some(symmc::bench::profile(&args.name, &measured, &today())?))
 }
 
 /// The date in UTC, `2026-11-21`: days since 1970 to year, month and day (Howard Hinnant, "chrono-compatible

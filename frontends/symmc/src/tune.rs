@@ -1,0 +1,477 @@
+//! What a profile says of computation and of contention, from measured runs of small programs.
+//!
+//! Each value follows from the time of one or two programs. With `P` the time of products that fill the machine, `C` that of
+//! collectives alone (by the curves of the profile) and `T` that of both side by side:
+//! - *taken*: one collective beside so many products that it ends before them. The products then take `T = P + C * taken`.
+//! - *rate*: so many collectives beside one product that it ends before them. The product takes `P' = P / (1 - taken * rate)`, the
+//!   collectives run at `rate` meanwhile and then alone, `T = C + P' * (1 - rate)`, so
+//!   `rate = (P - (T - C)) / (P - (T - C) * taken)`.
+//! - *crossing*: a chain of collectives and small kernels in turn, with products beside the collectives that end before them.
+//!   Each link takes the collective, the kernel and two crossings.
+//!
+//! Programs are planned in the order of their text, without passes, so nothing but the named variant runs. Measuring is a function
+//! from a plan to microseconds: on GPUs [`crate::bench::program`], in tests the model itself.
+//! A value that cannot be measured keeps what the profile has, with a note that names it.
+
+use std::collections::BTreeSet;
+
+use symmc_check::CheckedPlan;
+use symmc_ir::machine::{Contention, Operations, ProductRate, Profile, Throughput, VERSION};
+use symmc_ir::{CollectiveKind, Dim, Graph, InputId, Op, Splits, Variant, text};
+use symmc_planner::{BucketInput, Order, PlanConfig};
+
+use crate::error::{Error, ErrorKind};
+
+/// The columns of products, and of the rows of collectives.
+const COLUMNS: u64 = 4096;
+/// Products in a row, each with weights of its own, so that caches hold none of them.
+const PRODUCTS: usize = 8;
+/// The rows of products whose rates are measured.
+const ROWS: [u64; 6] = [1, 16, 64, 256, 1024, 4096];
+/// The bytes of collectives beside products; fewer where the variant is for small messages alone.
+const BYTES: u64 = 16 << 20;
+/// The most products beside one collective, and the most collectives beside one product.
+const MOST: usize = 24;
+/// Kernels, and links of the chain that crosses between the lanes.
+const KERNELS: usize = 32;
+const LINKS: usize = 16;
+
+/// Measures a plan: microseconds of a run.
+pub type Measure<'a> = &'a dyn Fn(&CheckedPlan) -> Result<f64, Error>;
+
+/// What was measured.
+pub struct Tuned {
+    /// The profile with all that could be measured.
+    pub profile: Profile,
+    /// What could not be measured, and why.
+    pub notes: Vec<String>,
+}
+
+/// Measures how fast a machine computes, and what collectives and computation take from each other, on groups of `ranks`
+/// ranks. `profile` has the curves of the machine.
+pub fn tuned(profile: Profile, ranks: u32, measure: Measure<'_>) -> Tuned {
+    let mut tuning = Tuning { ranks, measure, profile, notes: Vec::new() };
+    tuning.profile.version = VERSION;
+    tuning.kernels();
+    tuning.products();
+    tuning.attention();
+    tuning.contention();
+    tuning.crossing();
+    let Tuning { profile, notes, .. } = tuning;
+    Tuned { profile, notes }
+}
+
+struct Tuning<'a> {
+    ranks: u32,
+    measure: Measure<'a>,
+    profile: Profile,
+    notes: Vec<String>,
+}
+
+/// A program with what its steps are.
+struct Planned {
+    graph: Graph,
+    plan: CheckedPlan,
+}
+
+impl Tuning<'_> {
+    /// The value, or a note that says why there is none.
+    fn noted<T>(&mut self, what: &str, found: Result<T, Error>) -> Option<T> {
+        found.inspect_err(|e| self.notes.push(format!("{what} is not measured: {e}"))).ok()
+    }
+
+    /// The plan of a program in the order of its text.
+    fn planned(&self, body: &str) -> Result<Planned, Error> {
+        let defect = |e: String| {
+            Error::new(ErrorKind::Defect, format!("a program of symmc tune: {e}; this is a defect of symmc"))
+        };
+        let source = format!("program \"tune\" ranks {}\ngroup @all world\n{body}", self.ranks);
+        let graph = text::parse(&source).map_err(|e| defect(format!("{e}\n{source}")))?;
+        let bind: BTreeSet<InputId> = graph.inputs.keys().collect();
+        let config = PlanConfig {
+            machine: self.profile.name.clone(),
+            profile: Some(self.profile.clone()),
+            order: Order::Program,
+            bind,
+            ..PlanConfig::default()
+        };
+        let input = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+        let plan = symmc_planner::plan(&graph, &[input], &config).map_err(|e| Error::planner("tune", e))?;
+        let plan = CheckedPlan::new(plan).map_err(|e| defect(format!("{e:?}")))?;
+        Ok(Planned { graph, plan })
+    }
+
+    fn time(&self, body: &str) -> Result<(f64, Planned), Error> {
+        let planned = self.planned(body)?;
+        let us = (self.measure)(&planned.plan)?;
+        if us.is_finite() && us > 0.0 {
+            return Ok((us, planned));
+        }
+        Err(Error::new(ErrorKind::Run, format!("expected a positive time, found {us} µs")))
+    }
+
+    fn throughput(&mut self, set: impl FnOnce(&mut Throughput)) {
+        if let Some(throughput) = &mut self.profile.throughput {
+            set(throughput);
+        }
+    }
+
+    /// The least time of a kernel: many of few elements, each of which needs the one before.
+    fn kernels(&mut self) {
+        let found = self.time(&small_kernels(KERNELS));
+        if let Some((us, planned)) = self.noted("the time of small kernels", found) {
+            let steps = planned.plan.buckets.first().map_or(1, |b| b.steps.len().max(1));
+            self.throughput(|t| t.kernel_us = us / steps as f64);
+        }
+    }
+
+    /// The rates of products by their rows.
+    fn products(&mut self) {
+        let mut rates = Vec::new();
+        for rows in ROWS {
+            let mut of = |dtype: &str| {
+                let found = self.time(&products(rows, dtype, PRODUCTS)).map(|(us, planned)| {
+                    let done = operations(&planned.graph);
+                    (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
+                });
+                self.noted(&format!("the rate of products of {rows} rows in {dtype}"), found)
+            };
+            if let (Some(matmul_16bit), Some(matmul)) = (of("bf16"), of("f32")) {
+                rates.push(ProductRate { rows, matmul_16bit, matmul });
+            }
+        }
+        if let Some(&last) = rates.last().filter(|last| last.rows == ROWS[ROWS.len() - 1]) {
+            self.throughput(|t| (t.matmul_16bit, t.matmul) = (last.matmul_16bit, last.matmul));
+            self.profile.product_rates = rates;
+        }
+    }
+
+    fn attention(&mut self) {
+        let found = self.time(&attention());
+        if let Some((us, planned)) = self.noted("the rate of attention", found) {
+            self.throughput(|t| t.attention = operations(&planned.graph).attention as f64 / us / 1e6);
+        }
+    }
+
+    /// What each variant and products take from each other.
+    fn contention(&mut self) {
+        let Some((product, _)) = self.noted("a product", self.time(&products(4096, "bf16", PRODUCTS))) else {
+            return;
+        };
+        let product = product / PRODUCTS as f64;
+        let kinds = CollectiveKind::samples(self.ranks).into_iter();
+        for kind in kinds.filter(|kind| *kind != CollectiveKind::AllToAll(Splits::Device)) {
+            for variant in self.profile.variants(&kind) {
+                let what = format!("the contention of {} by {}", kind.name(), variant.name());
+                let found = self.contended(&kind, variant, product);
+                if let Some(of) = self.noted(&what, found) {
+                    let others = |c: &Contention| (c.collective, c.variant) != (of.collective, of.variant);
+                    self.profile.contention.retain(others);
+                    self.profile.contention.push(of);
+                }
+            }
+        }
+    }
+
+    /// What one variant and products of `product` µs each take from each other.
+    fn contended(&self, kind: &CollectiveKind, variant: Variant, product: f64) -> Result<Contention, Error> {
+        let most = self.profile.curve(kind, variant, None, self.ranks);
+        let most = most.or(self.profile.curve(kind, variant, Some(false), self.ranks));
+        let most = most.and_then(|curve| curve.points.last()).map_or(BYTES, |p| p.0);
+        let bytes = BYTES.min(if variant == Variant::Ll { most } else { BYTES });
+        let estimate = |exit| self.profile.estimate(kind, variant, Some(exit), bytes, self.ranks);
+        let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
+            return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
+        };
+        // The last of several collectives in a run keeps its exit barrier.
+        let alone = |count: usize| dropped * (count - 1) as f64 + kept;
+        // Long enough at the rate that is assumed without measurements, and twice that.
+        let covering = ((alone(1) * 10.0 / product).ceil() as usize + 1).min(MOST);
+        // Of the step at the end.
+        let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
+        let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [1, covering]))?;
+        self.check_lanes(&planned)?;
+        let taken = ((both - kernel - product * covering as f64) / alone(1)).clamp(0.0, 1.0);
+        let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MOST);
+        let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [many, 1]))?;
+        self.check_lanes(&planned)?;
+        let longer = both - kernel - alone(many);
+        let rate = (product - longer) / (product - longer * taken);
+        let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
+        Ok(Contention { collective: kind.named(), variant, ranks: self.ranks, bytes, taken, rate })
+    }
+
+    /// No product waits for a collective, nor the other way round, except for the last step, which needs all collectives.
+    fn check_lanes(&self, planned: &Planned) -> Result<(), Error> {
+        let bucket = &planned.plan.buckets[0];
+        let communicates = |node: &str| {
+            let of = planned.graph.nodes.iter().find(|(n, _)| planned.graph.node_name(*n) == node);
+            of.is_some_and(|(_, node)| matches!(node.op, Op::Collective(_)))
+        };
+        let last = bucket.steps.len().saturating_sub(1);
+        let waits = bucket.steps[..last].iter().find(|s| {
+            let other = |&w: &usize| communicates(&bucket.steps[w].node) != communicates(&s.node);
+            s.waits.iter().any(other)
+        });
+        match waits {
+            None => Ok(()),
+            Some(step) => Err(Error::new(
+                ErrorKind::Defect,
+                format!("step {} of a program of symmc tune waits for the other lane", step.node),
+            )),
+        }
+    }
+
+    /// The time between the lanes.
+    fn crossing(&mut self) {
+        let Some(throughput) = self.profile.throughput else { return };
+        let found = self.chain(&throughput);
+        if let Some(us) = self.noted("the time between lanes", found) {
+            self.throughput(|t| t.crossing_us = us);
+        }
+    }
+
+    fn chain(&self, throughput: &Throughput) -> Result<f64, Error> {
+        let variant = Variant::Plain;
+        let kind = &CollectiveKind::samples(self.ranks)[0];
+        let bytes = BYTES;
+        let collective = self.profile.estimate(kind, variant, None, bytes, self.ranks);
+        let collective = collective
+            .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()))?;
+        // As large a product as ends well before the collective.
+        let rows = [256u64, 128, 64, 16].into_iter().find(|&rows| {
+            let operations =
+                Operations { matmul_16bit: 2 * rows * COLUMNS * COLUMNS, rows, ..Operations::default() };
+            self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 2.0
+        });
+        let rows = rows.unwrap_or(16);
+        let (us, _) = self.time(&links(variant, bytes, rows))?;
+        // The kernel between two collectives reads and writes what they exchange.
+        let kernel = self.profile.compute_us(2 * bytes, Operations::default()).max(throughput.kernel_us);
+        let crossing = (us / LINKS as f64 - collective - kernel) / 2.0;
+        Ok(crossing.clamp(0.5, 100.0))
+    }
+}
+
+/// The operations of all nodes of a program without symbols.
+fn operations(graph: &Graph) -> Operations {
+    let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
+    let all = graph.nodes.values().map(|node| Operations::of(graph, node, size));
+    all.fold(Operations::default(), Operations::plus)
+}
+
+fn small_kernels(count: usize) -> String {
+    let mut out = String::from("arg %x0: f32[8, 64]\n");
+    for i in 0..count {
+        out += &format!("%x{}: f32[8, 64] = softmax %x{i} axis={} log=false\n", i + 1, i % 2);
+    }
+    out + &format!("return %x{count}\n")
+}
+
+/// Products one after another.
+fn products(rows: u64, dtype: &str, count: usize) -> String {
+    let (header, body) = chain_of_products(rows, dtype, count);
+    format!("{header}{body}return %p{count}\n")
+}
+
+/// The inputs and the nodes of a chain of products.
+fn chain_of_products(rows: u64, dtype: &str, count: usize) -> (String, String) {
+    let mut header = format!("arg %p0: {dtype}[{rows}, {COLUMNS}]\n");
+    let mut body = String::new();
+    for i in 0..count {
+        // Weights are used again only after others have passed the caches.
+        let weight = i % PRODUCTS;
+        if i < PRODUCTS {
+            header += &format!("param %w{i}: {dtype}[{COLUMNS}, {COLUMNS}]\n");
+        }
+        body += &format!("%p{}: {dtype}[{rows}, {COLUMNS}] = matmul %p{i}, %w{weight}\n", i + 1);
+    }
+    (header, body)
+}
+
+fn attention() -> String {
+    let shape = "bf16[1, 32, 4096, 128]";
+    format!(
+        "arg %q: {shape}\narg %k: {shape}\narg %v: {shape}\n\
+         %a: {shape} = attention %q, %k, %v causal=true scale=0.088\n\
+         %b: {shape} = attention %a, %k, %v causal=true scale=0.088\nreturn %b\n"
+    )
+}
+
+/// Collectives and products that do not depend on each other.
+fn beside(
+    kind: &CollectiveKind,
+    variant: Variant,
+    ranks: u32,
+    bytes: u64,
+    [collectives, count]: [usize; 2],
+) -> String {
+    let (header, body) = chain_of_products(4096, "bf16", count);
+    let n = u64::from(ranks);
+    let rows = (bytes / (2 * COLUMNS) / n).max(1) * n;
+    let (operand, result) = match kind {
+        CollectiveKind::AllGather => (rows / n, rows),
+        CollectiveKind::ReduceScatter(_) => (rows, rows / n),
+        _ => (rows, rows),
+    };
+    let attributes = match kind {
+        CollectiveKind::AllReduce(_) | CollectiveKind::ReduceScatter(_) => "op=sum ".to_string(),
+        CollectiveKind::AllToAll(_) => "splits=even ".to_string(),
+        CollectiveKind::Broadcast { root } => format!("root={root} "),
+        CollectiveKind::Permute { pairs } => {
+            let pairs: Vec<String> = pairs.iter().map(|(from, to)| format!("{from}->{to}")).collect();
+            format!("pairs=[{}] ", pairs.join(", "))
+        }
+        CollectiveKind::AllGather => String::new(),
+    };
+    let mut inputs = header;
+    let mut nodes = String::new();
+    for i in 0..collectives {
+        inputs += &format!("arg %x{i}: bf16[{operand}, {COLUMNS}]\n");
+        nodes += &format!(
+            "%c{i}: bf16[{result}, {COLUMNS}] = {} %x{i} {attributes}group=@all via={}\n",
+            kind.name(),
+            variant.name()
+        );
+    }
+    // Results that a step needs at the end keep their memory until then, so that no product waits for it.
+    let mut parts = String::new();
+    for i in 0..collectives {
+        parts += &format!("%d{i}: bf16[1, {COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
+    }
+    let names: Vec<String> = (0..collectives).map(|i| format!("%d{i}")).collect();
+    let names = names.join(", ");
+    format!(
+        "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {COLUMNS}] = concat {names} axis=0\n\
+         return %p{count}\nreturn %e\n"
+    )
+}
+
+/// A chain of all-reduces and small steps in turn, each all-reduce beside a product that nothing waits for.
+fn links(variant: Variant, bytes: u64, rows: u64) -> String {
+    let elements = bytes / 2;
+    let (header, _) = chain_of_products(rows, "bf16", PRODUCTS);
+    let mut body = String::new();
+    for i in 0..LINKS {
+        body += &format!(
+            "%c{i}: bf16[{elements}] = all_reduce %s{i} op=sum group=@all via={}\n\
+             %p{}: bf16[{rows}, {COLUMNS}] = matmul %p{i}, %w{}\n\
+             %s{}: bf16[{elements}] = neg %c{i}\n",
+            variant.name(),
+            i + 1,
+            i % PRODUCTS,
+            i + 1
+        );
+    }
+    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\nreturn %p{LINKS}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::machine::timeline::FULL;
+
+    use super::*;
+    use crate::estimate::estimate;
+
+    /// A machine of which all is known.
+    fn known(ranks: u32) -> Profile {
+        let mut profile = Profile::builtin(Profile::nearest(ranks)).expect("built in");
+        profile.throughput = Some(Throughput {
+            matmul_16bit: 600.0,
+            matmul: 50.0,
+            attention: 450.0,
+            kernel_us: 4.0,
+            crossing_us: 9.0,
+        });
+        let rate =
+            |(rows, part): (u64, f64)| ProductRate { rows, matmul_16bit: 600.0 * part, matmul: 50.0 * part };
+        let parts = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
+        profile.product_rates = ROWS.into_iter().zip(parts).map(rate).collect();
+        let mut turn = 0;
+        for kind in CollectiveKind::samples(ranks) {
+            for variant in profile.variants(&kind) {
+                turn += 1;
+                let (taken, rate) = (0.1 + 0.1 * f64::from(turn % 7), 0.15 + 0.1 * f64::from(turn % 5));
+                let of = Contention { collective: kind.named(), variant, ranks, bytes: BYTES, taken, rate };
+                let known = profile
+                    .contention
+                    .iter()
+                    .any(|c| (c.collective, c.variant) == (of.collective, of.variant));
+                if !known {
+                    profile.contention.push(of);
+                }
+            }
+        }
+        profile
+    }
+
+    /// What a tuning starts with: the curves, and other numbers for all else.
+    fn unknown(known: &Profile) -> Profile {
+        let throughput = Profile::builtin("h200x8").and_then(|p| p.throughput);
+        Profile { throughput, product_rates: vec![], contention: vec![], ..known.clone() }
+    }
+
+    fn near(found: f64, expected: f64, part: f64) -> bool {
+        (found - expected).abs() <= part * expected
+    }
+
+    /// Measured by the model, a machine comes out as it is.
+    #[test]
+    fn a_machine_is_found_by_what_its_programs_take() {
+        for ranks in [2, 4] {
+            let known = known(ranks);
+            let measure = |plan: &CheckedPlan| Ok(estimate(plan, &known)?[0].total_us);
+            let Tuned { profile, notes } = tuned(unknown(&known), ranks, &measure);
+            assert!(notes.is_empty(), "{notes:#?}");
+            let [found, expected] = [&profile, &known].map(|p| p.throughput.expect("a throughput"));
+            assert!(near(found.kernel_us, expected.kernel_us, 0.01), "{found:?}");
+            assert!(near(found.attention, expected.attention, 0.02), "{found:?}");
+            assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?}");
+            assert!(near(found.matmul, expected.matmul, 0.02), "{found:?}");
+            assert!(near(found.crossing_us, expected.crossing_us, 0.15), "{found:?}");
+            assert_eq!(profile.product_rates.len(), ROWS.len());
+            for (found, expected) in profile.product_rates.iter().zip(&known.product_rates).skip(2) {
+                assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?} {expected:?}");
+            }
+            assert_eq!(profile.contention.len(), known.contention.len());
+            for found in &profile.contention {
+                let kinds = CollectiveKind::samples(ranks);
+                let kind = kinds.iter().find(|kind| kind.named() == found.collective).expect("a kind");
+                let expected = known.timed_collective(kind, found.variant, None, found.bytes, ranks);
+                let expected = expected.expect("a curve");
+                let [taken, rate] =
+                    [expected.taken, expected.rate].map(|part| f64::from(part) / f64::from(FULL));
+                assert!((found.taken - taken).abs() < 0.05, "{taken}: {found:?}");
+                assert!((found.rate - rate).abs() < 0.08, "{rate}: {found:?}");
+            }
+            assert_eq!(Profile::from_json(&profile.to_json()).expect("a profile"), profile);
+        }
+    }
+
+    /// What cannot be measured is named, keeps what it was, and stops nothing else.
+    #[test]
+    fn measurements_that_fail_are_named() {
+        let known = known(2);
+        let measure = |plan: &CheckedPlan| {
+            let text = &plan.source.text;
+            if text.contains("attention") || text.contains("via=push") || text.contains("f32[64, ") {
+                return Err(Error::new(ErrorKind::Run, "no kernel".to_string()));
+            }
+            Ok(estimate(plan, &known)?[0].total_us)
+        };
+        let start = unknown(&known);
+        let Tuned { profile, notes } = tuned(start.clone(), 2, &measure);
+        for part in ["the rate of attention", "products of 64 rows in f32", "all_gather by push"] {
+            assert!(notes.iter().any(|n| n.contains(part) && n.contains("no kernel")), "{part}: {notes:#?}");
+        }
+        let [found, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
+        assert!(found.attention == before.attention && found.kernel_us != before.kernel_us);
+        assert!(profile.contention.iter().all(|c| c.variant != Variant::Push));
+        assert!(profile.contention.len() > 4 && profile.product_rates.len() == ROWS.len() - 1);
+        // Nothing runs at all: all is as it was.
+        let nothing = |_: &CheckedPlan| Err(Error::new(ErrorKind::Run, "no GPU".to_string()));
+        let Tuned { profile, notes } = tuned(start.clone(), 2, &nothing);
+        assert_eq!(profile, Profile { version: VERSION, ..start });
+        assert!(notes.len() > 4);
+    }
+}

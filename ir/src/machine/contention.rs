@@ -1,0 +1,68 @@
+//! What collectives and computation take from each other while both run, as measured on a machine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::collective::{CollectiveName, Variant};
+
+/// One measurement of a collective beside products that fill the machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
+pub struct Contention {
+    /// The collective.
+    pub collective: CollectiveName,
+    /// The variant.
+    pub variant: Variant,
+    /// The number of ranks in the group.
+    pub ranks: u32,
+    /// The bytes of the collective, as in curves.
+    pub bytes: u64,
+    /// How much longer the products took because of it, as a part of its time alone.
+    pub taken: f64,
+    /// Its rate beside the products, as a part of that alone.
+    pub rate: f64,
+}
+
+impl Contention {
+    /// What is wrong with its numbers.
+    pub(super) fn invalid(&self) -> Option<String> {
+        let part = |name: &str, value: f64, least: f64| {
+            let valid = value >= least && value <= 1.0;
+            (!valid).then(|| format!("{name}: expected {least} to 1, found {value}"))
+        };
+        let ranks = (self.ranks < 2).then(|| format!("{} ranks, expected at least 2", self.ranks));
+        ranks.or_else(|| part("taken", self.taken, 0.0)).or_else(|| part("rate", self.rate, 0.01))
+    }
+}
+
+/// As profiles write it, with names.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    collective: String,
+    variant: String,
+    ranks: u32,
+    bytes: u64,
+    taken: f64,
+    rate: f64,
+}
+
+impl From<Contention> for Written {
+    fn from(c: Contention) -> Written {
+        let Contention { collective, variant, ranks, bytes, taken, rate } = c;
+        let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
+        Written { collective, variant, ranks, bytes, taken, rate }
+    }
+}
+
+impl TryFrom<Written> for Contention {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Contention, String> {
+        let Written { collective, variant, ranks, bytes, taken, rate } = written;
+        let unknown = |what: &str, name: &str| format!("contention: unknown {what} {name}");
+        let collective =
+            CollectiveName::from_name(&collective).ok_or_else(|| unknown("collective", &collective))?;
+        let variant = Variant::from_name(&variant).ok_or_else(|| unknown("variant", &variant))?;
+        Ok(Contention { collective, variant, ranks, bytes, taken, rate })
+    }
+}
