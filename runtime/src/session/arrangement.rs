@@ -108,6 +108,11 @@ impl Arrangement {
         self.programs.len()
     }
 
+    /// How many groups they have.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
     /// Whether a program was opened and not closed.
     pub fn is_open(&self, number: usize) -> bool {
         self.programs.get(number).is_some_and(|program| program.is_open)
