@@ -1,15 +1,15 @@
 //! Trials of random programs ([`symmc_tests::trials`]) at length.
 //!
 //! `check_trials COUNT [FIRST]` tries the seeds from `FIRST` (0) on, most with ranks that are threads, one in sixteen
-//! with processes. It prints each that fails, reduced to the fewest nodes that fail, and counts at the end; the exit
-//! code is 1 if one failed.
+//! with processes. After one in two, some programs take turns in one session. It prints each that fails, reduced to the fewest
+//! nodes that fail, and counts at the end; the exit code is 1 if one failed.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use symmc_runtime::Registry;
 use symmc_runtime::host::{Engines, RankCommand, rank_main};
-use symmc_tests::trials::{Done, least, trial};
+use symmc_tests::trials::{Done, least, shared_trial, trial};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -39,17 +39,26 @@ fn main() -> ExitCode {
     for seed in first..first + count {
         let processes = (seed % 16 == 15).then_some(&command);
         let nodes = nodes(seed);
+        let mut count = |done: Done| {
+            all.runs += done.runs;
+            all.collectives += done.collectives;
+            all.by_rank += done.by_rank;
+            all.ranks += done.ranks;
+        };
         match trial(seed, nodes, processes) {
-            Ok(done) => {
-                all.runs += done.runs;
-                all.collectives += done.collectives;
-                all.by_rank += done.by_rank;
-                all.ranks += done.ranks;
-            }
+            Ok(done) => count(done),
             Err(error) => {
                 failed += 1;
                 println!("{}\n", least(seed, nodes, processes).unwrap_or(error));
             }
+        }
+        match (seed % 2 == 1).then(|| shared_trial(seed, nodes)) {
+            Some(Ok(done)) => count(done),
+            Some(Err(error)) => {
+                failed += 1;
+                println!("{error}\n");
+            }
+            None => {}
         }
     }
     let Done { runs, collectives, by_rank, ranks } = all;

@@ -13,6 +13,7 @@ use symmc_cases::programs::{self, Variants};
 use symmc_ir::random::SplitMix;
 use symmc_ir::text;
 use symmc_runtime::exec::{self, Bound};
+use symmc_runtime::session::Arrangement;
 use symmc_tests::{GRAPHS, RUNNABLE, files, root};
 
 const ARENA: u64 = 1 << 41;
@@ -178,4 +179,42 @@ fn random_programs_are_relocated_as_they_would_be_lowered_and_alike_on_all_ranks
         }
     }
     assert!(count.bases > 1000 && count.without_reason == 0, "{} bases", count.bases);
+}
+
+/// A program that takes turns with others is lowered as it is by itself, after a kernel in which all ranks meet.
+#[test]
+fn programs_that_take_turns_are_lowered_behind_a_barrier() {
+    let (mut plans, mut compared) = (0, 0);
+    for seed in 0..60 {
+        let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
+        let program = Program::from_text(&text::print(&graph)).expect("a program");
+        let Some(plan) = planned(&program, Bind::All).filter(|plan| plan.ranks > 1) else { continue };
+        let mut arrangement = Arrangement::new(&plan, None);
+        let number = arrangement.add(&plan, None).expect("there is no limit");
+        let placement = arrangement.placement(number);
+        let lowered = |bound: &Arc<Bound>, rank: u32| {
+            let addresses = addresses(bound, &mut SplitMix(seed + u64::from(rank)));
+            Lowered::dry(bound, plan.ranks, &addresses, Attentions::Kernels)
+        };
+        let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
+            let one = |bound: Arc<Bound>| {
+                let alone = lowered(&bound, rank).ok()?;
+                let placed = Arc::new(bound.placed(&placement));
+                let others = lowered(&placed, rank).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+                let [first, rest @ ..] = others.work() else { panic!("seed {seed}: no steps") };
+                assert!(matches!(first[..], [Command::Kernel(_)]), "seed {seed}: {first:?}");
+                let kinds = |work: &[Vec<Command>]| -> Vec<Vec<std::mem::Discriminant<Command>>> {
+                    work.iter().map(|all| all.iter().map(std::mem::discriminant).collect()).collect()
+                };
+                assert_eq!(kinds(rest), kinds(alone.work()), "seed {seed}");
+                Some(others.alike(&placed.steps))
+            };
+            bounds(&plan, rank).into_iter().map(one).collect()
+        };
+        let first = alike(0);
+        assert!((1..plan.ranks).all(|rank| alike(rank) == first), "seed {seed}: ranks differ");
+        compared += first.iter().flatten().count();
+        plans += 1;
+    }
+    assert!(plans > 30 && compared > 30, "{plans} plans, {compared} programs");
 }

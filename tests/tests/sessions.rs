@@ -13,7 +13,9 @@ use symmc::{
 use symmc_check::CheckedPlan;
 use symmc_ir::collective::Variant;
 use symmc_ir::interp::{Runs, Tolerance, compare};
-use symmc_ir::{InputKind, OutputKind, text};
+use symmc_ir::{Bindings, InputKind, OutputKind, text};
+use symmc_runtime::exec::{ExecConfig, Executor, Registry};
+use symmc_runtime::session::{Arrangement, Ports};
 use symmc_tests::{RECORDED, program};
 
 /// Where inputs and outputs lie.
@@ -526,6 +528,28 @@ impl Bootstrap for Table<'_> {
             drop(said);
             thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// What sessions keep by sizes and memory is found by a text that no other program has, also where ranks do not meet.
+#[test]
+fn programs_of_a_session_have_texts_of_their_own() {
+    for ranks in [1, 2] {
+        let text = format!("program \"p\" ranks {ranks}\narg %x: f32[4]\n%y: f32[4] = neg %x\nreturn %y\n");
+        let plan = plan_of(&text, &Config::default());
+        let mut arrangement = Arrangement::new(&plan, None);
+        for _ in 0..2 {
+            arrangement.add(&plan, None).expect("there is no limit");
+        }
+        let text = |program: usize| {
+            let executor = Executor::new(&plan, 0, &Registry::new(), ExecConfig::default()).expect("a plan");
+            let mut ports = Ports::<()>::new(executor, (1, 0)).expect("its inputs");
+            ports.place(arrangement.placement(program)).expect("it has room");
+            ports.set(&Bindings::new()).expect("sizes");
+            ports.sized().expect("sizes").text.to_string()
+        };
+        let texts = std::collections::BTreeSet::from([text(0), text(1), text(2)]);
+        assert_eq!(texts.len(), 3, "{texts:?}");
     }
 }
 

@@ -11,6 +11,18 @@ if HAS_TORCH:
 
     import symmc
 
+    class Taken(torch.autograd.Function):
+        """The sum over ranks, whose gradient is taken by rows that only the backward pass reads."""
+
+        @staticmethod
+        def forward(ctx, x, rows):
+            ctx.save_for_backward(rows)
+            return funcol.all_reduce(x, "sum", dist.group.WORLD)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return funcol.all_reduce(gradient[ctx.saved_tensors[0]], "sum", dist.group.WORLD), None
+
     X = torch.arange(12.0).reshape(4, 3)
     GOOD, BAD = torch.tensor([0, 3, 1]), (torch.tensor([0, 4, 1]), torch.tensor([0, 1, -5]))
     COLUMN = torch.tensor([[0, 1, 2]])
@@ -88,19 +100,6 @@ def bad_rows_of_ranks(rank):
 
 def bad_rows_while_passes_share_a_session(rank):
     """A forward or a backward pass with bad data ends the session that both share; the next step opens another one for both."""
-    world = dist.group.WORLD
-
-    class Taken(torch.autograd.Function):
-        """The sum over ranks, whose gradient is taken by rows that only the backward pass reads."""
-
-        @staticmethod
-        def forward(ctx, x, rows):
-            ctx.save_for_backward(rows)
-            return funcol.all_reduce(x, "sum", world)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return funcol.all_reduce(gradient[ctx.saved_tensors[0]], "sum", world), None
 
     def step(w, i, rows):
         return (Taken.apply(w[i] * 2, rows) ** 2).sum()

@@ -20,6 +20,7 @@ if HAS_TORCH:
 
     import symmc
     from symmc.torch import _runner
+    from symmc.torch._arenas import Arenas
     from symmc.torch._options import Options
 
     class Losses(torch.nn.Module):
@@ -347,6 +348,50 @@ class Backend(unittest.TestCase):
             self.assertEqual(compile.call_args.kwargs, dict.fromkeys(given) | kept)
         with self.assertWarnsRegex(UserWarning, "option bind: expected arguments of the graph, found y, and the graph has arg0_1"):
             compiled(lambda x: x + 1, bind="y")(torch.ones(2))
+
+    def test_programs_share_a_session_or_have_their_own(self):
+        class Session:
+            refusal = None
+
+            def __init__(self, *_given, **_named):
+                self.first = self
+
+            def open_program(self, _plan):
+                if Session.refusal is not None:
+                    raise Session.refusal
+                other = Session()
+                other.first = self.first
+                return other
+
+            def memory(self):
+                return {"ordinary": 1}
+
+            def close(self):
+                pass
+
+        class Owner:
+            forgotten = 0
+
+            def forget_session(self):
+                self.forgotten += 1
+
+        owners, ranks = [Owner() for _ in range(5)], mock.Mock(members=(0, 1))
+        with mock.patch("symmc.Session", Session):
+            arenas = Arenas()
+            first, second = (arenas.open(owner, None, ranks, None, 30) for owner in owners[:2])
+            self.assertIs(second.first, first)
+            Session.refusal = symmc.InputError("no room")
+            apart = [arenas.open(owner, None, ranks, None, 30) for owner in owners[2:4]]
+            self.assertEqual([one.first for one in apart], apart)
+            self.assertEqual(arenas.memory(), {"ordinary": 3})
+            # A program of a session that has ended by an error ends the others as well, and those alone.
+            Session.refusal = symmc.IndexRangeError("an earlier run")
+            with self.assertRaises(symmc.IndexRangeError):
+                arenas.open(owners[4], None, ranks, None, 30)
+            self.assertEqual([owner.forgotten for owner in owners], [1, 1, 0, 0, 0])
+            self.assertIs((third := arenas.open(owners[4], None, ranks, None, 30)).first, third)
+            arenas.close(third)
+            self.assertEqual(arenas.memory(), {"ordinary": 2})
 
     def test_buckets_and_a_report(self):
         with tempfile.TemporaryDirectory() as folder:

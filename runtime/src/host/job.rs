@@ -79,7 +79,7 @@ pub struct HostConfig {
 }
 
 /// The groups that a session has room for beside those of its first program, if it may have others.
-const SPARE_GROUPS: usize = 8;
+const SPARE_GROUPS: usize = 32;
 
 /// Which threads of a rank run its lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -525,7 +525,11 @@ impl DeviceSession for HostSession {
         Taken {
             ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
-            flags: self.seat.as_ref().map_or(0, |seat| seat.comm().part()),
+            flags: self.seat.as_ref().map_or(0, |seat| match self.config.extendable {
+                // Nothing touches the flags of groups that no program has.
+                true => World::part(seat.comm().ranks(), self.arrangement.groups() + 1),
+                false => seat.comm().part(),
+            }),
             scratch: self.queue.state.scratch(),
             held: self.ports.memories().chain(parked).map(|s| s.len()).sum(),
         }

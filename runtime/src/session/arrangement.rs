@@ -108,6 +108,11 @@ impl Arrangement {
         self.programs.len()
     }
 
+    /// How many groups they have.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
     /// Whether a program was opened and not closed.
     pub fn is_open(&self, number: usize) -> bool {
         self.programs.get(number).is_some_and(|program| program.is_open)
@@ -151,19 +156,25 @@ impl Arrangement {
     }
 
     fn append(&mut self, plan: &ReadPlan) {
-        let groups = cells_of_groups(plan).into_iter().map(|cells| self.group(cells)).collect();
+        let mut groups = Vec::new();
+        for cells in cells_of_groups(plan) {
+            let group = self.group(cells, &groups);
+            groups.push(group);
+        }
         let (symmetric, fixed) = (bytes(plan.arenas.symmetric), fixed_end(plan));
         let ordinary = bytes(plan.arenas.ordinary);
         self.programs.push(Program { is_open: true, ordinary, fixed, symmetric, groups });
     }
 
-    /// The number of a group with these cells, or of one that no other program has.
-    fn group(&mut self, cells: Option<Cells>) -> usize {
-        let known = cells
-            .as_ref()
-            .and_then(|cells| self.groups.iter().position(|known| known.as_ref() == Some(cells)));
-        known.unwrap_or_else(|| {
-            self.groups.push(cells);
+    /// The number of a group with these cells, which the program has none of `taken` for: collectives of two groups of one program
+    /// may run at the same time, whatever their cells are.
+    fn group(&mut self, cells: Option<Cells>, taken: &[usize]) -> usize {
+        let is_known = |number: usize, known: &Option<Cells>| {
+            known.is_some() && *known == cells && !taken.contains(&number)
+        };
+        let known = self.groups.iter().enumerate().find(|(number, known)| is_known(*number, known));
+        known.map(|(number, _)| number).unwrap_or_else(|| {
+            self.groups.push(cells.clone());
             self.groups.len() - 1
         })
     }
@@ -233,5 +244,64 @@ pub fn expect_agreement(said: &[Vec<u8>]) -> Result<(), RunError> {
             expected: first.map_or_else(String::new, plan),
             found: plan(said),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrangement() -> Arrangement {
+        Arrangement { ranks: 4, room: None, programs: Vec::new(), groups: Vec::new(), barrier: None }
+    }
+
+    #[test]
+    fn groups_are_shared_by_cells_and_never_within_a_program() {
+        let world = || Some(vec![vec![0, 1, 2, 3]]);
+        let pairs = || Some(vec![vec![0, 1], vec![2, 3]]);
+        let mut all = arrangement();
+        let mut numbers = |cells: &[Option<Cells>]| {
+            let mut groups = Vec::new();
+            for cells in cells {
+                let group = all.group(cells.clone(), &groups);
+                groups.push(group);
+            }
+            groups
+        };
+        assert_eq!(numbers(&[world(), pairs(), world(), None]), [0, 1, 2, 3]);
+        // The second of two worlds is that of the first program; one with landing zones is its own.
+        assert_eq!(numbers(&[pairs(), world(), world(), world(), None]), [1, 0, 2, 4, 5]);
+    }
+
+    #[test]
+    fn fixed_memory_is_apart_and_buffers_keep_their_alignment() {
+        for room in [None, Some(1 << 20)] {
+            let mut all = Arrangement { room, ..arrangement() };
+            for (fixed, symmetric) in [(0, 5000), (4160, 9000), (64, 64), (8192, 8192), (12_352, 100_000)] {
+                let (is_open, ordinary) = (true, symmetric);
+                all.programs.push(Program { is_open, ordinary, fixed, symmetric, groups: vec![] });
+            }
+            assert_eq!(all.ordinary(), 100_000);
+            all.close(1);
+            let open = (0..all.count()).filter(|&number| all.is_open(number));
+            let mut fixed: Vec<(usize, usize)> = Vec::new();
+            for number in open {
+                let (placement, program) = (all.placement(number), &all.programs[number]);
+                assert_eq!(placement.symmetric, all.symmetric());
+                let range = (placement.offset(0), placement.offset(0) + program.fixed);
+                let buffers = placement.offset(program.fixed);
+                assert!(buffers % 4096 == program.fixed % 4096, "program {number}");
+                let end = buffers + program.symmetric - program.fixed;
+                assert!(end <= all.needed(), "program {number}");
+                if program.fixed > 0 {
+                    assert!(
+                        range.1 <= all.symmetric() && fixed.iter().all(|f| range.1 <= f.0 || f.1 <= range.0)
+                    );
+                    fixed.push(range);
+                }
+            }
+            let most = (0..all.count()).filter(|&n| all.is_open(n)).map(|n| all.programs[n].buffers()).max();
+            assert!(fixed.iter().all(|&(start, _)| Some(start) >= most), "{fixed:?}, buffers {most:?}");
+        }
     }
 }

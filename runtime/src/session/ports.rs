@@ -166,7 +166,8 @@ impl<M> Ports<M> {
     fn program(&mut self, bindings: &Bindings) -> Result<SizedProgram, RunError> {
         let bound = self.executor.bind(bindings)?;
         let mut parts = vec![self.executor.sizes(bindings)];
-        if let Some(placement) = self.placement.as_ref().filter(|placement| placement.barrier.is_some()) {
+        // What is kept by this text is never that of another program of the session.
+        if let Some(placement) = self.placement.as_ref().filter(|placement| placement.program > 0) {
             parts.insert(0, format!("program {}", placement.program));
         }
         let mut moves = Vec::new();

@@ -38,7 +38,9 @@ class Arenas:
     def __init__(self, are_shared: bool = True) -> None:
         self.are_shared = are_shared
         self._sessions: dict[tuple, list[_Program]] = {}
-        """For each set of ranks and each device the open programs of one session."""
+        """For each set of ranks and each device the open programs of one session, and those that have one of their own."""
+        self._apart = 0
+        """How many programs had no room in a session of others."""
         _all.add(self)
 
     def open(self, owner: Owner, plan: symmc.Plan, ranks: Ranks, gpu: int | None, timeout: float) -> symmc.Session:
@@ -48,9 +50,14 @@ class Arenas:
         if programs and self.are_shared:
             try:
                 session = programs[0].session.open_program(plan)
+            except (symmc.IndexRangeError, symmc.DataError):
+                # An earlier run was given bad data, which ended the session.
+                self.abandon(programs[0].session)
+                raise
             except (symmc.InputError, symmc.UnsupportedError):
                 # All ranks refuse it alike, for example because a graph of the caller holds addresses of the arenas.
-                programs = self._sessions.setdefault((ranks.members, gpu, id(owner)), [])
+                self._apart += 1
+                programs = self._sessions.setdefault((ranks.members, gpu, self._apart), [])
         if session is None:
             session = symmc.Session(plan, ranks.group(), gpu=gpu, timeout=timeout, extendable=self.are_shared)
         programs.append(_Program(session, weakref.ref(owner)))
