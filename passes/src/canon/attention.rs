@@ -58,13 +58,9 @@ struct Scores {
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
     let (softmax, guarded) = unguarded(cx, bare(cx, weights));
-    let outermost = softmax;
     let (softmax, sunk) = unsunk(cx, bare(cx, softmax));
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
-    if is_needed_besides(cx, weights) || (!guarded && cx.is_shared(outermost)) {
-        return None;
-    }
-    if *axis + 1 != cx.shape(scores).len() {
+    if *axis + 1 != cx.shape(scores).len() || is_needed_besides(cx, weights) {
         return None;
     }
     let (scores, sink) = match sunk {

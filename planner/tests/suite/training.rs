@@ -125,3 +125,18 @@ fn casts_of_shards_are_written_into_the_operands_of_their_gathers() {
         assert!(!plan.programs[0].contains("= copy"), "{variant}: {}", plan.programs[0]);
     }
 }
+
+/// Steps are not merged where one of them is needed before a collective that the other waits for has ended.
+#[test]
+fn merged_maps_delay_nothing_that_waits_for_no_collective() {
+    let program = |also: &str| {
+        format!(
+            "program \"merge\" ranks 2\ngroup @g world\narg %x: bf16[512, 256]\narg %y: bf16[256, 256]\nparam %w: bf16[256, 256]\n\
+             %a: bf16[512, 256] = exp %x\n%g: bf16[512, 256] = all_gather %y group=@g via=pull\n\
+             %b: bf16[512, 256] = neg %g\n%c: bf16[512, 256] = mul %a, %b\n{also}return %c\n"
+        )
+    };
+    assert_eq!(dispatches(&planned(&program(""))), ["map: a b c"]);
+    let product = "%m: bf16[512, 256] = matmul %a, %w\nreturn %m\n";
+    assert_eq!(dispatches(&planned(&program(product))), ["map: b c"]);
+}
