@@ -105,15 +105,11 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             blocks: points.blocks,
         })
     });
-    let about = format!(
-        "{ranks} × {}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's.",
-        first.machine
-    );
     let copy = Copying { provenance: Provenance::Measured, note: String::new(), points: copies.list };
     Ok(Profile {
         version: machine::VERSION,
         name: name.into(),
-        about,
+        about: about(ranks, &first.machine, date),
         multiprocessors: Some(first.multiprocessors),
         dispatches: Capabilities::GPU,
         throughput: Profile::builtin(Profile::nearest(ranks)).and_then(|p| p.throughput),
@@ -122,6 +118,13 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         copy,
         curves: curves.collect::<Result<_, Error>>()?,
     })
+}
+
+/// What a profile says of its numbers.
+fn about(ranks: u32, machine: &str, date: &str) -> String {
+    format!(
+        "{ranks} × {machine}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's."
+    )
 }
 
 /// Measures how fast GPUs compute, and what collectives and computation take from each other, into a profile that has the
