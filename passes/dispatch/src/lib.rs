@@ -6,7 +6,7 @@
 //! knows a unit as one step.
 //!
 //! # Method
-//! One walk in program order ([`deferred`] says what comes later), with units that are open. A unit is closed as soon as a node that
+//! One walk in program order (`deferred` says what comes later), with units that are open. A unit is closed as soon as a node that
 //! is not of it reads what its nodes give. So units never need each other in a circle, and the order of the walk with each unit in
 //! place of its last node is an order in which they can run. Matrix products join in the end: only the nodes of one unit read them,
 //! so that they can run in its place.

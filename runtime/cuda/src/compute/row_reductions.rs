@@ -1,6 +1,6 @@
 //! Reductions of rows, and the element-wise steps before, between and after them, as one kernel.
 //!
-//! The threads of a group ([`Group`]) compute a row. They go through it in *phases*: one for each level of reductions, of which later
+//! The threads of a group (`Group`) compute a row. They go through it in *phases*: one for each level of reductions, of which later
 //! ones need the results of earlier ones, and one that stores. Each phase computes anew what it needs of the elements, from operands
 //! that threads keep in registers as they were loaded; where rows are too long for that, they are read again from the cache. What is
 //! one number for a row is computed once, by all threads of the group.
