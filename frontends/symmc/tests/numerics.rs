@@ -4,7 +4,7 @@
 //! has more collectives than its program, or collectives of more bytes, and none takes sums in f16 or narrower than its
 //! classes allow. Strict plans have equal bits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use symmc::unstable::ir::interp::{self, Runs, Tolerance, compare};
@@ -98,11 +98,17 @@ fn sets_of_classes() -> Vec<Numerics> {
 fn collectives(graph: &Graph) -> Vec<&Type> {
     let gathers = |n: &&Node| n.op.as_collective().is_some_and(|c| c.kind == CollectiveKind::AllGather);
     let is_first_step = |kind: &CollectiveKind, result: ValueId| {
-        let users: Vec<&Node> = graph.nodes.values().filter(|n| n.inputs.contains(&result)).collect();
-        matches!(kind, CollectiveKind::ReduceScatter(_))
-            && users.len() == 1
+        let reduced = match kind {
+            CollectiveKind::ReduceScatter(_) => BTreeSet::from([result]),
+            CollectiveKind::AllToAll(_) => sum_of_pieces(graph, result),
+            _ => return false,
+        };
+        let is_outside = |n: &&Node| n.outputs.iter().all(|v| !reduced.contains(v));
+        let reads = |n: &&Node| n.inputs.iter().any(|v| reduced.contains(v));
+        let users: Vec<&Node> = graph.nodes.values().filter(reads).filter(is_outside).collect();
+        users.len() == 1
             && users.iter().all(gathers)
-            && graph.outputs.iter().all(|o| o.value != result)
+            && graph.outputs.iter().all(|o| !reduced.contains(&o.value))
     };
     let mut out = Vec::new();
     for node in graph.nodes.values() {
@@ -110,6 +116,24 @@ fn collectives(graph: &Graph) -> Vec<&Type> {
         if !is_first_step(&c.kind, node.outputs[0]) {
             let gathers = c.kind == CollectiveKind::AllGather;
             out.push(graph.ty(if gathers { node.outputs[0] } else { node.inputs[0] }));
+        }
+    }
+    out
+}
+
+/// What is computed of the pieces of an exchanged value alone, as their sum is.
+fn sum_of_pieces(graph: &Graph, exchanged: ValueId) -> BTreeSet<ValueId> {
+    let mut out = BTreeSet::from([exchanged]);
+    for node in graph.nodes.values() {
+        let sums = matches!(
+            node.op,
+            Op::Slice { .. }
+                | Op::Cast
+                | Op::Binary(BinaryOp::Add)
+                | Op::BinaryScalar { op: BinaryOp::Div, .. }
+        );
+        if sums && node.inputs.iter().all(|v| out.contains(v)) {
+            out.extend(&node.outputs);
         }
     }
     out
