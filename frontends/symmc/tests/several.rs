@@ -1,13 +1,15 @@
 //! Several programs in one session: they share arenas, their data stay apart, and errors, closes and drops are each program's or the
 //! session's.
 
+mod threads;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use symmc::{
-    Bind, CheckedPlan, Config, Error, ErrorKind, Group, Profile, Program, Session, SessionConfig, Variant,
-};
+use symmc::{Bind, CheckedPlan, Config, Error, ErrorKind, Profile, Program, Session, SessionConfig, Variant};
+
+use threads::{bytes, on_ranks};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -25,19 +27,6 @@ fn plan(name: &str, most: usize, variant: Variant, ranks: u32) -> CheckedPlan {
 
 fn config() -> SessionConfig {
     SessionConfig::default().with_limit(LIMIT).with_extendable(true)
-}
-
-/// The same work on every rank, each a thread.
-fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let groups = Group::threads(ranks);
-    thread::scope(|scope| {
-        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| work(group))).collect();
-        threads.into_iter().map(|t| t.join().expect("a rank")).collect()
-    })
-}
-
-fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
 
 fn weigh(session: &mut Session, value: f32) {

@@ -1,8 +1,9 @@
 //! Symmetric buffers of callers: inputs that peers read lie there, take turns, and are the same on all ranks, or are refused.
 
+mod threads;
+
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use symmc::unstable::ir::InputKind;
@@ -10,6 +11,8 @@ use symmc::{
     Bind, Buffer, CheckedPlan, Config, Draw, Error, ErrorKind, Group, OpenOptions, Place, Profile, Program,
     Session, SessionConfig, Tensor, TensorFile, Variant, Workload,
 };
+
+use threads::{bytes, on_ranks};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -38,19 +41,6 @@ fn planned(program: &Program) -> CheckedPlan {
 
 fn config() -> SessionConfig {
     SessionConfig::default().with_limit(LIMIT).with_symmetric(1 << 14)
-}
-
-/// The same work on every rank, each a thread.
-fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let groups = Group::threads(ranks);
-    thread::scope(|scope| {
-        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| work(group))).collect();
-        threads.into_iter().map(|t| t.join().expect("a rank")).collect()
-    })
-}
-
-fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
 
 fn bind(session: &mut Session, name: &str, buffer: &Buffer) -> Result<(), Error> {

@@ -229,12 +229,8 @@ struct Plan {
     at: BTreeMap<Id, Operand>,
 }
 
-/// Steps that are added one after another.
-struct Steps<'a> {
-    steps: &'a mut Vec<Step>,
-}
-
-impl Steps<'_> {
+impl Plan {
+    /// Adds a step with one result.
     fn add(&mut self, op: Op, operands: Vec<Operand>, ty: &Type) -> Operand {
         self.steps.push(Step { op, operands, types: vec![ty.clone()], stands_for: None });
         Operand::Step(self.steps.len() - 1, 0)
@@ -317,14 +313,13 @@ impl Chooser<'_> {
         let rows = ty.shape.first()?.clone();
         let accumulated = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let wide = Type::new(accumulated, ty.shape.clone());
-        let mut steps = Steps { steps: &mut plan.steps };
         let mut total: Option<Operand> = None;
         for piece in 0..ranks {
             let slice = Op::Slice { axis: 0, start: rows.clone() * Dim::from(piece), step: 1 };
-            let own = steps.add(slice, vec![x], &ty);
-            let own = steps.cast(own, &ty, &wide);
+            let own = plan.add(slice, vec![x], &ty);
+            let own = plan.cast(own, &ty, &wide);
             total = Some(match total {
-                Some(total) => steps.add(Op::Binary(BinaryOp::Add), vec![total, own], &wide),
+                Some(total) => plan.add(Op::Binary(BinaryOp::Add), vec![total, own], &wide),
                 None => own,
             });
         }
@@ -332,9 +327,9 @@ impl Chooser<'_> {
         if *op == ReduceOp::Avg {
             let scalar = Scalar::Float(Float(ranks as f64));
             let op = Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false };
-            total = steps.add(op, vec![total], &wide);
+            total = plan.add(op, vec![total], &wide);
         }
-        let total = steps.cast(total, &wide, &ty);
+        let total = plan.cast(total, &wide, &ty);
         plan.steps.last_mut()?.stands_for = self.imported.find(self.graph, class);
         Some(total)
     }

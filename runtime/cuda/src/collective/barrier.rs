@@ -70,28 +70,21 @@ pub(super) fn rendezvous(running: &Running) -> Prepared {
     movement(running, running.call(), Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })
 }
 
-/// Copies between two rendezvous. The first is the entry. Copies before a kernel on a stream have completed when it
-/// starts, so that the second is the exit.
+/// Copies into peers between two rendezvous.
 pub(super) fn copies(
     running: &Running,
     peers: &Peers,
     source: &mut Source,
 ) -> Result<Vec<Command>, CudaError> {
     let (piece, from) = pieces(running)?;
-    let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
-    // This rank is the last, so that peers need not wait for its own piece.
-    for p in running.rotated() {
+    let copy = |p| {
         let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
-        let from = running.operand + from(p);
-        if to != from {
-            work.push(Command::Copy { to, from, bytes: piece });
-        }
-    }
-    work.push(Command::Kernel(rendezvous(running).launch(peers, source)));
-    Ok(work)
+        Ok(Command::Copy { to, from: running.operand + from(p), bytes: piece })
+    };
+    behind_rendezvous(running, copy, ExitBarrier::Kept, peers, source)
 }
 
-/// Copies from peers behind a rendezvous, with a second one as the exit where that is kept.
+/// Copies from peers behind a rendezvous.
 pub(super) fn pull_copies(
     running: &Running,
     exit: ExitBarrier,
@@ -99,12 +92,28 @@ pub(super) fn pull_copies(
     source: &mut Source,
 ) -> Result<Vec<Command>, CudaError> {
     let (piece, at) = pieces(running)?;
-    let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
-    for p in running.rotated() {
+    let copy = |p| {
         let from = running.operand_of(p, running.bytes)? + at(running.me);
-        let to = running.result + (p * piece) as Address;
-        if to != from {
-            work.push(Command::Copy { to, from, bytes: piece });
+        Ok(Command::Copy { to: running.result + (p * piece) as Address, from, bytes: piece })
+    };
+    behind_rendezvous(running, copy, exit, peers, source)
+}
+
+/// A copy for each rank between two rendezvous. The first is the entry. Copies before a kernel on a stream have completed when it
+/// starts, so that the second is the exit, where that is kept.
+fn behind_rendezvous(
+    running: &Running,
+    copy: impl Fn(usize) -> Result<Command, CudaError>,
+    exit: ExitBarrier,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Vec<Command>, CudaError> {
+    let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
+    // This rank is the last, so that peers need not wait for its own piece.
+    for p in running.rotated() {
+        let copy = copy(p)?;
+        if !matches!(copy, Command::Copy { to, from, .. } if to == from) {
+            work.push(copy);
         }
     }
     if exit == ExitBarrier::Kept {

@@ -97,7 +97,6 @@ class Compiled:
             results[at] = results[at].cpu()
         return list(self.lifted.finish(inputs, results))
 
-
     def _as_stored(self, given: tuple) -> tuple:
         """Arguments with their axes in the order in which they were stored when the graph was traced."""
         orders, stored = self.lifted.orders, list(given)
