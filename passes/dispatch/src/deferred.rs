@@ -10,7 +10,7 @@ use symmc_ir::{NodeId, Op, Table};
 
 use crate::facts::Facts;
 
-/// All nodes that are no views, those last that a reduction over rows at the end of the program needs not come before.
+/// All nodes that are no views. Reductions over rows at the end of the program, and the nodes that read their results, come last.
 pub fn order(facts: &Facts<'_>) -> Vec<NodeId> {
     let graph = facts.graph;
     let ends = ends(facts);
