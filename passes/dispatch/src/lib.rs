@@ -20,6 +20,7 @@ mod deferred;
 mod facts;
 mod limits;
 mod map;
+mod merge;
 mod norm;
 mod product;
 mod reduction;
@@ -51,6 +52,7 @@ pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -
 fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
     let mut units = with_rows(facts);
     product::join(facts, &mut units);
+    let units = merge::merge(facts, runnable(facts, units));
     finished(facts, units)
 }
 
@@ -83,10 +85,17 @@ fn walked(facts: &facts::Facts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
     units
 }
 
-fn finished(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
+/// Units with their nodes in an order in which they can run. One node has no form.
+fn finished(facts: &facts::Facts<'_>, units: Vec<Unit>) -> Vec<Unit> {
+    let mut units = runnable(facts, units);
     for unit in &mut units {
         unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
     }
+    units
+}
+
+/// The units that have nodes, in an order in which they can run.
+fn runnable(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
     units.retain(|unit| !unit.nodes.is_empty());
     units.sort_by_key(|unit| unit.nodes.last().copied());
     deferred::runnable(facts, units, |unit| &unit.nodes)

@@ -38,7 +38,7 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
 }
 
 /// Whether a node has the shape of others, and reads what they give at the same positions.
-fn fits(facts: &Facts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
+pub fn fits(facts: &Facts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
     let shape = |n: NodeId| facts.node(n).outputs.first().map(|&v| &facts.graph.ty(v).shape);
     let inside = |v: ValueId| facts.source(v).is_some_and(|n| nodes.contains(&n));
     let same = |&v: &ValueId| facts.base[v] == v || !inside(v);

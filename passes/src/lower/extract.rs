@@ -62,8 +62,8 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
     match node {
         Lang::Leaf(_) | Lang::Attr(_) | Lang::Result(..) => Some(Cost::default()),
         Lang::Reshape([_, x]) if language::value(graph, *x)?.contiguous => Some(Cost::default()),
-        Lang::Reshape(_) | Lang::Cast(_) => us(copy(class)?),
-        Lang::SumPieces([_, _, x]) => {
+        Lang::Reshape(_) => us(copy(class)?),
+        Lang::Cast([_, x]) | Lang::SumPieces([.., x]) => {
             let bytes = |id| Some(context.bytes(language::value(graph, id)?.ty()?));
             let moved = bytes(*x)?.saturating_add(bytes(class)?);
             us(context.profile.compute_us(moved, Operations::default()))
@@ -107,13 +107,27 @@ pub fn cheapest(graph: &Graph, roots: &[Id], uses: &Uses) -> Option<(Taken, Take
     Some((taken, all.into_iter().map(|(id, b)| (id, b.node)).collect()))
 }
 
+/// Of the nodes of a class that are a collective run by some variant, the cheapest with the same operands.
+pub fn cheapest_variant(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Lang {
+    let Lang::Collective(name, ..) = node else { return node.clone() };
+    let found = |n: &Lang| n.clone().map_children(|child| graph.find(child));
+    let of = found(node);
+    let alike = |n: &Lang| {
+        matches!(n, Lang::Collective(other, Some(_), _) if other == name) && n.children() == of.children()
+    };
+    let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(found).filter(alike).collect();
+    nodes.sort_by_key(|n| (!is_plain(n), n.clone()));
+    let costs = nodes.into_iter().filter_map(|n| Some((cost(graph, class, &n, uses)?.us, n)));
+    costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
+}
+
 /// The cost of taken nodes together.
 pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
     taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
 }
 
 /// How many collectives run and how many bytes they have. An all-gather of a reduce-scatter, or of the sum of what an
-/// all-to-all exchanges, that nothing else uses is an all-reduce in two steps, and counts as one.
+/// all-to-all exchanges, that nothing else uses is an all-reduce in two steps, and counts as one, also with a cast between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     /// The number of collectives.
@@ -147,7 +161,10 @@ impl Traffic {
                 _ => None,
             };
             let gathers = |user: &Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
-            if reduced.and_then(only_user).is_some_and(gathers) {
+            let user = reduced.and_then(only_user);
+            let behind_cast =
+                user.filter(|user| matches!(user, Lang::Cast(_))).and_then(class_of).and_then(only_user);
+            if behind_cast.or(user).is_some_and(gathers) {
                 continue;
             }
             let operand = language::value(graph, *operands.first()?)?.ty()?;

@@ -32,9 +32,9 @@ pub enum Lang {
     Cast([Id; 2]),
     /// `(add x y)`, of one shape.
     Add([Id; 2]),
-    /// `(sum_pieces op group x)`: the sum, or the average, of as many equal pieces of the leading axis as the group has ranks, in
-    /// their order. Floats accumulate as collectives do.
-    SumPieces([Id; 3]),
+    /// `(sum_pieces op group dtype x)`: the sum, or the average, of as many equal pieces of the leading axis as the group has ranks,
+    /// in their order, each cast to the dtype of the result. Floats accumulate as collectives of that dtype do.
+    SumPieces([Id; 4]),
     /// One of the results of a collective that has several.
     Result(usize, [Id; 1]),
 }
@@ -56,7 +56,7 @@ pub enum Attr {
     Pairs(Vec<(u32, u32)>),
     /// The shape of a reshape.
     Shape(Vec<Dim>),
-    /// The dtype of a cast.
+    /// The dtype of a cast or of a sum.
     DType(DType),
 }
 
@@ -181,8 +181,8 @@ impl FromOp for Lang {
         {
             return Ok(Lang::Collective(name, variant, children));
         }
-        if let ("sum_pieces", &[op, group, x]) = (op, &children[..]) {
-            return Ok(Lang::SumPieces([op, group, x]));
+        if let ("sum_pieces", &[op, group, dtype, x]) = (op, &children[..]) {
+            return Ok(Lang::SumPieces([op, group, dtype, x]));
         }
         match (op, pair) {
             (EVEN, _) if children.is_empty() => Ok(Lang::Attr(Attr::Even)),
@@ -287,9 +287,10 @@ fn computed(graph: &Graph, node: &Lang) -> Option<Value> {
             Some(fresh(vec![Type::new(*dtype, x.ty()?.shape.clone())]))
         }
         Lang::Add(operands) => infer(&Op::Binary(BinaryOp::Add), operands, None).map(fresh),
-        Lang::SumPieces([_, group, x]) => {
+        Lang::SumPieces([_, group, dtype, x]) => {
             let Some(Attr::Group(group)) = attr(graph, *group) else { return None };
-            let mut ty = value(graph, *x)?.ty()?.clone();
+            let Some(Attr::DType(dtype)) = attr(graph, *dtype) else { return None };
+            let mut ty = Type::new(*dtype, value(graph, *x)?.ty()?.shape.clone());
             let pieces = Dim::from(i64::from(graph.analysis.context.ranks(*group)));
             let rows = ty.shape.first_mut()?;
             *rows = rows.exact_div(&pieces)?;

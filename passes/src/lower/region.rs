@@ -1,12 +1,13 @@
 //! Regions: the parts of a program that the e-graph looks at.
 //!
 //! A region holds collectives that feed one another and the sums and casts next to them that the rules in use can move
-//! across an all-reduce. Everything else is a leaf. Regions that are equal up to the names of their values
+//! across a collective. Everything else is a leaf. Regions that are equal up to the names of their values
 //! have equal [`Key`]s: the key holds all that a choice depends on, so that it is made once for all of them.
 //!
 //! The work of a choice grows with the cube of the region's size, so long chains are cut into pieces of [`MOST`] nodes:
 //! rules do not look across their ends, and what one piece gives is a leaf of the next.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use petgraph::unionfind::UnionFind;
@@ -14,7 +15,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{
     BinaryOp, CollectiveKind, Def, Dim, Graph, InputId, Node, NodeId, Numerics, NumericsClass, Op, ReduceOp,
-    Type, ValueId, Variant,
+    Splits, Type, ValueId, Variant,
 };
 
 use super::beside::beside;
@@ -136,20 +137,47 @@ fn members(graph: &Graph, numerics: Numerics) -> BTreeSet<NodeId> {
             Op::Binary(BinaryOp::Add) if reassociates => {
                 same_shape && node.inputs.iter().all(|&v| follows_all_reduce(v))
             }
-            Op::Cast if narrows => follows_all_reduce(node.inputs[0]),
+            Op::Cast => {
+                let x = node.inputs[0];
+                (narrows && follows_all_reduce(x))
+                    || (cast_bytes(graph, n) == Ordering::Less && is_moved(graph, x))
+            }
             _ => false,
         };
         if is_member {
             out.insert(n);
         }
-        // A cast that feeds an all-reduce; only maxima and minima can be taken before it in every plan.
+        // Casts that feed a collective. Of those that feed an all-reduce only maxima and minima can be taken before it in every plan.
         let extremum = |op| matches!(op, ReduceOp::Max | ReduceOp::Min);
-        if all_reduce(node).is_some_and(|op| narrows || extremum(op)) {
-            let casts = node.inputs.iter().filter_map(|&v| graph.def_node(v));
-            out.extend(casts.filter(|&d| graph.nodes[d].op == Op::Cast));
-        }
+        let takes_any = all_reduce(node).is_some_and(|op| narrows || extremum(op));
+        let takes_wider = moves(&node.op)
+            || matches!(node.op.as_collective(), Some(c) if matches!(c.kind, CollectiveKind::ReduceScatter(_)));
+        let casts =
+            node.inputs.iter().filter_map(|&v| graph.def_node(v)).filter(|&d| graph.nodes[d].op == Op::Cast);
+        out.extend(
+            casts.filter(|&d| takes_any || (takes_wider && cast_bytes(graph, d) == Ordering::Greater)),
+        );
     }
     out
+}
+
+/// Whether an op is a collective of one operand that only moves elements.
+fn moves(op: &Op) -> bool {
+    use CollectiveKind::{AllGather, AllToAll, Broadcast, Permute};
+    let kind = op.as_collective().map(|c| &c.kind);
+    matches!(kind, Some(AllGather | AllToAll(Splits::Even) | Broadcast { .. } | Permute { .. }))
+}
+
+/// Whether a value is the result of such a collective.
+fn is_moved(graph: &Graph, v: ValueId) -> bool {
+    graph.def_node(v).is_some_and(|n| moves(&graph.nodes[n].op))
+}
+
+/// Whether the elements that a cast gives have less, as many or more bytes than those that it reads.
+fn cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
+    let node = &graph.nodes[cast];
+    let size = |v: ValueId| graph.ty(v).dtype.size();
+    size(node.outputs[0]).cmp(&size(node.inputs[0]))
 }
 
 /// The reduction of an all-reduce.

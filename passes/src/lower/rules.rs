@@ -1,7 +1,7 @@
 //! The rules of the e-graph, as data.
 //!
 //! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others
-//! are [`RULES`]. A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
+//! are [`rewriting_rules`]. A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
 //! condition may also bind variables that only the right side has, such as the shape of a reshape. A rule whose two sides
 //! differ in a bit names the numerics class that allows it, and is only used for plans of that class.
 //!
@@ -75,8 +75,45 @@ fn variant_rule(kind: &CollectiveKind, variant: Variant) -> VariantRule {
     }
 }
 
-/// The rules that change more than the variant.
-pub const RULES: &[Rule] = &[
+/// The two rules that take a cast across a collective that only moves elements, to the side where they have fewer bytes.
+macro_rules! cast_across {
+    ($kind:literal, $attributes:literal) => {
+        [
+            Rule {
+                name: concat!("narrow_before_", $kind),
+                equation: concat!("cast(", $kind, "(x)) = ", $kind, "(cast(x)) to a type of fewer bytes"),
+                from: concat!("(cast ?t (", $kind, " ", $attributes, " ?x))"),
+                to: concat!("(", $kind, " ", $attributes, " (cast ?t ?x))"),
+                when: When::Holds(narrows),
+                class: None,
+            },
+            Rule {
+                name: concat!("widen_after_", $kind),
+                equation: concat!($kind, "(cast(x)) = cast(", $kind, "(x)) to a type of more bytes"),
+                from: concat!("(", $kind, " ", $attributes, " (cast ?t ?x))"),
+                to: concat!("(cast ?t (", $kind, " ", $attributes, " ?x))"),
+                when: When::Holds(widens),
+                class: None,
+            },
+        ]
+    };
+}
+
+/// The rules that take casts across collectives that only move elements, two for each kind of collective.
+pub const MOVEMENT_RULES: [[Rule; 2]; 4] = [
+    cast_across!("all_gather", "?g"),
+    cast_across!("all_to_all", "even ?g"),
+    cast_across!("permute_ranks", "?own ?g"),
+    cast_across!("broadcast", "?own ?g"),
+];
+
+/// All rules that change more than the variant.
+pub fn rewriting_rules() -> impl Iterator<Item = &'static Rule> {
+    RULES.iter().chain(MOVEMENT_RULES.as_flattened())
+}
+
+/// The rules that change more than the variant and the place of a cast.
+const RULES: &[Rule] = &[
     Rule {
         name: "all_reduce_in_pieces",
         equation: "all_reduce(x) = all_gather(reduce_scatter(x)) where the ranks divide the leading axis",
@@ -106,8 +143,16 @@ pub const RULES: &[Rule] = &[
         name: "reduce_scatter_by_exchange",
         equation: "reduce_scatter(x) = the sum, or average, of the pieces of all_to_all(x), of floats among few ranks",
         from: "(reduce_scatter ?op ?g ?x)",
-        to: "(sum_pieces ?op ?g (all_to_all even ?g ?x))",
+        to: "(sum_pieces ?op ?g ?t (all_to_all even ?g ?x))",
         when: When::Holds(pieces_are_summed),
+        class: None,
+    },
+    Rule {
+        name: "reduce_scatter_of_widened_by_exchange",
+        equation: "reduce_scatter(cast(x)) = the sum, or average, of the cast pieces of all_to_all(x), from a narrower float type",
+        from: "(reduce_scatter ?op ?g (cast ?t ?x))",
+        to: "(sum_pieces ?op ?g ?t (all_to_all even ?g ?x))",
+        when: When::Holds(widened_pieces_are_summed),
         class: None,
     },
     Rule {
@@ -184,7 +229,7 @@ pub(super) fn compiled(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Facts>>, 
     };
     let rules =
         variant_rules().into_iter().map(|rule| rewrite(&rule.name, &rule.from, &rule.to, When::VariantRuns));
-    let usable = RULES.iter().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
+    let usable = rewriting_rules().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
     rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
 }
 
@@ -274,7 +319,35 @@ fn pieces_are_summed(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     let Attr::Reduce(op) = language::attr(graph, bound(subst, "?op")?)? else { return None };
     let ranks = graph.analysis.context.ranks(*group);
     let sums = matches!(op, ReduceOp::Sum | ReduceOp::Avg) && (2..=MOST_PIECES).contains(&ranks);
-    (sums && type_of(graph, subst, "?x")?.dtype.is_float()).then_some(())
+    let dtype = type_of(graph, subst, "?x")?.dtype;
+    if !sums || !dtype.is_float() {
+        return None;
+    }
+    if bound(subst, "?t").is_none() {
+        let own = graph.add(Lang::Attr(Attr::DType(dtype)));
+        subst.insert("?t".parse().ok()?, own);
+    }
+    Some(())
+}
+
+fn widened_pieces_are_summed(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    let is_float = matches!(language::attr(graph, bound(subst, "?t")?)?, Attr::DType(to) if to.is_float());
+    widens(graph, subst).filter(|()| is_float)?;
+    pieces_are_summed(graph, subst)
+}
+
+/// The bytes of an element before and after a cast.
+fn element_bytes(graph: &Graph, subst: &Subst) -> Option<[usize; 2]> {
+    let Attr::DType(to) = language::attr(graph, bound(subst, "?t")?)? else { return None };
+    Some([type_of(graph, subst, "?x")?.dtype.size(), to.size()])
+}
+
+fn narrows(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    element_bytes(graph, subst).filter(|[from, to]| to < from).map(|_| ())
+}
+
+fn widens(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    element_bytes(graph, subst).filter(|[from, to]| to > from).map(|_| ())
 }
 
 fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {

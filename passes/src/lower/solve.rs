@@ -93,7 +93,7 @@ pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limit
         Some(found) => found,
         None => {
             let saturated = saturate(&rules.exact)?;
-            let ways = saturated.by_plain(key)?;
+            let ways = saturated.by_variants(key)?;
             (saturated, ways)
         }
     };
@@ -197,14 +197,17 @@ impl Saturated {
         found
     }
 
-    /// The region as it was imported, run by plain, and for every class the cheapest by itself.
-    fn by_plain(&self, key: &Key) -> Option<(Taken, Taken)> {
+    /// The region as it was imported, each collective run by its cheapest variant, and for every class the cheapest by itself.
+    fn by_variants(&self, key: &Key) -> Option<(Taken, Taken)> {
         let uses = uses(&self.graph, &self.imported, key);
         let roots = self.imported.classes(&self.graph, key, |u| u.outside);
-        let plain = self.imported.plain(&self.graph);
+        let mut taken = self.imported.plain(&self.graph);
+        for (&class, node) in &mut taken {
+            *node = extract::cheapest_variant(&self.graph, class, node, &uses);
+        }
         let (_, mut best) = extract::cheapest(&self.graph, &roots, &uses)?;
-        best.extend(plain.clone());
-        Some((plain, best))
+        best.extend(taken.clone());
+        Some((taken, best))
     }
 }
 
@@ -301,23 +304,24 @@ impl Chooser<'_> {
     }
 
     /// The sum of the pieces of a value, by element-wise steps.
-    fn place_sum(&self, class: Id, &[op, group, x]: &[Id; 3], plan: &mut Plan) -> Option<Operand> {
+    fn place_sum(&self, class: Id, &[op, group, _, x]: &[Id; 4], plan: &mut Plan) -> Option<Operand> {
         let (Attr::Reduce(op), Attr::Group(group)) =
             (language::attr(self.graph, op)?, language::attr(self.graph, group)?)
         else {
             return None;
         };
         let ranks = i64::from(self.graph.analysis.context.ranks(*group));
-        let x = self.place(self.graph.find(x), plan)?;
         let ty = language::value(self.graph, class)?.ty()?.clone();
+        let piece = Type::new(language::value(self.graph, x)?.ty()?.dtype, ty.shape.clone());
+        let x = self.place(self.graph.find(x), plan)?;
         let rows = ty.shape.first()?.clone();
         let accumulated = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let wide = Type::new(accumulated, ty.shape.clone());
         let mut total: Option<Operand> = None;
-        for piece in 0..ranks {
-            let slice = Op::Slice { axis: 0, start: rows.clone() * Dim::from(piece), step: 1 };
-            let own = plan.add(slice, vec![x], &ty);
-            let own = plan.cast(own, &ty, &wide);
+        for rank in 0..ranks {
+            let slice = Op::Slice { axis: 0, start: rows.clone() * Dim::from(rank), step: 1 };
+            let own = plan.add(slice, vec![x], &piece);
+            let own = plan.cast(own, &piece, &wide);
             total = Some(match total {
                 Some(total) => plan.add(Op::Binary(BinaryOp::Add), vec![total, own], &wide),
                 None => own,
@@ -466,7 +470,7 @@ impl Chooser<'_> {
     fn ways(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
         let Some((name, cost)) = self.way(imported, class, node) else { return };
         out.push((name, cost));
-        let (Lang::Reshape([_, x]) | Lang::Cast([_, x]) | Lang::SumPieces([_, _, x])) = node else { return };
+        let (Lang::Reshape([_, x]) | Lang::Cast([_, x]) | Lang::SumPieces([.., x])) = node else { return };
         let below = self.graph.find(*x);
         let Some(own) = extract::cost(self.graph, class, node, self.uses) else { return };
         let mut nodes: Vec<&Lang> = self.graph[below].nodes.iter().collect();

@@ -11,7 +11,7 @@ use symmc_ir::decision::Decision;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, NumericsClass, Op, Variant, text};
 use symmc_passes::lower::lower_with_report;
-use symmc_passes::lower::rules::{RULES, variant_rules};
+use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
 use symmc_passes::{LowerConfig, lower};
 
 use crate::common::{Case, bindings, check, difference};
@@ -92,7 +92,7 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
         for rule in &choice.rules {
             // Only what says how it is run takes time.
             let runs = variant_rules().iter().any(|way| way.name == rule.name);
-            assert!(runs || RULES.iter().any(|r| r.name == rule.name), "{}: {choice:?}", case.at);
+            assert!(runs || rewriting_rules().any(|r| r.name == rule.name), "{}: {choice:?}", case.at);
             assert_eq!(rule.us.is_some(), runs, "{}: {choice:?}", case.at);
         }
         if let [rule] = &choice.rules[..] {
@@ -108,7 +108,7 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
 fn cases() {
     let seen: RefCell<BTreeSet<String>> = RefCell::default();
     let known: BTreeSet<String> =
-        RULES.iter().map(|r| r.name.into()).chain(variant_rules().into_iter().map(|w| w.name)).collect();
+        rewriting_rules().map(|r| r.name.into()).chain(variant_rules().into_iter().map(|w| w.name)).collect();
     check("lower", |case: &Case| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower_with_report(&case.program, &config).unwrap();

@@ -140,3 +140,47 @@ fn merged_maps_delay_nothing_that_waits_for_no_collective() {
     let product = "%m: bf16[512, 256] = matmul %a, %w\nreturn %m\n";
     assert_eq!(dispatches(&planned(&program(product))), ["map: b c"]);
 }
+
+/// The gradient of a gated product: three maps of one shape with products between them.
+const GATED: &str = "program \"gated\" ranks 2\ngroup @g world\narg %g: bf16[2048, 512]\narg %u: bf16[2048, 512]\n\
+    arg %x: bf16[2048, 256]\narg %dy: bf16[2048, 256]\nparam %wd: bf16[256, 512]\nparam %wu: bf16[512, 256]\n\
+    %s: bf16[2048, 512] = silu %g\n%h: bf16[2048, 512] = mul %s, %u\n%dyt: bf16[256, 2048] = permute %dy perm=[1, 0]\n\
+    %dwd: bf16[256, 512] = matmul %dyt, %h\n%dh: bf16[2048, 512] = matmul %dy, %wd\n\
+    %du: bf16[2048, 512] = mul %dh, %s\n%dut: bf16[512, 2048] = permute %du perm=[1, 0]\n\
+    %dwu: bf16[512, 256] = matmul %dut, %x\n%dx: bf16[2048, 256] = matmul %du, %wu\n\
+    %ds: bf16[2048, 512] = mul %dh, %u\n%e: bf16[2048, 512] = sigmoid %g\n%dg: bf16[2048, 512] = mul %ds, %e\n\
+    return %dwd\nreturn %dwu\nreturn %dx\nreturn %dg\n";
+
+#[test]
+fn the_gradient_of_a_gated_product_is_one_map() {
+    assert_eq!(dispatches(&planned(GATED)), ["map: s h du ds e dg"]);
+    // A product that the last map reads and that reads the first map keeps these two apart.
+    let chained = GATED.replace(
+        "%ds: bf16[2048, 512] = mul %dh, %u",
+        "%dx2: bf16[2048, 512] = matmul %dx, %wd\n%ds: bf16[2048, 512] = mul %dx2, %u",
+    );
+    assert_eq!(dispatches(&planned(&chained)), ["map: s h du", "map: ds e dg"]);
+    // What a collective reads waits for nothing else.
+    let communicated = GATED.replace(
+        "return %dg\n",
+        "%r: bf16[2048, 512] = all_reduce %dg op=sum group=@g via=one_shot\nreturn %r\n",
+    );
+    assert_eq!(dispatches(&planned(&communicated)), ["map: ds e dg", "map: s h du"]);
+}
+
+/// A map that waits for a gather of a parameter is merged with one that does not if a product stands in front of both, beside
+/// which the gather runs.
+#[test]
+fn maps_are_merged_over_gathers_that_run_beside_a_product() {
+    let gathered = GATED
+        .replace("param %wd: bf16[256, 512]", "param %shard: bf16[128, 512]")
+        .replace("%dh: bf16", "%wd: bf16[256, 512] = all_gather %shard group=@g via=pull\n%dh: bf16");
+    assert_eq!(dispatches(&planned(&gathered)), ["map: s h", "map: du ds e dg"]);
+    let behind = gathered
+        .replace("arg %dy: bf16[2048, 256]", "arg %dz: bf16[2048, 256]\nparam %wz: bf16[256, 256]")
+        .replace(
+            "%s: bf16[2048, 512] = silu",
+            "%dy: bf16[2048, 256] = matmul %dz, %wz\n%s: bf16[2048, 512] = silu",
+        );
+    assert_eq!(dispatches(&planned(&behind)), ["map: s h du ds e dg"]);
+}

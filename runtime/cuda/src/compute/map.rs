@@ -18,6 +18,8 @@ use crate::launch::{Address, Kernel, Param};
 
 /// Threads of a block.
 const THREADS: usize = 256;
+/// The most blocks of a launch.
+const MOST_BLOCKS: usize = i32::MAX as usize;
 
 /// The number of a value within a map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -347,7 +349,8 @@ impl Map {
         let text = self.text(width, vectors, total - vectors * width);
         lowering.preludes();
         let entry = lowering.source.function(what, text);
-        let blocks = vectors.div_ceil(THREADS).clamp(1, lowering.machine.multiprocessors as usize * 16);
+        // One vector for each thread: blocks that follow one another keep more of the memory's bandwidth than blocks that stay.
+        let blocks = vectors.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
         let mut params: Vec<Param> = self.addresses().collect();
         if self.reports() {
             params.push(lowering.machine.status.into());
@@ -377,6 +380,7 @@ impl Map {
         };
         let farthest = self.loads().map(|(_, l)| far(&l.strides, &l.terms));
         let farthest = farthest.chain(self.stores.iter().map(|s| far(&s.strides, &[]))).max().unwrap_or(0);
+        // A step of all threads beyond the last position must not wrap around.
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };
         let mut out = format!(
