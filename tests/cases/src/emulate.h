@@ -1,6 +1,11 @@
 // Stands in for ptx.cuh and CUDA C: the threads of a block are contexts of one thread of the host, which run
 // in turn and wait for each other at barriers and at exchanges within a warp; so are those of the blocks of a cluster.
 // Clusters run one after another. Blocks of one have dynamic shared memory of their own, but no other.
+// A context is begun by setcontext and left and resumed by jumps: swapcontext asks the system for the signal mask each time, which
+// would take most of the time.
+
+// A checked longjmp refuses to leave for another stack.
+#undef _FORTIFY_SOURCE
 
 #include <cmath>
 #include <cstdio>
@@ -8,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <setjmp.h>
 #include <tuple>
 #include <ucontext.h>
 #include <utility>
@@ -37,18 +43,28 @@ struct Thread {
     ucontext_t context;
     std::vector<char> stack;
     Waits waits;
+    // Where it waits, once it has begun.
+    jmp_buf place;
+    bool begun;
 };
 static std::vector<std::unique_ptr<Thread>> threads;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 // The thread that runs, of all of the cluster; the first block of the cluster.
 static unsigned own, cluster0;
 static std::function<void()> body;
 // Whether somebody may wait for nothing any more.
 static bool moved;
 
-inline void wait(Waits what) {
+__attribute__((noinline)) void wait(Waits what) {
     threads[own]->waits = what;
-    swapcontext(&threads[own]->context, &scheduler);
+    if (!_setjmp(threads[own]->place)) _longjmp(scheduler, 1);
+}
+// Runs a thread until it waits.
+__attribute__((noinline)) void resume(Thread &t) {
+    if (_setjmp(scheduler)) return;
+    if (t.begun) _longjmp(t.place, 1);
+    t.begun = true;
+    setcontext(&t.context);
 }
 inline void start() {
     body();
@@ -77,6 +93,7 @@ inline void cluster(unsigned blocks, unsigned block) {
         t.context.uc_link = nullptr;
         makecontext(&t.context, start, 0);
         t.waits = RUNS;
+        t.begun = false;
     }
     for (;;) {
         bool ran = false, live = false;
@@ -86,7 +103,7 @@ inline void cluster(unsigned blocks, unsigned block) {
                 const bool ready = threads[i]->waits == RUNS;
                 threads[i]->waits = RUNS;
                 own = i, threadIdx.x = i % block, blockIdx.x = cluster0 + i / block;
-                swapcontext(&scheduler, &threads[i]->context);
+                resume(*threads[i]);
                 ran = ran || ready || threads[i]->waits != YIELDS;
             }
         for (unsigned w = 0; w < count; w += 32) release(w, w + 32 < count ? w + 32 : count, WARP);
