@@ -8,6 +8,7 @@ Builds the release binary, then prints
 - by how much each arena is above the max-live bound of its order;
 - the time to plan and to check a program of 10,000 steps beside one collective, of which half are concatenated;
 - the time to plan a program of 10,000 steps that has no layers, and its memory beside those orders;
+- by how much planning takes longer when programs have four times the steps, of kinds that keep much open at once;
 - the time of each stage of `symmc plan` on the 70B program with four buckets, and its peak memory;
 - the time of one run of hf_llama_tp2 on host ranks and in the interpreter, in turn, and their ratio. A run is
   the difference between many repeats and one, so that starting processes does not count.
@@ -40,6 +41,15 @@ def run(*args):
     if status != 0:
         sys.exit(f"symmc {' '.join(map(str, args))}\n{text}")
     return text, usage.ru_maxrss / 1024
+
+
+def cpu_ms(*args):
+    """Milliseconds of CPU time that symmc takes."""
+    process = subprocess.Popen([SYMMC, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"symmc {' '.join(map(str, args))} failed")
+    return 1e3 * (usage.ru_utime + usage.ru_stime)
 
 
 def show(name, values, unit):
@@ -204,6 +214,41 @@ def large(rounds):
         show("planning it", times, "ms")
 
 
+def many(kind, count):
+    """So many collectives in a chain, collectives that are all concatenated, element-wise steps of many shapes, or layers whose
+    weights are gathered."""
+    lines = ['program "many" ranks 2', "group @all world"]
+    if kind == "layers":
+        lines += ["arg %y0: bf16[512, 1024]"] + [f"param %x{i}: bf16[512, 1024]" for i in range(count)]
+        for i in range(count):
+            lines += [f"%g{i}: bf16[1024, 1024] = all_gather %x{i} group=@all"]
+            lines += [f"%y{i + 1}: bf16[512, 1024] = matmul %y{i}, %g{i}"]
+        return "\n".join([*lines, f"return %y{count}", ""])
+    size = {i: 1024 if kind != "maps" else 16 * (1 + i % 97) for i in range(count)}
+    lines += [f"arg %x{i}: f32[{size[i]}]" for i in range(1 if kind == "chain" else count)]
+    for i in range(count):
+        of = f"y{i - 1}" if kind == "chain" and i > 0 else f"x{i}"
+        op = f"exp %{of}" if kind == "maps" else f"all_reduce %{of} op=sum group=@all"
+        lines.append(f"%y{i}: f32[{size[i]}] = {op}")
+    if kind == "maps":
+        return "\n".join([*lines, *(f"return %y{i}" for i in range(count)), ""])
+    parts = ["x0", f"y{count - 1}"] if kind == "chain" else [f"y{i}" for i in range(count)]
+    lines.append(f"%c: f32[{1024 * len(parts)}] = concat {', '.join(f'%{p}' for p in parts)} axis=0")
+    return "\n".join([*lines, "return %c", ""])
+
+
+def growth(rounds):
+    print("planning, by CPU time, of programs with four times the steps")
+    for kind, count in [("chain", 4000), ("concat", 4000), ("maps", 2000), ("layers", 500)]:
+        of = []
+        with tempfile.TemporaryDirectory() as folder:
+            for steps in [count, 4 * count]:
+                program = pathlib.Path(folder) / f"{kind}{steps}.symm"
+                program.write_text(many(kind, steps))
+                of.append(min(cpu_ms("plan", program, "--machine", "h200x2", "--format", "json") for _ in range(rounds)))
+        print(f"  {kind:8} {count:6} {of[0]:9.1f} ms   {4 * count:6} {of[1]:9.1f} ms   {of[1] / of[0]:5.2f} x")
+
+
 def plan(rounds):
     args = [PROGRAMS / "llama70b_tp8_graph.pt2", "--ranks", "8", "--machine", "h200x8"]
     stages, memory = {}, []
@@ -250,4 +295,5 @@ if __name__ == "__main__":
     barriers()
     large(count)
     beside_one(count)
+    growth(count)
     runs(count)

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
 use symmc_check::{CheckError, Report};
 use symmc_ir::{Graph, InputId, InputKind};
-use symmc_plan::Plan;
+use symmc_plan::{Plan, ReadPlan, ReadProgram};
 
 use crate::config::{Bind, Config};
 use crate::divide::BucketRequest;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::files::{read, utf8};
 use crate::pipeline::{Choice, Pipeline};
 use crate::program::Program;
@@ -45,18 +46,6 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
         let found = config.memory_price;
         return Err(Error::request(format!("memory_price: expected a number of at least 0, found {found}")));
     }
-    compile_buckets(program, config, None)
-}
-
-/// [`compile_timed`] with buckets of these ranges, if any are given, instead of those that the configuration asks for.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_buckets(
-    program: &Program,
-    config: &Config,
-    buckets: Option<Vec<BucketRequest>>,
-) -> Result<(CheckedPlan, Stages), Error> {
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
@@ -64,14 +53,9 @@ pub fn compile_buckets(
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, among_others: false };
-    let plan = match buckets {
-        Some(buckets) => pipeline.planned(&buckets)?.plan,
-        None => {
-            let buckets = ranges::buckets(&canonical, config, &bound)?;
-            lap("divide");
-            refined(&pipeline, buckets, &ranges::unasked(&canonical, config))?
-        }
-    };
+    let buckets = ranges::buckets(&canonical, config, &bound)?;
+    lap("divide");
+    let plan = refined(&pipeline, buckets, &ranges::unasked(&canonical, config))?;
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
@@ -80,6 +64,30 @@ pub fn compile_buckets(
     #[cfg(feature = "cuda")]
     lap("lower");
     Ok((plan, times))
+}
+
+/// The plan of a program for these buckets, which nobody runs: it is not checked.
+///
+/// # Errors
+/// As [`compile`], except that the plan is not checked.
+pub fn plan_to_estimate(
+    program: &Program,
+    config: &Config,
+    buckets: &[BucketRequest],
+) -> Result<ReadPlan, Error> {
+    let canonical = canonical(program)?;
+    let bound = bound_inputs(&program.graph, &config.bind)?;
+    let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, among_others: false };
+    let plan = pipeline.planned(buckets)?.plan;
+    let defect = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Defect, error.to_string());
+    let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
+    let programs = programs.map_err(|e| defect(&e))?;
+    let plan = ReadPlan::of(Arc::new(plan), program.graph.clone(), programs);
+    #[cfg(feature = "cuda")]
+    if config.profile.multiprocessors.is_some() {
+        refuse(&plan, &symmc_cuda::refusal::refusals(&plan, &[]))?;
+    }
+    Ok(plan)
 }
 
 /// A plan of which GPUs can run every step, with what these take beside the arenas.
@@ -101,7 +109,7 @@ pub fn refuse_for_gpus(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> {
 }
 
 #[cfg(feature = "cuda")]
-fn refuse(plan: &CheckedPlan, refusals: &[symmc_cuda::refusal::Refusal]) -> Result<(), Error> {
+fn refuse(plan: &ReadPlan, refusals: &[symmc_cuda::refusal::Refusal]) -> Result<(), Error> {
     const NAMED: usize = 5;
     let Some(first) = refusals.first() else { return Ok(()) };
     let named: Vec<String> = refusals.iter().take(NAMED).map(ToString::to_string).collect();
@@ -215,7 +223,6 @@ mod tests {
 
     use super::*;
     use crate::config::BucketSpec;
-    use crate::error::ErrorKind;
 
     #[test]
     fn a_plan_of_ours_that_does_not_check_is_a_defect_of_ours() {

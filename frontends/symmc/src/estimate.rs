@@ -4,9 +4,9 @@ use indexmap::IndexMap;
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Bindings, Symbol, SymbolId};
-use symmc_plan::{Bucket, Estimate};
+use symmc_plan::{Bucket, Estimate, ReadPlan};
 
-use crate::compile::compile_buckets;
+use crate::compile::plan_to_estimate;
 use crate::config::Config;
 use crate::divide::{BucketRequest, Ranges};
 use crate::error::{Error, ErrorKind};
@@ -17,6 +17,11 @@ use crate::program::Program;
 /// # Errors
 /// A program of the plan cannot be read, which is a defect: the plan was checked.
 pub fn estimate(plan: &CheckedPlan, profile: &Profile) -> Result<Vec<Estimate>, Error> {
+    estimate_read(plan, profile)
+}
+
+/// [`estimate`] of a plan that need not be checked.
+fn estimate_read(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>, Error> {
     let defect = |message: String| Error::new(ErrorKind::Defect, message);
     let of = |bucket: &Bucket| {
         let program = plan.program(bucket.program).map_err(|e| defect(e.to_string()))?;
@@ -64,11 +69,8 @@ pub fn estimate_plain(
     };
     let all: Vec<Option<Ranges>> = plan.buckets.iter().map(ranges).collect();
     let config = config.clone().with_variants(Some(Vec::new()));
-    let (plain, _) = compile_buckets(
-        program,
-        &config,
-        Some(all.iter().flatten().cloned().map(BucketRequest::new).collect()),
-    )?;
-    let mut estimates = estimate(&plain, &config.profile)?.into_iter();
+    let requests: Vec<BucketRequest> = all.iter().flatten().cloned().map(BucketRequest::new).collect();
+    let plain = plan_to_estimate(program, &config, &requests)?;
+    let mut estimates = estimate_read(&plain, &config.profile)?.into_iter();
     Ok(all.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
 }

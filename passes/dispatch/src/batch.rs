@@ -48,15 +48,15 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     }
     let (read, facts) = (walk.read(id), walk.facts);
     let joins = |&u: &usize| {
-        let near = walk.units.len() - u <= REACH && !read.contains(&u);
         let nodes = &walk.units[u].nodes;
         let mut products = products(facts, nodes);
         let turns = || nodes.iter().any(|&n| matches!(facts.node(n).op, Op::RotaryEmbedding { .. }));
-        near && products.clone().count() < batch.products as usize
+        !read.contains(&u)
+            && products.clone().count() < batch.products as usize
             && products.clone().all(|n| batched(facts.graph, n) == batched(facts.graph, id))
             && (!turns() || are_few(facts, products.by_ref().chain([id])))
     };
-    let unit = walk.open(Form::Batch, u32::MAX).find(joins);
+    let unit = walk.open_within(Form::Batch, REACH).find(joins);
     Some(unit.map_or(Place::Begins(Form::Batch), |unit| Place::Joins(unit, Vec::new())))
 }
 

@@ -17,7 +17,7 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
         _ => return None,
     };
     let read = walk.read(id);
-    let near = |&u: &usize| !read.contains(&u) && walk.units.len() - u <= REACH;
-    let unit = walk.open(form, most).find(near);
+    let joins = |&u: &usize| !read.contains(&u) && walk.units[u].nodes.len() < most as usize;
+    let unit = walk.open_within(form, REACH).find(joins);
     Some(unit.map_or(Place::Begins(form), |unit| Place::Joins(unit, Vec::new())))
 }

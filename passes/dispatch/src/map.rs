@@ -13,10 +13,9 @@ use crate::walk::{Place, Walk};
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
     let most = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
-    let read = walk.read(id);
     let mut units: Vec<usize> = Vec::new();
     let mut count = 1;
-    for unit in walk.open(Form::Map, most).filter(|u| read.contains(u)) {
+    for unit in walk.open_among(walk.read(id), Form::Map) {
         let nodes = &walk.units[unit].nodes;
         if fits(facts, nodes, id) && count + nodes.len() <= most as usize {
             count += nodes.len();
@@ -27,9 +26,13 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
         units.pop();
     }
     if units.is_empty() {
-        let near = |u: usize| walk.waits_alike(u, id) && (walk.is_last(u) || walk.shares(u, id));
-        let mut open = walk.open(Form::Map, most);
-        units.extend(open.find(|&u| fits(facts, &walk.units[u].nodes, id) && near(u)));
+        let room = |&u: &usize| {
+            let nodes = &walk.units[u].nodes;
+            nodes.len() < most as usize && fits(facts, nodes, id)
+        };
+        let sharing = walk.sharing(Form::Map, id).find(room);
+        let last = walk.last(Form::Map, id).filter(room);
+        units.extend(sharing.max(last));
     }
     Some(Place::Merges(units, Form::Map))
 }

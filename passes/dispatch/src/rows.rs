@@ -64,9 +64,7 @@ pub fn place(walk: &Walk<'_>, id: NodeId, refused: &BTreeSet<NodeId>) -> Option<
 fn candidates<'a>(walk: &'a Walk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
     let read = walk.read(id);
     let open = |u: usize| walk.is_open(u) && matches!(walk.units[u].form, Some(Form::Map | Form::Rows));
-    let near =
-        walk.open(Form::Rows, u32::MAX).filter(move |&u| walk.waits_alike(u, id) && walk.shares(u, id));
-    read.into_iter().filter(move |&u| open(u)).chain(near)
+    read.into_iter().filter(move |&u| open(u)).chain(walk.sharing(Form::Rows, id))
 }
 
 /// The shape of the rows that a node reduces over the last axis, if the form takes it.

@@ -1,4 +1,11 @@
 //! A walk over a program: the units so far, and those that are open.
+//!
+//! Open units are found by what a node looks for, not by a search of all of them: by their form from the youngest on, and by an
+//! operand and the last collective that they wait for. A step of the walk takes time that is logarithmic in the number of open units,
+//! however many there are.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use symmc_ir::{Form, NodeId, Table, ValueId};
 
@@ -18,8 +25,12 @@ pub struct Walk<'a> {
     pub facts: &'a Facts<'a>,
     /// In order of their first nodes.
     pub units: Vec<Unit>,
-    /// The units that may still grow, by index, oldest first.
-    open: Vec<usize>,
+    /// The units of each form that may still grow, by index.
+    open: BTreeMap<Form, BTreeSet<usize>>,
+    /// The last collective that each unit is or needs.
+    waits: Vec<Option<NodeId>>,
+    /// The open units that read a value and wait for a collective, by index.
+    readers: HashMap<(ValueId, Option<NodeId>), BTreeSet<usize>>,
     /// The last node so far.
     last: Option<NodeId>,
     /// The unit of each node so far.
@@ -44,7 +55,9 @@ impl<'a> Walk<'a> {
         Walk {
             facts,
             units: Vec::with_capacity(len),
-            open: Vec::new(),
+            open: BTreeMap::new(),
+            waits: Vec::with_capacity(len),
+            readers: HashMap::new(),
             last: None,
             unit_of: Table::filled(None, len),
         }
@@ -63,26 +76,18 @@ impl<'a> Walk<'a> {
         }
         let unit = match place {
             Some(Place::Joins(unit, views)) => {
-                self.units[unit].nodes.extend(views.into_iter().chain([id]));
-                self.units[unit].nodes.sort_unstable();
+                self.grow(unit, views.into_iter().chain([id]).collect());
                 unit
             }
             Some(Place::Ends(unit, form)) => {
+                self.close(unit);
                 self.units[unit].form = Some(form);
                 self.units[unit].nodes.push(id);
-                self.close(unit);
                 unit
             }
             Some(Place::Merges(units, form)) if !units.is_empty() => self.merge(id, &units, form),
-            other => {
-                let form = match other {
-                    Some(Place::Begins(form) | Place::Merges(_, form)) => Some(form),
-                    _ => None,
-                };
-                self.open.extend(form.map(|_| self.units.len()));
-                self.units.push(Unit { form, nodes: vec![id] });
-                self.units.len() - 1
-            }
+            Some(Place::Begins(form) | Place::Merges(_, form)) => self.begin(id, Some(form)),
+            None => self.begin(id, None),
         };
         self.unit_of[id] = Some(unit);
         self.last = Some(id);
@@ -93,24 +98,75 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Adds a unit of one node, which may grow if it has a form.
+    fn begin(&mut self, id: NodeId, form: Option<Form>) -> usize {
+        let unit = self.units.len();
+        self.units.push(Unit { form, nodes: Vec::new() });
+        self.waits.push(None);
+        if let Some(form) = form {
+            self.open.entry(form).or_default().insert(unit);
+        }
+        self.grow(unit, vec![id]);
+        unit
+    }
+
     /// Puts a node and the nodes of open units into the first of them; gives its index.
     fn merge(&mut self, id: NodeId, units: &[usize], form: Form) -> usize {
         let to = units[0];
+        let mut added = vec![id];
         for &from in &units[1..] {
-            let nodes = std::mem::take(&mut self.units[from].nodes);
-            nodes.iter().for_each(|&n| self.unit_of[n] = Some(to));
-            self.units[to].nodes.extend(nodes);
             self.close(from);
+            let moved = std::mem::take(&mut self.units[from].nodes);
+            moved.iter().for_each(|&n| self.unit_of[n] = Some(to));
+            added.extend(moved);
         }
-        self.units[to].nodes.push(id);
-        self.units[to].nodes.sort_unstable();
-        self.units[to].form = Some(form);
+        let before = self.units[to].form.replace(form);
+        if before.and_then(|form| self.open.get_mut(&form)).is_some_and(|open| open.remove(&to)) {
+            self.open.entry(form).or_default().insert(to);
+        }
+        self.grow(to, added);
         to
+    }
+
+    /// Adds nodes to a unit.
+    fn grow(&mut self, unit: usize, added: Vec<NodeId>) {
+        let waits = added.iter().filter_map(|&n| self.facts.needs[n]).max().max(self.waits[unit]);
+        let mut first_new = self.units[unit].nodes.len();
+        if waits != self.waits[unit] {
+            self.forget(unit);
+            self.waits[unit] = waits;
+            first_new = 0;
+        }
+        self.units[unit].nodes.extend(added);
+        if self.is_open(unit) {
+            for &n in &self.units[unit].nodes[first_new..] {
+                for &v in &self.facts.node(n).inputs {
+                    self.readers.entry((v, waits)).or_default().insert(unit);
+                }
+            }
+        }
+        self.units[unit].nodes.sort_unstable();
     }
 
     /// Lets a unit grow no more.
     fn close(&mut self, unit: usize) {
-        self.open.retain(|&u| u != unit);
+        let open = self.units[unit].form.and_then(|form| self.open.get_mut(&form));
+        if open.is_some_and(|open| open.remove(&unit)) {
+            self.forget(unit);
+        }
+    }
+
+    /// Lets a unit no longer be found by what its nodes read.
+    fn forget(&mut self, unit: usize) {
+        let waits = self.waits[unit];
+        for &v in self.units[unit].nodes.iter().flat_map(|&n| &self.facts.node(n).inputs) {
+            if let Entry::Occupied(mut readers) = self.readers.entry((v, waits)) {
+                readers.get_mut().remove(&unit);
+                if readers.get().is_empty() {
+                    readers.remove();
+                }
+            }
+        }
     }
 
     /// The units whose values a node reads.
@@ -119,27 +175,54 @@ impl<'a> Walk<'a> {
         sources.filter_map(|n| self.unit_of[n]).collect()
     }
 
-    /// The open units of a form, with fewer nodes than this, the youngest first.
-    pub fn open(&self, form: Form, most: u32) -> impl Iterator<Item = usize> + '_ {
-        let fits =
-            move |&u: &usize| self.units[u].form == Some(form) && self.units[u].nodes.len() < most as usize;
-        self.open.iter().rev().copied().filter(fits)
+    /// The open units of a form that are among the last `reach`, the youngest first.
+    pub fn open_within(&self, form: Form, reach: usize) -> impl Iterator<Item = usize> + '_ {
+        let oldest = self.units.len().saturating_sub(reach);
+        self.open.get(&form).into_iter().flat_map(move |open| open.range(oldest..).rev().copied())
+    }
+
+    /// Those of these units that are open and of a form, the youngest first.
+    pub fn open_among(&self, mut units: Vec<usize>, form: Form) -> Vec<usize> {
+        units.retain(|unit| self.open.get(&form).is_some_and(|open| open.contains(unit)));
+        units.sort_unstable_by(|a, b| b.cmp(a));
+        units.dedup();
+        units
+    }
+
+    /// The open units of a form that wait for the same collectives as a node and read an operand of it, the youngest first.
+    pub fn sharing(&self, form: Form, id: NodeId) -> impl Iterator<Item = usize> + '_ {
+        let waits = self.facts.needs[id];
+        let operands = self.facts.node(id).inputs.iter();
+        let mut sources: Vec<_> = operands
+            .filter_map(|&v| self.readers.get(&(v, waits)))
+            .map(|readers| readers.iter().rev().copied().peekable())
+            .collect();
+        let next = move || {
+            let youngest = sources.iter_mut().filter_map(|s| s.peek().copied()).max()?;
+            sources.iter_mut().for_each(|s| while s.next_if_eq(&youngest).is_some() {});
+            Some(youngest)
+        };
+        std::iter::from_fn(next).filter(move |&u| self.units[u].form == Some(form))
+    }
+
+    /// The unit that the last step belongs to, if it is open, of this form, and waits for the same collectives as a node.
+    pub fn last(&self, form: Form, id: NodeId) -> Option<usize> {
+        let unit = self.unit_of[self.last?]?;
+        let is_last = self.last.as_ref() == self.units[unit].nodes.last();
+        let fits = is_last && self.units[unit].form == Some(form) && self.waits[unit] == self.facts.needs[id];
+        (fits && self.is_open(unit)).then_some(unit)
     }
 
     /// Whether a unit may still grow.
     pub fn is_open(&self, unit: usize) -> bool {
-        self.open.contains(&unit)
-    }
-
-    /// Whether a unit and a node wait for the same collectives.
-    pub fn waits_alike(&self, unit: usize, id: NodeId) -> bool {
-        self.units[unit].nodes.iter().filter_map(|&n| self.facts.needs[n]).max() == self.facts.needs[id]
+        let open = self.units[unit].form.and_then(|form| self.open.get(&form));
+        open.is_some_and(|open| open.contains(&unit))
     }
 
     /// Whether merging units with a node would let something wait for a collective that it does not wait for otherwise.
     pub fn delays(&self, units: &[usize], id: NodeId) -> bool {
         let facts = self.facts;
-        let needs = |unit: usize| self.units[unit].nodes.iter().filter_map(|&n| facts.needs[n]).max();
+        let needs = |unit: usize| self.waits[unit];
         let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.needs[id]);
         let inside = |n: &NodeId| *n == id || units.iter().any(|&u| self.units[u].nodes.contains(n));
         units.iter().filter(|&&u| needs(u) < all).any(|&u| {
@@ -149,21 +232,10 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Whether a unit reads an operand of a node.
-    pub fn shares(&self, unit: usize, id: NodeId) -> bool {
-        let own = &self.facts.node(id).inputs;
-        self.units[unit].nodes.iter().flat_map(|&n| &self.facts.node(n).inputs).any(|v| own.contains(v))
-    }
-
     /// The open unit of a form that gives a value its memory.
     pub fn giver(&self, value: ValueId, form: Form) -> Option<usize> {
         let unit = self.facts.source(value).and_then(|n| self.unit_of[n])?;
-        self.open(form, u32::MAX).find(|&u| u == unit)
-    }
-
-    /// Whether the last node of a unit is the last step so far.
-    pub fn is_last(&self, unit: usize) -> bool {
-        self.last.as_ref() == self.units[unit].nodes.last()
+        self.open.get(&form).is_some_and(|open| open.contains(&unit)).then_some(unit)
     }
 
     /// Whether a value is there before a node begins.

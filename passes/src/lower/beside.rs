@@ -5,6 +5,9 @@
 //! the collectives of a region counts instead ([`Overlap::Scheduled`]). What that is for, and what it
 //! costs to be beside compute, is told in [`symmc_ir::machine`].
 //!
+//! A node more than [`WINDOW`] nodes before a region or after it is not counted: what a schedule moves so far takes memory all
+//! the way. So the time that this takes grows with the program and not with the product of nodes and regions.
+//!
 //! Estimates of compute are rough, so amounts are rounded down to three binary digits of microseconds, and few
 //! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
 
@@ -18,6 +21,8 @@ use super::context::{Context, Overlap};
 const LEAST: u64 = 8;
 /// Regions that one word of bits tells of.
 const WORD: usize = 64;
+/// How many nodes before and after regions can be beside them.
+const WINDOW: usize = 1 << 13;
 
 /// For each region, given by its nodes, the microseconds of compute that can run beside it, on a machine that tells what
 /// communication takes from compute; on others nothing is known to.
@@ -29,30 +34,41 @@ pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u6
         let of = |n: &NodeId| beside.get(graph.node_name(*n)).copied().unwrap_or(0.0);
         return regions.iter().map(|nodes| rounded(nodes.iter().map(of).sum::<f64>() as u64)).collect();
     }
-    let mut member: Vec<Option<usize>> = vec![None; graph.nodes.len()];
-    for (r, nodes) in regions.iter().enumerate() {
-        nodes.iter().for_each(|n| member[n.index()] = Some(r));
-    }
-    let words: Vec<Vec<u64>> =
-        (0..regions.len().div_ceil(WORD)).map(|w| apart(graph, &member, w * WORD, regions.len())).collect();
-    let mut out = vec![0.0; regions.len()];
-    for (id, _) in graph.nodes.iter().filter(|(_, node)| computes(node)) {
-        let n = id.index();
-        // Sums and casts of regions may go as they are rewritten: they hide nothing for sure.
-        if member[n].is_some() {
-            continue;
+    let before: Vec<Vec<usize>> = graph.nodes.values().map(|node| operands(graph, node)).collect();
+    let words = words(regions);
+    let mut inside = vec![false; graph.nodes.len()];
+    regions.iter().flat_map(|nodes| nodes.iter()).for_each(|n| inside[n.index()] = true);
+    // Sums and casts of regions may go as they are rewritten: they hide nothing for sure.
+    let hides: Vec<bool> = graph.nodes.iter().map(|(id, n)| computes(n) && !inside[id.index()]).collect();
+    let mut among = vec![0u32; graph.nodes.len()];
+    for word in &words {
+        for (n, bits) in apart(&before, regions, word).filter(|&(n, _)| hides[n]) {
+            among[n] += bits.count_ones();
         }
-        let among = f64::from(words.iter().map(|w| w[n].count_ones()).sum::<u32>());
-        let us = compute_us(graph, id, context) / among;
-        for (w, word) in words.iter().enumerate() {
-            let mut bits = word[n];
+    }
+    let us: Vec<f64> = graph.nodes.keys().map(|id| share_us(graph, id, among[id.index()], context)).collect();
+    let mut out = vec![0.0; regions.len()];
+    for word in &words {
+        for (n, mut bits) in apart(&before, regions, word).filter(|&(n, _)| hides[n]) {
             while bits != 0 {
-                out[w * WORD + bits.trailing_zeros() as usize] += us;
+                out[word[bits.trailing_zeros() as usize]] += us[n];
                 bits &= bits - 1;
             }
         }
     }
     out.into_iter().map(|us: f64| rounded(us as u64)).collect()
+}
+
+/// The microseconds that a node hides of each of so many regions.
+fn share_us(graph: &Graph, node: NodeId, among: u32, context: &Context) -> f64 {
+    if among == 0 { 0.0 } else { compute_us(graph, node, context) / f64::from(among) }
+}
+
+/// The regions in words, those that are near to each other in the program in one.
+fn words(regions: &[&[NodeId]]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..regions.len()).collect();
+    order.sort_by_key(|&r| regions[r].iter().min().copied());
+    order.chunks(WORD).map(<[usize]>::to_vec).collect()
 }
 
 /// The estimated microseconds of all computation of a program, one node after another.
@@ -61,21 +77,40 @@ pub fn computation_us(graph: &Graph, context: &Context) -> f64 {
     computing.map(|(id, _)| compute_us(graph, id, context)).sum()
 }
 
-/// For each node the regions from `first` on, as many as a word has bits, that it neither needs nor is needed by.
-fn apart(graph: &Graph, member: &[Option<usize>], first: usize, regions: usize) -> Vec<u64> {
-    let all = if regions - first < WORD { (1 << (regions - first)) - 1 } else { u64::MAX };
-    let own =
-        |n: usize| member[n].and_then(|r| r.checked_sub(first)).filter(|r| *r < WORD).map_or(0, |r| 1 << r);
-    let mut needs: Vec<u64> = (0..member.len()).map(own).collect();
+/// Each node near these regions, at most as many as a word has bits, with those that it neither needs nor is needed by. `before`
+/// gives the nodes that each node reads.
+fn apart(
+    before: &[Vec<usize>],
+    regions: &[&[NodeId]],
+    word: &[usize],
+) -> impl Iterator<Item = (usize, u64)> + use<> {
+    let nodes = || word.iter().flat_map(|&r| regions[r]).map(|n| n.index());
+    let near = nodes().min().map_or(0..0, |first| {
+        let last = nodes().max().unwrap_or(first);
+        first.saturating_sub(WINDOW)..last.saturating_add(WINDOW + 1).min(before.len())
+    });
+    let all = if word.len() < WORD { (1 << word.len()) - 1 } else { u64::MAX };
+    let mut needs = vec![0u64; near.len()];
+    for (bit, &r) in word.iter().enumerate() {
+        regions[r].iter().for_each(|n| needs[n.index() - near.start] |= 1 << bit);
+    }
+    // Nodes that need each other have only nodes between them on the way, so those outside do not matter.
+    let inner = |n: usize| before[n].iter().filter(|d| near.contains(d)).map(|d| d - near.start);
     let mut needed = needs.clone();
-    let before = |node: &Node| node.inputs.iter().filter_map(|&v| graph.def_node(v)).collect::<Vec<_>>();
-    for (n, node) in graph.nodes.iter() {
-        needs[n.index()] |= before(node).iter().fold(0, |bits, d| bits | needs[d.index()]);
+    for n in near.clone() {
+        let bits = inner(n).fold(0, |bits, d| bits | needs[d]);
+        needs[n - near.start] |= bits;
     }
-    for (n, node) in graph.nodes.iter().rev() {
-        before(node).iter().for_each(|d| needed[d.index()] |= needed[n.index()]);
+    for n in near.clone().rev() {
+        let bits = needed[n - near.start];
+        inner(n).for_each(|d| needed[d] |= bits);
     }
-    needs.iter().zip(&needed).map(|(a, b)| all & !(a | b)).collect()
+    near.zip(needs).zip(needed).map(move |((n, needs), needed)| (n, all & !(needs | needed)))
+}
+
+/// The nodes that a node reads.
+fn operands(graph: &Graph, node: &Node) -> Vec<usize> {
+    node.inputs.iter().filter_map(|&v| graph.def_node(v)).map(|n| n.index()).collect()
 }
 
 fn computes(node: &Node) -> bool {

@@ -141,7 +141,8 @@ fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
     graph.outputs.iter().for_each(|o| returned[o.value] += 1);
     let is_shared = |(value, users): (ValueId, &Vec<NodeId>)| {
         let node = |n: NodeId| (&graph.nodes[n].op, &graph.nodes[n].inputs);
-        let differ = users.first().is_some_and(|&first| users.iter().any(|&n| node(n) != node(first)));
+        let differ =
+            users.first().is_some_and(|&first| users.iter().any(|&n| n != first && node(n) != node(first)));
         differ || returned[value] + usize::from(!users.is_empty()) > 1
     };
     graph.users().iter().map(is_shared).collect()

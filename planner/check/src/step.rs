@@ -175,12 +175,9 @@ fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Findings) -> Step
         sync: None,
         pairs: Vec::new(),
     };
-    for (_, _, x) in run.operands(program) {
-        let base = program.base(x);
-        if !out.reads.contains(&base) {
-            out.reads.push(base);
-        }
-    }
+    let mut known = HashSet::new();
+    let bases = run.operands(program).map(|(_, _, x)| program.base(x));
+    out.reads.extend(bases.filter(|&base| known.insert(base)));
     let mut contract = None;
     let mut communicates = false;
     for node in run.nodes().map(|n| &program.graph.nodes[n]) {

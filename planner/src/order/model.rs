@@ -202,9 +202,11 @@ impl<'a> Shared<'a> {
         Shared { program, steps, readers, sizes, output, toward: (0..sizes.len() as u32).collect() }
     }
 
-    fn find(&self, v: ValueId) -> usize {
+    /// The value that stands for the set of `v`. Sets of long chains are found fast, as each search halves the way.
+    fn find(&mut self, v: ValueId) -> usize {
         let mut at = v.index();
         while self.toward[at] as usize != at {
+            self.toward[at] = self.toward[self.toward[at] as usize];
             at = self.toward[at] as usize;
         }
         at
@@ -272,7 +274,7 @@ impl<'a> Shared<'a> {
     }
 
     /// The classes, and that of each value.
-    fn classes(&self) -> (Vec<Class>, Vec<u32>) {
+    fn classes(&mut self) -> (Vec<Class>, Vec<u32>) {
         let mut of = vec![NONE; self.toward.len()];
         let mut classes = Vec::new();
         for (v, def) in self.steps.def.iter() {

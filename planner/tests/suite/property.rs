@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_check::{CheckError, check};
 use symmc_ir::random::SplitMix;
-use symmc_ir::{Form, Op, parallel, text};
-use symmc_plan::Plan;
+use symmc_ir::{CollectiveKind, Form, Op, Splits, Variant, parallel, text};
+use symmc_plan::{ArenaKind, Bucket, Lane, Plan};
 
 use crate::common::corrupt::{damage, flatten, mend};
 use crate::common::explore::{explore, sequences};
@@ -21,17 +21,97 @@ fn config(rng: &mut SplitMix) -> Config {
         nodes: 4 + rng.below(16),
         gathers: rng.one_in(2),
         exchanges: rng.one_in(3),
+        sharded: rng.one_in(3),
+    }
+}
+
+/// The most collectives of a bucket that have begun and that no step of the computation has waited for.
+fn in_flight(bucket: &Bucket) -> usize {
+    let (mut issued, mut awaited, mut most) = (0, 0, 0);
+    let mut number = vec![0; bucket.steps.len()];
+    for (s, step) in bucket.steps.iter().enumerate() {
+        if step.lane == Lane::Comm {
+            issued += 1;
+            number[s] = issued;
+        } else {
+            // The lane runs them one after another.
+            awaited = step.waits.iter().map(|&w| number[w]).fold(awaited, usize::max);
+            most = most.max(issued - awaited);
+        }
+    }
+    most
+}
+
+/// Whether values of an arena that are not alive at once share bytes.
+fn reuses(bucket: &Bucket, arena: ArenaKind) -> bool {
+    let of_arena = bucket.buffers.iter().filter(|b| b.arena == arena && b.size > 0);
+    let mut taken: Vec<(u64, u64)> = of_arena.map(|b| (b.offset, b.offset + b.size)).collect();
+    taken.sort_unstable();
+    taken.windows(2).any(|pair| pair[1].0 < pair[0].1)
+}
+
+/// What random plans have in common with those of real programs.
+#[derive(Default, Debug)]
+struct Coverage {
+    /// Those with three collectives or more in flight.
+    in_flight: usize,
+    /// Those of these with three variants or more.
+    variants: usize,
+    /// Those with three collectives or more in flight in which values of the symmetric arena share memory.
+    reuse: usize,
+    /// The kinds of collectives with their variants.
+    ways: BTreeSet<(&'static str, Variant)>,
+    /// Those in which the pieces of an exchange are summed.
+    sums: usize,
+}
+
+impl Coverage {
+    fn add(&mut self, plan: &Plan) {
+        let mut variants = BTreeSet::new();
+        for bucket in &plan.buckets {
+            let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
+            let collectives = graph.nodes.values().filter_map(|n| n.op.as_collective());
+            let ways = collectives.filter_map(|c| Some((c.kind.name(), c.variant?)));
+            let ways: BTreeSet<_> = ways.collect();
+            variants.extend(ways.iter().map(|way| way.1));
+            self.ways.extend(ways);
+        }
+        let flying = plan.buckets.iter().any(|b| in_flight(b) >= 3);
+        let shared = plan.buckets.iter().any(|b| reuses(b, ArenaKind::Symmetric));
+        self.in_flight += usize::from(flying);
+        self.variants += usize::from(flying && variants.len() >= 3);
+        self.reuse += usize::from(flying && shared);
+        self.sums += usize::from(plan.programs.iter().any(|t| t.contains("%sum")));
+    }
+
+    fn merge(&mut self, other: Coverage) {
+        self.in_flight += other.in_flight;
+        self.variants += other.variants;
+        self.reuse += other.reuse;
+        self.sums += other.sums;
+        self.ways.extend(other.ways);
+    }
+
+    /// Whether each kind has been run as each variant that it has, but for exchanges whose sizes are known on the device alone.
+    fn missing(&self) -> Vec<(&'static str, Variant)> {
+        let kinds = CollectiveKind::samples(2);
+        let kinds = kinds.iter().filter(|k| !matches!(k, CollectiveKind::AllToAll(Splits::Device)));
+        let ways = kinds.flat_map(|kind| {
+            let able = Variant::ALL.iter().filter(|v| v.contract(kind).is_some());
+            able.map(|&v| (kind.name(), v))
+        });
+        ways.filter(|way| !self.ways.contains(way)).collect()
     }
 }
 
 #[test]
 fn planned_programs_pass() {
     let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
-    for seed in 0..200 {
+    for seed in 0..240 {
         let mut rng = SplitMix(seed);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);
-        let plan = planned(&graph, &mut rng);
+        let plan = planned(&graph, config.sharded, &mut rng);
         let errors = check(&plan).err().unwrap_or_default();
         let errors: Vec<String> = errors.iter().map(|e| e.to_string()).collect();
         for runs in sequences(&plan, 2, SEQUENCES, &mut rng) {
@@ -89,6 +169,8 @@ struct Tally {
     other: usize,
     /// The rules that rejected plans break.
     kinds: BTreeSet<String>,
+    /// What the plans were before they were damaged.
+    coverage: Coverage,
 }
 
 /// What is wrong with a plan in some sequence of two or three runs.
@@ -110,9 +192,12 @@ fn compare(seed: u64) -> Tally {
     let config = config(&mut rng);
     let exact = rng.one_in(4);
     let symbols = if exact { 0 } else { config.symbols.max(1) };
-    let config = Config { nodes: config.nodes.min(12), symbols, gathers: !exact, ..config };
+    let sharded = config.sharded && !exact;
+    let config = Config { nodes: config.nodes.min(12), symbols, gathers: !exact, sharded, ..config };
     let graph = program(&mut rng, &config);
-    let mut plan = flatten(&planned(&graph, &mut rng), 16384);
+    let made = planned(&graph, config.sharded, &mut rng);
+    tally.coverage.add(&made);
+    let mut plan = flatten(&made, 16384);
     let mut story: Vec<String> = (0..1 + rng.below(3)).filter_map(|_| damage(&mut plan, &mut rng)).collect();
     mend(&mut plan);
     let errors = check(&plan).err().unwrap_or_default();
@@ -157,11 +242,15 @@ fn check_and_explorer_agree_on_damaged_plans() {
         tally.unconfirmed += one.unconfirmed;
         tally.other += one.other;
         tally.kinds.extend(one.kinds);
+        tally.coverage.merge(one.coverage);
     }
     println!("{tally:?}");
     assert!(tally.accepted > 50 && tally.accepted_with_symbols > 30 && tally.rejected > 30, "{tally:?}");
     let expected = ["InPlace", "Lost", "Race", "Unordered"];
     assert!(expected.iter().all(|&k| tally.kinds.contains(k)), "{tally:?}");
+    let Coverage { in_flight, variants, reuse, sums, .. } = tally.coverage;
+    assert!(in_flight >= 40 && variants >= 40 && reuse >= 25 && sums >= 25, "{tally:?}");
+    assert_eq!(tally.coverage.missing(), [], "{tally:?}");
 }
 
 /// Replaces one number or text of a JSON value by another; false if there is none.
@@ -203,7 +292,7 @@ fn no_plan_makes_the_check_panic() {
         let mut rng = SplitMix(seed % 60);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);
-        let plan = planned(&graph, &mut rng);
+        let plan = planned(&graph, config.sharded, &mut rng);
         let mut rng = SplitMix(seed ^ 0xfeed);
         let mut json: serde_json::Value = serde_json::from_str(&plan.to_json()).expect("JSON");
         for _ in 0..1 + rng.below(3) {

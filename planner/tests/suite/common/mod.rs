@@ -14,8 +14,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, InputKind, Members, NodeId, Op,
-    Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, GroupId, InputKind, Members,
+    NodeId, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
@@ -35,6 +35,8 @@ pub struct Config {
     pub gathers: bool,
     /// Whether most collectives are exchanges between pairs of ranks.
     pub exchanges: bool,
+    /// Whether it is a step of training with sharded parameters, whose gathers may all begin at once.
+    pub sharded: bool,
 }
 
 /// The names of the symbols.
@@ -53,10 +55,14 @@ pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
         let value = make.b.input(kind, &format!("in{i}"), "", ty, None);
         make.values.push(value);
     }
-    while make.b.graph().nodes.len() < config.nodes {
-        make.grow(rng);
+    if config.sharded {
+        make.sharded_step(rng);
+    } else {
+        while make.b.graph().nodes.len() < config.nodes {
+            make.grow(rng);
+        }
+        make.outputs(rng);
     }
-    make.outputs(rng);
     make.b.finish()
 }
 
@@ -300,7 +306,8 @@ impl Maker {
             0..=2 => CollectiveKind::AllReduce(ReduceOp::Sum),
             3 if self.config.gathers && !large => CollectiveKind::AllGather,
             4 if self.rows(x).exact_div(&Dim::from(i64::from(n * self.config.ranks))).is_some() => {
-                CollectiveKind::ReduceScatter(ReduceOp::Sum)
+                let result = self.scattered(rng, x, group, n);
+                return self.values.extend(result);
             }
             5 | 6 => CollectiveKind::AllToAll(Splits::Even),
             7 => CollectiveKind::Broadcast { root: rng.below(n as usize) as u32 },
@@ -311,6 +318,71 @@ impl Maker {
         if let Ok(results) = self.b.collective(name, kind, group, &[x]) {
             self.values.push(results[0]);
         }
+    }
+
+    /// A sum over ranks of which each has a piece: a reduce-scatter, or the sum of the pieces that an all-to-all brings.
+    fn scattered(&mut self, rng: &mut SplitMix, x: ValueId, group: GroupId, n: u32) -> Option<ValueId> {
+        if !rng.one_in(3) {
+            let kind = CollectiveKind::ReduceScatter(ReduceOp::Sum);
+            return self.b.collective("reduce_scatter", kind, group, &[x]).ok().map(|results| results[0]);
+        }
+        let pieces = Dim::from(i64::from(n));
+        let rows = self.rows(x).exact_div(&pieces)?;
+        let kind = CollectiveKind::AllToAll(Splits::Even);
+        let exchanged = self.b.collective("all_to_all", kind, group, &[x]).ok()?[0];
+        let parted = self.b.reshape("r", exchanged, vec![pieces, rows, Dim::from(4)]).ok()?;
+        let sum = Op::Reduce { op: Reduction::Sum, axes: vec![0], keep: false };
+        self.b.op("sum", sum, &[parted]).ok()
+    }
+
+    /// A step of training with sharded parameters: they are gathered, forwards and perhaps backwards again, each is used once in each
+    /// direction, and what their gradients are is scattered. Gathers stand together at the beginning, or each in front of its use.
+    fn sharded_step(&mut self, rng: &mut SplitMix) {
+        let group = rng.pick(&self.groups);
+        let n = self.b.graph().group_size(group).unwrap_or(1);
+        let unit = self.units[0].clone();
+        let whole = unit.clone() * Dim::from(i64::from(n));
+        let count = 3 + rng.below(2);
+        let input = |make: &mut Self, kind, name: String, rows: &Dim| {
+            let ty = Type::new(DType::F32, vec![rows.clone(), Dim::from(4)]);
+            make.b.input(kind, &name, "", ty, None)
+        };
+        let kind = rng.pick(&[InputKind::Argument, InputKind::Parameter]);
+        let shards: Vec<ValueId> =
+            (0..count).map(|i| input(self, kind, format!("shard{i}"), &unit)).collect();
+        let mut h = input(self, InputKind::Argument, "x".into(), &whole);
+        let (ahead, cast, again) = (rng.one_in(2), rng.one_in(2), rng.one_in(2));
+        let gather = |make: &mut Self, shard: ValueId| {
+            let shard = if cast { make.b.op("cast", Op::Unary(UnaryOp::Neg), &[shard]).ok()? } else { shard };
+            Some(make.b.collective("all_gather", CollectiveKind::AllGather, group, &[shard]).ok()?[0])
+        };
+        let mut gathered: Vec<Option<ValueId>> = vec![None; count];
+        if ahead {
+            gathered = shards.iter().map(|&shard| gather(self, shard)).collect();
+        }
+        let add =
+            |make: &mut Self, op, x, y| make.b.op("b", Op::Binary(op), &[x, y]).expect("shapes are equal");
+        for (weight, &shard) in gathered.iter_mut().zip(&shards) {
+            let w = weight.or_else(|| gather(self, shard)).expect("it is gathered");
+            *weight = Some(w);
+            h = add(self, BinaryOp::Mul, h, w);
+            h = self.b.op("u", Op::CumSum { axis: 0 }, &[h]).expect("a sum of rows");
+        }
+        let mut outputs = vec![h];
+        for (weight, &shard) in gathered.iter().zip(&shards).rev() {
+            let again = Some(shard).filter(|_| again).and_then(|shard| gather(self, shard));
+            let w = again.or(*weight).expect("it is gathered");
+            let gradient = add(self, BinaryOp::Mul, h, w);
+            h = add(self, BinaryOp::Add, gradient, h);
+            let averaged = rng.one_in(4).then(|| CollectiveKind::AllReduce(ReduceOp::Avg));
+            outputs.extend(match averaged {
+                Some(kind) => self.b.collective("all_reduce", kind, group, &[gradient]).ok().map(|r| r[0]),
+                None => self.scattered(rng, gradient, group, n),
+            });
+        }
+        let graph = self.b.graph_mut();
+        let returned = outputs.into_iter().map(|value| Output { value, kind: OutputKind::Returned });
+        graph.outputs.extend(returned);
     }
 
     fn outputs(&mut self, rng: &mut SplitMix) {
@@ -359,8 +431,9 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
     graph
 }
 
-/// A plan of the program: one bucket, or two with variants of their own if it has a symbol.
-pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
+/// A plan of the program: one bucket, or two with variants of their own if it has a symbol. Collectives of `sharded` programs begin
+/// early, most of the time.
+pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
     // Which symbol is divided, and how.
     let divided = rng.below(graph.symbols.len().max(1));
     let ranges: Vec<[i64; 2]> = match rng.one_in(2) {
@@ -383,7 +456,8 @@ pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
         1 => graph.inputs.keys().collect(),
         _ => graph.inputs.keys().take(1).collect(),
     };
-    let (order, slack) = (rng.pick(Order::ALL), rng.pick(&[0.0, 0.05, 1.0]));
+    let orders = if sharded && !rng.one_in(4) { &[Order::Program, Order::Bfs] } else { Order::ALL };
+    let (order, slack) = (rng.pick(orders), rng.pick(&[0.0, 0.05, 1.0]));
     let capable = |profile| Profile { dispatches: Capabilities::GPU, ..profile };
     let profile = rng.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
     let config = PlanConfig { bind, order, slack, profile, ..PlanConfig::default() };

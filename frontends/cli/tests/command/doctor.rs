@@ -1,13 +1,11 @@
 //! `symmc doctor`: what it says of machines that lack things, and that it says so whatever drivers and libraries do.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{failure, output, symmc};
+use crate::common::{failure, output, symmc};
 use serde_json::Value;
 
 /// The checks of every report, apart from those of each GPU.

@@ -1,10 +1,8 @@
 //! Numerics classes at the command line, and comparisons whose tolerance follows the history of the outputs.
 
-mod common;
-
 use std::path::PathBuf;
 
-use common::{failure, output, stdout, symmc};
+use crate::common::{failure, output, stdout, symmc};
 
 /// Writes a program into a folder; its path.
 fn write(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {

@@ -1,5 +1,4 @@
 //! Where the outputs of a run are written: a file is replaced whole, a link is replaced by the file, and nothing else is touched.
-#![cfg(unix)]
 
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixListener;

@@ -1,15 +1,13 @@
 //! Files: ranks that joined must have the same bytes of tensors, a file that changes under a run is an error, never a signal, and
 //! what a pipe gives is read once.
 
-mod common;
-
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
-use common::{Named, f32s, programs, symmc, tensors, write};
+use crate::common::{Named, f32s, programs, symmc, tensors, write};
 
 /// The elements of a weight: more than a few pages.
 const ELEMENTS: usize = 1 << 21;

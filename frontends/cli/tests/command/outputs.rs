@@ -1,12 +1,10 @@
 //! Files that commands write: never through a link, never over a file that the command reads, and whole or not at all.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use common::{failure, output, programs, symmc, write};
+use crate::common::{failure, output, programs, symmc, write};
 
 const PROGRAM: &str = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[4]\n\
                        %y: f32[4] = all_reduce %x op=sum group=@g\nreturn %y\n";

@@ -1,10 +1,8 @@
 //! What `symmc run` compares, and that it never passes in silence over what a file records.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Named, f32s, failure, i64s, output, stdout, symmc, tensors, write};
+use crate::common::{Named, f32s, failure, i64s, output, stdout, symmc, tensors, write};
 
 /// Both ranks add their arguments up; `%n` counts in integers.
 const SUM: &str = "program \"sum\" ranks 2\nsymbol tokens in 1..=64\ngroup @g world\narg %x: f32[tokens, 2]\n\

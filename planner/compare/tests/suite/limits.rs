@@ -1,8 +1,6 @@
 //! What a comparison does not cover is part of its result.
 
-mod common;
-
-use common::{compared, outcome};
+use crate::common::{compared, outcome};
 use symmc_compare::{LimitKind, MOST, SourceComparison, SourceStatus};
 
 /// The limits of all parts.

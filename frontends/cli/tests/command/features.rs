@@ -1,11 +1,9 @@
 //! What a build without a feature says where that is needed: exit code 2, and the name of the feature.
 //!
-//! `cargo test -p symmc-cli --no-default-features --test features` builds the command for `.symm` programs on host ranks
+//! `cargo test -p symmc-cli --no-default-features --test command features` builds the command for `.symm` programs on host ranks
 //! alone; what it can do, it does.
 
-mod common;
-
-use common::{failure, programs, stdout, symmc, write};
+use crate::common::{failure, programs, stdout, symmc, write};
 
 /// A line that needs a feature names it, or gets past that where the build has it.
 fn needs(feature: &str, on: bool, line: &str) {
@@ -13,7 +11,7 @@ fn needs(feature: &str, on: bool, line: &str) {
     if on && feature == "cuda" {
         return;
     }
-    let out = common::output(&mut symmc(line));
+    let out = crate::common::output(&mut symmc(line));
     let text = String::from_utf8_lossy(&out.stderr);
     let named = text.contains(&format!("without the feature `{feature}`"));
     assert_eq!(named, !on, "symmc {line}\n{text}");

@@ -1,8 +1,6 @@
 //! Pairs of small programs, of which the second stands for the planned one.
 
-mod common;
-
-use common::outcome;
+use crate::common::outcome;
 use symmc_compare::{MOST, SourceStatus};
 
 #[test]

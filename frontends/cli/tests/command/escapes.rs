@@ -1,14 +1,12 @@
 //! Messages that quote files of strangers: whatever these hold, nothing that a terminal acts on reaches it, and a message has a
 //! bounded length.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{output, symmc};
+use crate::common::{output, symmc};
 
 /// Names that a file may give to something: sequences that set a title, clear the screen, begin a line of their own or
 /// reverse text, and one that is very long.
@@ -112,7 +110,7 @@ fn good_output_has_strange_names_escaped_as_well() {
 #[cfg(feature = "onnx")]
 fn strange_names_in_a_model() {
     let dir = tempfile::tempdir().expect("a folder");
-    let model = std::fs::read(common::programs().join("gpt_tp2_rank0.onnx")).expect("a model");
+    let model = std::fs::read(crate::common::programs().join("gpt_tp2_rank0.onnx")).expect("a model");
     let path = dir.path().join("m.onnx");
     for (from, to) in
         [("MatMul", "\u{1b}]0;A\u{7}"), ("Softmax", "\u{1b}[2J\u{7}ab"), ("float32", "\u{1b}[31m\n.")]

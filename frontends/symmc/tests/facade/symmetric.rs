@@ -1,7 +1,5 @@
 //! Symmetric buffers of callers: inputs that peers read lie there, take turns, and are the same on all ranks, or are refused.
 
-mod threads;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +10,7 @@ use symmc::{
     Session, SessionConfig, Tensor, TensorFile, Variant, Workload,
 };
 
-use threads::{bytes, on_ranks};
+use crate::threads::{bytes, on_ranks};
 
 const LIMIT: Duration = Duration::from_secs(20);
 

@@ -1,16 +1,14 @@
 //! Estimated times: the fields of the summary are those of the documentation, and `bench program` prints them next to what runs
 //! take.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{failure, stdout, symmc};
+use crate::common::{failure, stdout, symmc};
 use serde_json::Value;
 
 /// The fields that the table of docs/running.md describes: of the summary, its buckets and their collectives.
 fn documented() -> [BTreeSet<String>; 3] {
-    let page = include_str!("../../../docs/running.md");
+    let page = include_str!("../../../../docs/running.md");
     let table = page.split_once("| field | meaning |").expect("the table").1;
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
     let mut out: [BTreeSet<String>; 3] = Default::default();

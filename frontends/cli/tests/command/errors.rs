@@ -1,10 +1,8 @@
 //! Bad input: exit code 2 and one message that names the thing, what was found and what was expected.
 
-mod common;
-
 use std::path::Path;
 
-use common::{failure, programs, stdout, symmc, write};
+use crate::common::{failure, programs, stdout, symmc, write};
 
 fn says(line: &str, parts: &[&str]) {
     let text = failure(&mut symmc(line), 2);
@@ -428,7 +426,9 @@ fn ranges_narrow_a_program_of_any_format() {
     for buckets in ["--bucket batch=4,64 --bucket tokens=8,64", "--bucket batch=4,64;tokens=8,64"] {
         let mut line = symmc(&format!("print {file} --stage lowered {buckets}"));
         assert_eq!(
-            String::from_utf8_lossy(&common::output(&mut line).stdout).matches("program \"open\"").count(),
+            String::from_utf8_lossy(&crate::common::output(&mut line).stdout)
+                .matches("program \"open\"")
+                .count(),
             4
         );
     }

@@ -1,15 +1,13 @@
 //! Several programs in one session: they share arenas, their data stay apart, and errors, closes and drops are each program's or the
 //! session's.
 
-mod threads;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use symmc::{Bind, CheckedPlan, Config, Error, ErrorKind, Profile, Program, Session, SessionConfig, Variant};
 
-use threads::{bytes, on_ranks};
+use crate::threads::{bytes, on_ranks};
 
 const LIMIT: Duration = Duration::from_secs(20);
 

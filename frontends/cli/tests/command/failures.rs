@@ -1,11 +1,9 @@
 //! Ranks that die or stop while a program runs: every process ends soon, the message names rank and step.
 
-mod common;
-
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::symmc;
+use crate::common::symmc;
 
 const FOREVER: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --repeat 100000000";
 

@@ -1,10 +1,8 @@
 //! The outcomes of `symmc check` and their exit codes, with and without `--require-compared`.
 
-mod common;
-
 use std::path::Path;
 
-use common::{output, stdout, symmc, write};
+use crate::common::{output, stdout, symmc, write};
 
 /// Writes a plan of a program after edits of its planned programs; its path.
 fn plan(dir: &Path, program: &str, edits: &[(&str, &str)]) -> String {

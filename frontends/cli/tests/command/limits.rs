@@ -1,12 +1,10 @@
 //! Limits of the system: few threads, little memory, few open files, small files, system calls that a container refuses. The
 //! command goes on with fewer threads, or ends with an error and exit code 2; it never panics, aborts or hangs.
 
-mod common;
-
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::programs;
+use crate::common::programs;
 
 const PLAN: &str = "plan megatron_tp4_f32.pt2";
 const RUN: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
@@ -145,7 +143,7 @@ const SMALL: &str = "program \"small\" ranks 2\ngroup @g world\narg %x: f32[8]\n
 #[cfg(target_arch = "x86_64")]
 fn refused(call: u32, error: i32, ranks: &[&str], port: u32) -> Vec<Output> {
     let folder = tempfile::tempdir().expect("a folder");
-    let file = common::write(folder.path(), "small.symm", SMALL.as_bytes());
+    let file = crate::common::write(folder.path(), "small.symm", SMALL.as_bytes());
     let start = |rank: &&str| {
         let mut command = Command::new("python3");
         command.args(["-c", REFUSE, &call.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
@@ -245,11 +243,11 @@ fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {
     const FSYNC: u32 = 74;
     for (error, code) in [(libc_error::EIO, 2), (libc_error::ENOSYS, 0)] {
         let folder = tempfile::tempdir().expect("a folder");
-        let program = common::write(folder.path(), "small.symm", SMALL.as_bytes());
-        let plan = common::write(folder.path(), "plan.json", b"older");
+        let program = crate::common::write(folder.path(), "small.symm", SMALL.as_bytes());
+        let plan = crate::common::write(folder.path(), "plan.json", b"older");
         let mut command = Command::new("python3");
         command.args(["-c", REFUSE, &FSYNC.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
-        let output = common::output(command.args(["plan", &program, "-o", &plan]));
+        let output = crate::common::output(command.args(["plan", &program, "-o", &plan]));
         if output.status.code() == Some(99) {
             println!("skipped: the system has no filters of system calls");
             return;

@@ -1,8 +1,6 @@
 //! The main jobs of the command on real programs.
 
-mod common;
-
-use common::{output, stdout, symmc};
+use crate::common::{output, stdout, symmc};
 
 /// Whether the line of a rank's first output says that it is equal, or how far within the tolerance it is.
 fn passes(text: &str, rank: u32) -> bool {

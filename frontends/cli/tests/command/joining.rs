@@ -1,12 +1,10 @@
 //! Ranks that another launcher started: each launcher's variables, ranks that do not come, come twice, die, cannot begin
 //! or run something else. Every rank ends within the limit, with the same exit code and the name of what is wrong.
 
-mod common;
-
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{failure, symmc};
+use crate::common::{failure, symmc};
 
 /// A program of its own folder.
 struct Case {

@@ -1,0 +1,26 @@
+//! The command, in one binary, because each takes seconds to link. Modules that open the real programs, or look for libraries of GPUs, need
+//! all features.
+
+mod checks;
+mod common;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod compares;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod doctor;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod errors;
+mod escapes;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod estimates;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod failures;
+mod features;
+mod files;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod joining;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod limits;
+mod numerics;
+mod outputs;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod shows;

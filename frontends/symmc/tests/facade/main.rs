@@ -1,0 +1,25 @@
+//! The facade, in one binary, because each takes seconds to link.
+
+#[cfg(feature = "torch")]
+mod against_source;
+mod bad_data;
+mod buffer;
+mod definition;
+mod divided;
+mod errors;
+mod features;
+#[cfg(feature = "torch")]
+mod generate;
+mod interpreter;
+mod machine;
+mod numerics;
+#[cfg(unix)]
+mod outputs;
+mod packing;
+mod several;
+mod share;
+mod sizes;
+#[cfg(feature = "torch")]
+mod symmetric;
+mod threads;
+mod workload;

@@ -1,0 +1,9 @@
+//! End-to-end suites, in one binary, because each takes seconds to link. Those that count what a process holds have binaries of their own.
+
+mod bounds;
+mod families;
+mod generate;
+mod programs;
+mod relocation;
+mod sessions;
+mod trials;
