@@ -11,7 +11,8 @@
 //!   ([`attention`]),
 //! - values of which only a part is used are computed in part ([`used`]),
 //! - attention stores its result in the order in which it is read ([`stored`]),
-//! - collectives between one rank are gone ([`collectives`]),
+//! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
+//!   combined element by element are one ([`collectives`]),
 //! - equal nodes exist once.
 //!
 //! No rule changes a result by more than the rounding of intermediate values that a fused op avoids; all but the
