@@ -81,17 +81,21 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             normalised(operands, *axes)?;
             one(first()?)
         }
-        Op::Attention { cap, bounds, sink, .. } => {
+        Op::Attention { cap, bounds, sink, log_sum_exp, .. } => {
             attributes_of_attention(*cap, bounds)?;
             let parts = Operands::of(bounds, *sink, operands).ok_or("it needs queries, keys and values")?;
-            one(attention(&parts)?)
+            let result = attention(&parts)?;
+            let sums = log_sum_exp.then(|| log_sum_exp_of(parts.q));
+            Ok(Some([result].into_iter().chain(sums).collect()))
         }
+        Op::AttentionGradient { bounds, .. } => attention_gradient(bounds, operands).map(Some),
         Op::Permuted { op, perm } => {
-            want(matches!(**op, Op::Attention { .. }), || "only attention permutes its result".into())?;
-            match infer(op, operands, n)?.as_deref() {
-                Some([ty]) => one(permute(ty, perm)?),
-                _ => Err("an op with one result is permuted".into()),
+            want(op.is_permutable(), || "only attention and its gradient permute their results".into())?;
+            let mut types = infer(op, operands, n)?.ok_or("an op of known result types is permuted")?;
+            for ty in types.iter_mut().take(op.permuted_results()) {
+                *ty = permute(ty, perm)?;
             }
+            Ok(Some(types))
         }
         Op::RotaryEmbedding { width, .. } => {
             rotary(operands, *width)?;
@@ -234,10 +238,14 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
-/// The number of results of an op that no program leaves open: one, but for ops that give positions or sizes too.
-fn result_count(op: &Op) -> usize {
+/// The number of results of an op that no program leaves open: one, but for ops that give positions, sizes, sums or several
+/// gradients.
+pub fn result_count(op: &Op) -> usize {
     match op {
         Op::TopK { .. } | Op::Sort { .. } => 2,
+        Op::Attention { log_sum_exp: true, .. } => 2,
+        Op::AttentionGradient { .. } => 3,
+        Op::Permuted { op, .. } => result_count(op),
         Op::Collective(c) if c.kind == CollectiveKind::AllToAll(Splits::Device) => 2,
         _ => 1,
     }
@@ -421,6 +429,31 @@ fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
     let mut shape = q.shape.clone();
     shape[r - 1] = v.shape[r - 1].clone();
     Ok(Type::new(q.dtype, shape))
+}
+
+/// The type of the log-sum-exp of each row of queries.
+fn log_sum_exp_of(q: &Type) -> Type {
+    Type::new(q.dtype.wide(), q.shape[..q.rank() - 1].to_vec())
+}
+
+/// The types of the gradients of the queries, keys and values.
+fn attention_gradient(bounds: &[Bound], operands: &[&Type]) -> Result<Vec<Type>, String> {
+    attributes_of_attention(None, bounds)?;
+    let (&[gradient, result, sums], forward) = operands
+        .split_first_chunk::<3>()
+        .ok_or("it needs the gradient of the result, the result and the log-sum-exp of an attention")?;
+    let parts = Operands::of(bounds, false, forward).ok_or("it needs queries, keys and values")?;
+    let expected = attention(&parts)?;
+    let is = |what: &str, found: &Type, expected: &Type| {
+        want(found == expected, || {
+            let (e, f) = (expected, found);
+            format!("the {what} must be {}{:?}, found {}{:?}", e.dtype, e.shape, f.dtype, f.shape)
+        })
+    };
+    is("gradient of the result", gradient, &expected)?;
+    is("result", result, &expected)?;
+    is("log-sum-exp", sums, &log_sum_exp_of(parts.q))?;
+    Ok([parts.q, parts.k, parts.v].map(|ty| (*ty).clone()).to_vec())
 }
 
 /// Checks the operands of a rotary embedding of the first `width` elements.

@@ -65,10 +65,20 @@ pub enum Op {
     /// has one, which broadcasts to `[.., h, l, 1]`. A row sees the columns that the mask and all bounds let
     /// it see; see [`crate::attention`]. A row that sees nothing is zero; what a row does not see adds
     /// nothing to it, also where `v` is NaN there. With a `sink` the last operand, a float that broadcasts to
-    /// `[.., h, l, 1]`, is one more score of each row, neither scaled nor hidden, whose value is zero.
-    Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound>, sink: bool },
+    /// `[.., h, l, 1]`, is one more score of each row, neither scaled nor hidden, whose value is zero. With
+    /// `log_sum_exp` there is a second result `[.., h, l]`, f32 (f64 for f64): the natural logarithm of the sum of the
+    /// exponentials of the scores that a row sees, its sink among them. It is minus infinity for a row that sees nothing.
+    Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound>, sink: bool, log_sum_exp: bool },
+    /// The gradients of [`Op::Attention`] without cap and sink, for its queries, keys and values: three results with the
+    /// types of these. Operands: the gradient of the result, the result, the log-sum-exp, then the operands of the
+    /// attention. With the weights `p = exp(scores - log_sum_exp)`, which are 0 where a row does not see the column and
+    /// in rows whose log-sum-exp is minus infinity, `d = p * (gradient @ vᵀ - sum(gradient * result))`: the gradients are
+    /// `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`, the latter two summed over the query heads that share a head
+    /// of keys. Operands that are not finite may make all gradients of their heads NaN, also where they are not seen.
+    AttentionGradient { scale: Float, bounds: Vec<Bound> },
     /// What `op` gives, stored with its axes in another order: axis `i` of the result is axis `perm[i]` of that. `op` is
-    /// [`Op::Attention`], whose kernels store through strides, so that a permuted result costs no copy.
+    /// [`Op::Attention`], whose first result is permuted, or [`Op::AttentionGradient`], all of whose results are. Their
+    /// kernels store through strides, so that a permuted result costs no copy.
     Permuted { op: Box<Op>, perm: Vec<usize> },
     /// Rotary position embedding of `x [.., e]`: pairs of the first `width` elements of each row are turned by angles whose
     /// cosines and sines are given, the rest stays. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and
@@ -134,6 +144,18 @@ impl Op {
     /// Whether the result shares the memory of the first operand wherever the layout allows it.
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand)
+    }
+    /// Whether it may be the op of [`Op::Permuted`].
+    pub fn is_permutable(&self) -> bool {
+        self.permuted_results() > 0
+    }
+    /// How many of its results [`Op::Permuted`] permutes, from the first on.
+    pub fn permuted_results(&self) -> usize {
+        match self {
+            Op::Attention { .. } => 1,
+            Op::AttentionGradient { .. } => 3,
+            _ => 0,
+        }
     }
     /// Whether each element of the result is made of the elements of the operands at the same position, broadcast to
     /// its shape.

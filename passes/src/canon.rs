@@ -9,8 +9,10 @@
 //! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
 //!   [`rotary`]), attention has bounds instead of masks that say what positions see ([`seen`]), and its heads are grouped
 //!   ([`attention`]),
+//! - values of which only a part is used are computed in part ([`used`]),
 //! - attention stores its result in the order in which it is read ([`stored`]),
-//! - collectives between one rank are gone ([`collectives`]),
+//! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
+//!   combined element by element are one ([`collectives`]),
 //! - equal nodes exist once.
 //!
 //! No rule changes a result by more than the rounding of intermediate values that a fused op avoids; all but the
@@ -27,6 +29,7 @@ pub mod products;
 pub mod rotary;
 pub mod seen;
 pub mod stored;
+pub mod used;
 pub mod views;
 
 use symmc_ir::{BoundsChecks, Graph};
@@ -48,8 +51,8 @@ pub const RULES: &[&[Rule]] = &[
     collectives::RULES,
 ];
 
-/// Times that a program is rewritten again because values are no longer shared.
-const MOST_REPEATS: usize = 8;
+/// Times that a program is rewritten again because of what reads its values.
+const MOST_REPEATS: usize = 12;
 
 /// Rewrites once more, and adds to a report what that did.
 fn again(graph: &Graph, report: &mut Report) -> (Graph, Report) {
@@ -76,19 +79,18 @@ pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
 pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
     crate::error::verified_before("canonicalize", graph)?;
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
-    if let Some(stored) = stored::as_read(&out) {
-        // The permutations that are left change nothing, and views behind them may be one.
-        out = again(&stored, &mut report).0;
-    }
-    // What several nodes needed in the source may be needed by one now.
     let mut met_shared = report.met_shared;
     for _ in 0..MOST_REPEATS {
-        if !met_shared {
+        // That values are computed in part, or stored in another order, may make others fit for it.
+        let changed = used::in_part(&out).or_else(|| stored::as_read(&out));
+        if changed.is_none() && !met_shared {
             break;
         }
-        let (next, more) = again(&out, &mut report);
+        let by_readers = changed.is_some();
+        let (next, more) = again(changed.as_ref().unwrap_or(&out), &mut report);
         out = next;
-        met_shared = more.met_shared && !more.fired.is_empty();
+        // What several nodes needed in the source may be needed by one now.
+        met_shared = more.met_shared && (by_readers || !more.fired.is_empty());
     }
     if cfg!(debug_assertions) {
         crate::error::verified_after("canonicalize", &out)?;

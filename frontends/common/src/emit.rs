@@ -647,7 +647,11 @@ pub trait Emit {
         if let Some(mask) = mask {
             operands.push(if self.dtype(mask).is_float() { mask } else { self.cast(mask, DType::Bool)? });
         }
-        self.emit("attention", Op::Attention { scale: Float(scale), cap, bounds, sink: false }, &operands)
+        self.emit(
+            "attention",
+            Op::Attention { scale: Float(scale), cap, bounds, sink: false, log_sum_exp: false },
+            &operands,
+        )
     }
 
     /// A collective of one operand and one result.

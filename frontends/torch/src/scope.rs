@@ -56,6 +56,11 @@ impl<'p> Scope<'p> {
         self.last_read.contains_key(name)
     }
 
+    /// Whether an output of the graph or of the program is this name.
+    pub fn is_returned(&self, name: &str) -> bool {
+        self.last_read.get(name) == Some(&usize::MAX)
+    }
+
     /// Whether anything after the current node reads a name.
     pub fn is_read_later(&self, name: &str) -> bool {
         self.last_read.get(name).is_some_and(|&at| at > self.position)

@@ -5,8 +5,9 @@
 
 use super::array::Array;
 use super::error::OpError;
-use super::{elementwise, index, linear, movement, reduce};
-use crate::dim::{Bindings, Dim};
+use super::{attention, elementwise, index, linear, movement, reduce};
+use crate::attention::Bound;
+use crate::dim::Bindings;
 use crate::op::Op;
 use crate::text;
 use crate::types::DType;
@@ -43,19 +44,19 @@ pub(super) fn compute(
         Op::LayerNorm { axes, eps } => {
             reduce::layer_norm(*axes, eps.0, x[0], x.get(1).copied(), x.get(2).copied())?
         }
-        Op::Attention { scale, cap, bounds, sink } => {
-            let add =
-                |d: &Dim| d.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
-            let adds = bounds.iter().map(|b| add(&b.add)).collect::<Result<_, _>>()?;
-            let scores = linear::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds, sink: *sink };
-            linear::attention(x, &scores, shape)?
+        Op::Attention { scale, cap, bounds, sink, log_sum_exp } => {
+            let adds = added_by(bounds, bindings)?;
+            let scores =
+                attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds, sink: *sink };
+            let (out, sums) = attention::attention(x, &scores, shape)?;
+            return Ok([out].into_iter().chain(log_sum_exp.then_some(sums)).collect());
         }
-        Op::Permuted { op, perm } => {
-            let mut inner = vec![0; shape.len()];
-            perm.iter().zip(shape).for_each(|(&axis, &n)| inner[axis] = n);
-            let out = compute(op, x, &[(dtype, &inner)], bindings)?;
-            movement::permute(&out[0], perm, shape)
+        Op::AttentionGradient { scale, bounds } => {
+            let adds = added_by(bounds, bindings)?;
+            let scores = attention::Scores { scale: scale.0, cap: None, bounds, adds, sink: false };
+            return attention::gradient(x, &scores);
         }
+        Op::Permuted { op, perm } => return permuted(op, perm, x, results, bindings),
         Op::RotaryEmbedding { width, interleaved } => linear::rotary(x[0], x[1], x[2], *width, *interleaved)?,
         Op::Take { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::Index { axis } => index::index(x[0], *axis, &x[1..])?,
@@ -86,4 +87,39 @@ pub(super) fn compute(
         }
     };
     Ok(vec![out])
+}
+
+/// What each bound of attention adds.
+fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>, OpError> {
+    let add = |b: &Bound| b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
+    bounds.iter().map(add).collect()
+}
+
+/// An op some of whose results are permuted.
+fn permuted(
+    op: &Op,
+    perm: &[usize],
+    x: &[&Array],
+    results: &[ResultType<'_>],
+    bindings: &Bindings,
+) -> Result<Vec<Array>, OpError> {
+    let count = op.permuted_results();
+    let inner: Vec<Vec<usize>> = results
+        .iter()
+        .enumerate()
+        .map(|(number, (_, shape))| {
+            let mut inner = shape.to_vec();
+            if number < count {
+                perm.iter().zip(*shape).for_each(|(&axis, &n)| inner[axis] = n);
+            }
+            inner
+        })
+        .collect();
+    let types: Vec<ResultType<'_>> =
+        results.iter().zip(&inner).map(|((dtype, _), shape)| (*dtype, &shape[..])).collect();
+    let mut out = compute(op, x, &types, bindings)?;
+    for (array, (_, shape)) in out.iter_mut().zip(results).take(count) {
+        *array = movement::permute(array, perm, shape);
+    }
+    Ok(out)
 }

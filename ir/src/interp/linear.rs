@@ -1,11 +1,7 @@
-//! Matrix product and attention, accumulated in f64 and rounded once, and rotary embeddings.
-
-use std::ops::Range;
+//! Matrix products, accumulated in f64 and rounded once, and rotary embeddings.
 
 use super::array::{Array, Data, broadcast_strides, numel, round, walk};
-use super::elementwise::float_max;
 use super::error::OpError;
-use crate::attention::{Bound, Operands, visible};
 
 /// Integers are multiplied and added in wrapping i64.
 pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpError> {
@@ -87,115 +83,6 @@ fn product<T: Copy>(
     out
 }
 
-/// What an attention row may see.
-enum Mask<'a> {
-    None,
-    /// Nonzero attends.
-    Bool(&'a [i64]),
-    /// Added to the scores.
-    Float(&'a [f64]),
-}
-
-/// The attributes of attention.
-pub(super) struct Scores<'a> {
-    pub scale: f64,
-    pub cap: Option<f64>,
-    pub bounds: &'a [Bound],
-    /// What each bound adds.
-    pub adds: Vec<i64>,
-    /// Whether an operand is one more score of each row.
-    pub sink: bool,
-}
-
-impl Scores<'_> {
-    fn of(&self, query: &[f64], key: &[f64]) -> f64 {
-        let score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * self.scale;
-        self.cap.map_or(score, |cap| cap * (score / cap).tanh())
-    }
-
-    /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
-    fn visible(&self, positions: &[&Array], rows: &[usize], s: usize) -> Result<Vec<Range<usize>>, OpError> {
-        let n = numel(rows);
-        let l = rows.last().copied().unwrap_or(1);
-        let mut limits = vec![Vec::with_capacity(self.bounds.len()); n];
-        let mut positions = positions.iter();
-        let column = [rows, &[1]].concat();
-        for (bound, &add) in self.bounds.iter().zip(&self.adds) {
-            let mut of_rows = vec![0; n];
-            if bound.operand
-                && let Some(x) = positions.next()
-            {
-                let (elements, mut row) = (x.as_ints()?, 0);
-                walk(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
-                    of_rows[row] = elements[at];
-                    row += 1;
-                });
-            }
-            for (row, limits) in limits.iter_mut().enumerate() {
-                limits.push((bound.side, bound.limit(row % l, add, of_rows[row])));
-            }
-        }
-        Ok(limits.into_iter().map(|limits| visible(limits, s)).collect())
-    }
-}
-
-/// Scaled dot-product attention; operands `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, mask, positions.
-pub(super) fn attention(
-    operands: &[&Array],
-    attributes: &Scores<'_>,
-    shape: &[usize],
-) -> Result<Array, OpError> {
-    let missing = OpError::Attribute { what: "the operands of attention" };
-    let parts = Operands::of(attributes.bounds, attributes.sink, operands).ok_or(missing)?;
-    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
-    let rank = shape.len();
-    let (h, l, f) = (shape[rank - 3], shape[rank - 2], shape[rank - 1]);
-    let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
-    let mut scores_shape = shape[..rank - 1].to_vec();
-    scores_shape.push(s);
-    let (mask, mask_strides) = match parts.mask {
-        None => (Mask::None, vec![0; rank]),
-        Some(m) => {
-            let mask = match &*m.data {
-                Data::Int(v) => Mask::Bool(v),
-                Data::Float(v) => Mask::Float(v),
-            };
-            (mask, broadcast_strides(&m.shape, &scores_shape))
-        }
-    };
-    let (q, keys, values) = (q.as_floats()?, k.as_floats()?, v.as_floats()?);
-    let mut out = Vec::with_capacity(numel(shape));
-    let mut scores = vec![None; s];
-    let mut row = 0;
-    let visible = attributes.visible(parts.positions, &shape[..rank - 1], s)?;
-    let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
-    let column = [&shape[..rank - 1], &[1]].concat();
-    let sink_strides = parts.sink.map_or_else(|| vec![0; rank], |x| broadcast_strides(&x.shape, &column));
-    let strides = [&mask_strides[..rank - 1], &sink_strides[..rank - 1]];
-    walk(&shape[..rank - 1], strides, |[mask_start, sink]| {
-        let head = row / l;
-        // Heads of q share heads of k and v in runs of h / g.
-        let shared = head / h * g + head % h / (h / g.max(1)).max(1);
-        let query = &q[row * e..][..e];
-        for (j, score) in scores.iter_mut().enumerate() {
-            let at = mask_start + j * mask_strides[rank - 1];
-            let (seen, bias) = match mask {
-                Mask::None => (true, 0.0),
-                Mask::Bool(m) => (m[at] != 0, 0.0),
-                Mask::Float(m) => (true, m[at]),
-            };
-            *score = (seen && visible[row].contains(&j))
-                .then(|| attributes.of(query, &keys[(shared * s + j) * e..][..e]) + bias);
-        }
-        let start = out.len();
-        out.resize(start + f, 0.0);
-        let sink = sinks.map(|x| x[sink]);
-        attend(&scores, sink, &values[shared * s * f..][..s * f], &mut out[start..]);
-        row += 1;
-    });
-    Ok(Array::floats(operands[0].dtype, shape, out))
-}
-
 /// Rotary position embedding: `x [.., e]`, the cosines and the sines. Each product and each sum is rounded to the dtype of
 /// the cosines.
 pub(super) fn rotary(
@@ -224,23 +111,4 @@ pub(super) fn rotary(
         row += 1;
     });
     Ok(Array::floats(x.dtype, &x.shape, out))
-}
-
-/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen and of the sink. If none is
-/// seen, or all are minus infinity, `out` stays.
-fn attend(scores: &[Option<f64>], sink: Option<f64>, values: &[f64], out: &mut [f64]) {
-    let max = scores.iter().flatten().chain(&sink).fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
-    if max == f64::NEG_INFINITY || out.is_empty() {
-        return;
-    }
-    let mut sum = sink.map_or(0.0, |x| (x - max).exp());
-    for (score, value) in scores.iter().zip(values.chunks_exact(out.len())) {
-        let Some(score) = score else { continue };
-        let weight = (score - max).exp();
-        sum += weight;
-        for (o, v) in out.iter_mut().zip(value) {
-            *o += weight * v;
-        }
-    }
-    out.iter_mut().for_each(|o| *o /= sum);
 }

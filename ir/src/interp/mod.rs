@@ -13,6 +13,7 @@
 //! [`seeded_inputs`], which draws inputs, and [`compare()`], which compares results.
 
 mod array;
+mod attention;
 mod bind;
 mod collective;
 mod compare;

@@ -474,7 +474,13 @@ mod tests {
         assert_eq!(pull(&measured), pull(&plain));
         assert_eq!(Profile::from_json(&measured.to_json()).unwrap(), measured);
         // Version 1 has none, and is read.
-        assert!(plain.version == 1 && plain.contention.is_empty() && plain.product_rates.is_empty());
+        let json = plain.to_json();
+        let old: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let mut old = old.as_object().unwrap().clone();
+        old.insert("version".into(), 1.into());
+        old.remove("product_rates");
+        let old = Profile::from_json(&serde_json::to_string(&old).unwrap()).unwrap();
+        assert!(old.version == 1 && old.contention.is_empty() && old.product_rates.is_empty());
         let rate = ProductRate { rows: 8, matmul_16bit: 1.0, matmul: 1.0 };
         for (bad, part) in [
             (Profile { contention: vec![of(1.5, 0.5)], ..plain.clone() }, "contention[0]: taken"),

@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn steps_take_the_longest_of_bytes_operations_and_a_kernel() {
-        let p = profile();
+        let p = Profile { product_rates: Vec::new(), ..profile() };
         let none = Operations::default();
         let throughput = p.throughput.expect("stated");
         assert_eq!(p.compute_us(0, none), throughput.kernel_us);

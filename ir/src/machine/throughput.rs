@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::attention::Bound;
 use crate::graph::{Graph, Node};
-use crate::{Dim, Op};
+use crate::{Dim, Op, ValueId};
 
 /// How fast a machine computes, in 10¹² operations per second. A multiplication and an addition are two operations.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -111,15 +112,7 @@ impl Operations {
                     _ => 1,
                 };
             }
-            Op::Attention { bounds, .. } => {
-                out.attention = attention(graph, node, bounds.iter().any(|b| b.row), &size)
-            }
-            Op::Permuted { op, .. } => {
-                if let Op::Attention { bounds, .. } = &**op {
-                    out.attention = attention(graph, node, bounds.iter().any(|b| b.row), &size);
-                }
-            }
-            _ => {}
+            op => out.attention = of_attention(op, &node.inputs, graph, &size),
         }
         out
     }
@@ -135,9 +128,24 @@ impl Operations {
     }
 }
 
+/// The operations of attention or its gradient, which computes weights again and has four products more: two and a half times
+/// as many. Of other ops none.
+fn of_attention(op: &Op, inputs: &[ValueId], graph: &Graph, size: &impl Fn(&Dim) -> u64) -> u64 {
+    let moves_with_row = |bounds: &[Bound]| bounds.iter().any(|b| b.row);
+    match op {
+        Op::Permuted { op, .. } => of_attention(op, inputs, graph, size),
+        Op::Attention { bounds, .. } => attention(graph, inputs, moves_with_row(bounds), size),
+        Op::AttentionGradient { bounds, .. } => {
+            let forward = inputs.get(3..).unwrap_or_default();
+            attention(graph, forward, moves_with_row(bounds), size).saturating_mul(5) / 2
+        }
+        _ => 0,
+    }
+}
+
 /// The operations of attention: queries by keys, and weights by values.
-fn attention(graph: &Graph, node: &Node, halved: bool, size: &impl Fn(&Dim) -> u64) -> u64 {
-    let [q, k, v, ..] = node.inputs[..] else { return 0 };
+fn attention(graph: &Graph, inputs: &[ValueId], halved: bool, size: &impl Fn(&Dim) -> u64) -> u64 {
+    let [q, k, v, ..] = inputs[..] else { return 0 };
     let [q, k, v] = [q, k, v].map(|x| &graph.ty(x).shape[..]);
     let (Some((width, rows)), Some(value), [.., keys, _]) = (q.split_last(), v.last(), k) else { return 0 };
     let rows = rows.iter().map(size).fold(1, u64::saturating_mul);

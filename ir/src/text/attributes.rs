@@ -204,16 +204,32 @@ impl Attributes<'_, '_> {
         if self.cursor.token == Token::Ident(key) { self.read(key).map(Some) } else { Ok(None) }
     }
 
-    /// Attention, whose bounds have a short form, and whose cap, sink and permutation may be missing.
+    /// Attention, whose bounds have a short form, and whose cap, sink, log-sum-exp and permutation may be missing.
     pub fn attention(&mut self) -> Read<Op> {
-        let bounds = match self.optional("bounds")? {
-            Some(bounds) => bounds,
-            None => attention::causal_if(self.read("causal")?),
-        };
+        let bounds = self.bounds()?;
         let scale = self.read("scale")?;
         let cap = self.optional("cap")?;
         let sink = self.optional("sink")?.unwrap_or(false);
-        let op = Op::Attention { scale, cap, bounds, sink };
+        let log_sum_exp = self.optional("log_sum_exp")?.unwrap_or(false);
+        self.permuted(Op::Attention { scale, cap, bounds, sink, log_sum_exp })
+    }
+
+    /// The gradient of attention, whose bounds have a short form, and whose permutation may be missing.
+    pub fn attention_gradient(&mut self) -> Read<Op> {
+        let bounds = self.bounds()?;
+        let scale = self.read("scale")?;
+        self.permuted(Op::AttentionGradient { scale, bounds })
+    }
+
+    fn bounds(&mut self) -> Read<Vec<Bound>> {
+        Ok(match self.optional("bounds")? {
+            Some(bounds) => bounds,
+            None => attention::causal_if(self.read("causal")?),
+        })
+    }
+
+    /// The op, or the op with its results permuted if a permutation follows.
+    fn permuted(&mut self, op: Op) -> Read<Op> {
         Ok(match self.optional("perm")? {
             Some(perm) => Op::Permuted { op: Box::new(op), perm },
             None => op,
@@ -228,5 +244,13 @@ impl Writer<'_> {
         self.put(key);
         self.put("=");
         value.write(self);
+    }
+
+    /// The bounds of attention, in their short form where that says it.
+    pub fn bounds(&mut self, bounds: &Vec<Bound>) {
+        match bounds.is_empty() || attention::is_causal(bounds) {
+            true => self.attribute("causal", &!bounds.is_empty()),
+            false => self.attribute("bounds", bounds),
+        }
     }
 }

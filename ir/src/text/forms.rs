@@ -192,7 +192,9 @@ ops! {
              which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
              others in the order of their bounds. With `sink=true` the last operand, which broadcasts to `[.., h, l, 1]`, is one \
              more score of each row, neither scaled nor hidden, whose value is zero. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
-             a `perm` has axis `perm[i]` of that as its axis `i`."
+             a `perm` has axis `perm[i]` of that as its axis `i`. With `log_sum_exp=true` a second result `[.., h, l]`, f32 or \
+             for f64 f64, is the natural logarithm of the sum of the exponentials of the scores that a row sees, or minus infinity \
+             where it sees nothing."
             => "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
                 %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
                 scale=0.25 cap=30.0\n\
@@ -200,7 +202,22 @@ ops! {
                 from chunk 16 of row + (0)] scale=0.25\n\
                 %attention.sink: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths, %sinks bounds=[below operand + (0)] \
                 scale=0.25 sink=true\n\
-                %attention.rows: f32[t, 8, 16] = attention %heads, %heads, %heads causal=true scale=0.25 perm=[1, 0, 2]";
+                %attention.rows: f32[t, 8, 16] = attention %heads, %heads, %heads causal=true scale=0.25 perm=[1, 0, 2]\n\
+                %attention.result: f32[8, t, 16], %attention.sums: f32[8, t] = attention %heads, %heads, %heads causal=true \
+                scale=0.25 log_sum_exp=true";
+        "attention_gradient" ("gradient, result, log_sum_exp, q, k, v, mask?, position?"):
+            "The gradients of `q`, `k` and `v` of an `attention` without cap and sink: three results of their types. \
+             `gradient` is that of its first result; `result` and `log_sum_exp` are its results; the other operands, \
+             `causal` or `bounds`, and `scale` are its own. The weights are `p = exp(scores - log_sum_exp)`, 0 where a row \
+             does not see the column, and `d = p * (gradient @ vᵀ - sum(gradient * result))`. The results are \
+             `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`, the latter two summed over the query heads that share \
+             a head of keys. With a `perm` each has axis `perm[i]` of that as its axis `i`. Operands that are not finite \
+             may make all gradients of their heads NaN."
+            => "%gradient.q: f32[8, t, 16], %gradient.k: f32[8, t, 16], %gradient.v: f32[8, t, 16] = attention_gradient \
+                %attention.result, %attention.result, %attention.sums, %heads, %heads, %heads causal=true scale=0.25\n\
+                %some.q: f32[t, 8, 16], %some.k: f32[t, 8, 16], %some.v: f32[t, 8, 16] = attention_gradient \
+                %attention.result, %attention.result, %attention.sums, %heads, %heads, %heads, %lengths \
+                bounds=[below operand + (0)] scale=0.25 perm=[1, 0, 2]";
         "rotary_embedding" ("x, cos, sin") op RotaryEmbedding { width, interleaved }:
             "Pairs of the first `width` elements of each row of `x`, turned: `(a, b)` becomes `(a * cos - b * sin, \
              b * cos + a * sin)`. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and `2i + 1` where they \

@@ -82,6 +82,7 @@ impl<'a> Parser<'a> {
         }
         match (name, &head.callee) {
             ("attention", _) => a.attention(),
+            ("attention_gradient", _) => a.attention_gradient(),
             ("opaque", Some((callee, _))) => {
                 Ok(Op::Opaque { name: callee.to_string(), attributes: a.read("attributes")? })
             }

@@ -54,6 +54,10 @@ macro_rules! ops {
                     let more = attention::positions(bounds) + usize::from(*sink);
                     ("attention", (3 + more, 4 + more))
                 }
+                Op::AttentionGradient { bounds, .. } => {
+                    let more = attention::positions(bounds);
+                    ("attention_gradient", (6 + more, 7 + more))
+                }
                 Op::Permuted { op, .. } => head(op),
                 Op::Collective(c) => {
                     let operands = if c.kind == CollectiveKind::AllToAll(Splits::Device) { 2 } else { 1 };
@@ -93,11 +97,8 @@ macro_rules! ops {
                     $(out.attribute(stringify!($key), $key);)*
                 })?)*)*
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
-                Op::Attention { scale, cap, bounds, sink } => {
-                    match bounds.is_empty() || attention::is_causal(bounds) {
-                        true => out.attribute("causal", &!bounds.is_empty()),
-                        false => out.attribute("bounds", bounds),
-                    }
+                Op::Attention { scale, cap, bounds, sink, log_sum_exp } => {
+                    out.bounds(bounds);
                     out.attribute("scale", scale);
                     if let Some(cap) = cap {
                         out.attribute("cap", cap);
@@ -105,6 +106,13 @@ macro_rules! ops {
                     if *sink {
                         out.attribute("sink", sink);
                     }
+                    if *log_sum_exp {
+                        out.attribute("log_sum_exp", log_sum_exp);
+                    }
+                }
+                Op::AttentionGradient { scale, bounds } => {
+                    out.bounds(bounds);
+                    out.attribute("scale", scale);
                 }
                 Op::Permuted { op, perm } => {
                     write_attributes(op, out);
@@ -133,7 +141,7 @@ macro_rules! ops {
                 $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
                     $(out.extend($key.dims());)*
                 })?)*)*
-                Op::Attention { bounds, .. } => out.extend(bounds.dims()),
+                Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => out.extend(bounds.dims()),
                 Op::Permuted { op, .. } => out = op_dims(op),
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
                 Op::Collective(_) | Op::Opaque { .. } => {}
@@ -148,7 +156,7 @@ macro_rules! ops {
                 $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
                     $(out.extend($key.dims_mut());)*
                 })?)*)*
-                Op::Attention { bounds, .. } => out.extend(bounds.dims_mut()),
+                Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => out.extend(bounds.dims_mut()),
                 Op::Permuted { op, .. } => out = op_dims_mut(op),
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
                 Op::Collective(_) | Op::Opaque { .. } => {}

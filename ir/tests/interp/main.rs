@@ -1,5 +1,6 @@
 //! The reference interpreter: each op, whole programs and collectives.
 
+mod attention_gradient;
 mod bounds;
 mod common;
 mod draws;

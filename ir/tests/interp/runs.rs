@@ -353,7 +353,17 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
         let qkv = ["q", "k", "v"].map(|name| project(&mut b, name));
         let scale = Float(1.0 / (head as f64).sqrt());
         let a = b
-            .op("a", Op::Attention { scale, cap: None, bounds: vec![Bound::causal()], sink: false }, &qkv)
+            .op(
+                "a",
+                Op::Attention {
+                    scale,
+                    cap: None,
+                    bounds: vec![Bound::causal()],
+                    sink: false,
+                    log_sum_exp: false,
+                },
+                &qkv,
+            )
             .unwrap();
         let a = b.op("a", Op::Permute { perm: vec![1, 0, 2] }, &[a]).unwrap();
         let a = b.reshape("a", a, vec![tokens.clone(), Dim::from((heads * head) as i64)]).unwrap();

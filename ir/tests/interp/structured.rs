@@ -42,7 +42,7 @@ fn a_sink_takes_a_part_of_the_weights() {
     let q = f32s(&[2, 1, 1], &[1.0, 1.0]);
     let k = f32s(&[2, 2, 1], &[0.0, 2f64.ln(), 0.0, 0.0]);
     let v = f32s(&[2, 2, 1], &[7.0, 14.0, 4.0, NAN]);
-    let op = |bounds| Op::Attention { scale: Float(1.0), cap: None, bounds, sink: true };
+    let op = |bounds| Op::Attention { scale: Float(1.0), cap: None, bounds, sink: true, log_sum_exp: false };
     // Scores of 1 and 2 parts and a sink of 4, then of 1 part that is seen and one of 3.
     let sinks = f32s(&[2, 1, 1], &[4f64.ln(), 3f64.ln()]);
     let length = i64s(&[2, 1, 1], &[2, 1]);
@@ -148,6 +148,7 @@ fn attention() {
         cap: None,
         bounds: attention::causal_if(causal),
         sink: false,
+        log_sum_exp: false,
     };
     let zeros = |n| f32s(&[1, n, 1], &vec![0.0; n]);
     // Equal scores: the mean of what is seen. Three queries on two keys.
@@ -177,7 +178,7 @@ fn attention() {
 fn attention_sees_what_all_bounds_let_it_see() {
     // Each value is its own bit, and all scores are equal: four times the mean tells the columns.
     let seen = |bounds: Vec<Bound>, positions: &[Tensor]| {
-        let op = Op::Attention { scale: Float(1.0), cap: None, bounds, sink: false };
+        let op = Op::Attention { scale: Float(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
         let v = f32s(&[1, 6, 1], &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
         let operands = [&[f32s(&[1, 4, 1], &[0.0; 4]), f32s(&[1, 6, 1], &[0.0; 6]), v], positions].concat();
         (op, operands)
@@ -212,7 +213,13 @@ fn attention_sees_what_all_bounds_let_it_see() {
 #[test]
 fn attention_caps_its_scores_before_the_mask() {
     // Scores of 0 and 5, capped at 1: the tanh of 5.
-    let op = Op::Attention { scale: Float(5.0), cap: Some(Float(1.0)), bounds: vec![], sink: false };
+    let op = Op::Attention {
+        scale: Float(5.0),
+        cap: Some(Float(1.0)),
+        bounds: vec![],
+        sink: false,
+        log_sum_exp: false,
+    };
     let x = [f32s(&[1, 1, 1], &[1.0]), f32s(&[1, 2, 1], &[0.0, 1.0]), f32s(&[1, 2, 1], &[0.0, 1.0])];
     let weight = |bias: f64| 1.0 / (1.0 + (-5f64.tanh() - bias).exp());
     check_near(op.clone(), &x, &[f32s(&[1, 1, 1], &[weight(0.0)])], 1e-6);
@@ -223,7 +230,13 @@ fn attention_caps_its_scores_before_the_mask() {
 #[test]
 fn attention_scores_and_grouped_heads() {
     // q·k = [2, 4], scaled by ln(3)/2: weights 1/4 and 3/4.
-    let op = Op::Attention { scale: Float(3f64.ln() / 2.0), cap: None, bounds: vec![], sink: false };
+    let op = Op::Attention {
+        scale: Float(3f64.ln() / 2.0),
+        cap: None,
+        bounds: vec![],
+        sink: false,
+        log_sum_exp: false,
+    };
     let q = f32s(&[1, 1, 2], &[1.0, 1.0]);
     let k = f32s(&[1, 2, 2], &[0.0, 2.0, 3.0, 1.0]);
     let v = f32s(&[1, 2, 1], &[4.0, 8.0]);

@@ -100,6 +100,7 @@ impl Choices {
             cap: self.one(&[None, Some(Float(30.0))]),
             bounds,
             sink: self.flag(),
+            log_sum_exp: self.flag(),
         }
     }
     fn op(&mut self, graph: &Graph) -> Op {

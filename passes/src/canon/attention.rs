@@ -87,7 +87,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let typed = |shape: &[Dim]| Type::new(node.ty.dtype, shape.to_vec());
     let scale = Float(scores.factor * within_cap * outer * of_q * of_k);
     // A cap is not of scores that are multiplied again.
-    let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false };
+    let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false, log_sum_exp: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
     let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
     let result = infer::infer(&plain, &types, None).ok()??.pop()?;
@@ -106,8 +106,10 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
     let values = v;
     let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
-    let (op, inputs) =
-        (Op::Attention { scale, cap, bounds, sink: sink.is_some() }, [vec![q, k, v], operands].concat());
+    let (op, inputs) = (
+        Op::Attention { scale, cap, bounds, sink: sink.is_some(), log_sum_exp: false },
+        [vec![q, k, v], operands].concat(),
+    );
     if result == node.ty && rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
     }
@@ -478,7 +480,7 @@ fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let Op::Attention { scale, cap, bounds: old, sink } = &node.op else { return None };
+    let Op::Attention { scale, cap, bounds: old, sink, log_sum_exp } = &node.op else { return None };
     let parts = Operands::of(old, *sink, &node.inputs)?;
     let mask = *parts.mask?;
     let mut shape = cx.shape(*parts.q).to_vec();
@@ -505,9 +507,14 @@ fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let inputs =
         [&[*parts.q, *parts.k, *parts.v], left, parts.positions, positions, sunk.as_slice()].concat();
     bounds.retain(|b| b.operand || !old.contains(b));
-    let op = Op::Attention { scale: *scale, cap: *cap, bounds: [&old[..], &bounds].concat(), sink: *sink };
+    let bounds = [&old[..], &bounds].concat();
+    let op = Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink, log_sum_exp: *log_sum_exp };
     if rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
+    }
+    if *log_sum_exp {
+        // The sums of rows that see nothing would have to be replaced, too.
+        return None;
     }
     let (ty, v) = (node.ty.clone(), *parts.v);
     let y = cx.emit("seen", op, &inputs, ty);

@@ -1,15 +1,44 @@
-//! Collectives between fewer than two ranks.
+//! Collectives that need not run, and several that can be one.
+//!
+//! Every rule gives the bits of the program, but for orders of summation that a collective chooses by itself.
 
-use symmc_ir::{CollectiveKind, Op, Scalar, Splits};
+use symmc_ir::known::Known;
+use symmc_ir::{
+    BinaryOp, Collective, CollectiveKind, DType, Float, Op, ReduceOp, Scalar, Splits, Type, ValueId,
+};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
-pub const RULES: &[Rule] = &[Rule {
-    name: "group_of_one",
-    equation: "a collective on groups of one rank = x; permute without a sender = full(0)",
-    apply: group_of_one,
-}];
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "group_of_one",
+        equation: "a collective on groups of one rank = x; permute without a sender = full(0)",
+        apply: group_of_one,
+    },
+    Rule {
+        name: "collective_of_full",
+        equation: "a collective that gathers, exchanges, broadcasts or reduces full(s) = full(s), or the reduction of s and itself",
+        apply: collective_of_full,
+    },
+    Rule {
+        name: "exchange_of_exchange",
+        equation: "all_to_all(all_to_all(x)) = x with even splits on one group",
+        apply: exchange_of_exchange,
+    },
+    Rule {
+        name: "element_wise_of_gathers",
+        equation: "f(all_gather(x), all_gather(y)) = all_gather(f(x, y)) on one group, where nothing else needs the gathers and the \
+                   result has no wider type",
+        apply: element_wise_of_gathers,
+    },
+    Rule {
+        name: "concat_of_collectives",
+        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), and so of all_gathers along another axis than \
+                   theirs, where nothing else needs them",
+        apply: concat_of_collectives,
+    },
+];
 
 fn group_of_one(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let Op::Collective(c) = &node.op else { return None };
@@ -29,4 +58,105 @@ fn group_of_one(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         }
         _ => Some(Rewrite::Value(*node.inputs.first()?)),
     }
+}
+
+fn collective_of_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Collective(c), &[x]) = (&node.op, &node.inputs[..]) else { return None };
+    let s = cx.known(x).and_then(Known::full)?;
+    let ranks = cx.graph().group_size(c.group)?;
+    let s = match &c.kind {
+        CollectiveKind::AllGather
+        | CollectiveKind::AllToAll(Splits::Even)
+        | CollectiveKind::Broadcast { .. } => s,
+        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => {
+            reduced(*op, s, cx.ty(x).dtype, ranks)?
+        }
+        CollectiveKind::AllToAll(Splits::Device) | CollectiveKind::Permute { .. } => return None,
+    };
+    Some(Rewrite::Node(Op::Full(s), vec![]))
+}
+
+/// The reduction of so many numbers that are all this one, one after another as collectives do; none for means of integers and for
+/// bools.
+fn reduced(op: ReduceOp, s: Scalar, dtype: DType, ranks: u32) -> Option<Scalar> {
+    let again = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |all, _| f(all, first));
+    let narrow = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
+    match (op, s) {
+        (ReduceOp::Max | ReduceOp::Min, _) => Some(s),
+        (_, Scalar::Float(Float(x))) if dtype.is_float() => Some(Scalar::Float(Float(match op {
+            ReduceOp::Prod => again(x, &|a, b| narrow(a * b)),
+            ReduceOp::Avg => narrow(again(x, &|a, b| narrow(a + b)) / f64::from(ranks)),
+            _ => again(x, &|a, b| narrow(a + b)),
+        }))),
+        (ReduceOp::Sum, Scalar::Int(x)) if dtype != DType::Bool => {
+            Some(Scalar::Int(x.wrapping_mul(i64::from(ranks))).wrapped(dtype))
+        }
+        _ => None,
+    }
+}
+
+fn exchange_of_exchange(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let even = |op: &Op| match op {
+        Op::Collective(Collective { kind: CollectiveKind::AllToAll(Splits::Even), group, .. }) => {
+            Some(*group)
+        }
+        _ => None,
+    };
+    let (inner, operands) = cx.def(*node.inputs.first()?)?;
+    let is_inverse = even(&node.op).is_some_and(|group| even(inner) == Some(group));
+    (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
+}
+
+/// The collective that gives a value which nothing else needs, and its operand.
+fn collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
+    match cx.def(v)? {
+        (Op::Collective(c), &[x]) if !cx.is_shared(v) => Some((c, x)),
+        _ => None,
+    }
+}
+
+fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let reports =
+        |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !node.ty.dtype.is_float();
+    let is_checked = matches!(&node.op, Op::Binary(op) if reports(op));
+    if !node.op.is_element_wise() || is_checked || node.inputs.len() < 2 || node.inputs[0] == node.inputs[1] {
+        return None;
+    }
+    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();
+    let found = found?;
+    let gather = found[0].0.clone();
+    let alike = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
+    let widest = found.iter().map(|(_, x)| cx.ty(*x).dtype.size()).max()?;
+    if gather.kind != CollectiveKind::AllGather || !alike || node.ty.dtype.size() > widest {
+        return None;
+    }
+    let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
+    let ty = Type::new(node.ty.dtype, cx.shape(operands[0]));
+    let own = cx.emit("own", node.op.clone(), &operands, ty);
+    Some(Rewrite::Node(Op::Collective(gather), vec![own]))
+}
+
+fn concat_of_collectives(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Concat { axis } = node.op else { return None };
+    if node.inputs.len() < 2 {
+        return None;
+    }
+    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();
+    let found = found?;
+    let first = found[0].0.clone();
+    let can_be_one = match first.kind {
+        CollectiveKind::AllReduce(_) => true,
+        CollectiveKind::AllGather => axis > 0,
+        _ => false,
+    };
+    if !can_be_one || found.iter().any(|(c, _)| **c != first) {
+        return None;
+    }
+    let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
+    let mut shape = node.ty.shape.clone();
+    if first.kind == CollectiveKind::AllGather {
+        shape[0] = cx.shape(operands[0])[0].clone();
+    }
+    let own = cx.emit("own", Op::Concat { axis }, &operands, Type::new(node.ty.dtype, shape));
+    Some(Rewrite::Node(Op::Collective(first), vec![own]))
 }

@@ -1,6 +1,6 @@
 //! Results that are stored in the order in which they are read.
 //!
-//! Attention gives `[.., h, l, f]`, and most programs go on with `[.., l, h, f]`, all heads of a row in a run: a reshape of the
+//! Attention gives `[.., h, l, f]`, its gradient results of that form, and most programs go on with `[.., l, h, f]`, all heads of a row in a run: a reshape of the
 //! permuted result would copy it. Where every reader permutes a result in the same way, perhaps behind a reshape that takes
 //! axes of extent 1 away or adds some, it is stored so. That rests on all readers, so it is no rule of the rewriter, which
 //! sees a node before those that read it.
@@ -21,20 +21,41 @@ pub fn as_read(graph: &Graph) -> Option<Graph> {
     let mut out = graph.clone();
     let mut found = false;
     for (id, node) in graph.nodes.iter() {
-        let (Op::Attention { .. }, &[result]) = (&node.op, &node.outputs[..]) else { continue };
-        let between = units_alone(graph, &readers[index(result)]);
-        let read = between.map_or(result, |reshape| graph.nodes[reshape].outputs[0]);
-        let Some(perm) = common(graph, &readers[index(read)]) else { continue };
-        let stored = lifted(graph, result, read, perm);
-        out.values[result].ty = permuted(graph.ty(result), &stored);
-        out.nodes[id].op = Op::Permuted { op: Box::new(node.op.clone()), perm: stored };
-        out.values[read].ty = permuted(graph.ty(read), perm);
-        for &reader in &readers[index(read)] {
-            out.nodes[reader].op = Op::Permute { perm: (0..perm.len()).collect() };
+        let results = node.outputs.get(..node.op.permuted_results()).unwrap_or_default();
+        let orders: Option<Vec<Order<'_>>> = results.iter().map(|&r| order(graph, &readers, r)).collect();
+        let Some(orders) = orders else { continue };
+        let Some((first, rest)) = orders.split_first() else { continue };
+        if rest.iter().any(|other| other.stored != first.stored) {
+            continue;
         }
+        for (&result, Order { read, perm, stored }) in results.iter().zip(&orders) {
+            out.values[result].ty = permuted(graph.ty(result), stored);
+            out.values[*read].ty = permuted(graph.ty(*read), perm);
+            for &reader in &readers[index(*read)] {
+                out.nodes[reader].op = Op::Permute { perm: (0..perm.len()).collect() };
+            }
+        }
+        out.nodes[id].op = Op::Permuted { op: Box::new(node.op.clone()), perm: first.stored.clone() };
         found = true;
     }
     found.then_some(out)
+}
+
+/// How the readers of a result permute it.
+struct Order<'g> {
+    /// What they read: the result, or its reshape.
+    read: ValueId,
+    /// Their permutation of that.
+    perm: &'g [usize],
+    /// The same permutation of the result itself.
+    stored: Vec<usize>,
+}
+
+fn order<'g>(graph: &'g Graph, readers: &[Vec<NodeId>], result: ValueId) -> Option<Order<'g>> {
+    let between = units_alone(graph, &readers[index(result)]);
+    let read = between.map_or(result, |reshape| graph.nodes[reshape].outputs[0]);
+    let perm = common(graph, &readers[index(read)])?;
+    Some(Order { read, perm, stored: lifted(graph, result, read, perm) })
 }
 
 fn index(value: ValueId) -> usize {

@@ -117,7 +117,9 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
         } else {
             let results = node.outputs.iter().map(|&v| graph.values[v].clone());
             let results = results.map(|v| (v.name, v.ty)).collect();
-            let new = to.intern(node.op.clone(), inputs, results);
+            let results: Vec<(String, Type)> = results;
+            let (op, inputs) = to.several(node.op.clone(), inputs, &results);
+            let new = to.intern(op, inputs, results);
             for (&old, &new) in node.outputs.iter().zip(&to.graph.nodes[new].outputs) {
                 map[old] = Some(new);
             }
@@ -284,6 +286,71 @@ impl<'r> Rewriter<'r> {
         }
         debug_assert_eq!(*self.ty(value), node.ty, "a rule changed the type of %{}", self.name);
         value
+    }
+
+    /// The op and the operands of a node with several results as the rules give them. Only attention and its gradient are
+    /// offered: by their first result, and the gradient as the attention that it is of.
+    fn several(
+        &mut self,
+        mut op: Op,
+        mut inputs: Vec<ValueId>,
+        results: &[(String, Type)],
+    ) -> (Op, Vec<ValueId>) {
+        let Some((name, ty)) = results.first() else { return (op, inputs) };
+        self.name.clone_from(name);
+        self.depth += 1;
+        for _ in 0..MAX_STEPS {
+            let Some((offered, skipped)) = Self::offered(&op, &inputs, ty, |v| self.ty(v).clone()) else {
+                break;
+            };
+            let Some((name, next, operands)) = self.kept(&offered, skipped > 0) else { break };
+            *self.fired.entry(name).or_default() += 1;
+            inputs.truncate(skipped);
+            inputs.extend(operands);
+            op = match (op, next) {
+                (Op::AttentionGradient { .. }, Op::Attention { scale, bounds, .. }) => {
+                    Op::AttentionGradient { scale, bounds }
+                }
+                (_, next) => next,
+            };
+        }
+        self.depth -= 1;
+        (op, inputs)
+    }
+
+    /// What rules are offered in place of a node with several results, and how many of its operands are not among those of that.
+    fn offered(
+        op: &Op,
+        inputs: &[ValueId],
+        ty: &Type,
+        type_of: impl Fn(ValueId) -> Type,
+    ) -> Option<(Candidate, usize)> {
+        match op {
+            Op::Attention { .. } => {
+                Some((Candidate { op: op.clone(), inputs: inputs.to_vec(), ty: ty.clone() }, 0))
+            }
+            Op::AttentionGradient { scale, bounds } => {
+                let (scale, bounds) = (*scale, bounds.clone());
+                let op = Op::Attention { scale, cap: None, bounds, sink: false, log_sum_exp: true };
+                let (&[_, result, _], forward) = inputs.split_first_chunk::<3>()?;
+                Some((Candidate { op, inputs: forward.to_vec(), ty: type_of(result) }, 3))
+            }
+            _ => None,
+        }
+    }
+
+    /// The first replacement of a node by one with as many results, and with the same queries, keys and values where
+    /// `same_operands` asks for that.
+    fn kept(&mut self, node: &Candidate, same_operands: bool) -> Option<(&'static str, Op, Vec<ValueId>)> {
+        for rule in self.rules.iter().copied().flatten() {
+            if let Some(Rewrite::Node(op, inputs)) = (rule.apply)(self, node)
+                && matches!(op, Op::Attention { log_sum_exp: true, .. })
+                && (!same_operands || inputs.get(..3) == node.inputs.get(..3))
+            {
+                return Some((rule.name, op, inputs));
+            }
+        }
+        None
     }
 
     fn step(&mut self, node: &Candidate) -> Option<Rewrite> {

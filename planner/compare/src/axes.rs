@@ -179,8 +179,10 @@ impl<'a> AxisSets<'a> {
             }
             (Op::Reshape, &[x]) => self.reshaped(x, result),
             (Op::Take { axis }, &[x, index]) => self.taken(x, index, result, *axis),
-            (Op::Attention { .. }, _) => self.attention(&node.op, &node.inputs, result, &|axis| axis),
-            (Op::Permuted { op, perm }, inputs) => {
+            (Op::Attention { .. }, _) if node.outputs.len() == 1 => {
+                self.attention(&node.op, &node.inputs, result, &|axis| axis);
+            }
+            (Op::Permuted { op, perm }, inputs) if node.outputs.len() == 1 => {
                 let at = |axis: usize| perm.iter().position(|&p| p == axis).unwrap_or(axis);
                 self.attention(op, inputs, result, &at);
             }

@@ -357,9 +357,13 @@ pub fn work(graph: &Graph) -> u128 {
         let result = node.outputs.first().map_or(0, |&v| numel(v));
         let products = match &node.op {
             Op::MatMul | Op::GroupedMatMul => result.saturating_mul(extent(node.inputs.first(), 0)),
-            Op::Attention { .. } | Op::Permuted { .. } => {
-                let q = node.inputs.first().map_or(0, |&v| numel(v));
-                q.saturating_add(result).saturating_mul(extent(node.inputs.get(1), 1))
+            Op::Attention { .. } | Op::AttentionGradient { .. } | Op::Permuted { .. } => {
+                let of = if let Op::Permuted { op, .. } = &node.op { &**op } else { &node.op };
+                // The gradient has five products of the size of the two of attention, whose operands are behind three others.
+                let (first, times) = if matches!(of, Op::AttentionGradient { .. }) { (3, 3) } else { (0, 1) };
+                let q = node.inputs.get(first).map_or(0, |&v| numel(v));
+                let each = q.saturating_add(result).saturating_mul(times);
+                each.saturating_mul(extent(node.inputs.get(first + 1), 1))
             }
             _ => 0,
         };

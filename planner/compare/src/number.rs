@@ -405,7 +405,8 @@ pub fn rounds_in_its_own_way(op: &Op, operand: DType) -> bool {
         Op::MatMul | Op::GroupedMatMul | Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
             float
         }
-        Op::Attention { .. } | Op::Permuted { .. } | Op::RotaryEmbedding { .. } | Op::CumSum { .. } => float,
+        Op::Attention { .. } | Op::AttentionGradient { .. } | Op::Permuted { .. } => float,
+        Op::RotaryEmbedding { .. } | Op::CumSum { .. } => float,
         Op::Unary(UnaryOp::Silu) => float,
         Op::Reduce { op, .. } => float && matches!(op, Reduction::Sum | Reduction::Mean | Reduction::Prod),
         Op::IndexAdd { .. } => float,

@@ -81,7 +81,7 @@ impl Conditions {
                 self.positions = true;
             }
             Op::BinaryScalar { scalar, .. } | Op::Full(scalar) => number(scalar.as_f64()),
-            Op::Attention { bounds, .. } => {
+            Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => {
                 bounds.iter().filter_map(|b| b.chunk).for_each(|c| number(c as f64));
                 self.positions |= !bounds.is_empty();
             }

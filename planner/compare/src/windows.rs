@@ -210,7 +210,7 @@ impl Pushed<'_> {
 
     /// Attention over a window of its result in its own order of axes.
     fn attention(&self, op: &Op, window: Window, shape: Vec<i64>) -> Option<WindowedOp> {
-        let Op::Attention { scale, cap, bounds, sink } = op else { return None };
+        let Op::Attention { scale, cap, bounds, sink, log_sum_exp: false } = op else { return None };
         let (rank, heads) = (shape.len(), shape.len().checked_sub(3)?);
         let parts = Operands::of(bounds, *sink, self.operands)?;
         let (q, k, v) = (*parts.q, *parts.k, *parts.v);
@@ -249,7 +249,7 @@ impl Pushed<'_> {
         for bound in bounds.iter_mut().filter(|b| b.row) {
             bound.add = bound.add.clone() + Dim::from(start);
         }
-        let op = Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink };
+        let op = Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink, log_sum_exp: false };
         Some(WindowedOp { op, operands, computed })
     }
 }

@@ -76,7 +76,8 @@ fn is_light(step: &BoundStep) -> bool {
         let moved = operands.iter().chain(results).filter(has_memory).map(bytes);
         sum = moved.fold(sum, u64::saturating_add);
         let multiplies =
-            matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. });
+            matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. })
+                || matches!(op, Op::AttentionGradient { .. });
         !multiplies && !matches!(op, Op::Custom(_)) && sum <= LIGHT
     })
 }

@@ -61,9 +61,7 @@ impl Addresses for Gemm {
 
 impl Addresses for Attention {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Address)) {
-        let tensors = [&mut self.q, &mut self.k, &mut self.v, &mut self.r];
-        tensors.into_iter().map(|tensor| &mut tensor.at).for_each(&mut *visit);
-        self.bias.iter_mut().for_each(|bias| visit(&mut bias.at));
+        self.addresses_mut().into_iter().for_each(visit);
     }
 }
 

@@ -19,9 +19,9 @@ use super::scratch::{Buffer, Needs, Scratch};
 use super::strided::{Odometer, Reader, Strided, Writer};
 
 /// Rows of `q` in a block.
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
 /// Rows of `k` and `v` in a block.
-const COLUMNS: usize = 256;
+pub(super) const COLUMNS: usize = 256;
 
 /// The attributes of an attention; what bounds add is constant.
 pub(super) struct Scores<'a> {
@@ -33,31 +33,27 @@ pub(super) struct Scores<'a> {
 
 /// The extents of one head, in the letters of [`symmc_ir::Op::Attention`].
 #[derive(Clone, Copy)]
-struct Head {
-    l: usize,
-    s: usize,
-    e: usize,
-    f: usize,
-    scale: f64,
-    cap: Option<f64>,
+pub(super) struct Head {
+    pub l: usize,
+    pub s: usize,
+    pub e: usize,
+    pub f: usize,
+    pub scale: f64,
+    pub cap: Option<f64>,
 }
 
 pub(super) fn attention(
     scores: &Scores<'_>,
     operands: &[Strided],
-    result: &Strided,
+    results: &[Strided],
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    let o = &Operands::of(scores.bounds, scores.sink, operands).ok_or_else(|| KernelError::Arity {
-        op: "attention".into(),
-        expected: format!(
-            "q, k, v, a mask or none, {} positions, and a sink: {}",
-            symmc_ir::attention::positions(scores.bounds),
-            scores.sink
-        ),
-        found: format!("{} operands", operands.len()),
-    })?;
+    let o = &parts(scores, operands)?;
+    let (result, sums) = (&results[0], results.get(1));
     let (head, group) = check(scores, o, result)?;
+    if let Some(sums) = sums {
+        check_sums(o, sums)?;
+    }
     let limits = limits(scores.bounds, o, scratch)?;
     let sinks = match o.sink {
         None => None,
@@ -85,13 +81,15 @@ pub(super) fn attention(
         &split(o.v)[..],
         &split(result)[..],
         &split(mask.unwrap_or(o.q))[..],
+        &split(sums.unwrap_or(o.q))[..],
     ]);
     let inner = |v: &Strided| v.with_axes(v.axes[batch..].iter().copied());
     let (q, k, v, r) = (inner(o.q), inner(o.k), inner(o.v), inner(result));
-    let mask = mask.map(inner);
+    let (mask, sums) = (mask.map(inner), sums.map(inner));
     let mut first_head = 0;
-    while let Some([qo, ko, vo, ro, mo]) = positions.next() {
+    while let Some([qo, ko, vo, ro, mo, so]) = positions.next() {
         let mask = mask.as_ref().map(|m| m.at(mo));
+        let sums = sums.as_ref().map(|s| s.at(so));
         for kv in 0..k.n(0) {
             let at = |v: &Strided, offset: isize, head: usize| pick(&v.at(offset), head);
             let (k, v) = (at(&k, ko, kv), at(&v, vo, kv));
@@ -100,6 +98,7 @@ pub(super) fn attention(
                     q: at(&q, qo, h),
                     result: at(&r, ro, h),
                     mask: mask.as_ref().map(|m| pick(m, h)),
+                    sums: sums.as_ref().map(|s| pick(s, h)),
                     first_row: (first_head + h) * head.l,
                 })
                 .collect();
@@ -112,6 +111,34 @@ pub(super) fn attention(
     Ok(())
 }
 
+/// The operands by what they are.
+pub(super) fn parts<'a>(
+    scores: &Scores<'_>,
+    operands: &'a [Strided],
+) -> Result<Operands<'a, Strided>, KernelError> {
+    Operands::of(scores.bounds, scores.sink, operands).ok_or_else(|| KernelError::Arity {
+        op: "attention".into(),
+        expected: format!(
+            "q, k, v, a mask or none, {} positions, and a sink: {}",
+            symmc_ir::attention::positions(scores.bounds),
+            scores.sink
+        ),
+        found: format!("{} operands", operands.len()),
+    })
+}
+
+/// Checks the type of the log-sum-exp.
+pub(super) fn check_sums(o: &Operands<'_, Strided>, sums: &Strided) -> Result<(), KernelError> {
+    let (q, found) = (o.q.shape(), sums.shape());
+    let expected = &q[..q.len() - 1];
+    if sums.dtype == o.q.dtype.wide() && found[..] == *expected {
+        return Ok(());
+    }
+    let what = "the log-sum-exp of attention".into();
+    let expected = format!("{}{expected:?}", o.q.dtype.wide());
+    Err(KernelError::Shape { what, expected, found: format!("{}{found:?}", sums.dtype) })
+}
+
 /// What is known of the rows of all heads beside their scores.
 struct Hidden<'a> {
     /// Which columns each sees.
@@ -121,22 +148,22 @@ struct Hidden<'a> {
 }
 
 /// A bound whose position is known.
-struct Limit<'a> {
+pub(super) struct Limit<'a> {
     bound: &'a Bound,
     add: i64,
     /// The operand at each row of all heads.
-    positions: Option<Buffer<i64>>,
+    pub positions: Option<Buffer<i64>>,
 }
 
 impl Limit<'_> {
     /// The limit of row `i` of a head whose first row is `first` of all rows.
-    fn of(&self, first: usize, i: usize) -> (Side, i64) {
+    pub fn of(&self, first: usize, i: usize) -> (Side, i64) {
         let position = self.positions.as_ref().map_or(0, |p| p[first + i]);
         (self.bound.side, self.bound.limit(i, self.add, position))
     }
 }
 
-fn limits<'a>(
+pub(super) fn limits<'a>(
     bounds: &'a [Bound],
     o: &Operands<'_, Strided>,
     scratch: &mut Scratch,
@@ -174,17 +201,19 @@ struct QueryHead {
     q: Strided,
     result: Strided,
     mask: Option<Strided>,
+    /// Where the log-sum-exp of its rows goes, if that is wanted.
+    sums: Option<Strided>,
     /// The number of its first row among the rows of all heads.
     first_row: usize,
 }
 
 /// Element `index` of the first axis.
-fn pick(v: &Strided, index: usize) -> Strided {
+pub(super) fn pick(v: &Strided, index: usize) -> Strided {
     v.cut(0, index, 1).with_axes(v.axes[1..].iter().copied())
 }
 
 /// Checks the shapes; gives the extents of a head and the number of query heads for each head of `k`.
-fn check(
+pub(super) fn check(
     scores: &Scores<'_>,
     o: &Operands<'_, Strided>,
     result: &Strided,
@@ -221,7 +250,7 @@ fn check(
 }
 
 /// A view as a matrix of `R`: where it lies, or converted into a buffer.
-fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<Buffer<R>>) {
+pub(super) fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<Buffer<R>>) {
     if v.dtype == R::DTYPE {
         return (elements(v), None);
     }
@@ -275,6 +304,9 @@ fn run_heads<R: Gemm>(
             rows.begin(n, sinks);
             rows.run(queries, first, n, one.mask.as_ref());
             Writer::new(&one.result.cut(0, first, n)).put(&rows.sums[..n * head.f]);
+            if let Some(sums) = &one.sums {
+                Writer::new(&sums.cut(0, first, n)).put(&rows.log_sum_exp()[..n]);
+            }
             buffer.into_iter().for_each(|b| scratch.give(b));
         }
     }
@@ -322,6 +354,14 @@ impl<R: Gemm> Rows<R> {
         for (i, &sink) in sinks.filter(|s| *s.1 != f64::NEG_INFINITY) {
             (self.max[i], self.total[i]) = (R::of(sink), 1.0);
         }
+    }
+
+    /// The log-sum-exp of each row: minus infinity where nothing is seen.
+    fn log_sum_exp(&self) -> [R; ROWS] {
+        std::array::from_fn(|i| match self.total[i] == 0.0 {
+            true => R::NEG_INFINITY,
+            false => R::of(self.max[i].wide() + self.total[i].ln()),
+        })
     }
 
     /// Leaves the attention of rows `first..first + m`, which have begun, in `sums`.

@@ -14,6 +14,7 @@
 //! (every dim of an op must be a constant).
 
 mod attention;
+mod attention_gradient;
 mod element;
 mod error;
 mod faults;
@@ -45,7 +46,7 @@ pub use scratch::{Bytes, Needs, Scratch};
 pub(crate) use view::is_dense;
 pub use view::{View, ViewMut, contiguous_strides};
 
-use strided::Strided;
+use strided::{Strided, unpermuted};
 
 /// Runs one op with memory of its own for what it needs meanwhile.
 ///
@@ -94,14 +95,18 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
             norm::rms_norm(rms, &x[0], x.get(1), &r[0], scratch)?;
         }
         Op::LayerNorm { axes, eps } => norm::layer_norm(*axes, eps.0, &x[0], &x[1..], &r[0], scratch)?,
-        Op::Attention { scale, cap, bounds, sink } => {
+        Op::Attention { scale, cap, bounds, sink, .. } => {
             let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, sink: *sink };
-            attention::attention(&scores, x, &r[0], scratch)?;
+            attention::attention(&scores, x, r, scratch)?;
+        }
+        Op::AttentionGradient { scale, bounds } => {
+            let scores = attention::Scores { scale: scale.0, cap: None, bounds, sink: false };
+            attention_gradient::gradient(&scores, x, r, scratch)?;
         }
         Op::Permuted { op, perm } => {
             let inner =
-                r[0].unpermuted(perm).ok_or_else(|| KernelError::shape("the axes", &r[0].shape(), perm))?;
-            run(op, x, &[inner], scratch)?;
+                unpermuted(op, perm, r).ok_or_else(|| KernelError::shape("the axes", &r[0].shape(), perm))?;
+            run(op, x, &inner, scratch)?;
         }
         Op::RotaryEmbedding { width, interleaved } => {
             let attributes = rotary::Rotary { width: *width, interleaved: *interleaved };

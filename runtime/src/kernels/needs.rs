@@ -11,8 +11,8 @@ use super::error::arity;
 use super::gemm::Extents;
 use super::norm::for_real;
 use super::scratch::Needs;
-use super::strided::{Strided, numel};
-use super::{attention, matmul};
+use super::strided::{Strided, numel, unpermuted};
+use super::{attention, attention_gradient, matmul};
 
 /// An operand or a result without its address: dtype, extents, and strides in elements.
 pub type Shaped<'a> = (DType, &'a [usize], &'a [isize]);
@@ -63,7 +63,15 @@ fn of(op: &Op, x: &[Strided], r: &[Strided], out: &mut Needs) -> Option<()> {
             o.sink.iter().for_each(|_| out.add::<f64>(rows));
             attention::needs(o.q.dtype, [l, s, e, f], out);
         }
-        Op::Permuted { op, perm } => of(op, x, &[r.first()?.unpermuted(perm)?], out)?,
+        Op::AttentionGradient { bounds, .. } => {
+            let o = Operands::of(bounds, false, x.get(3..)?)?;
+            let (l, e) = (extent_back(o.q, 2)?, extent_back(o.q, 1)?);
+            let (s, f) = (extent_back(o.k, 2)?, extent_back(o.v, 1)?);
+            let rows = o.q.numel() / e.max(1);
+            o.positions.iter().for_each(|_| out.add::<i64>(rows));
+            attention_gradient::needs(o.q.dtype, [l, s, e, f], out);
+        }
+        Op::Permuted { op, perm } => of(op, x, &unpermuted(op, perm, r)?, out)?,
         Op::RotaryEmbedding { width, .. } => {
             let is_wide = x[0].dtype == DType::F64 || x[1].dtype == DType::F64;
             let sizes = [extent_back(&x[0], 1)?, *width, *width, *width, *width];

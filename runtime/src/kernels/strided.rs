@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use smallvec::SmallVec;
-use symmc_ir::DType;
+use symmc_ir::{DType, Op};
 
 use super::element::{Element, Number, for_element};
 use super::error::KernelError;
@@ -141,6 +141,13 @@ impl Strided {
             _ => false,
         }
     }
+}
+
+/// The results of an op whose results are permuted, with their axes as that op has them.
+pub(super) fn unpermuted(op: &Op, perm: &[usize], results: &[Strided]) -> Option<SmallVec<[Strided; 2]>> {
+    let count = op.permuted_results();
+    let one = |(i, r): (usize, &Strided)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
+    results.iter().enumerate().map(one).collect()
 }
 
 pub(super) fn numel(axes: &[Axis]) -> usize {

@@ -228,7 +228,13 @@ fn rms_norm_rounds_first_where_asked() {
 
 #[test]
 fn attention_rows_that_see_nothing_are_zero() {
-    let op = |causal| Op::Attention { scale: Float(1.0), cap: None, bounds: causal_if(causal), sink: false };
+    let op = |causal| Op::Attention {
+        scale: Float(1.0),
+        cap: None,
+        bounds: causal_if(causal),
+        sink: false,
+        log_sum_exp: false,
+    };
     let q = floats(DType::F32, &[2, 2, 1], &[0.0, 1.0, 0.0, 1.0]);
     let k = floats(DType::F32, &[1, 2, 1], &[1.0, 2.0]);
     let v = floats(DType::F32, &[1, 2, 1], &[10.0, 20.0]);
@@ -250,7 +256,7 @@ fn attention_passes_over_blocks_that_no_row_sees() {
     let bound =
         |side, add: i64, operand| Bound { side, row: true, add: Dim::from(add), chunk: None, operand };
     let bounds = vec![bound(Side::Below, window as i64, true), bound(Side::From, 700, false)];
-    let op = Op::Attention { scale: Float(1.0), cap: None, bounds, sink: false };
+    let op = Op::Attention { scale: Float(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
     let operands = [floats(DType::F32, &[1, l, 1], &[1.0]), k, floats(DType::F32, &[1, s, 1], &v)];
     let at = ints(DType::I32, &[1], &[700]);
     let out = one(&op, &[&operands[..], &[at]].concat(), DType::F32, &[1, l, 1]);

@@ -67,6 +67,8 @@ proptest! {
     #[test]
     fn bounded_attentions(seed: u64) { check("bounded attention", seed)?; }
     #[test]
+    fn attention_gradients(seed: u64) { check("attention gradient", seed)?; }
+    #[test]
     fn index_ops(seed: u64) { check("indexing", seed)?; }
     #[test]
     fn movement_ops(seed: u64) { check("movement", seed)?; }

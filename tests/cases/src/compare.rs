@@ -65,7 +65,7 @@ fn is_exact(op: &Op) -> bool {
         Op::Reduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } | Op::MatMul | Op::Attention { .. } => {
             false
         }
-        Op::GroupedMatMul => false,
+        Op::GroupedMatMul | Op::AttentionGradient { .. } => false,
         Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::IndexAdd { .. } => false,
         Op::ScatterElements { combine, .. } => combine.is_none(),
         Op::IndexPut { accumulate, .. } => !accumulate,

@@ -69,6 +69,7 @@ pub(crate) fn list() -> Vec<Case> {
     sum_beyond_its_range(&mut out);
     rotary(r, &mut out);
     others(r, &mut out);
+    gradients(r, &mut out);
     out
 }
 
@@ -166,8 +167,13 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
                     2 => operands.push(Placed::dense(tensor(r, dtype, &[h, 1, s]))),
                     _ => {}
                 }
-                let op =
-                    Op::Attention { scale: Float(0.1), cap: None, bounds: causal_if(causal), sink: false };
+                let op = Op::Attention {
+                    scale: Float(0.1),
+                    cap: None,
+                    bounds: causal_if(causal),
+                    sink: false,
+                    log_sum_exp: false,
+                };
                 let shape = [h, g, l, s, e, f];
                 let name = format!("attention {dtype} {shape:?} causal={causal} mask={masked}");
                 out.push(case(&name, op, operands, &[(dtype, &[1, h, l, f])], 3.0));
@@ -235,7 +241,7 @@ fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let first = [tensor(r, dtype, &[b, h, l, e]), tensor(r, dtype, &[b, g, s, e]), values];
                 let operands = first.into_iter().chain(positions).map(Placed::dense).collect();
                 let cap = (k % 3 == 1).then_some(Float(1.5));
-                let op = Op::Attention { scale: Float(0.1), cap, bounds, sink: false };
+                let op = Op::Attention { scale: Float(0.1), cap, bounds, sink: false, log_sum_exp: false };
                 let name = format!("bounded attention {dtype} {:?} {what}", [b, h, g, l, s, e, f]);
                 out.push(case(&name, op, operands, &[(dtype, &[b, h, l, f])], 3.0));
             }
@@ -257,9 +263,57 @@ fn sunk(r: &mut SplitMix, out: &mut Vec<Case>) {
             let sinks = tensor(r, if l == 1 { DType::F32 } else { dtype }, &[h, 1, 1]);
             let operands = operands.into_iter().chain([sinks]).map(Placed::dense).collect();
             let bounds = vec![Bound::of_row(Side::Below, Dim::from((s - l + 1) as i64))];
-            let op = Op::Attention { scale: Float(0.1), cap: None, bounds, sink: true };
+            let op = Op::Attention { scale: Float(0.1), cap: None, bounds, sink: true, log_sum_exp: false };
             let name = format!("sink attention {dtype} {:?}", [h, g, l, s, e, f]);
             out.push(case(&name, op, operands, &[(dtype, &[h, l, f])], 3.0));
+        }
+    }
+}
+
+/// With the log-sum-exp of each row, and the gradients of that attention.
+fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
+    // Heads of q and of k, queries, keys, elements of q and k and of v.
+    let shapes = [
+        [8, 2, 130, 130, 128, 128],
+        [4, 4, 70, 200, 64, 64],
+        [2, 1, 200, 128, 128, 64],
+        [3, 3, 33, 77, 40, 24],
+        [2, 2, 128, 256, 64, 64],
+    ];
+    for (d, dtype) in [DType::BF16, DType::F16, DType::F32].into_iter().enumerate() {
+        for (i, [h, g, l, s, e, f]) in shapes.into_iter().enumerate() {
+            let bounds = match (i + d) % 3 {
+                0 => vec![],
+                1 => vec![Bound::causal()],
+                _ => {
+                    vec![Bound::of_row(Side::Below, 1 + s as i64 - l as i64), Bound::of_row(Side::From, -20)]
+                }
+            };
+            let forward = [[h, l, e], [g, s, e], [g, s, f]].map(|shape| tensor(r, dtype, &shape));
+            let operands: Vec<Placed> = forward.into_iter().map(Placed::dense).collect();
+            let shape = [h, g, l, s, e, f];
+            let op = |bounds: &[Bound]| Op::Attention {
+                scale: Float(0.1),
+                cap: None,
+                bounds: bounds.to_vec(),
+                sink: false,
+                log_sum_exp: true,
+            };
+            let results: [(DType, &[usize]); 2] = [(dtype, &[h, l, f]), (DType::F32, &[h, l])];
+            let name = format!("summed attention {dtype} {shape:?} {bounds:?}");
+            let attention = case(&name, op(&bounds), operands.clone(), &results, 3.0);
+            let found = attention.expected.clone().expect("attention takes any data");
+            out.push(attention);
+            let gradient = Placed::dense(tensor(r, dtype, &[h, l, f]));
+            let operands = std::iter::once(gradient).chain(found).chain(operands).collect();
+            let results: [(DType, &[usize]); 3] =
+                [(dtype, &[h, l, e]), (dtype, &[g, s, e]), (dtype, &[g, s, f])];
+            let op = Op::AttentionGradient { scale: Float(0.1), bounds };
+            let name = format!("attention gradient {dtype} {shape:?}");
+            let mut found = case(&name, op, operands, &results, 1.0);
+            let all = found.expected.iter().flatten().flat_map(|t| t.tensor.to_f64());
+            found.scale = Some(all.fold(1.0, |most, x| x.abs().max(most)));
+            out.push(found);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::random::{indices, of, tensor};
 pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
 
 /// All themes.
-pub const THEMES: [Theme; 10] = [
+pub const THEMES: [Theme; 11] = [
     ("elementwise", elementwise),
     ("matmul", matmul),
     ("grouped matmul", grouped_matmul),
@@ -23,9 +23,15 @@ pub const THEMES: [Theme; 10] = [
     ("normalisation", normalisation),
     ("attention", |r| {
         let draft = attention(r);
-        sunk(r, draft)
+        let draft = sunk(r, draft);
+        summed(r, draft)
     }),
-    ("bounded attention", bounded_attention),
+    ("bounded attention", |r| {
+        let draft = bounded_attention(r);
+        let draft = sunk(r, draft);
+        summed(r, draft)
+    }),
+    ("attention gradient", attention_gradient),
     ("rotary", rotary),
     ("indexing", indexing),
     ("movement", movement),
@@ -277,7 +283,7 @@ fn attention(r: &mut SplitMix) -> Draft {
         operands.push(tensor(r, mask_dtype, &mask));
     }
     let bounds = causal_if(r.one_in(2));
-    let mut op = Op::Attention { scale: Float(0.3), cap: None, bounds, sink: false };
+    let mut op = Op::Attention { scale: Float(0.3), cap: None, bounds, sink: false, log_sum_exp: false };
     if r.one_in(4) {
         // The heads behind the rows, or the last batch axis behind all.
         let rank = batch.len() + 3;
@@ -316,12 +322,60 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
         bounds.push(bound);
     }
     let cap = r.one_in(3).then_some(Float(2.0));
-    let op = Op::Attention { scale: Float(0.3), cap, bounds, sink: false };
+    let op = Op::Attention { scale: Float(0.3), cap, bounds, sink: false, log_sum_exp: false };
     let op = match perm {
         Some(perm) => Op::Permuted { op: Box::new(op), perm },
         None => op,
     };
-    sunk(r, Draft { op, ..draft })
+    Draft { op, ..draft }
+}
+
+/// Some with the log-sum-exp of each row.
+fn summed(r: &mut SplitMix, mut draft: Draft) -> Draft {
+    if let Op::Attention { log_sum_exp, .. } = unpermuted(&mut draft.op) {
+        *log_sum_exp = r.one_in(3);
+    }
+    draft
+}
+
+/// The op within a permuted one, or the op itself.
+fn unpermuted(op: &mut Op) -> &mut Op {
+    match op {
+        Op::Permuted { op, .. } => op,
+        op => op,
+    }
+}
+
+/// The gradient of attention, with bounds or without.
+fn attention_gradient(r: &mut SplitMix) -> Draft {
+    let mut forward = if r.one_in(2) { attention(r) } else { bounded_attention(r) };
+    let perm = if let Op::Permuted { perm, .. } = &forward.op { Some(perm.clone()) } else { None };
+    let op = unpermuted(&mut forward.op).clone();
+    let Op::Attention { scale, bounds, .. } = op else { return forward };
+    gradient_of(r, scale, bounds, forward.operands, perm)
+}
+
+/// The gradient of an attention, where that of its result is random.
+pub(crate) fn gradient_of(
+    r: &mut SplitMix,
+    scale: Float,
+    bounds: Vec<Bound>,
+    operands: Vec<Tensor>,
+    perm: Option<Vec<usize>>,
+) -> Draft {
+    let op = Op::Attention { scale, cap: None, bounds: bounds.clone(), sink: false, log_sum_exp: true };
+    let results = case(op, operands.clone()).expected().expect("attention takes any data");
+    let gradient = tensor(r, results[0].dtype(), results[0].shape());
+    let operands = std::iter::once(gradient).chain(results).chain(operands).collect();
+    let op = Op::AttentionGradient { scale, bounds };
+    let op = match perm {
+        Some(perm) => Op::Permuted { op: Box::new(op), perm },
+        None => op,
+    };
+    let mut draft = case(op, operands);
+    let all = draft.expected().into_iter().flatten().flat_map(|t| t.to_f64());
+    draft.scale = all.fold(1.0, |most, x| x.abs().max(most));
+    draft
 }
 
 /// Some with one more score of each row.
@@ -332,11 +386,7 @@ fn sunk(r: &mut SplitMix, mut draft: Draft) -> Draft {
         let shape = narrower(r, &rows);
         let dtype = r.pick(&FLOATS);
         draft.operands.push(tensor(r, dtype, &shape));
-        let op = match &mut draft.op {
-            Op::Permuted { op, .. } => op.as_mut(),
-            op => op,
-        };
-        if let Op::Attention { sink, .. } = op {
+        if let Op::Attention { sink, .. } = unpermuted(&mut draft.op) {
             *sink = true;
         }
     }

@@ -10,7 +10,7 @@ use crate::ops::THEMES;
 use crate::random::of;
 
 /// How many cases of each theme.
-const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 60, 60];
+const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 40, 60, 60];
 
 /// All small cases.
 pub(crate) fn list() -> Vec<Case> {

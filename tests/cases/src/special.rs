@@ -295,8 +295,13 @@ fn attention(dtype: DType, out: &mut Vec<Draft>) {
             let operands =
                 vec![part(0, &[1, l, e]), part(1, &[1, s, e]), part(2, &[1, s, e]), part(3, &[1, l, s])];
             for causal in [false, true] {
-                let op =
-                    Op::Attention { scale: Float(0.25), cap: None, bounds: causal_if(causal), sink: false };
+                let op = Op::Attention {
+                    scale: Float(0.25),
+                    cap: None,
+                    bounds: causal_if(causal),
+                    sink: false,
+                    log_sum_exp: false,
+                };
                 out.push(Draft::new(op.clone(), operands.clone()));
                 let mask = of(Tensor::from_i64(DType::Bool, [1, l, s], &[1, 0, 1, 0, 0, 0]));
                 let masked = [&operands[..3], &[mask]].concat();

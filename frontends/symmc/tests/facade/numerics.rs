@@ -99,8 +99,7 @@ fn collectives(graph: &Graph) -> Vec<&Type> {
     let gathers = |n: &&Node| n.op.as_collective().is_some_and(|c| c.kind == CollectiveKind::AllGather);
     let is_first_step = |kind: &CollectiveKind, result: ValueId| {
         let reduced = match kind {
-            CollectiveKind::ReduceScatter(_) => BTreeSet::from([result]),
-            CollectiveKind::AllToAll(_) => sum_of_pieces(graph, result),
+            CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_) => sum_of_pieces(graph, result),
             _ => return false,
         };
         let is_outside = |n: &&Node| n.outputs.iter().all(|v| !reduced.contains(v));
@@ -121,7 +120,7 @@ fn collectives(graph: &Graph) -> Vec<&Type> {
     out
 }
 
-/// What is computed of the pieces of an exchanged value alone, as their sum is.
+/// What is computed of the pieces of an exchanged or reduced value alone, as their sum and casts of it are.
 fn sum_of_pieces(graph: &Graph, exchanged: ValueId) -> BTreeSet<ValueId> {
     let mut out = BTreeSet::from([exchanged]);
     for node in graph.nodes.values() {

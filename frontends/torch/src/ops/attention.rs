@@ -1,36 +1,68 @@
-//! Scaled dot-product attention, whole and in the forms that PyTorch decomposes it to for its kernels.
+//! Scaled dot-product attention, whole and in the forms that PyTorch decomposes it to for its kernels, and their gradients.
 //!
-//! Only the first result is computed. The others (log-sum-exp, random state) serve PyTorch's own backward
-//! kernels; a call of which they are used stays opaque.
+//! The log-sum-exp of each row has another form for each kernel: some have an axis of one element after the rows, some more
+//! rows than the queries. It is stored as the program declares it and read back from that. Random state serves dropout, which
+//! is refused: what is read of it is zero, and a gradient does not look at it. Gradients of masks stay opaque.
 
 use symmc_import::Emit;
 use symmc_ir::attention::causal_if;
-use symmc_ir::{Scalar, ValueId};
+use symmc_ir::{DType, Dim, Float, Op, Scalar, Type, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::effects;
+use crate::effects::{self, bare};
 use crate::lower::{Lowered, Stop};
+use crate::scope::tensor_names;
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten.scaled_dot_product_attention", "attention", |c| attention(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_attention_math", "attention", |c| attention(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_flash_attention", "attention", |c| attention(c, None)),
-    row("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| attention(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_efficient_attention", "attention", |c| attention(c, Some("attn_bias"))),
-    row("aten._scaled_dot_product_cudnn_attention", "attention", |c| attention(c, Some("attn_bias"))),
+    row("aten.scaled_dot_product_attention", "attention", |c| whole(c, Some("attn_mask"))),
+    row("aten._scaled_dot_product_attention_math", "attention", |c| whole(c, Some("attn_mask"))),
+    row("aten._scaled_dot_product_flash_attention", "attention", |c| fused(c, None)),
+    row("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| fused(c, Some("attn_mask"))),
+    row("aten._scaled_dot_product_efficient_attention", "attention", |c| fused(c, Some("attn_bias"))),
+    row("aten._scaled_dot_product_cudnn_attention", "attention", |c| fused(c, Some("attn_bias"))),
     row("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
-        attention(c, Some("attn_bias"))
+        fused(c, Some("attn_bias"))
+    }),
+    row("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
+        gradient(c, "grad_out", None)
+    }),
+    row("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
+        gradient(c, "grad_out", Some("attn_mask"))
+    }),
+    row("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
+        gradient(c, "grad_out_", Some("attn_bias"))
+    }),
+    row("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
+        gradient(c, "grad_out", Some("attn_bias"))
+    }),
+    row("aten._scaled_dot_product_fused_attention_overrideable_backward", "attention_gradient", |c| {
+        gradient(c, "grad_out", Some("attn_bias"))
     }),
 ];
 
-fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
+/// Attention whose other results nobody reads.
+fn whole(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     c.only(1)?;
+    attention(c, mask)
+}
+
+/// Attention with what the kernel for its gradient reads.
+fn fused(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
+    for result in 2..c.result_count() {
+        random_state(c, result)?;
+    }
+    let computed = c.bool_or("compute_log_sumexp", true)? && c.bool_or("compute_logsumexp", true)?;
+    if c.wants(1) && !computed {
+        return Err(Stop::Opaque("its log-sum-exp is used, which it is not asked for".into()));
+    }
+    attention(c, mask)
+}
+
+fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     // Heads are grouped where their numbers say so; the others are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
-    if c.float_or("dropout_p", 0.0)? != 0.0 {
-        return Err(Stop::Broken(effects::DRAWS.into()));
-    }
+    no_dropout(c)?;
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
@@ -40,9 +72,128 @@ fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     }
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let operands = [heads(c, q, q, rank)?, heads(c, k, q, rank)?, heads(c, v, q, rank)?];
-    let y = c.attend(operands, mask, scale, (None, causal_if(causal)))?;
-    let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
-    c.done(y)
+    if !c.wants(1) {
+        let y = c.attend(operands, mask, scale, (None, causal_if(causal)))?;
+        let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
+        return c.done(y);
+    }
+    let operands = with_mask(c, operands.to_vec(), mask)?;
+    let bounds = causal_if(causal);
+    let op = Op::Attention { scale: Float(scale), cap: None, bounds, sink: false, log_sum_exp: true };
+    let both = c.emit_all("attention", op, &operands)?;
+    let sums = stored_sums(c, both[1])?;
+    c.set(1, sums);
+    c.done(both[0])
+}
+
+fn no_dropout(c: &Call<'_, '_>) -> Lowered {
+    match c.float_or("dropout_p", 0.0)? {
+        0.0 => Ok(()),
+        _ => Err(Stop::Broken(effects::DRAWS.into())),
+    }
+}
+
+/// Operands with a mask behind them, of bools or of numbers.
+fn with_mask(
+    c: &mut Call<'_, '_>,
+    mut operands: Vec<ValueId>,
+    mask: Option<ValueId>,
+) -> Lowered<Vec<ValueId>> {
+    if let Some(mask) = mask {
+        operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
+    }
+    Ok(operands)
+}
+
+/// States a result that only gradients with dropout would look at: zero, where the IR has its dtype, or nothing, where only
+/// gradients are given it.
+fn random_state(c: &mut Call<'_, '_>, result: usize) -> Lowered {
+    if !c.wants(result) || is_read_by_gradients_alone(c, result) {
+        return Ok(());
+    }
+    match c.declared(result) {
+        Ok(ty) if ty.dtype == DType::I64 && ty.shape.is_empty() => {
+            let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape)?;
+            c.set(result, zero);
+            Ok(())
+        }
+        _ => Err(Stop::Opaque(format!("its result {result} is used"))),
+    }
+}
+
+/// Whether all readers of a result are gradients of attention.
+fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
+    let Some(name) = c.result_names().get(result).copied().flatten() else { return false };
+    let graph = c.lowering.scope.graph;
+    let reads = |arg| tensor_names(arg).contains(&name);
+    let is_gradient = |target: &str| {
+        let target = bare(target);
+        target.starts_with("aten._scaled_dot_product_") && target.contains("_backward")
+    };
+    let mut readers = graph.nodes.iter().filter(|n| n.inputs.iter().any(|i| reads(&i.arg)));
+    readers.all(|n| is_gradient(&n.target)) && !c.lowering.scope.is_returned(name)
+}
+
+/// The log-sum-exp `[.., h, l]` as the program declares the result: perhaps with one more axis, and with more rows, whose
+/// weights are zero.
+fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Lowered<ValueId> {
+    let declared = c.declared(1)?;
+    let mut shape = c.shape(sums);
+    let has_column = declared.shape.len() == shape.len() + 1 && declared.shape.last() == Some(&Dim::from(1));
+    let rows = declared.shape.get(shape.len() - 1).cloned();
+    let mut sums = c.cast(sums, declared.dtype)?;
+    if let (Some(rows), Some(last)) = (rows, shape.last_mut())
+        && rows != *last
+    {
+        *last = rows;
+        let op = Op::Pad { low: vec![Dim::from(0); shape.len()], value: Scalar::Float(Float(f64::INFINITY)) };
+        sums = c.emit_as("pad", op, &[sums], Type::new(declared.dtype, shape))?;
+    }
+    if has_column { c.reshape(sums, declared.shape) } else { Ok(sums) }
+}
+
+/// The log-sum-exp `[.., h, l]` of a query, from the form in which it was stored.
+fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Lowered<ValueId> {
+    let shape = c.shape(q);
+    let rows = &shape[..shape.len() - 1];
+    let mut sums = sums;
+    if c.rank(sums) == rows.len() + 1 {
+        sums = c.drop_axis(sums, rows.len())?;
+    }
+    if c.rank(sums) != rows.len() {
+        return Err(Stop::Opaque(format!("its log-sum-exp has {} axes", c.rank(sums))));
+    }
+    let last = rows.len() - 1;
+    sums = c.slice(sums, last, Dim::from(0), rows[last].clone(), 1)?;
+    c.cast(sums, c.dtype(q).wide())
+}
+
+/// The gradients of attention.
+fn gradient(c: &mut Call<'_, '_>, of_result: &str, mask: Option<&str>) -> Lowered {
+    let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
+    c.ignore(&unread);
+    // Which gradients are wanted is said by which of them are read.
+    c.ignore(&["grad_input_mask"]);
+    c.only(3)?;
+    no_dropout(c)?;
+    let (of_result, result) = (c.tensor(of_result)?, c.tensor("out")?);
+    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
+    let causal = c.bool_or("is_causal", false)?;
+    if c.rank(q) < 3 {
+        return Err(Stop::Broken(format!("expected a query of three axes or more, found {}", c.rank(q))));
+    }
+    let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
+    let sums = c.tensor("logsumexp")?;
+    let sums = read_sums(c, sums, q)?;
+    let of_result = c.cast(of_result, c.dtype(q))?;
+    let operands = with_mask(c, vec![of_result, result, sums, q, k, v], mask)?;
+    let op = Op::AttentionGradient { scale: Float(scale), bounds: causal_if(causal) };
+    let gradients = c.emit_all("gradient", op, &operands)?;
+    for (number, gradient) in gradients.into_iter().enumerate() {
+        c.set(number, gradient);
+    }
+    Ok(())
 }
 
 /// An operand with a heads axis, and with the batch extents of the query where it broadcasts.

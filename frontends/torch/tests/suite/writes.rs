@@ -473,7 +473,7 @@ fn what_is_only_able_to_write_or_draw_is_not_refused() {
             .output("y")
             .output("l")
     };
-    attention("").import().expect("it is opaque, as its second result is read");
+    attention("").import().expect("nothing is dropped unless a probability is given");
     attention("dropout_p=0.0").import().expect("nothing is dropped");
     assert!(attention("dropout_p=0.5").error().contains("it draws random numbers"));
 }

@@ -34,19 +34,19 @@ const KEYS: usize = 32;
 /// Parts of the keys of one block.
 const MOST_SPLITS: usize = 64;
 /// Dynamic shared memory that a block may have.
-const MOST_SHARED: usize = 160 << 10;
+pub(super) const MOST_SHARED: usize = 160 << 10;
 
 /// The extents of one attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Extents {
+pub(super) struct Extents {
     /// Heads of keys over the batch.
-    heads: usize,
+    pub heads: usize,
     /// Query heads for each of them.
-    group: usize,
-    queries: usize,
-    keys: usize,
-    e: usize,
-    f: usize,
+    pub group: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub e: usize,
+    pub f: usize,
 }
 
 /// Which kernel does the work.
@@ -106,7 +106,7 @@ struct Split {
     chunk: usize,
 }
 
-fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents, CudaError> {
+pub(super) fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents, CudaError> {
     let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
     let r = q.len();
     let bad = || {
@@ -198,7 +198,7 @@ fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
 }
 
 /// The bytes of an element as it is computed.
-fn wide(dtype: DType) -> usize {
+pub(super) fn wide(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
@@ -241,7 +241,7 @@ fn parts_bytes(x: &Extents, split: &Split, dtype: DType) -> usize {
 }
 
 /// The width of an access to rows of `n` elements.
-fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
+pub(super) fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
     let mut width = 16 / dtype.size();
     let fits = |w: usize| {
         let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(w);
@@ -263,7 +263,7 @@ struct Lowered<'a> {
     mask: Option<&'a Located>,
     /// Where q, k, v, the mask and the result lie.
     places: [Rows; 5],
-    /// The operands of the bounds, and the sink.
+    /// The operands of the bounds, the sink, and where the log-sum-exp goes.
     operands: Vec<Position>,
     /// The members of the layout that depend on neither algorithm nor split.
     layout: String,
@@ -274,9 +274,10 @@ struct Lowered<'a> {
 pub(super) fn lower(
     scores: &Scores<'_>,
     operands: &[Located],
-    result: &Located,
+    results: &[Located],
     l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
+    let (result, sums) = (&results[0], results.get(1));
     let few = || {
         misfit(
             "attention",
@@ -294,20 +295,27 @@ pub(super) fn lower(
     let places = places(&x, &o, result, l)?;
     let positions = positions(&x, &o, result, l)?;
     let sink = o.sink.map(|v| sink(&x, v, result, l)).transpose()?;
+    let at_sums = sums.map(|v| sums_of(&x, v, result, l)).transpose()?;
     let steady = positions.is_empty() && l.is_steady(o.k) && l.is_steady(o.v);
     let mut layout = layout(&x, scores, o.mask, result.dtype, &places, l.machine.multiprocessors);
     layout.push_str(&bounds::layout(&limits, &positions));
     layout.push_str(&bounds::sink(sink.as_ref(), positions.len()));
+    let number = positions.len() + usize::from(sink.is_some());
+    layout.push_str(&bounds::sums(at_sums.as_ref(), number));
     let steady = steady && sink.is_none();
-    let operands: Vec<Position> = positions.into_iter().chain(sink).collect();
+    let operands: Vec<Position> = positions.into_iter().chain(sink).chain(at_sums).collect();
     let a = Lowered { x, dtype: result.dtype, mask: o.mask, places, operands, layout, steady };
     l.preludes();
     l.source.prelude(text::ATTENTION);
-    let algorithm = algorithm(&x, a.dtype, &a.places[1], &a.places[2]);
+    let algorithm = match algorithm(&x, a.dtype, &a.places[1], &a.places[2]) {
+        // It keeps no sums.
+        Algorithm::Decode if sums.is_some() => lanes(x.group * x.queries),
+        algorithm => algorithm,
+    };
     let own = a.kernels(algorithm, Redo::All, l)?;
     if l.machine.attention == Attentions::Chosen
         && !scores.sink
-        && let Some(of) = a.candidates(scores, &limits, &o, result, &own, l)?
+        && let Some(of) = a.candidates(scores, &limits, &o, (result, sums), &own, l)?
     {
         return Ok(vec![Command::Attention(Box::new(of))]);
     }
@@ -332,7 +340,7 @@ impl Lowered<'_> {
         scores: &Scores<'_>,
         limits: &[(&Bound, i64)],
         o: &Operands<'_, Located>,
-        result: &Located,
+        (result, sums): (&Located, Option<&Located>),
         own: &[Kernel],
         l: &mut Lowering<'_>,
     ) -> Result<Option<Candidates>, CudaError> {
@@ -349,7 +357,8 @@ impl Lowered<'_> {
             (true, Some((mask, at, before))) => (Some(Mask { at: *at, mask }), *before),
             (true, None) => return Ok(None),
         };
-        let attention = fused::attention(&form, [o.q, o.k, o.v, result], mask, &|v| l.at(v));
+        let tensors = fused::Tensors { q: o.q, k: o.k, v: o.v, r: result, sums, gradients: None };
+        let attention = fused::attention(&form, &tensors, mask, &|v| l.at(v));
         let Some(attention) = attention else { return Ok(None) };
         let numbers = mask.filter(|_| wanted);
         let numbers = numbers.map(|n| numbers::kernel(o, &by_data, n.mask, n.at, l));
@@ -377,6 +386,25 @@ impl Lowered<'_> {
         let kernels = self.kernels(algorithm, Redo::Damaged(step), l)?;
         let missing = || CudaError::Unsupported("an attention without a kernel".into());
         kernels.into_iter().next().ok_or_else(missing)
+    }
+
+    /// The kernel that puts the parts of the splits of each row together.
+    fn combine(
+        &self,
+        layout: &str,
+        splits: usize,
+        rows: usize,
+        addresses: [Address; 2],
+        l: &mut Lowering<'_>,
+    ) -> Kernel {
+        let (parameters, given) = given(self.operands.len());
+        let text = format!(
+            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r{parameters}) {{\n    \
+             symmc_enter();\n    const void *const given[] = {{{given}}};\n    sc::combine<sc::@_L, {splits}>(partial, r, given);\n}}\n"
+        );
+        let entry = l.source.function("attention_combine", text);
+        let params = addresses.into_iter().chain(self.operands.iter().map(|p| p.at.at));
+        Kernel::flat(entry, rows, 128, params.map(Into::into).collect())
     }
 
     /// The kernels of an algorithm.
@@ -422,7 +450,7 @@ impl Lowered<'_> {
         let blocks = x.heads * rows.div_ceil(algorithm.rows()) * splits;
         let mut out = vec![Kernel { shared: shared as u32, ..Kernel::flat(entry, blocks, 128, params) }];
         if splits > 1 {
-            out.push(combine(&layout, splits, x.heads * rows, [partial, r], l));
+            out.push(self.combine(&layout, splits, x.heads * rows, [partial, r], l));
         }
         Ok(out)
     }
@@ -456,10 +484,7 @@ impl Lowered<'_> {
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
             }
         };
-        let n = self.operands.len();
-        let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
-        let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
-        let given = if n == 0 { "0".into() } else { names.join(", ") };
+        let (parameters, given) = given(self.operands.len());
         let text = format!(
             "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{given}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
         );
@@ -467,20 +492,12 @@ impl Lowered<'_> {
     }
 }
 
-/// The kernel that puts the parts of the splits of each row together.
-fn combine(
-    layout: &str,
-    splits: usize,
-    rows: usize,
-    addresses: [Address; 2],
-    l: &mut Lowering<'_>,
-) -> Kernel {
-    let text = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    symmc_enter();\n    \
-         sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
-    );
-    let entry = l.source.function("attention_combine", text);
-    Kernel::flat(entry, rows, 128, addresses.map(Into::into).to_vec())
+/// Parameters for so many addresses besides the others, and the elements of an array of them.
+pub(super) fn given(n: usize) -> (String, String) {
+    let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
+    let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
+    let given = if n == 0 { "0".into() } else { names.join(", ") };
+    (parameters, given)
 }
 
 /// An operand that broadcasts to rows of all query heads with so many columns.
@@ -509,7 +526,7 @@ fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
 }
 
 /// Where q, k, v, the mask and the result lie.
-fn places(
+pub(super) fn places(
     x: &Extents,
     o: &Operands<'_, Located>,
     result: &Located,
@@ -524,7 +541,7 @@ fn places(
 }
 
 /// Where the operands of the bounds lie.
-fn positions(
+pub(super) fn positions(
     x: &Extents,
     o: &Operands<'_, Located>,
     result: &Located,
@@ -550,8 +567,23 @@ fn sink(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<
     Ok(Position { at, dtype: v.dtype })
 }
 
+/// Where the log-sum-exp of each row goes.
+pub(super) fn sums_of(
+    x: &Extents,
+    v: &Located,
+    result: &Located,
+    l: &Lowering<'_>,
+) -> Result<Position, CudaError> {
+    let rows = &result.shape[..result.shape.len() - 1];
+    if *v.shape != *rows || v.dtype != result.dtype.wide() {
+        return Err(misfit("the log-sum-exp of attention", (result.dtype.wide(), rows), (v.dtype, &v.shape)));
+    }
+    let (shape, strides) = ([&v.shape[..], &[1]].concat(), [&v.strides[..], &[1]].concat());
+    Ok(Position { at: Rows::new(l.at(v), &shape, &strides, x.group), dtype: v.dtype })
+}
+
 /// The members of the layout struct that all kernels of an attention have.
-fn layout(
+pub(super) fn layout(
     x: &Extents,
     scores: &Scores<'_>,
     mask: Option<&Located>,

@@ -84,6 +84,22 @@ pub(super) fn sink(sink: Option<&Position>, number: usize) -> String {
     out
 }
 
+/// The members of a layout that say where the log-sum-exp of each row goes, which is the operand of this number.
+pub(super) fn sums(sums: Option<&Position>, number: usize) -> String {
+    let Some(sums) = sums else {
+        return "static const bool SUMS = false;\nSC_FN void put_sum(const void *const *, i64, i64, double) {}\n".into();
+    };
+    let element = stored(sums.dtype);
+    let mut out = String::from("static const bool SUMS = true;\n");
+    out.push_str(&offset("sum_head", &sums.at.head));
+    out.push_str(&offset("sum_row", &sums.at.row));
+    let _ = writeln!(
+        out,
+        "SC_FN void put_sum(const void *const *given, i64 head, i64 row, {element} x) {{ (({element} *)given[{number}])[sum_head(head) + sum_row(row)] = x; }}"
+    );
+    out
+}
+
 /// The band that `queries` rows see of how many of the keys, if that is what the bounds say.
 pub(super) fn band(bounds: &[(&Bound, i64)], queries: usize, keys: usize) -> Option<(Band, usize)> {
     let (mut band, mut keys) = (Band::default(), i64::try_from(keys).ok()?);

@@ -83,7 +83,7 @@ pub(crate) fn attentions(
     let planner = Planner::new(device).ok().map(Arc::new);
     let prepare = |x: &Candidates| match &planner {
         // Running it once, below, writes its result.
-        Some(planner) if search.may_write(x.attention.r.at) => {
+        Some(planner) if x.attention.results().into_iter().all(|at| search.may_write(at)) => {
             planner.prepare(&x.attention, machine.workspace, x.room)
         }
         _ => Ok(None),
@@ -94,7 +94,7 @@ pub(crate) fn attentions(
         let [major, minor] = version()?;
         let shape = format!("{}, {} multiprocessors", alike[0].key(), machine.multiprocessors);
         let versions = format!("{major}.{minor} {}", planner.version());
-        let name = name_of(&["attention 3", search.device.name(), &versions, &shape], "algorithm");
+        let name = name_of(&["attention 4", search.device.name(), &versions, &shape], "algorithm");
         if let Some([kept @ (0 | 1)]) = Cache::of_user().read(&name).as_deref() {
             return Ok(*kept == 1);
         }
@@ -233,6 +233,8 @@ mod tests {
             k: tensor(at + 4096),
             v: tensor(at + 8192),
             r: tensor(at + 12288),
+            sums: None,
+            gradient: None,
         };
         Candidates { attention, room: 0, numbers: None, filled: vec![], amend: None, own: vec![] }
     }

@@ -10,7 +10,7 @@ use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
 use super::space::{Axis, Strides, broadcast, collapse};
-use crate::cudnn::{Attention, Band, Bias, Tensor};
+use crate::cudnn::{Attention, Band, Bias, Gradient, Tensor};
 use crate::launch::{Address, Kernel};
 
 /// An attention in both forms.
@@ -61,6 +61,19 @@ pub(super) struct Form {
 /// The most elements of a head that the library is asked for.
 const MOST_ELEMENTS: usize = 256;
 
+/// What an attention reads and writes besides its mask.
+#[derive(Clone, Copy)]
+pub(super) struct Tensors<'a> {
+    pub q: &'a Located,
+    pub k: &'a Located,
+    pub v: &'a Located,
+    pub r: &'a Located,
+    /// The log-sum-exp of each row.
+    pub sums: Option<&'a Located>,
+    /// For the gradients: that of the result, those of queries, keys and values, and memory for a number for each row.
+    pub gradients: Option<([&'a Located; 4], Address)>,
+}
+
 /// A mask with its first address.
 #[derive(Clone, Copy)]
 pub(super) struct Mask<'a> {
@@ -72,10 +85,11 @@ pub(super) struct Mask<'a> {
 /// of floats or none. `at` gives addresses.
 pub(super) fn attention(
     form: &Form,
-    [q, k, v, r]: [&Located; 4],
+    tensors: &Tensors<'_>,
     mask: Option<Mask<'_>>,
     at: &dyn Fn(&Located) -> Address,
 ) -> Option<Attention> {
+    let Tensors { q, k, v, r, sums, gradients } = *tensors;
     let rank = q.shape.len();
     let head = |x: &Located| x.shape[rank - 3];
     let (e, f) = (q.shape[rank - 1], v.shape[rank - 1]);
@@ -92,7 +106,9 @@ pub(super) fn attention(
     // Leading axes are one.
     let mut batch = q.shape[..rank - 3].to_vec();
     let outer = |strides: &[isize]| Strides::from_slice(&strides[..rank - 3]);
-    let mut outers = [q, k, v, r].map(|x| outer(&x.strides)).to_vec();
+    let of = gradients.iter().flat_map(|(all, _)| all.iter().copied());
+    let all: Vec<&Located> = [q, k, v, r].into_iter().chain(sums).chain(of).collect();
+    let mut outers: Vec<Strides> = all.iter().map(|x| outer(&x.strides)).collect();
     outers.extend(mask_strides.as_ref().map(|s| outer(s)));
     collapse(&mut batch, &mut outers.iter_mut().collect::<Vec<_>>());
     let batch = match batch[..] {
@@ -109,10 +125,27 @@ pub(super) fn attention(
     let bias = match (mask, &mask_strides) {
         (Some(Mask { at, mask: m }), Some(strides)) => {
             let axes = [batch, head(q), q.shape[rank - 2], form.keys];
-            let strides = [along(4), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
+            let strides = [along(all.len()), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
             Some(bias(at, m.dtype, q.dtype, axes, strides)?)
         }
         _ => None,
+    };
+    let sums = match sums {
+        None => None,
+        Some(x) => {
+            // An axis of one element is behind the rows.
+            let axis = |a: usize| Axis { n: x.shape[a], stride: x.strides[a] };
+            let axes = [Axis { n: batch, stride: along(4) }, axis(rank - 3), axis(rank - 2)];
+            Some(sums_of(at(x), axes)?)
+        }
+    };
+    let gradient = match gradients {
+        None => None,
+        Some((tensors, means)) => {
+            let first = all.len() - tensors.len();
+            let [of_r, of_q, of_k, of_v] = [0, 1, 2, 3].map(|i| tensor(first + i, tensors[i]));
+            Some(Gradient { of_r: of_r?, means, of_q: of_q?, of_k: of_k?, of_v: of_v? })
+        }
     };
     Some(Attention {
         dtype: q.dtype,
@@ -131,7 +164,16 @@ pub(super) fn attention(
         k: tensor(1, k)?,
         v: tensor(2, v)?,
         r: tensor(3, r)?,
+        sums,
+        gradient,
     })
+}
+
+/// The log-sum-exp of rows along these axes.
+fn sums_of(at: Address, axes: [Axis; 3]) -> Option<Tensor> {
+    let whole = axes.iter().map(|a| a.n as i64).product::<i64>();
+    let strides = axes.map(|a| if a.n == 1 { whole } else { a.stride as i64 });
+    strides.iter().all(|s| *s > 0).then_some(Tensor { at, strides })
 }
 
 /// An operand of these outer axes with `n` elements side by side.

@@ -16,6 +16,7 @@
 
 mod assertions;
 mod attention;
+mod attention_gradient;
 pub mod batch;
 mod bounds;
 pub(crate) mod choice;
@@ -80,13 +81,17 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
         Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
         Op::Softmax { axis, log } => rows::softmax(*axis, *log, &x[0], &r[0], l),
-        Op::Attention { scale, cap, bounds, sink } => {
+        Op::Attention { scale, cap, bounds, sink, .. } => {
             let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
-            attention::lower(&scores, x, &r[0], l)
+            attention::lower(&scores, x, r, l)
+        }
+        Op::AttentionGradient { scale, bounds } => {
+            let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
+            attention_gradient::lower(&scores, x, r, l)
         }
         Op::Permuted { op, perm } => {
-            let inner = r[0].unpermuted(perm).ok_or_else(|| misfit("the axes", &r[0].shape, perm))?;
-            lower_op(op, x, &[inner], l)
+            let inner = unpermuted(op, perm, r).ok_or_else(|| misfit("the axes", &r[0].shape, perm))?;
+            lower_op(op, x, &inner, l)
         }
         Op::RotaryEmbedding { width, interleaved } => rotary::lower(*width, *interleaved, x, &r[0], l),
         Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
@@ -105,19 +110,29 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
     }
 }
 
+/// The results of an op whose results are permuted, with their axes as that op has them.
+fn unpermuted(op: &Op, perm: &[usize], results: &[Located]) -> Option<Vec<Located>> {
+    let count = op.permuted_results();
+    let one = |(i, r): (usize, &Located)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
+    results.iter().enumerate().map(one).collect()
+}
+
 /// The bytes of workspace that a step uses.
 pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
     match (op, operands) {
         (Op::MatMul, _) => GEMM_WORKSPACE,
         (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
-        (Op::Attention { scale, cap, bounds, sink }, [_, _, _, ..]) if !results.is_empty() => {
+        (Op::Attention { scale, cap, bounds, sink, .. }, [_, _, _, ..]) if !results.is_empty() => {
             let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
             attention::workspace(&scores, operands, &results[0], machine)
         }
-        (Op::Permuted { op, perm }, _) => match results.first().and_then(|r| r.unpermuted(perm)) {
-            Some(inner) => workspace(op, operands, &[inner], machine),
-            None => 0,
-        },
+        (Op::AttentionGradient { scale, bounds }, _) => {
+            let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
+            attention_gradient::workspace(&scores, operands, machine)
+        }
+        (Op::Permuted { op, perm }, _) => {
+            unpermuted(op, perm, results).map_or(0, |inner| workspace(op, operands, &inner, machine))
+        }
         (Op::Reduce { .. }, _) => rows::REDUCE_WORKSPACE,
         (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
         _ => 0,

@@ -28,6 +28,8 @@ pub(super) const WGMMA: &str = include_str!("kernels/wgmma.cuh");
 pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
 /// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
+/// The gradients of attention.
+pub(super) const ATTENTION_GRADIENT: &str = include_str!("kernels/attention_gradient.cuh");
 /// Attention by tensor cores.
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
 /// Attention of few rows, as decoding has it.

@@ -1,4 +1,7 @@
-//! Attention as cuDNN takes it: four axes, a band of columns around each row, a bias.
+//! Attention and its gradients as cuDNN takes them: four axes, a band of columns around each row, a bias.
+//!
+//! The variant of the library whose gradients have the same bits in each run stores the gradient of the scores. So that this
+//! does not grow with the number of heads, heads are divided into [parts](Attention::parts), one after the other.
 
 use symmc_ir::DType;
 
@@ -35,7 +38,22 @@ pub struct Band {
     pub from: Option<i64>,
 }
 
-/// An attention.
+/// The gradients of an attention, in place of its result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gradient {
+    /// That of the result.
+    pub of_r: Tensor,
+    /// The first element of memory for a number in f32 for each row.
+    pub means: Address,
+    /// The gradients of the queries, keys and values.
+    pub of_q: Tensor,
+    /// As above.
+    pub of_k: Tensor,
+    /// As above.
+    pub of_v: Tensor,
+}
+
+/// An attention, or its gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention {
     /// The dtype of operands and result: bf16 or f16.
@@ -68,13 +86,40 @@ pub struct Attention {
     pub k: Tensor,
     /// The values.
     pub v: Tensor,
-    /// The result.
+    /// The result; an operand of the gradients.
     pub r: Tensor,
+    /// Where the log-sum-exp of each row is, in f32, as of rows of one element: a result, and an operand of the gradients.
+    pub sums: Option<Tensor>,
+    /// The gradients, if these are to be computed.
+    pub gradient: Option<Gradient>,
 }
 
 /// The bytes of workspace that an attention may want.
 pub fn workspace() -> usize {
     8 << 20
+}
+
+/// The most bytes of workspace that a gradient is given in one call of the library, if it can do with that.
+const MOST_WORKSPACE: usize = 256 << 20;
+
+/// The bytes of workspace of gradients of so many heads with so many queries, keys, and elements of keys and of values, about:
+/// the gradient of the scores in 16 bits, and the gradients of keys and values of each query head.
+fn gradient_bytes(heads: usize, [queries, keys, e, f]: [usize; 4]) -> usize {
+    let [rows, columns] = [queries, keys].map(|n| n.next_multiple_of(128));
+    heads.saturating_mul(columns).saturating_mul(2 * (rows + e + f))
+}
+
+/// Into how many parts heads of keys are divided, where all of them want so many bytes.
+fn part_count(bytes: usize, key_heads: usize) -> usize {
+    let fits = |count: &usize| key_heads.is_multiple_of(*count) && bytes / count <= MOST_WORKSPACE;
+    (1..=key_heads).find(fits).unwrap_or(key_heads.max(1))
+}
+
+/// The bytes of workspace that gradients may want of so many heads, over the batch, and so many heads of keys; by the extents in
+/// the order of `gradient_bytes`.
+pub(crate) fn gradient_workspace(heads: usize, key_heads: usize, extents: [usize; 4]) -> usize {
+    let bytes = gradient_bytes(heads, extents);
+    bytes / part_count(bytes, key_heads) + workspace()
 }
 
 impl Attention {
@@ -88,6 +133,79 @@ impl Attention {
             v: nowhere(self.v),
             r: nowhere(self.r),
             bias,
+            sums: self.sums.map(|s| Tensor { at: s.at % 16, ..s }),
+            gradient: self.gradient.map(|g| Gradient {
+                of_r: nowhere(g.of_r),
+                means: 0,
+                of_q: nowhere(g.of_q),
+                of_k: nowhere(g.of_k),
+                of_v: nowhere(g.of_v),
+            }),
+            ..*self
+        }
+    }
+
+    /// Where what it computes lies.
+    pub(crate) fn results(&self) -> Vec<Address> {
+        match &self.gradient {
+            None => self.sums.iter().map(|s| s.at).chain([self.r.at]).collect(),
+            Some(g) => vec![g.of_q.at, g.of_k.at, g.of_v.at],
+        }
+    }
+
+    /// All words that are addresses, in one order.
+    pub(crate) fn addresses_mut(&mut self) -> Vec<&mut Address> {
+        let tensors = [&mut self.q, &mut self.k, &mut self.v, &mut self.r];
+        let mut out: Vec<&mut Address> = tensors.into_iter().map(|tensor| &mut tensor.at).collect();
+        out.extend(self.bias.iter_mut().map(|bias| &mut bias.at));
+        out.extend(self.sums.iter_mut().map(|sums| &mut sums.at));
+        if let Some(g) = &mut self.gradient {
+            let Gradient { of_r, means, of_q, of_k, of_v } = g;
+            out.extend([&mut of_r.at, means, &mut of_q.at, &mut of_k.at, &mut of_v.at]);
+        }
+        out
+    }
+
+    /// The same attention in parts, each of some of the heads, such that the memory that the library uses for each part is
+    /// within [`MOST_WORKSPACE`] where that is possible.
+    pub(crate) fn parts(&self) -> Vec<Attention> {
+        let count = match &self.gradient {
+            None => 1,
+            Some(_) => {
+                let extents = [self.queries, self.keys, self.e, self.f];
+                part_count(gradient_bytes(self.batch * self.heads, extents), self.key_heads)
+            }
+        };
+        (0..count).map(|number| self.part(number, count)).collect()
+    }
+
+    /// Part `number` of so many.
+    fn part(&self, number: usize, count: usize) -> Attention {
+        if count == 1 {
+            return *self;
+        }
+        let (heads, key_heads) = (self.heads / count, self.key_heads / count);
+        let moved = |t: Tensor, first: usize, size: usize| {
+            let bytes = t.strides[1].unsigned_abs() * (first * size) as u64;
+            Tensor { at: t.at + bytes, ..t }
+        };
+        let (of_queries, of_keys) = (number * heads, number * key_heads);
+        let size = self.dtype.size();
+        Attention {
+            heads,
+            key_heads,
+            q: moved(self.q, of_queries, size),
+            k: moved(self.k, of_keys, size),
+            v: moved(self.v, of_keys, size),
+            r: moved(self.r, of_queries, size),
+            sums: self.sums.map(|s| moved(s, of_queries, 4)),
+            gradient: self.gradient.map(|g| Gradient {
+                of_r: moved(g.of_r, of_queries, size),
+                of_q: moved(g.of_q, of_queries, size),
+                of_k: moved(g.of_k, of_keys, size),
+                of_v: moved(g.of_v, of_keys, size),
+                ..g
+            }),
             ..*self
         }
     }

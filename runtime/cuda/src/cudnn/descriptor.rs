@@ -22,6 +22,7 @@ pub(super) enum Kind {
     OperationMatMul = 19,
     Reduction = 21,
     OperationReduction = 22,
+    OperationReshape = 31,
 }
 
 /// An attribute, as `cudnnBackendAttributeName_t` numbers it.
@@ -64,6 +65,8 @@ pub(super) enum Attribute {
     OperationReductionX = 1610,
     OperationReductionY = 1611,
     OperationReduction = 1612,
+    OperationReshapeX = 2200,
+    OperationReshapeY = 2201,
 }
 
 /// The value of an attribute, by its type.

@@ -11,11 +11,13 @@
 //! values which are not finite and not seen add nothing (`compute::fused` amends that).
 
 pub mod attention;
+mod builder;
 mod descriptor;
+mod gradient;
 mod graph;
 mod library;
 
-pub use self::attention::{Attention, Band, Bias, Tensor};
+pub use self::attention::{Attention, Band, Bias, Gradient, Tensor};
 pub use self::graph::{Planner, Prepared};
 pub use self::library::{PATH_VARIABLE, version};
 pub(crate) use self::library::{expected, library};

@@ -30,50 +30,57 @@ impl Library {
     }
 }
 
+/// Parts of the names of large cases that take a way of their own.
+const WAYS: &[&str] = &[
+    "failing",
+    "attention bf16 [8, 2, 130,",
+    "attention f16 [6, 3, 17,",
+    "attention f16 [2, 1, 70,",
+    "attention f16 [4, 2, 128,",
+    "attention bf16 [8, 8, 128, 128, 64, 64] causal=true",
+    "attention f32 [8, 1, 1, 700,",
+    "attention bf16 [8, 1, 1, 700,",
+    "attention f16 [32, 8, 1, 2000,",
+    "attention bf16 [4, 4, 3, 300,",
+    "attention f16 [20, 1, 1, 90,",
+    "sink attention bf16 [8,",
+    "sink attention f16 [4, 2,",
+    "sink attention f32 [8, 1",
+    "sink attention f32 [4, 4",
+    "summed attention",
+    "attention gradient bf16 [8,",
+    "attention gradient f16 [2, 1",
+    "attention gradient f32 [3,",
+    "attention gradient f32 [4, 4",
+    "matmul bf16 [3, 512]",
+    "matmul f16 [8, 512]",
+    "matmul bf16 [16, 512]",
+    "matmul bf16 [8, 1032]",
+    "matmul bf16 [30, 1416]",
+    "matmul bf16 [40, 1032]",
+    "matmul f16 [33, 328]",
+    "matmul f16 [17, 136]",
+    "matmul f16 [25, 264]",
+    "matmul f16 [49, 4104]",
+    "grouped matmul bf16 [7,",
+    "grouped matmul bf16 [300,",
+    "grouped matmul f16 [90,",
+    "grouped matmul f16 [65,",
+    "grouped matmul f32 [90,",
+    "grouped matmul bf16 by terms",
+    "grouped matmul f32 by terms, row-major [64,",
+    "topk f32 5000",
+    "index_add bf16",
+    "rms_norm bf16 [2, 40000]",
+    "all of few rows",
+    "argmax f32 [5, 1000] axis 0",
+    "rotary bf16 bf16 [128, 128]",
+    "rotary f16 f32 [80, 32]",
+    "rotary f32 f32 [36, 12]",
+];
+
 /// Some small cases of every op, and of the large ones those that take other ways.
 fn sample() -> Vec<Case> {
-    let ways = [
-        "failing",
-        "attention bf16 [8, 2, 130,",
-        "attention f16 [6, 3, 17,",
-        "attention f16 [2, 1, 70,",
-        "attention f16 [4, 2, 128,",
-        "attention bf16 [8, 8, 128, 128, 64, 64] causal=true",
-        "attention f32 [8, 1, 1, 700,",
-        "attention bf16 [8, 1, 1, 700,",
-        "attention f16 [32, 8, 1, 2000,",
-        "attention bf16 [4, 4, 3, 300,",
-        "attention f16 [20, 1, 1, 90,",
-        "sink attention bf16 [8,",
-        "sink attention f16 [4, 2,",
-        "sink attention f32 [8, 1",
-        "sink attention f32 [4, 4",
-        "matmul bf16 [3, 512]",
-        "matmul f16 [8, 512]",
-        "matmul bf16 [16, 512]",
-        "matmul bf16 [8, 1032]",
-        "matmul bf16 [30, 1416]",
-        "matmul bf16 [40, 1032]",
-        "matmul f16 [33, 328]",
-        "matmul f16 [17, 136]",
-        "matmul f16 [25, 264]",
-        "matmul f16 [49, 4104]",
-        "grouped matmul bf16 [7,",
-        "grouped matmul bf16 [300,",
-        "grouped matmul f16 [90,",
-        "grouped matmul f16 [65,",
-        "grouped matmul f32 [90,",
-        "grouped matmul bf16 by terms",
-        "grouped matmul f32 by terms, row-major [64,",
-        "topk f32 5000",
-        "index_add bf16",
-        "rms_norm bf16 [2, 40000]",
-        "all of few rows",
-        "argmax f32 [5, 1000] axis 0",
-        "rotary bf16 bf16 [128, 128]",
-        "rotary f16 f32 [80, 32]",
-        "rotary f32 f32 [36, 12]",
-    ];
     let (mut small, mut bounded) = (0, 0);
     let mut takes = |name: &str| {
         if name.starts_with("large: bounded") {
@@ -81,7 +88,7 @@ fn sample() -> Vec<Case> {
             return bounded % 13 == 0;
         }
         if name.starts_with("large") {
-            return ways.iter().any(|w| name.contains(w));
+            return WAYS.iter().any(|w| name.contains(w));
         }
         small += 1;
         let every = if name.starts_with("bounded") { 6 } else { 9 };

@@ -24,6 +24,19 @@ unsafe fn load(at: u64, dtype: DType, index: i64) -> f64 {
     read_f64(dtype, bytes, 0)
 }
 
+/// Stores an element.
+///
+/// # Safety
+/// It exists, and nothing else touches it.
+unsafe fn store(at: u64, dtype: DType, index: i64, value: f64) {
+    let place = std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+    // SAFETY: by the caller.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(place.offset(index as isize * dtype.size() as isize), dtype.size())
+    };
+    write_f64(dtype, bytes, 0, value);
+}
+
 /// Where a row of a tensor begins, in elements.
 fn row(x: &cudnn::Tensor, at: [usize; 3]) -> i64 {
     at.iter().zip(x.strides).map(|(&i, stride)| i as i64 * stride).sum()
@@ -34,25 +47,22 @@ fn row(x: &cudnn::Tensor, at: [usize; 3]) -> i64 {
 /// # Safety
 /// Its operands and its result exist, and nothing else touches them.
 pub(crate) unsafe fn attend(x: &cudnn::Attention) {
+    if let Some(gradient) = &x.gradient {
+        // SAFETY: by the caller.
+        return unsafe { differentiate(x, gradient) };
+    }
     let group = x.heads / x.key_heads;
     for (b, h) in (0..x.batch).flat_map(|b| (0..x.heads).map(move |h| (b, h))) {
-        let sees = |i: usize, j: usize| {
-            let (i, j) = (i as i64, j as i64);
-            x.band.below.is_none_or(|below| j < i + below) && x.band.from.is_none_or(|from| j >= i + from)
-        };
         for i in 0..x.queries {
-            let scores: Vec<f64> = (0..x.keys)
-                .map(|j| {
-                    if !sees(i, j) {
-                        return f64::NEG_INFINITY;
-                    }
-                    // SAFETY: by the caller.
-                    unsafe { score(x, [b, h, i], j, group) }
-                })
-                .collect();
+            // SAFETY: by the caller.
+            let scores = unsafe { scores_of_row(x, [b, h, i]) };
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let sum: f64 = weights.iter().sum();
+            if let Some(sums) = &x.sums {
+                // SAFETY: by the caller.
+                unsafe { store(sums.at, DType::F32, row(sums, [b, h, i]), top + sum.ln()) };
+            }
             // What the first and the last row of the block see.
             let (first, last) = (i / BLOCK * BLOCK, (i / BLOCK + 1) * BLOCK - 1);
             let from = x.band.from.map_or(0, |from| first as i64 + from);
@@ -68,11 +78,69 @@ pub(crate) unsafe fn attend(x: &cudnn::Attention) {
                     weights[j] / sum * unsafe { load(x.v.at, x.dtype, at) }
                 };
                 let total: f64 = (0..x.keys).filter(|&j| touched(j)).map(part).sum();
-                let at = x.r.at as usize + (row(&x.r, [b, h, i]) as usize + f) * x.dtype.size();
-                let place = std::ptr::with_exposed_provenance_mut::<u8>(at);
                 // SAFETY: by the caller.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(place, x.dtype.size()) };
-                write_f64(x.dtype, bytes, 0, total);
+                unsafe { store(x.r.at, x.dtype, row(&x.r, [b, h, i]) + f as i64, total) };
+            }
+        }
+    }
+}
+
+/// The scores of a row; minus infinity outside of the band.
+///
+/// # Safety
+/// As [`attend`].
+unsafe fn scores_of_row(x: &cudnn::Attention, [b, h, i]: [usize; 3]) -> Vec<f64> {
+    let sees = |j: usize| {
+        let (i, j) = (i as i64, j as i64);
+        x.band.below.is_none_or(|below| j < i + below) && x.band.from.is_none_or(|from| j >= i + from)
+    };
+    // SAFETY: by the caller.
+    let one = |j: usize| unsafe { score(x, [b, h, i], j, x.heads / x.key_heads) };
+    (0..x.keys).map(|j| if sees(j) { one(j) } else { f64::NEG_INFINITY }).collect()
+}
+
+/// Computes the gradients of an attention, and the sum of the gradient times the result of each row.
+///
+/// # Safety
+/// As [`attend`].
+unsafe fn differentiate(x: &cudnn::Attention, g: &cudnn::Gradient) {
+    let group = x.heads / x.key_heads;
+    let sums = x.sums.as_ref().expect("gradients are computed from the sums");
+    // SAFETY: by the caller.
+    let element =
+        |t: &cudnn::Tensor, at: [usize; 3], i: usize| unsafe { load(t.at, x.dtype, row(t, at) + i as i64) };
+    for (b, kh) in (0..x.batch).flat_map(|b| (0..x.key_heads).map(move |h| (b, h))) {
+        let (mut of_k, mut of_v) = (vec![0.0; x.keys * x.e], vec![0.0; x.keys * x.f]);
+        for (h, i) in (kh * group..(kh + 1) * group).flat_map(|h| (0..x.queries).map(move |i| (h, i))) {
+            let at = [b, h, i];
+            let mean: f64 = (0..x.f).map(|f| element(&g.of_r, at, f) * element(&x.r, at, f)).sum();
+            let number = ((b * x.heads + h) * x.queries + i) as i64;
+            // SAFETY: by the caller.
+            let (scores, sum) = unsafe {
+                store(g.means, DType::F32, number, mean);
+                (scores_of_row(x, at), load(sums.at, DType::F32, row(sums, at)))
+            };
+            let mut of_q = vec![0.0; x.e];
+            for (j, score) in scores.into_iter().enumerate() {
+                let (weight, key) = ((score - sum).exp(), [b, kh, j]);
+                let of_weight: f64 = (0..x.f).map(|f| element(&g.of_r, at, f) * element(&x.v, key, f)).sum();
+                let of_product = weight * (of_weight - mean) * f64::from(x.scale);
+                for e in 0..x.e {
+                    of_q[e] += of_product * element(&x.k, key, e);
+                    of_k[j * x.e + e] += of_product * element(&x.q, at, e);
+                }
+                (0..x.f).for_each(|f| of_v[j * x.f + f] += weight * element(&g.of_r, at, f));
+            }
+            // SAFETY: by the caller.
+            let put =
+                |e: usize, value| unsafe { store(g.of_q.at, x.dtype, row(&g.of_q, at) + e as i64, value) };
+            of_q.into_iter().enumerate().for_each(|(e, value)| put(e, value));
+        }
+        for j in 0..x.keys {
+            for (t, n, all) in [(&g.of_k, x.e, &of_k), (&g.of_v, x.f, &of_v)] {
+                let at = row(t, [b, kh, j]);
+                // SAFETY: by the caller.
+                (0..n).for_each(|i| unsafe { store(t.at, x.dtype, at + i as i64, all[j * n + i]) });
             }
         }
     }
@@ -109,10 +177,14 @@ fn sample() -> Vec<Case> {
     };
     out.retain(|c| {
         let op = if let Op::Permuted { op, .. } = &c.op { &**op } else { &c.op };
-        let Op::Attention { bounds, .. } = op else { return false };
+        let (bounds, first) = match op {
+            Op::Attention { bounds, .. } => (bounds, 0),
+            Op::AttentionGradient { bounds, .. } => (bounds, 3),
+            _ => return false,
+        };
         !bounds.iter().any(|b| b.operand && b.row)
             && !["cache", "sink"].iter().any(|w| c.name.contains(w))
-            && c.operands[..3].iter().all(|x| fits(&x.tensor))
+            && c.operands[first..first + 3].iter().all(|x| fits(&x.tensor))
     });
     out
 }
@@ -125,4 +197,6 @@ fn what_a_library_lets_in_is_taken_out_and_what_it_does_not_take_is_numbers_for_
     let Some(ran) = run("library", &cases, Attentions::Chosen) else { return };
     assert!(ran.wrong.is_empty(), "{} of {}\n{}", ran.wrong.len(), ran.all, ran.wrong.join("\n"));
     assert!(ran.by_library > 20, "{} of {}", ran.by_library, ran.all);
+    let gradients = cases.iter().filter(|c| c.name.contains("gradient")).count();
+    assert!(gradients > 5, "{gradients} gradients");
 }

@@ -6,12 +6,11 @@ from contextlib import nullcontext
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
-from symmc.torch import _together
+from symmc.torch import _attention, _together
 from symmc.torch._arenas import Arenas
 from symmc.torch._options import Options
 
@@ -37,12 +36,11 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     whole = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,
-        # Element-wise steps share kernels: what they give is cheaper computed again than kept for the backward pass.
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_attention.partitioned,
         keep_inference_input_mutations=True,
     )
-    # Fused attention keeps what only its own backward reads: gradients are those of what it is made of.
-    with sdpa_kernel(SDPBackend.MATH) if differentiated else nullcontext():
+    is_written_out = differentiated and not _attention.is_fusible(module)
+    with sdpa_kernel(SDPBackend.MATH) if is_written_out else nullcontext():
         return whole(module, inputs)
 
 

@@ -93,6 +93,9 @@ template <class L, class C> SC_FN void begin_row(C &max, C &sum, const void *con
     sum = max == minus_infinity((C)0) ? 0 : 1;
 }
 
+// The log-sum-exp of a row with this maximum and this sum of weights.
+template <class C> SC_FN C log_sum_exp(C max, C sum) { return sum == 0 ? minus_infinity((C)0) : max + u_log(sum); }
+
 // Scores are capped before a mask adds to them.
 template <class L, class C> SC_FN C capped(C x) { return L::CAPPED ? (C)L::cap() * u_tanh(x / (C)L::cap()) : x; }
 
@@ -140,6 +143,7 @@ SC_FN void clear_blind(const void *pm, void *pr, const void *const *given, u32 h
             sees = __ballot_sync(0xffffffffu, key + lane < below && get(m[(key + lane) * L::m_step]) != 0) != 0;
         T *to = (T *)pr + L::r_head(head) + L::r_row(row);
         for (int f = lane; !sees && f < L::F; f += 32) to[f * L::r_step] = Put<T>::of((typename Computed<T>::C)0);
+        if (!sees && lane == 0) L::put_sum(given, head, row, minus_infinity((typename Computed<T>::C)0));
     }
     __syncthreads();
 }
@@ -306,6 +310,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
 #pragma unroll
             for (int c = 0; c < Q::COLUMNS; c++)
                 if (c * 32 + lane < Q::F) to[(c * 32 + lane) * L::r_step] = Put<T>::of(acc[r][c] * scale);
+            if (L::SUMS && lane == 0) L::put_sum(given, head, row, log_sum_exp(max[r], sum[r]));
         } else {
             C *to = (C *)partial + (((i64)head * L::ROWS + row) * SPLITS + split) * Q::RECORD;
 #pragma unroll
@@ -317,7 +322,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
 }
 
 // A block for each row puts the parts of its splits together, in their order.
-template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr) {
+template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr, const void *const *given) {
     typedef Attention<L> Q;
     typedef typename Q::T T;
     typedef typename Q::C C;
@@ -346,6 +351,7 @@ template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr)
 #pragma unroll
         for (int d = 16; d > 0; d >>= 1) total += __shfl_xor_sync(0xffffffffu, total, d);
         if (lane == 0) whole = total;
+        if (L::SUMS && lane == 0) L::put_sum(given, at / L::ROWS, at % L::ROWS, log_sum_exp(top, total));
     }
     __syncthreads();
     const C scale = whole == 0 ? (C)0 : 1 / whole;

@@ -223,7 +223,7 @@ template <class L> SC_FN void gather_seen(Rows<L, 1> &y, const float (&s)[1][8][
 
 // Stores the rows, or the part of each that is this split's.
 template <class L, int MT, int SPLITS>
-SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *partial) {
+SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
     const int F = L::F, RECORD = F + 2, t = threadIdx.x % 4;
     const float LOG2E = 1.44269504088896340736f;
@@ -239,6 +239,7 @@ SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *part
             if (SPLITS == 1) {
                 const float scale = sum == 0 ? 0.0f : 1 / sum;
                 T *to = (T *)pr + L::r_head(head) + L::r_row(row);
+                if (L::SUMS && t == 0) L::put_sum(given, head, row, log_sum_exp(y.max[m][h] / LOG2E, sum));
 #pragma unroll
                 for (int f = 0; f < F / 8; f++) {
                     const float low = y.acc[m][f][2 * h] * scale, high = y.acc[m][f][2 * h + 1] * scale;
@@ -358,7 +359,7 @@ static __device__ __noinline__ void attend_apart(const void *pq, const void *pk,
             weigh<L, 1>(y, s);
             gather_seen<L>(y, s, vs, MASK == 1 || !inside);
         }
-        store<L, 1, SPLITS>(y, head, split, pr, partial);
+        store<L, 1, SPLITS>(y, head, split, pr, partial, given);
     }
 }
 
@@ -411,7 +412,7 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
         attend_apart<L, SPLITS, MASK>(pq, pk, pv, pm, pr, partial, given, head, row0, R::BQ, split);
         return;
     }
-    store<L, MT, SPLITS>(y, head, split, pr, partial);
+    store<L, MT, SPLITS>(y, head, split, pr, partial, given);
 }
 
 } // namespace sc

@@ -1,0 +1,201 @@
+//! Attention and its gradients, accumulated in f64 and rounded once.
+
+use std::ops::Range;
+
+use super::array::{Array, Data, broadcast_strides, numel, walk};
+use super::elementwise::float_max;
+use super::error::OpError;
+use crate::attention::{Bound, Operands, visible};
+
+/// What an attention row may see.
+enum Mask<'a> {
+    None,
+    /// Nonzero attends.
+    Bool(&'a [i64]),
+    /// Added to the scores.
+    Float(&'a [f64]),
+}
+
+/// The attributes of attention.
+pub(super) struct Scores<'a> {
+    pub scale: f64,
+    pub cap: Option<f64>,
+    pub bounds: &'a [Bound],
+    /// What each bound adds.
+    pub adds: Vec<i64>,
+    /// Whether an operand is one more score of each row.
+    pub sink: bool,
+}
+
+impl Scores<'_> {
+    fn of(&self, query: &[f64], key: &[f64]) -> f64 {
+        let score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * self.scale;
+        self.cap.map_or(score, |cap| cap * (score / cap).tanh())
+    }
+
+    /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
+    fn visible(&self, positions: &[&Array], rows: &[usize], s: usize) -> Result<Vec<Range<usize>>, OpError> {
+        let n = numel(rows);
+        let l = rows.last().copied().unwrap_or(1);
+        let mut limits = vec![Vec::with_capacity(self.bounds.len()); n];
+        let mut positions = positions.iter();
+        let column = [rows, &[1]].concat();
+        for (bound, &add) in self.bounds.iter().zip(&self.adds) {
+            let mut of_rows = vec![0; n];
+            if bound.operand
+                && let Some(x) = positions.next()
+            {
+                let (elements, mut row) = (x.as_ints()?, 0);
+                walk(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
+                    of_rows[row] = elements[at];
+                    row += 1;
+                });
+            }
+            for (row, limits) in limits.iter_mut().enumerate() {
+                limits.push((bound.side, bound.limit(row % l, add, of_rows[row])));
+            }
+        }
+        Ok(limits.into_iter().map(|limits| visible(limits, s)).collect())
+    }
+}
+
+/// One row of queries of one head.
+struct Row<'a> {
+    /// Its number among the rows of all heads.
+    row: usize,
+    /// The head of keys and values that it reads, among those of the whole batch.
+    shared: usize,
+    /// Its scores; `None` where it does not see the column.
+    scores: &'a [Option<f64>],
+    /// One more score, whose value is zero.
+    sink: Option<f64>,
+}
+
+/// Calls `each` for every row of `q [.., h, l, e]`, with its scores.
+fn for_rows(
+    parts: &Operands<'_, &Array>,
+    attributes: &Scores<'_>,
+    mut each: impl FnMut(Row<'_>),
+) -> Result<(), OpError> {
+    let (q, k) = (*parts.q, *parts.k);
+    let rank = q.shape.len();
+    let (h, l) = (q.shape[rank - 3], q.shape[rank - 2]);
+    let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
+    let rows = &q.shape[..rank - 1];
+    let (mask, mask_strides) = match parts.mask {
+        None => (Mask::None, vec![0; rank]),
+        Some(m) => {
+            let mask = match &*m.data {
+                Data::Int(v) => Mask::Bool(v),
+                Data::Float(v) => Mask::Float(v),
+            };
+            (mask, broadcast_strides(&m.shape, &[rows, &[s]].concat()))
+        }
+    };
+    let (q, keys) = (q.as_floats()?, k.as_floats()?);
+    let visible = attributes.visible(parts.positions, rows, s)?;
+    let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
+    let column = [rows, &[1]].concat();
+    let sink_strides = parts.sink.map_or_else(|| vec![0; rank], |x| broadcast_strides(&x.shape, &column));
+    let mut scores = vec![None; s];
+    let mut row = 0;
+    walk(rows, [&mask_strides[..rank - 1], &sink_strides[..rank - 1]], |[mask_start, sink]| {
+        let head = row / l;
+        // Heads of q share heads of k and v in runs of h / g.
+        let shared = head / h * g + head % h / (h / g.max(1)).max(1);
+        let query = &q[row * e..][..e];
+        for (j, score) in scores.iter_mut().enumerate() {
+            let at = mask_start + j * mask_strides[rank - 1];
+            let (seen, bias) = match mask {
+                Mask::None => (true, 0.0),
+                Mask::Bool(m) => (m[at] != 0, 0.0),
+                Mask::Float(m) => (true, m[at]),
+            };
+            *score = (seen && visible[row].contains(&j))
+                .then(|| attributes.of(query, &keys[(shared * s + j) * e..][..e]) + bias);
+        }
+        each(Row { row, shared, scores: &scores, sink: sinks.map(|x| x[sink]) });
+        row += 1;
+    });
+    Ok(())
+}
+
+const MISSING: OpError = OpError::Attribute { what: "the operands of attention" };
+
+/// Scaled dot-product attention, and the log-sum-exp of its rows; operands `q [.., h, l, e]`, `k [.., g, s, e]`,
+/// `v [.., g, s, f]`, mask, positions.
+pub(super) fn attention(
+    operands: &[&Array],
+    attributes: &Scores<'_>,
+    shape: &[usize],
+) -> Result<(Array, Array), OpError> {
+    let parts = Operands::of(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
+    let (v, dtype) = (*parts.v, operands[0].dtype);
+    let rank = shape.len();
+    let (s, f) = (v.shape[rank - 2], v.shape[rank - 1]);
+    let values = v.as_floats()?;
+    let mut out = Vec::with_capacity(numel(shape));
+    let mut sums = Vec::with_capacity(numel(&shape[..rank - 1]));
+    for_rows(&parts, attributes, |row| {
+        let start = out.len();
+        out.resize(start + f, 0.0);
+        sums.push(attend(&row, &values[row.shared * s * f..][..s * f], &mut out[start..]));
+    })?;
+    let sums = Array::floats(dtype.wide(), &shape[..rank - 1], sums);
+    Ok((Array::floats(dtype, shape, out), sums))
+}
+
+/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen and of the sink; gives the
+/// log-sum-exp of these. If none is seen, or all are minus infinity, `out` stays.
+fn attend(row: &Row<'_>, values: &[f64], out: &mut [f64]) -> f64 {
+    let seen = row.scores.iter().flatten().chain(&row.sink);
+    let max = seen.clone().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
+    if max == f64::NEG_INFINITY {
+        return max;
+    }
+    let sum: f64 = seen.map(|x| (x - max).exp()).sum();
+    if !out.is_empty() {
+        for (score, value) in row.scores.iter().zip(values.chunks_exact(out.len())) {
+            let Some(score) = score else { continue };
+            let weight = (score - max).exp();
+            out.iter_mut().zip(value).for_each(|(o, v)| *o += weight * v);
+        }
+        out.iter_mut().for_each(|o| *o /= sum);
+    }
+    max + sum.ln()
+}
+
+/// The gradients of attention for its queries, keys and values; operands: the gradient of the result, the result, the
+/// log-sum-exp, then those of [`attention`].
+pub(super) fn gradient(operands: &[&Array], attributes: &Scores<'_>) -> Result<Vec<Array>, OpError> {
+    let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING)?;
+    let parts = Operands::of(attributes.bounds, false, forward).ok_or(MISSING)?;
+    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+    let rank = q.shape.len();
+    let (s, e, f) = (k.shape[rank - 2], k.shape[rank - 1], v.shape[rank - 1]);
+    let (gradients, results, sums) = (gradient.as_floats()?, result.as_floats()?, sums.as_floats()?);
+    let (queries, keys, values) = (q.as_floats()?, k.as_floats()?, v.as_floats()?);
+    let [mut of_q, mut of_k, mut of_v] = [q, k, v].map(|x| vec![0.0; numel(&x.shape)]);
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let add = |to: &mut [f64], times: f64, x: &[f64]| {
+        to.iter_mut().zip(x).for_each(|(to, x)| *to += times * x);
+    };
+    for_rows(&parts, attributes, |Row { row, shared, scores, .. }| {
+        if sums[row] == f64::NEG_INFINITY {
+            return;
+        }
+        let (query, gradient) = (&queries[row * e..][..e], &gradients[row * f..][..f]);
+        let mean = dot(gradient, &results[row * f..][..f]);
+        for (j, score) in scores.iter().enumerate() {
+            let Some(score) = score else { continue };
+            let column = shared * s + j;
+            let weight = (score - sums[row]).exp();
+            let of_score = weight * (dot(gradient, &values[column * f..][..f]) - mean) * attributes.scale;
+            add(&mut of_q[row * e..][..e], of_score, &keys[column * e..][..e]);
+            add(&mut of_k[column * e..][..e], of_score, query);
+            add(&mut of_v[column * f..][..f], weight, gradient);
+        }
+    })?;
+    let gradients = [(q, of_q), (k, of_k), (v, of_v)];
+    Ok(gradients.into_iter().map(|(x, of)| Array::floats(x.dtype, &x.shape, of)).collect())
+}

@@ -1,0 +1,319 @@
+//! Values of which only a part is used are computed in part: the last token before the head of a prefill, for example.
+//!
+//! The parts are found from the outputs backwards: what a slice takes is the part of its operand that it uses, and an op whose
+//! elements along an axis depend on those of its operands at the same positions passes a part on. A value that is used in several parts
+//! is computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. That
+//! rests on all readers of a value, so it is no rule of the rewriter, which sees a node before those that read it.
+//!
+//! Bits stay the same but for the order of sums that a library or a collective chooses by size. Ops that report bad data are not
+//! computed in part, so that a run fails as before.
+
+use std::collections::HashMap;
+
+use symmc_ir::{
+    BinaryOp, CollectiveKind, Dim, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId,
+};
+
+/// A part of a value: `len` positions along an axis, from `start` on.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Part {
+    axis: usize,
+    start: Dim,
+    len: Dim,
+}
+
+/// What of a value is used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Used {
+    Nothing,
+    Part(Part),
+    Whole,
+}
+
+impl Used {
+    fn join(&mut self, other: Used) {
+        match (&*self, &other) {
+            (Used::Nothing, _) => *self = other,
+            (_, Used::Nothing) => {}
+            (a, b) if a == b => {}
+            _ => *self = Used::Whole,
+        }
+    }
+}
+
+/// The graph in which values are computed in the part that is used; `None` if all that are computed are used whole.
+pub fn in_part(graph: &Graph) -> Option<Graph> {
+    let used = used_parts(graph);
+    let computes = |node: &Node| {
+        let in_part = matches!(node.outputs[..], [v] if matches!(used[v], Used::Part(_)));
+        in_part && !node.op.is_view()
+    };
+    graph.nodes.values().any(computes).then(|| Rebuilt::new(graph, used).graph())
+}
+
+/// What is used of each value. Of a value whose op passes no part on it is the whole, if anything.
+fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
+    let mut used = Table::filled(Used::Nothing, graph.values.len());
+    graph.outputs.iter().for_each(|o| used[o.value] = Used::Whole);
+    for (id, node) in graph.nodes.iter().rev() {
+        let needs = match node.outputs[..] {
+            [result] => {
+                let needs = match &used[result] {
+                    Used::Part(part) => of_operands(graph, node, part),
+                    _ => None,
+                };
+                if needs.is_none() && used[result] != Used::Nothing {
+                    used[result] = Used::Whole;
+                }
+                needs
+            }
+            _ => None,
+        };
+        let is_needed = keeps_effects(&node.op) || node.outputs.iter().any(|&v| used[v] != Used::Nothing);
+        if !is_needed {
+            continue;
+        }
+        let needs = needs.unwrap_or_else(|| of_whole(graph, id));
+        for (&v, need) in node.inputs.iter().zip(needs) {
+            used[v].join(need);
+        }
+    }
+    for input in graph.inputs.values() {
+        used[input.value] = Used::Whole;
+    }
+    used
+}
+
+/// Whether a node does something beside giving its results.
+fn keeps_effects(op: &Op) -> bool {
+    matches!(op, Op::Opaque { .. } | Op::Custom(_))
+}
+
+/// What a node needs of its operands to give its whole results.
+fn of_whole(graph: &Graph, id: NodeId) -> Vec<Used> {
+    let node = &graph.nodes[id];
+    match slice_of(graph, node) {
+        Some(part) => vec![Used::Part(part)],
+        None => vec![Used::Whole; node.inputs.len()],
+    }
+}
+
+/// The part that a slice takes of its operand, if that is at most half of it.
+fn slice_of(graph: &Graph, node: &Node) -> Option<Part> {
+    let Op::Slice { axis, start, step: 1 } = &node.op else { return None };
+    let (x, result) = (node.inputs.first()?, node.outputs.first()?);
+    let [extent, len] = [x, result].map(|&v| graph.ty(v).shape[*axis].clone());
+    let is_small = extent.upper(&graph.symbols) >= len.upper(&graph.symbols).saturating_mul(2);
+    is_small.then(|| Part { axis: *axis, start: start.clone(), len })
+}
+
+/// What a node with one result needs of its operands to give a part of it; `None` if it needs them whole.
+fn of_operands(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
+    let ty = graph.ty(node.outputs[0]);
+    let rank = ty.rank();
+    let at = |axis: usize| Used::Part(Part { axis, ..part.clone() });
+    // An operand of which the last `drop` axes do not stand for those of the result, which has so many there.
+    let broadcast = |v: ValueId, axis: usize, own: usize, of: usize| {
+        let shape = &graph.ty(v).shape;
+        match (axis + shape.len().saturating_sub(own)).checked_sub(of) {
+            Some(a) if axis < of && shape.get(a) == ty.shape.get(axis) => at(a),
+            _ => Used::Whole,
+        }
+    };
+    let aligned = |&v: &ValueId| broadcast(v, part.axis, 0, rank);
+    let first = |axis: usize| -> Vec<Used> {
+        let rest = node.inputs.iter().skip(1).map(|_| Used::Whole);
+        std::iter::once(at(axis)).chain(rest).collect()
+    };
+    let others = |without: usize| (part.axis != without).then(|| first(part.axis));
+    match &node.op {
+        op if op.is_element_wise() => (!reports(op, ty)).then(|| node.inputs.iter().map(aligned).collect()),
+        Op::Copy => Some(first(part.axis)),
+        Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
+        Op::Permute { perm } => Some(first(*perm.get(part.axis)?)),
+        Op::Reshape => Some(first(reshaped(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape)?)),
+        Op::Slice { axis, start, step: 1 } if *axis == part.axis => {
+            let start = start.clone() + part.start.clone();
+            Some(vec![Used::Part(Part { start, ..part.clone() })])
+        }
+        Op::MatMul if part.axis + 2 == rank => Some(first(graph.ty(node.inputs[0]).rank().checked_sub(2)?)),
+        Op::MatMul if part.axis + 2 < rank => {
+            Some(node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect())
+        }
+        Op::Softmax { axis, .. } | Op::CumSum { axis } => others(*axis),
+        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
+            (part.axis + axes < rank).then(|| first(part.axis))
+        }
+        Op::Reduce { axes, keep, .. } => Some(first(unreduced(axes, *keep, part.axis)?)),
+        Op::ArgReduce { axis, keep, .. } => Some(first(unreduced(&[*axis], *keep, part.axis)?)),
+        Op::RotaryEmbedding { .. } if part.axis + 1 < rank => {
+            let mut needs: Vec<Used> = node.inputs.iter().map(aligned).collect();
+            *needs.first_mut()? = at(part.axis);
+            Some(needs)
+        }
+        Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => queries(graph, node, at),
+        Op::Collective(c) => match c.kind {
+            CollectiveKind::AllReduce(_)
+            | CollectiveKind::Broadcast { .. }
+            | CollectiveKind::Permute { .. } => Some(first(part.axis)),
+            CollectiveKind::AllGather
+            | CollectiveKind::ReduceScatter(_)
+            | CollectiveKind::AllToAll(Splits::Even) => others(0),
+            CollectiveKind::AllToAll(Splits::Device) => None,
+        },
+        _ => None,
+    }
+}
+
+/// What attention needs of its operands for some of its queries.
+fn queries(graph: &Graph, node: &Node, at: impl Fn(usize) -> Used) -> Option<Vec<Used>> {
+    let rows = |v: ValueId| graph.ty(v).shape.iter().rev().nth(1);
+    let (&q, rest) = node.inputs.split_first()?;
+    let behind_values = rest.iter().enumerate().map(|(i, &v)| match graph.ty(v).rank().checked_sub(2) {
+        // Keys and values come first; a mask, positions and a score more have rows of their own, or one for all.
+        Some(axis) if i >= 2 && rows(v) == rows(q) => at(axis),
+        _ => Used::Whole,
+    });
+    Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(behind_values).collect())
+}
+
+/// Whether an op reports numbers that it does not take.
+fn reports(op: &Op, ty: &Type) -> bool {
+    let divides = |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem);
+    match op {
+        Op::Binary(op) | Op::BinaryScalar { op, .. } => divides(op) && !ty.dtype.is_float(),
+        _ => false,
+    }
+}
+
+/// The axis of a reduced operand that an axis of the result is.
+fn unreduced(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
+    if keep {
+        return (!axes.contains(&axis)).then_some(axis);
+    }
+    (0..).filter(|a| !axes.contains(a)).nth(axis)
+}
+
+/// The axis of another shape of the same elements that is this axis: of one extent, with as many elements before it and after it.
+fn reshaped(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
+    let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |all, d| all * d);
+    let before = count(&shape[..axis]);
+    let is_same = |&a: &usize| other[a] == shape[axis] && count(&other[..a]) == before;
+    (0..other.len()).find(is_same)
+}
+
+/// The graph in the making.
+struct Rebuilt<'g> {
+    from: &'g Graph,
+    used: Table<ValueId, Used>,
+    to: Graph,
+    /// What stands for each value: its used part or the whole.
+    map: Table<ValueId, Option<ValueId>>,
+    /// Parts of values that are computed whole.
+    slices: HashMap<(ValueId, Part), ValueId>,
+}
+
+impl<'g> Rebuilt<'g> {
+    fn new(from: &'g Graph, used: Table<ValueId, Used>) -> Self {
+        let mut to = Graph::new(from.name.clone());
+        to.ranks = from.ranks;
+        to.symbols = from.symbols.clone();
+        to.groups = from.groups.clone();
+        to.customs = from.customs.clone();
+        let map = Table::filled(None, from.values.len());
+        Rebuilt { from, used, to, map, slices: HashMap::new() }
+    }
+
+    fn graph(mut self) -> Graph {
+        let from = self.from;
+        for input in from.inputs.values() {
+            let value = &from.values[input.value];
+            let (source, data) = (input.source.clone(), input.data.clone());
+            let new = self.to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data);
+            self.map[input.value] = Some(new);
+        }
+        for (id, node) in from.nodes.iter() {
+            self.add(id, node);
+        }
+        let outputs = from.outputs.iter();
+        let outputs = outputs.filter_map(|o| Some(Output { value: self.map[o.value]?, kind: o.kind }));
+        self.to.outputs = outputs.collect();
+        self.to
+    }
+
+    fn add(&mut self, id: NodeId, node: &Node) {
+        if !keeps_effects(&node.op) && node.outputs.iter().all(|&v| self.used[v] == Used::Nothing) {
+            return;
+        }
+        let part = match node.outputs[..] {
+            [v] => match &self.used[v] {
+                Used::Part(part) => Some(part.clone()),
+                Used::Nothing | Used::Whole => None,
+            },
+            _ => None,
+        };
+        let needs = part.as_ref().and_then(|part| of_operands(self.from, node, part));
+        let needs = needs.unwrap_or_else(|| of_whole(self.from, id));
+        if let (Op::Slice { .. }, [Used::Part(taken)], &[x], &[result]) =
+            (&node.op, &needs[..], &node.inputs[..], &node.outputs[..])
+        {
+            self.map[result] = self.part(x, taken, self.from.name_of(result));
+            return;
+        }
+        let operands = node.inputs.iter().zip(&needs).map(|(&v, need)| self.operand(v, need));
+        let Some(inputs) = operands.collect::<Option<Vec<ValueId>>>() else { return };
+        let results = node.outputs.iter().map(|&v| {
+            let mut ty = self.from.ty(v).clone();
+            if let Some(part) = &part {
+                ty.shape[part.axis] = part.len.clone();
+            }
+            (self.from.name_of(v).to_string(), ty)
+        });
+        let results: Vec<(String, Type)> = results.collect();
+        let op = match (&node.op, &part) {
+            (Op::Attention { .. }, Some(part)) => of_rows(&node.op, &part.start),
+            (op, _) => op.clone(),
+        };
+        let new = self.to.add_node(op, inputs, results);
+        for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
+            self.map[old] = Some(new);
+        }
+    }
+
+    /// What stands for an operand of which this is needed.
+    fn operand(&mut self, v: ValueId, need: &Used) -> Option<ValueId> {
+        match need {
+            Used::Part(part) => self.part(v, part, &format!("{}.used", self.from.name_of(v))),
+            Used::Nothing | Used::Whole => self.map[v],
+        }
+    }
+
+    /// A part of a value: what stands for it if nothing else is computed, else a slice, which is named if there was none.
+    fn part(&mut self, v: ValueId, part: &Part, name: &str) -> Option<ValueId> {
+        let found = self.map[v]?;
+        if self.used[v] == Used::Part(part.clone()) {
+            return Some(found);
+        }
+        if let Some(&slice) = self.slices.get(&(v, part.clone())) {
+            return Some(slice);
+        }
+        let mut ty = self.from.ty(v).clone();
+        ty.shape[part.axis] = part.len.clone();
+        let op = Op::Slice { axis: part.axis, start: part.start.clone(), step: 1 };
+        let node = self.to.add_node(op, vec![found], vec![(name.to_string(), ty)]);
+        let slice = self.to.nodes[node].outputs[0];
+        self.slices.insert((v, part.clone()), slice);
+        Some(slice)
+    }
+}
+
+/// Attention of the queries from one on, whose rows are counted from 0 again.
+fn of_rows(op: &Op, start: &Dim) -> Op {
+    let mut op = op.clone();
+    if let Op::Attention { bounds, .. } = &mut op {
+        for bound in bounds.iter_mut().filter(|bound| bound.row) {
+            bound.add = bound.add.clone() + start.clone();
+        }
+    }
+    op
+}
