@@ -374,7 +374,7 @@ impl Maker {
             let w = again.or(*weight).expect("it is gathered");
             let gradient = add(self, BinaryOp::Mul, h, w);
             h = add(self, BinaryOp::Add, gradient, h);
-            let averaged = rng.one_in(4).then(|| CollectiveKind::AllReduce(ReduceOp::Avg));
+            let averaged = rng.one_in(4).then_some(CollectiveKind::AllReduce(ReduceOp::Avg));
             outputs.extend(match averaged {
                 Some(kind) => self.b.collective("all_reduce", kind, group, &[gradient]).ok().map(|r| r[0]),
                 None => self.scattered(rng, gradient, group, n),
