@@ -9,7 +9,8 @@
 //! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
 //!   [`rotary`]), attention has bounds instead of masks that say what positions see ([`seen`]), and its heads are grouped
 //!   ([`attention`]),
-//! - attention stores its result in the order in which it is read ([`stored`]),
+//! - gradients of attention take heads of keys that are not repeated ([`repeated`]),
+//! - attention and its gradients store their results in the order in which they are read ([`stored`]),
 //! - collectives between one rank are gone ([`collectives`]),
 //! - equal nodes exist once.
 //!
@@ -24,6 +25,7 @@ pub mod constants;
 pub mod identities;
 pub mod norms;
 pub mod products;
+pub mod repeated;
 pub mod rotary;
 pub mod seen;
 pub mod stored;
@@ -76,6 +78,9 @@ pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
 pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
     crate::error::verified_before("canonicalize", graph)?;
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
+    if let Some(grouped) = repeated::grouped(&out) {
+        out = again(&grouped, &mut report).0;
+    }
     if let Some(stored) = stored::as_read(&out) {
         // The permutations that are left change nothing, and views behind them may be one.
         out = again(&stored, &mut report).0;
