@@ -9,8 +9,9 @@
 //! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
 //!   [`rotary`]), attention has bounds instead of masks that say what positions see ([`seen`]), and its heads are grouped
 //!   ([`attention`]),
+//! - gradients of attention take heads of keys that are not repeated ([`repeated`]),
 //! - values of which only a part is used are computed in part ([`used`]),
-//! - attention stores its result in the order in which it is read ([`stored`]),
+//! - attention and its gradients store their results in the order in which they are read ([`stored`]),
 //! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
 //!   combined element by element are one ([`collectives`]),
 //! - equal nodes exist once.
@@ -26,6 +27,7 @@ pub mod constants;
 pub mod identities;
 pub mod norms;
 pub mod products;
+pub mod repeated;
 pub mod rotary;
 pub mod seen;
 pub mod stored;
@@ -81,8 +83,9 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
     let mut met_shared = report.met_shared;
     for _ in 0..MOST_REPEATS {
-        // That values are computed in part, or stored in another order, may make others fit for it.
-        let changed = used::in_part(&out).or_else(|| stored::as_read(&out));
+        // That heads are grouped, or values computed in part or stored in another order, may make others fit for it.
+        let changed =
+            repeated::grouped(&out).or_else(|| used::in_part(&out)).or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {
             break;
         }

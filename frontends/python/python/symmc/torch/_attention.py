@@ -7,10 +7,19 @@ where a graph has these, attention is traced as what it is made of.
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import CheckpointPolicy
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+_FUSED = re.compile("_scaled_dot_product_.*attention.*")
+"""The operators of PyTorch's kernels for attention and for its gradients."""
+
+_REPEATING = tuple(getattr(torch.ops.aten, name).default for name in ("unsqueeze", "expand", "clone", "view", "_unsafe_view", "reshape"))
+"""What repeats heads."""
 
 
 def is_fusible(module: torch.fx.GraphModule) -> bool:
@@ -40,20 +49,34 @@ def partitioned(joint: torch.fx.GraphModule, inputs, **options):
 
     Element-wise steps share kernels: what they give is cheaper computed again than kept for the backward pass.
     """
-    _drop_random_state(joint.graph)
+    for node in joint.graph.nodes:
+        if _FUSED.fullmatch(getattr(node.target, "_opname", "")):
+            _drop_random_state(node)
+            _repeat_again(node)
     return min_cut_rematerialization_partition(joint, inputs, **options)
 
 
-def _drop_random_state(graph: torch.fx.Graph) -> None:
-    """Gives gradients of attention without dropout another tensor in place of the random state, which they do not look at: it is not
+def _drop_random_state(node: torch.fx.Node) -> None:
+    """Gives a gradient of attention without dropout another tensor in place of the random state, which it does not look at: that is not
     kept for the backward pass then, and may have a dtype that programs have not."""
-    for node in graph.nodes:
-        name = getattr(node.target, "_opname", "")
-        if node.op != "call_function" or not (name.startswith("_scaled_dot_product_") and name.endswith("_backward")):
-            continue
-        names = [argument.name for argument in node.target._schema.arguments]
-        places = {name: at for at, name in enumerate(names) if at < len(node.args)}
-        if "philox_seed" not in places or node.args[places["dropout_p"]] != 0.0:
-            continue
+    places = {argument.name: at for at, argument in enumerate(node.target._schema.arguments) if at < len(node.args)}
+    if "philox_seed" in places and node.args[places["dropout_p"]] == 0.0:
         for state in ("philox_seed", "philox_offset"):
             node.update_arg(places[state], node.args[places["logsumexp"]])
+
+
+def _repeat_again(node: torch.fx.Node) -> None:
+    """Has heads of keys and values that are repeated for the queries that share them be repeated again in the backward pass, where
+    that costs nothing: PyTorch would keep the copies."""
+    for at, argument in enumerate(node.target._schema.arguments):
+        if argument.name not in ("key", "value") or at >= len(node.args):
+            continue
+        chain, source = [], node.args[at]
+        while isinstance(source, torch.fx.Node) and source.target in _REPEATING:
+            chain.append(source)
+            source = source.args[0]
+        if any(link.target is torch.ops.aten.expand.default for link in chain):
+            for link in chain:
+                link.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+                # Of no checkpointed region; some versions of PyTorch ask for its number.
+                link.meta.setdefault("ac_graph_id", 0)
