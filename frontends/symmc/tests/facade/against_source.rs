@@ -178,7 +178,9 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
         }
         // The same at all sizes.
         let found = compared(edited(&plan, "start=t - 1", "start=min(t - 1, 8191)"));
-        assert_eq!(found.status(), SourceStatus::Equal, "{found:#?}");
+        // The plan reduces the last row alone: at 8192 rows it is compared by parts.
+        let is_equal = matches!(found.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
+        assert!(is_equal, "{found:#?}");
     }
 }
 
