@@ -181,6 +181,7 @@ class Lifted:
         end = graph.output(returned)
         _write_out_sums(graph)
         _take_sizes_of_operands(graph)
+        _forget_random_state(graph)
         if groups_in(graph):
             with assuming_nothing(environment_of(graph)):
                 take_parts(graph)
@@ -223,6 +224,7 @@ class _Lifting:
         graph = copied(module.graph, {})
         _write_out_sums(graph)
         _take_sizes_of_operands(graph)
+        _forget_random_state(graph)
         end = next(node for node in graph.nodes if node.op == "output")
         returned = end.args[0]
         graph.erase_node(end)
@@ -418,6 +420,19 @@ def _take_sizes_of_operands(graph: torch.fx.Graph) -> None:
             # Nobody reads it any more.
             known[at] = 0
         node.meta["val"] = type(values)(known)
+
+
+def _forget_random_state(graph: torch.fx.Graph) -> None:
+    """Results of a dtype that the format of some versions of PyTorch has not, and that nobody reads, as that of flash attention."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(values, (tuple, list)):
+            continue
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        is_odd = lambda value: isinstance(value, torch.Tensor) and value.dtype in (torch.uint16, torch.uint32, torch.uint64)
+        if any(is_odd(value) and at not in read for at, value in enumerate(values)):
+            known = [None if is_odd(value) and at not in read else value for at, value in enumerate(values)]
+            node.meta["val"] = type(values)(known)
 
 
 def _axis_of(nodes: list[torch.fx.Node], size: torch.SymInt):
