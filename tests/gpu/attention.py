@@ -4,8 +4,8 @@
     attention.py peers CASE            prints the median microseconds of a call by cuDNN and by flash, and how far each is
                                        from attention in float64, where that is of a size to compute
 
-A case is `prefill:HEADS/KEY_HEADS:ELEMENTS:TOKENS:full|causal|WINDOW` or `decode:HEADS/KEY_HEADS:ELEMENTS:SEQUENCES:TOKENS`,
-in bf16; operands lie as projections leave them, `[sequences, tokens, heads, elements]`.
+A case is `prefill:HEADS/KEY_HEADS:ELEMENTS:TOKENS:full|causal|WINDOW`, `gradient:` and the same, which is the backward pass of
+that attention, or `decode:HEADS/KEY_HEADS:ELEMENTS:SEQUENCES:TOKENS`, in bf16; operands lie as projections leave them, `[sequences, tokens, heads, elements]`.
 """
 
 import sys
@@ -18,7 +18,7 @@ def parse(case):
     h, g = (int(n) for n in heads.split("/"))
     if kind == "decode":
         return dict(h=h, g=g, e=int(elements), b=int(a), l=1, s=int(b), sees="full")
-    return dict(h=h, g=g, e=int(elements), b=1, l=int(a), s=int(a), sees=b)
+    return dict(h=h, g=g, e=int(elements), b=1, l=int(a), s=int(a), sees=b, backward=kind == "gradient")
 
 
 def program(x):
@@ -27,15 +27,28 @@ def program(x):
         bounds = f"causal={str(x['sees'] == 'causal').lower()}"
     else:
         bounds = f"bounds=[below row + (1), from row + ({1 - int(x['sees'])})]"
+    heads, keys, more = f"bf16[{b}, {h}, {l}, {e}]", f"bf16[{b}, {g}, {s}, {e}]", ""
+    if x.get("backward"):
+        sizes = (("q", l, h), ("k", s, g), ("v", s, g))
+        stored = [f"%{name}s: bf16[{b}, {n}, {m}, {e}] = permute %d{name} perm=[0, 2, 1, 3]" for name, n, m in sizes]
+        more = f"arg %y: bf16[{b}, {l}, {h}, {e}]\narg %sums: f32[{b}, {h}, {l}]\n"
+        call = f"""%yh: {heads} = permute %y perm=[0, 2, 1, 3]
+%dq: {heads}, %dk: {keys}, %dv: {keys} = attention_gradient %yh, %yh, %sums, %qh, %kh, %vh {bounds} scale={e ** -0.5}
+{chr(10).join(stored)}
+return %qs
+return %ks
+return %vs"""
+    else:
+        call = f"""%y: {heads} = attention %qh, %kh, %vh {bounds} scale={e ** -0.5}
+return %y"""
     return f"""program "attention" ranks 1
 arg %q: bf16[{b}, {l}, {h}, {e}]
 arg %k: bf16[{b}, {s}, {g}, {e}]
 arg %v: bf16[{b}, {s}, {g}, {e}]
-%qh: bf16[{b}, {h}, {l}, {e}] = permute %q perm=[0, 2, 1, 3]
+{more}%qh: bf16[{b}, {h}, {l}, {e}] = permute %q perm=[0, 2, 1, 3]
 %kh: bf16[{b}, {g}, {s}, {e}] = permute %k perm=[0, 2, 1, 3]
 %vh: bf16[{b}, {g}, {s}, {e}] = permute %v perm=[0, 2, 1, 3]
-%y: bf16[{b}, {h}, {l}, {e}] = attention %qh, %kh, %vh {bounds} scale={e ** -0.5}
-return %y
+{call}
 """
 
 
@@ -58,7 +71,7 @@ def peers(case, x):
             mask &= j > i - int(x["sees"])
             options = {"attn_mask": mask}
     reference = None
-    if b * h * max(l * s, s * e) <= 1 << 28:
+    if b * h * max(l * s, s * e) <= 1 << 28 and not x.get("backward"):
         wide = [t.double() for t in (q, k.repeat_interleave(h // g, 1), v.repeat_interleave(h // g, 1))]
         scores = wide[0] @ wide[1].transpose(2, 3) * e**-0.5
         if mask is not None:
@@ -66,10 +79,15 @@ def peers(case, x):
         reference = torch.softmax(scores, -1) @ wide[2]
     out = []
     for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
-        call = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=h != g, **options)
+        forward = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=h != g, **options)
         try:
             with sdpa_kernel(backend):
-                result = call()
+                call, result = forward, forward()
+                if x.get("backward"):
+                    wanted = [t.requires_grad_() for t in (q, k, v)]
+                    result = forward()
+                    call = lambda: torch.autograd.grad(result, wanted, result, retain_graph=True)
+                    call()
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):

@@ -16,6 +16,7 @@ if [ ${#cases[@]} = 0 ]; then
   for heads in 16/4:128 32/8:64; do
     for tokens in 512 2048 4096 16384; do
       for sees in causal full 1024; do cases+=("prefill:$heads:$tokens:$sees"); done
+      for sees in causal full; do cases+=("gradient:$heads:$tokens:$sees"); done
     done
   done
   for positions in 1024 8192 65536; do

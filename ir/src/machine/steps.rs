@@ -106,6 +106,14 @@ mod tests {
         let count = 2 * 8 * 32 * 4;
         assert_eq!(product("bf16"), Operations { matmul_16bit: count, rows: 8, ..Operations::default() });
         assert_eq!(product("f32"), Operations { matmul: count, rows: 8, ..Operations::default() });
+        // Two products of all pairs, of which causal order leaves half; the gradient has five.
+        let arguments = "arg %q: bf16[4, 16, 8]\narg %s: f32[4, 16]\n%y: bf16[4, 16, 8]";
+        let gradient = operations(&format!(
+            "{arguments}, %z: bf16[4, 16, 8], %w: bf16[4, 16, 8] = attention_gradient %q, %q, %s, %q, %q, %q causal=true scale=1.0\n\
+             return %y\n"
+        ));
+        let pairs = 4 * 16 * 16 * (8 + 8) * 2;
+        assert_eq!(gradient, Operations { attention: pairs / 2 * 5 / 2, ..Operations::default() });
         let sum = operations("arg %a: f32[8, 32]\n%c: f32[8, 32] = relu %a\nreturn %c\n");
         assert_eq!(sum, Operations::default());
     }

@@ -59,6 +59,32 @@ mod tests {
         assert_eq!(of("bf16", "bool"), numbers + 2 * 512 * 2);
     }
 
+    /// The workspace of gradients of attention of so many heads and tokens.
+    fn of_gradients(heads: usize, key_heads: usize, tokens: usize) -> usize {
+        let (q, k) =
+            (format!("bf16[1, {heads}, {tokens}, 128]"), format!("bf16[1, {key_heads}, {tokens}, 128]"));
+        let program = format!(
+            "program \"p\" ranks 1\narg %q: {q}\narg %k: {k}\narg %s: f32[1, {heads}, {tokens}]\n\
+             %dq: {q}, %dk: {k}, %dv: {k} = attention_gradient %q, %q, %s, %q, %k, %k causal=true scale=0.125\nreturn %dq\nreturn %dk\n"
+        );
+        let graph = text::parse(&program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        workspaces(plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan"))[0] as usize
+    }
+
+    #[test]
+    fn gradients_of_attention_do_with_what_a_part_of_their_heads_needs() {
+        let most = 300 << 20;
+        for (heads, key_heads, tokens) in [(32, 32, 2048), (32, 8, 2048), (32, 32, 8192), (64, 8, 4096)] {
+            let bytes = of_gradients(heads, key_heads, tokens);
+            assert!(bytes <= most, "{heads} heads, {tokens} tokens: {bytes}");
+        }
+        // One head of keys is the least part.
+        let pairs = 8 * 8192 * 8192 * 2;
+        assert!((pairs..pairs + pairs / 2).contains(&of_gradients(32, 4, 8192)));
+        assert!(of_gradients(4, 4, 256) < 32 << 20);
+    }
+
     #[test]
     fn products_count_too() {
         let program = "program \"p\" ranks 1\narg %x: f32[4, 8]\narg %w: f32[8, 8]\n%y: f32[4, 8] = matmul %x, %w\nreturn %y\n";

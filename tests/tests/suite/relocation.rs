@@ -167,6 +167,18 @@ fn recorded_programs_are_relocated_as_they_would_be_lowered_and_alike_on_all_ran
 }
 
 #[test]
+fn gradients_of_attention_are_relocated_as_they_would_be_lowered() {
+    let mut count = Count::default();
+    let path = root().join("tests/programs/attention_gradient.symm");
+    let program = Program::open(&path, &OpenOptions::default()).expect("a program");
+    for bind in [Bind::None, Bind::All] {
+        let plan = planned(&program, bind).expect("a plan");
+        check_plan("gradients", &plan, 1, &mut count);
+    }
+    assert!(count.bases > 10 && count.without_reason == 0, "{} bases", count.bases);
+}
+
+#[test]
 fn random_programs_are_relocated_as_they_would_be_lowered_and_alike_on_all_ranks() {
     let mut count = Count::default();
     for seed in 0..150 {
