@@ -187,10 +187,21 @@ fn findings(plan: &Plan, rng: &mut SplitMix) -> BTreeSet<String> {
 /// passes a plan. Where extents are constant and no place depends on the rank it must also be right when it
 /// does not: there it knows all bytes exactly.
 fn compare(seed: u64) -> Tally {
-    let mut tally = Tally::default();
     let mut rng = SplitMix(seed ^ 0xdead);
     let config = config(&mut rng);
     let exact = rng.one_in(4);
+    compare_one(seed, config, exact, rng)
+}
+
+/// The same of a step of training, whose collectives may begin together.
+fn compare_sharded(seed: u64) -> Tally {
+    let mut rng = SplitMix(seed ^ 0xf1e1d);
+    let config = Config { sharded: true, ..config(&mut rng) };
+    compare_one(seed, config, false, rng)
+}
+
+fn compare_one(seed: u64, config: Config, exact: bool, mut rng: SplitMix) -> Tally {
+    let mut tally = Tally::default();
     let symbols = if exact { 0 } else { config.symbols.max(1) };
     let sharded = config.sharded && !exact;
     let config = Config { nodes: config.nodes.min(12), symbols, gathers: !exact, sharded, ..config };
@@ -226,16 +237,12 @@ fn compare(seed: u64) -> Tally {
     tally
 }
 
-/// How many damaged plans are compared; `PROPTEST_CASES`, as for the other properties, asks for more.
-fn damaged_plans() -> u64 {
+/// Compares so many damaged plans, or as many as `PROPTEST_CASES` asks for, as of the other properties, if that is more.
+fn compare_all(least: u64, compare: impl Fn(u64) -> Tally + Sync) -> Tally {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
-    asked.unwrap_or(0).max(300)
-}
-
-#[test]
-fn check_and_explorer_agree_on_damaged_plans() {
+    let seeds = (0..asked.unwrap_or(0).max(least)).collect();
     let mut tally = Tally::default();
-    for one in parallel::map((0..damaged_plans()).collect(), usize::MAX, compare) {
+    for one in parallel::map(seeds, usize::MAX, compare) {
         tally.accepted += one.accepted;
         tally.accepted_with_symbols += one.accepted_with_symbols;
         tally.rejected += one.rejected;
@@ -245,6 +252,20 @@ fn check_and_explorer_agree_on_damaged_plans() {
         tally.coverage.merge(one.coverage);
     }
     println!("{tally:?}");
+    tally
+}
+
+#[test]
+fn check_and_explorer_agree_on_collectives_in_flight() {
+    let tally = compare_all(60, compare_sharded);
+    let Coverage { in_flight, variants, reuse, .. } = tally.coverage;
+    assert!(in_flight >= 25 && variants >= 25 && reuse >= 20, "{tally:?}");
+    assert!(tally.accepted >= 10 && tally.rejected >= 5, "{tally:?}");
+}
+
+#[test]
+fn check_and_explorer_agree_on_damaged_plans() {
+    let tally = compare_all(300, compare);
     assert!(tally.accepted > 50 && tally.accepted_with_symbols > 30 && tally.rejected > 30, "{tally:?}");
     let expected = ["InPlace", "Lost", "Race", "Unordered"];
     assert!(expected.iter().all(|&k| tally.kinds.contains(k)), "{tally:?}");
