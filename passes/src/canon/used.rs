@@ -67,7 +67,10 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
                 }
                 needs
             }
-            _ => None,
+            ref results => {
+                results.iter().for_each(|&v| used[v].join(Used::Whole));
+                None
+            }
         };
         let is_needed = keeps_effects(&node.op) || node.outputs.iter().any(|&v| used[v] != Used::Nothing);
         if !is_needed {

@@ -3,6 +3,7 @@
 mod bounds;
 mod families;
 mod generate;
+mod gradients;
 mod programs;
 mod relocation;
 mod sessions;
