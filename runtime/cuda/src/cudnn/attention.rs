@@ -1,7 +1,7 @@
 //! Attention and its gradients as cuDNN takes them: four axes, a band of columns around each row, a bias.
 //!
 //! The variant of the library whose gradients have the same bits in each run stores the gradient of the scores. So that this
-//! does not grow with the number of heads, heads are divided into [parts](Attention::parts), one after the other.
+//! does not grow with the number of heads, heads are divided into parts, one after the other.
 
 use symmc_ir::DType;
 
