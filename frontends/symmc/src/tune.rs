@@ -55,8 +55,8 @@ pub fn tuned(profile: Profile, ranks: u32, measure: Measure<'_>) -> Tuned {
     tuning.kernels();
     tuning.products();
     tuning.attention();
-    tuning.contention();
     tuning.crossing();
+    tuning.contention();
     let Tuning { profile, notes, .. } = tuning;
     Tuned { profile, notes }
 }
@@ -195,7 +195,9 @@ impl Tuning<'_> {
         let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MOST);
         let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
-        let longer = both - kernel - alone(many);
+        // Collectives of one program may take other times than those of the curves, which follow one another on the same bytes.
+        let (without, _) = self.time(&beside(kind, variant, self.ranks, bytes, [many, 0]))?;
+        let longer = both - without;
         let rate = (product - longer) / (product - longer * taken);
         let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
         Ok(Contention { collective: kind.named(), variant, ranks: self.ranks, bytes, taken, rate })
@@ -224,31 +226,31 @@ impl Tuning<'_> {
 
     /// The time between the lanes.
     fn crossing(&mut self) {
-        let Some(throughput) = self.profile.throughput else { return };
-        let found = self.chain(&throughput);
+        let found = self.chain();
         if let Some(us) = self.noted("the time between lanes", found) {
             self.throughput(|t| t.crossing_us = us);
         }
     }
 
-    fn chain(&self, throughput: &Throughput) -> Result<f64, Error> {
+    fn chain(&self) -> Result<f64, Error> {
         let variant = Variant::Plain;
         let kind = &CollectiveKind::samples(self.ranks)[0];
         let bytes = BYTES;
         let collective = self.profile.estimate(kind, variant, None, bytes, self.ranks);
         let collective = collective
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()))?;
-        // As large a product as ends well before the collective.
+        // As large a product as two of which end well before the collective.
         let rows = [256u64, 128, 64, 16].into_iter().find(|&rows| {
             let operations =
                 Operations { matmul_16bit: 2 * rows * COLUMNS * COLUMNS, rows, ..Operations::default() };
-            self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 2.0
+            self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 4.0
         });
         let rows = rows.unwrap_or(16);
-        let (us, _) = self.time(&links(variant, bytes, rows))?;
-        // The kernel between two collectives reads and writes what they exchange.
-        let kernel = self.profile.compute_us(2 * bytes, Operations::default()).max(throughput.kernel_us);
-        let crossing = (us / LINKS as f64 - collective - kernel) / 2.0;
+        // With no product beside it, all runs on one lane. What a product takes from a collective grows with their number, and the time
+        // between the lanes does not: it is found where two straight lines begin.
+        let time = |count: usize| Ok::<f64, Error>(self.time(&links(variant, bytes, rows, count))?.0);
+        let [none, one, two] = [time(0)?, time(1)?, time(2)?];
+        let crossing = (2.0 * one - two - none) / (2 * LINKS) as f64;
         Ok(crossing.clamp(0.5, 100.0))
     }
 }
@@ -343,27 +345,33 @@ fn beside(
     let names = names.join(", ");
     format!(
         "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {COLUMNS}] = concat {names} axis=0\n\
-         return %p{count}\nreturn %e\n"
+         return %e\n{}",
+        returned(count)
     )
 }
 
-/// A chain of all-reduces and small steps in turn, each all-reduce beside a product that nothing waits for.
-fn links(variant: Variant, bytes: u64, rows: u64) -> String {
+/// A chain of all-reduces and small steps in turn, each all-reduce beside so many products that no other step waits for.
+fn links(variant: Variant, bytes: u64, rows: u64, count: usize) -> String {
     let elements = bytes / 2;
     let (header, _) = chain_of_products(rows, "bf16", PRODUCTS);
     let mut body = String::new();
+    let mut products = 0;
     for i in 0..LINKS {
-        body += &format!(
-            "%c{i}: bf16[{elements}] = all_reduce %s{i} op=sum group=@all via={}\n\
-             %p{}: bf16[{rows}, {COLUMNS}] = matmul %p{i}, %w{}\n\
-             %s{}: bf16[{elements}] = neg %c{i}\n",
-            variant.name(),
-            i + 1,
-            i % PRODUCTS,
-            i + 1
-        );
+        body +=
+            &format!("%c{i}: bf16[{elements}] = all_reduce %s{i} op=sum group=@all via={}\n", variant.name());
+        for _ in 0..count {
+            let (from, weight) = (products, products % PRODUCTS);
+            products += 1;
+            body += &format!("%p{products}: bf16[{rows}, {COLUMNS}] = matmul %p{from}, %w{weight}\n");
+        }
+        body += &format!("%s{}: bf16[{elements}] = neg %c{i}\n", i + 1);
     }
-    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\nreturn %p{LINKS}\n")
+    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\n{}", returned(products))
+}
+
+/// The output of a chain of products, if there are any: an argument that is returned would be copied.
+fn returned(products: usize) -> String {
+    if products == 0 { String::new() } else { format!("return %p{products}\n") }
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ fn of_operands(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
     let ty = graph.ty(node.outputs[0]);
     let rank = ty.rank();
     let at = |axis: usize| Used::Part(Part { axis, ..part.clone() });
-    // An operand of which the last `drop` axes do not stand for those of the result, which has so many there.
+    // An operand whose axes but the last `own` are broadcast to the first `of` of the result.
     let broadcast = |v: ValueId, axis: usize, own: usize, of: usize| {
         let shape = &graph.ty(v).shape;
         match (axis + shape.len().saturating_sub(own)).checked_sub(of) {
@@ -130,7 +130,11 @@ fn of_operands(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
     };
     let others = |without: usize| (part.axis != without).then(|| first(part.axis));
     match &node.op {
-        op if op.is_element_wise() => (!reports(op, ty)).then(|| node.inputs.iter().map(aligned).collect()),
+        op if op.is_element_wise() => {
+            // Some operand has the extent of the result.
+            let needs: Vec<Used> = node.inputs.iter().map(aligned).collect();
+            (!reports(op, ty) && needs.iter().any(|need| *need != Used::Whole)).then_some(needs)
+        }
         Op::Copy => Some(first(part.axis)),
         Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
         Op::Permute { perm } => Some(first(*perm.get(part.axis)?)),
@@ -141,7 +145,9 @@ fn of_operands(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
         }
         Op::MatMul if part.axis + 2 == rank => Some(first(graph.ty(node.inputs[0]).rank().checked_sub(2)?)),
         Op::MatMul if part.axis + 2 < rank => {
-            Some(node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect())
+            let needs: Vec<Used> =
+                node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect();
+            needs.iter().any(|need| *need != Used::Whole).then_some(needs)
         }
         Op::Softmax { axis, .. } | Op::CumSum { axis } => others(*axis),
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
