@@ -83,7 +83,7 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
     let mut met_shared = report.met_shared;
     for _ in 0..MOST_REPEATS {
-        // That heads are grouped, or values computed in part or stored in another order, may make others fit for it.
+        // Each of these changes can enable another.
         let changed =
             repeated::grouped(&out).or_else(|| used::in_part(&out)).or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {
@@ -92,7 +92,7 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
         let by_readers = changed.is_some();
         let (next, more) = again(changed.as_ref().unwrap_or(&out), &mut report);
         out = next;
-        // What several nodes needed in the source may be needed by one now.
+        // A value that several nodes needed in the source may be needed by one now.
         met_shared = more.met_shared && (by_readers || !more.fired.is_empty());
     }
     if cfg!(debug_assertions) {

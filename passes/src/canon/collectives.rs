@@ -1,6 +1,6 @@
 //! Collectives that need not run, and several that can be one.
 //!
-//! Every rule gives the bits of the program, but for orders of summation that a collective chooses by itself.
+//! Every rule keeps the bits of the program, except for orders of summation that a collective chooses by itself.
 
 use symmc_ir::known::Known;
 use symmc_ir::{
@@ -8,6 +8,10 @@ use symmc_ir::{
 };
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The most bytes of collectives that are joined: they take the time of a message more than that of its bytes. Larger ones are faster
+/// apart, where each can run beside computation.
+const MOST_JOINED: i64 = 256 << 10;
 
 /// The rules of this theme.
 pub const RULES: &[Rule] = &[
@@ -35,7 +39,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "concat_of_collectives",
         equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), and so of all_gathers along another axis than \
-                   theirs, where nothing else needs them",
+                   theirs, where nothing else needs them and they are small",
         apply: concat_of_collectives,
     },
 ];
@@ -76,8 +80,7 @@ fn collective_of_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     Some(Rewrite::Node(Op::Full(s), vec![]))
 }
 
-/// The reduction of so many numbers that are all this one, one after another as collectives do; none for means of integers and for
-/// bools.
+/// The reduction of `ranks` copies of `s`, in rank order; none for means and products of integers and for bools.
 fn reduced(op: ReduceOp, s: Scalar, dtype: DType, ranks: u32) -> Option<Scalar> {
     let again = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |all, _| f(all, first));
     let narrow = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
@@ -107,6 +110,11 @@ fn exchange_of_exchange(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> 
     (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
 }
 
+/// Whether these are two values or more, all different.
+fn are_several(values: &[ValueId]) -> bool {
+    values.len() > 1 && values.iter().enumerate().all(|(i, v)| !values[..i].contains(v))
+}
+
 /// The collective that gives a value which nothing else needs, and its operand.
 fn collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
     match cx.def(v)? {
@@ -119,7 +127,7 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrit
     let reports =
         |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !node.ty.dtype.is_float();
     let is_checked = matches!(&node.op, Op::Binary(op) if reports(op));
-    if !node.op.is_element_wise() || is_checked || node.inputs.len() < 2 || node.inputs[0] == node.inputs[1] {
+    if !node.op.is_element_wise() || is_checked || !are_several(&node.inputs) {
         return None;
     }
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();
@@ -138,7 +146,8 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrit
 
 fn concat_of_collectives(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
-    if node.inputs.len() < 2 {
+    let bytes = node.ty.bytes().upper(cx.symbols());
+    if !are_several(&node.inputs) || bytes > MOST_JOINED {
         return None;
     }
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();

@@ -64,7 +64,7 @@ impl Repeated {
         for (value, shape) in shapes {
             graph.values[value].ty = with(graph, value, shape);
         }
-        // What is left of each is a view.
+        // Without copies, the expand and the sums are reshapes.
         for &node in self.sums.iter().chain([&self.expand]) {
             graph.nodes[node].op = Op::Reshape;
         }
@@ -106,8 +106,11 @@ impl Search<'_> {
         let flattened = shape(wide).len() == shape(x).len() + 1
             && shape(wide)[..heads] == shape(x)[..heads]
             && shape(wide)[heads + 2..] == shape(x)[heads + 1..];
+        // The node itself reads the heads as keys and values alone: as queries, say, they stay as they are.
+        let inputs = self.graph.nodes[self.node].inputs.iter().enumerate();
         let alone = self.readers(wide)?.iter().all(|&n| n == flatten)
-            && self.readers(x)?.iter().all(|&n| n == self.node);
+            && self.readers(x)?.iter().all(|&n| n == self.node)
+            && inputs.filter(|(_, v)| **v == x).all(|(at, _)| matches!(at, 4 | 5));
         if !flattened || *shape(single) != expected || !alone {
             return None;
         }

@@ -1,11 +1,11 @@
 //! Values of which only a part is used are computed in part: the last token before the head of a prefill, for example.
 //!
-//! The parts are found from the outputs backwards: what a slice takes is the part of its operand that it uses, and an op whose
-//! elements along an axis depend on those of its operands at the same positions passes a part on. A value that is used in several parts
-//! is computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. That
+//! The parts are found from the outputs backwards. A slice uses a part of its operand. An op whose elements along an axis depend on
+//! those of its operands at the same positions alone passes that part on to its operands. A value that is used in several parts is
+//! computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. That
 //! rests on all readers of a value, so it is no rule of the rewriter, which sees a node before those that read it.
 //!
-//! Bits stay the same but for the order of sums that a library or a collective chooses by size. Ops that report bad data are not
+//! Bits stay the same except for the order of sums that a library or a collective chooses by size. Ops that report bad data are not
 //! computed in part, so that a run fails as before.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ struct Part {
     len: Dim,
 }
 
-/// What of a value is used.
+/// How much of a value is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Used {
     Nothing,
@@ -48,10 +48,10 @@ pub fn in_part(graph: &Graph) -> Option<Graph> {
         let in_part = matches!(node.outputs[..], [v] if matches!(used[v], Used::Part(_)));
         in_part && !node.op.is_view()
     };
-    graph.nodes.values().any(computes).then(|| Rebuilt::new(graph, used).graph())
+    graph.nodes.values().any(computes).then(|| Rebuilt::new(graph, used).graph())?
 }
 
-/// What is used of each value. Of a value whose op passes no part on it is the whole, if anything.
+/// How much of each value is used. A value whose op cannot pass a part on counts as used whole.
 fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
     let mut used = Table::filled(Used::Nothing, graph.values.len());
     graph.outputs.iter().for_each(|o| used[o.value] = Used::Whole);
@@ -87,7 +87,7 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
     used
 }
 
-/// Whether a node does something beside giving its results.
+/// Whether an op may have effects other than its results.
 fn keeps_effects(op: &Op) -> bool {
     matches!(op, Op::Opaque { .. } | Op::Custom(_))
 }
@@ -211,7 +211,7 @@ fn reshaped(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
     (0..other.len()).find(is_same)
 }
 
-/// The graph in the making.
+/// The graph that is being built.
 struct Rebuilt<'g> {
     from: &'g Graph,
     used: Table<ValueId, Used>,
@@ -233,7 +233,8 @@ impl<'g> Rebuilt<'g> {
         Rebuilt { from, used, to, map, slices: HashMap::new() }
     }
 
-    fn graph(mut self) -> Graph {
+    /// The graph; none if a value is missing, which would change the outputs.
+    fn graph(mut self) -> Option<Graph> {
         let from = self.from;
         for input in from.inputs.values() {
             let value = &from.values[input.value];
@@ -242,17 +243,16 @@ impl<'g> Rebuilt<'g> {
             self.map[input.value] = Some(new);
         }
         for (id, node) in from.nodes.iter() {
-            self.add(id, node);
+            self.add(id, node)?;
         }
-        let outputs = from.outputs.iter();
-        let outputs = outputs.filter_map(|o| Some(Output { value: self.map[o.value]?, kind: o.kind }));
-        self.to.outputs = outputs.collect();
-        self.to
+        let outputs = from.outputs.iter().map(|o| Some(Output { value: self.map[o.value]?, kind: o.kind }));
+        self.to.outputs = outputs.collect::<Option<_>>()?;
+        Some(self.to)
     }
 
-    fn add(&mut self, id: NodeId, node: &Node) {
+    fn add(&mut self, id: NodeId, node: &Node) -> Option<()> {
         if !keeps_effects(&node.op) && node.outputs.iter().all(|&v| self.used[v] == Used::Nothing) {
-            return;
+            return Some(());
         }
         let part = match node.outputs[..] {
             [v] => match &self.used[v] {
@@ -266,11 +266,11 @@ impl<'g> Rebuilt<'g> {
         if let (Op::Slice { .. }, [Used::Part(taken)], &[x], &[result]) =
             (&node.op, &needs[..], &node.inputs[..], &node.outputs[..])
         {
-            self.map[result] = self.part(x, taken, self.from.name_of(result));
-            return;
+            self.map[result] = Some(self.part(x, taken, self.from.name_of(result))?);
+            return Some(());
         }
         let operands = node.inputs.iter().zip(&needs).map(|(&v, need)| self.operand(v, need));
-        let Some(inputs) = operands.collect::<Option<Vec<ValueId>>>() else { return };
+        let inputs = operands.collect::<Option<Vec<ValueId>>>()?;
         let results = node.outputs.iter().map(|&v| {
             let mut ty = self.from.ty(v).clone();
             if let Some(part) = &part {
@@ -287,6 +287,7 @@ impl<'g> Rebuilt<'g> {
         for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
             self.map[old] = Some(new);
         }
+        Some(())
     }
 
     /// What stands for an operand of which this is needed.

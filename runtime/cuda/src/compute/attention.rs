@@ -288,7 +288,13 @@ pub(super) fn lower(
     let o = Operands::of(scores.bounds, scores.sink, operands).ok_or_else(few)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
-        return Ok(Vec::new());
+        // Sums of rows whose values have no elements are computed by no kernel.
+        return match sums {
+            Some(sums) if !sums.shape.contains(&0) => {
+                Err(misfit("attention with log_sum_exp", "values that have elements", x.f))
+            }
+            _ => Ok(Vec::new()),
+        };
     }
     let open = || misfit("the bounds of attention", "positions of known size", scores.bounds);
     let limits = bounds::constants(scores.bounds).ok_or_else(open)?;

@@ -83,6 +83,9 @@ pub(super) fn lower(
         // Nothing is summed.
         return zeros(results, l);
     }
+    if x.e == 0 {
+        return Err(misfit("the gradient of attention", "queries that have elements", x.e));
+    }
     let own = own_kernels(scores, &x, &of, &o, results, l)?;
     if l.machine.attention == Attentions::Chosen
         && let Some(candidates) = candidates(scores, &x, &of, &o, results, &own, l)
