@@ -59,7 +59,7 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
         let needs = match node.outputs[..] {
             [result] => {
                 let needs = match &used[result] {
-                    Used::Part(part) => of_operands(graph, node, part),
+                    Used::Part(part) => operand_parts(graph, node, part),
                     _ => None,
                 };
                 if needs.is_none() && used[result] != Used::Nothing {
@@ -76,7 +76,7 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
         if !is_needed {
             continue;
         }
-        let needs = needs.unwrap_or_else(|| of_whole(graph, id));
+        let needs = needs.unwrap_or_else(|| operands_for_whole(graph, id));
         for (&v, need) in node.inputs.iter().zip(needs) {
             used[v].join(need);
         }
@@ -93,7 +93,7 @@ fn keeps_effects(op: &Op) -> bool {
 }
 
 /// What a node needs of its operands to give its whole results.
-fn of_whole(graph: &Graph, id: NodeId) -> Vec<Used> {
+fn operands_for_whole(graph: &Graph, id: NodeId) -> Vec<Used> {
     let node = &graph.nodes[id];
     match slice_of(graph, node) {
         Some(part) => vec![Used::Part(part)],
@@ -111,63 +111,65 @@ fn slice_of(graph: &Graph, node: &Node) -> Option<Part> {
 }
 
 /// What a node with one result needs of its operands to give a part of it; `None` if it needs them whole.
-fn of_operands(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
+fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
     let ty = graph.ty(node.outputs[0]);
     let rank = ty.rank();
-    let at = |axis: usize| Used::Part(Part { axis, ..part.clone() });
+    let part_at = |axis: usize| Used::Part(Part { axis, ..part.clone() });
     // An operand whose axes but the last `own` are broadcast to the first `of` of the result.
     let broadcast = |v: ValueId, axis: usize, own: usize, of: usize| {
         let shape = &graph.ty(v).shape;
         match (axis + shape.len().saturating_sub(own)).checked_sub(of) {
-            Some(a) if axis < of && shape.get(a) == ty.shape.get(axis) => at(a),
+            Some(a) if axis < of && shape.get(a) == ty.shape.get(axis) => part_at(a),
             _ => Used::Whole,
         }
     };
     let aligned = |&v: &ValueId| broadcast(v, part.axis, 0, rank);
-    let first = |axis: usize| -> Vec<Used> {
+    let only_first = |axis: usize| -> Vec<Used> {
         let rest = node.inputs.iter().skip(1).map(|_| Used::Whole);
-        std::iter::once(at(axis)).chain(rest).collect()
+        std::iter::once(part_at(axis)).chain(rest).collect()
     };
-    let others = |without: usize| (part.axis != without).then(|| first(part.axis));
+    let unless_axis = |without: usize| (part.axis != without).then(|| only_first(part.axis));
     match &node.op {
         op if op.is_element_wise() => {
             // Some operand has the extent of the result.
             let needs: Vec<Used> = node.inputs.iter().map(aligned).collect();
             (!reports(op, ty) && needs.iter().any(|need| *need != Used::Whole)).then_some(needs)
         }
-        Op::Copy => Some(first(part.axis)),
+        Op::Copy => Some(only_first(part.axis)),
         Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
-        Op::Permute { perm } => Some(first(*perm.get(part.axis)?)),
-        Op::Reshape => Some(first(reshaped(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape)?)),
+        Op::Permute { perm } => Some(only_first(*perm.get(part.axis)?)),
+        Op::Reshape => Some(only_first(reshaped(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape)?)),
         Op::Slice { axis, start, step: 1 } if *axis == part.axis => {
             let start = start.clone() + part.start.clone();
             Some(vec![Used::Part(Part { start, ..part.clone() })])
         }
-        Op::MatMul if part.axis + 2 == rank => Some(first(graph.ty(node.inputs[0]).rank().checked_sub(2)?)),
+        Op::MatMul if part.axis + 2 == rank => {
+            Some(only_first(graph.ty(node.inputs[0]).rank().checked_sub(2)?))
+        }
         Op::MatMul if part.axis + 2 < rank => {
             let needs: Vec<Used> =
                 node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect();
             needs.iter().any(|need| *need != Used::Whole).then_some(needs)
         }
-        Op::Softmax { axis, .. } | Op::CumSum { axis } => others(*axis),
+        Op::Softmax { axis, .. } | Op::CumSum { axis } => unless_axis(*axis),
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
-            (part.axis + axes < rank).then(|| first(part.axis))
+            (part.axis + axes < rank).then(|| only_first(part.axis))
         }
-        Op::Reduce { axes, keep, .. } => Some(first(unreduced(axes, *keep, part.axis)?)),
-        Op::ArgReduce { axis, keep, .. } => Some(first(unreduced(&[*axis], *keep, part.axis)?)),
+        Op::Reduce { axes, keep, .. } => Some(only_first(unreduced(axes, *keep, part.axis)?)),
+        Op::ArgReduce { axis, keep, .. } => Some(only_first(unreduced(&[*axis], *keep, part.axis)?)),
         Op::RotaryEmbedding { .. } if part.axis + 1 < rank => {
             let mut needs: Vec<Used> = node.inputs.iter().map(aligned).collect();
-            *needs.first_mut()? = at(part.axis);
+            *needs.first_mut()? = part_at(part.axis);
             Some(needs)
         }
-        Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => queries(graph, node, at),
+        Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => queries(graph, node, part_at),
         Op::Collective(c) => match c.kind {
             CollectiveKind::AllReduce(_)
             | CollectiveKind::Broadcast { .. }
-            | CollectiveKind::Permute { .. } => Some(first(part.axis)),
+            | CollectiveKind::Permute { .. } => Some(only_first(part.axis)),
             CollectiveKind::AllGather
             | CollectiveKind::ReduceScatter(_)
-            | CollectiveKind::AllToAll(Splits::Even) => others(0),
+            | CollectiveKind::AllToAll(Splits::Even) => unless_axis(0),
             CollectiveKind::AllToAll(Splits::Device) => None,
         },
         _ => None,
@@ -178,12 +180,12 @@ fn of_operands(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
 fn queries(graph: &Graph, node: &Node, at: impl Fn(usize) -> Used) -> Option<Vec<Used>> {
     let rows = |v: ValueId| graph.ty(v).shape.iter().rev().nth(1);
     let (&q, rest) = node.inputs.split_first()?;
-    let behind_values = rest.iter().enumerate().map(|(i, &v)| match graph.ty(v).rank().checked_sub(2) {
+    let after_values = rest.iter().enumerate().map(|(i, &v)| match graph.ty(v).rank().checked_sub(2) {
         // Keys and values come first; a mask, positions and a score more have rows of their own, or one for all.
         Some(axis) if i >= 2 && rows(v) == rows(q) => at(axis),
         _ => Used::Whole,
     });
-    Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(behind_values).collect())
+    Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(after_values).collect())
 }
 
 /// Whether an op reports numbers that it does not take.
@@ -261,8 +263,8 @@ impl<'g> Rebuilt<'g> {
             },
             _ => None,
         };
-        let needs = part.as_ref().and_then(|part| of_operands(self.from, node, part));
-        let needs = needs.unwrap_or_else(|| of_whole(self.from, id));
+        let needs = part.as_ref().and_then(|part| operand_parts(self.from, node, part));
+        let needs = needs.unwrap_or_else(|| operands_for_whole(self.from, id));
         if let (Op::Slice { .. }, [Used::Part(taken)], &[x], &[result]) =
             (&node.op, &needs[..], &node.inputs[..], &node.outputs[..])
         {
