@@ -152,6 +152,17 @@ impl Graph {
         Graph { name: name.into(), ..Graph::default() }
     }
 
+    /// A graph of the same name, ranks, symbols, groups and custom ops, without inputs and nodes.
+    pub fn without_nodes(&self) -> Self {
+        Graph {
+            ranks: self.ranks,
+            symbols: self.symbols.clone(),
+            groups: self.groups.clone(),
+            customs: self.customs.clone(),
+            ..Graph::new(self.name.clone())
+        }
+    }
+
     /// Adds an input and its value.
     pub fn add_input(
         &mut self,

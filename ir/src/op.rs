@@ -162,6 +162,11 @@ impl Op {
     pub fn is_element_wise(&self) -> bool {
         matches!(self, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast)
     }
+    /// Whether it divides integers, where its result is of this dtype: a divisor of zero is an error of the run.
+    pub fn divides_integers(&self, dtype: DType) -> bool {
+        let (Op::Binary(op) | Op::BinaryScalar { op, .. }) = self else { return false };
+        matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !dtype.is_float()
+    }
     /// Whether it can be a node of a [map](crate::Form::Map): it is element-wise, or gives the same at each position.
     pub fn fits_map(&self) -> bool {
         self.is_element_wise() || matches!(self, Op::Full(_))

@@ -183,15 +183,13 @@ impl Tuning<'_> {
         let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
         };
-        // The last of several collectives in a run keeps its exit barrier.
-        let alone = |count: usize| dropped * (count - 1) as f64 + kept;
-        // Long enough at the rate that is assumed without measurements, and twice that.
-        let covering = ((alone(1) * 10.0 / product).ceil() as usize + 1).min(MOST);
+        // The last collective of a run keeps its exit barrier. Long enough at the rate that is assumed without measurements, and twice that.
+        let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MOST);
         // Of the step at the end.
         let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
         let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
-        let taken = ((both - kernel - product * covering as f64) / alone(1)).clamp(0.0, 1.0);
+        let taken = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
         let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MOST);
         let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
@@ -239,15 +237,15 @@ impl Tuning<'_> {
         let collective = self.profile.estimate(kind, variant, None, bytes, self.ranks);
         let collective = collective
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()))?;
-        // As large a product as two of which end well before the collective.
+        // The largest product of which two end well before the collective.
         let rows = [256u64, 128, 64, 16].into_iter().find(|&rows| {
             let operations =
                 Operations { matmul_16bit: 2 * rows * COLUMNS * COLUMNS, rows, ..Operations::default() };
             self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 4.0
         });
         let rows = rows.unwrap_or(16);
-        // With no product beside it, all runs on one lane. What a product takes from a collective grows with their number, and the time
-        // between the lanes does not: it is found where two straight lines begin.
+        // Without a product everything runs on one lane. Each product delays the collective by the same time, and the crossings take the
+        // same time for one product as for two, so extrapolating from two products and one to none leaves the crossings alone.
         let time = |count: usize| Ok::<f64, Error>(self.time(&links(variant, bytes, rows, count))?.0);
         let [none, one, two] = [time(0)?, time(1)?, time(2)?];
         let crossing = (2.0 * one - two - none) / (2 * LINKS) as f64;
@@ -350,7 +348,8 @@ fn beside(
     )
 }
 
-/// A chain of all-reduces and small steps in turn, each all-reduce beside so many products that no other step waits for.
+/// A chain in which all-reduces and small steps alternate. Beside each all-reduce there are `count` products, which the chain does not
+/// wait for.
 fn links(variant: Variant, bytes: u64, rows: u64, count: usize) -> String {
     let elements = bytes / 2;
     let (header, _) = chain_of_products(rows, "bf16", PRODUCTS);

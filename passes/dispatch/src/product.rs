@@ -5,7 +5,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Extents, Products};
-use symmc_ir::{BinaryOp, DType, Dim, Form, Node, NodeId, Op, ValueId};
+use symmc_ir::{DType, Dim, Form, Node, NodeId, Op, ValueId};
 
 use crate::facts::Facts;
 use crate::walk::Unit;
@@ -89,12 +89,7 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
 /// Whether a node can meet data that it does not take, which kernels of products do not tell.
 pub fn reports(facts: &Facts<'_>, node: NodeId) -> bool {
     let node = facts.node(node);
-    let divides = |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem);
-    let integers = || node.outputs.iter().any(|&v| !facts.graph.ty(v).dtype.is_float());
-    match &node.op {
-        Op::Binary(op) | Op::BinaryScalar { op, .. } => divides(op) && integers(),
-        _ => false,
-    }
+    node.outputs.iter().any(|&v| node.op.divides_integers(facts.graph.ty(v).dtype))
 }
 
 /// As many products, from the first on and like it, as one kernel does no slower than the library.

@@ -3,9 +3,7 @@
 //! Every rule keeps the bits of the program, except for orders of summation that a collective chooses by itself.
 
 use symmc_ir::known::Known;
-use symmc_ir::{
-    BinaryOp, Collective, CollectiveKind, DType, Float, Op, ReduceOp, Scalar, Splits, Type, ValueId,
-};
+use symmc_ir::{Collective, CollectiveKind, DType, Float, Op, ReduceOp, Scalar, Splits, Type, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
@@ -124,10 +122,7 @@ fn collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, Va
 }
 
 fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let reports =
-        |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !node.ty.dtype.is_float();
-    let is_checked = matches!(&node.op, Op::Binary(op) if reports(op));
-    if !node.op.is_element_wise() || is_checked || !are_several(&node.inputs) {
+    if !node.op.is_element_wise() || node.op.divides_integers(node.ty.dtype) || !are_several(&node.inputs) {
         return None;
     }
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();

@@ -8,6 +8,9 @@ use symmc_ir::{Def, Dim, Graph, NodeId, Op, Reduction, Table, Type, ValueId};
 
 /// The graph with heads of keys and values that are not repeated for gradients; `None` if there are none.
 pub fn grouped(graph: &Graph) -> Option<Graph> {
+    if !graph.nodes.values().any(|node| matches!(node.op, Op::AttentionGradient { .. })) {
+        return None;
+    }
     let users = graph.users();
     let mut out = graph.clone();
     let mut found = false;

@@ -10,6 +10,9 @@ use symmc_ir::{Graph, NodeId, Op, Type, ValueId};
 
 /// The graph with results of attention stored as all their readers permute them; `None` if there are none.
 pub fn as_read(graph: &Graph) -> Option<Graph> {
+    if !graph.nodes.values().any(|node| node.op.is_permutable()) {
+        return None;
+    }
     let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.values.len()];
     for (id, node) in graph.nodes.iter() {
         node.inputs.iter().for_each(|&v| readers[index(v)].push(id));

@@ -10,9 +10,7 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{
-    BinaryOp, CollectiveKind, Dim, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId,
-};
+use symmc_ir::{CollectiveKind, Dim, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId};
 
 /// A part of a value: `len` positions along an axis, from `start` on.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -133,7 +131,7 @@ fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
         op if op.is_element_wise() => {
             // Some operand has the extent of the result.
             let needs: Vec<Used> = node.inputs.iter().map(aligned).collect();
-            (!reports(op, ty) && needs.iter().any(|need| *need != Used::Whole)).then_some(needs)
+            (!op.divides_integers(ty.dtype) && needs.iter().any(|need| *need != Used::Whole)).then_some(needs)
         }
         Op::Copy => Some(only_first(part.axis)),
         Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
@@ -188,15 +186,6 @@ fn queries(graph: &Graph, node: &Node, at: impl Fn(usize) -> Used) -> Option<Vec
     Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(after_values).collect())
 }
 
-/// Whether an op reports numbers that it does not take.
-fn reports(op: &Op, ty: &Type) -> bool {
-    let divides = |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem);
-    match op {
-        Op::Binary(op) | Op::BinaryScalar { op, .. } => divides(op) && !ty.dtype.is_float(),
-        _ => false,
-    }
-}
-
 /// The axis of a reduced operand that an axis of the result is.
 fn unreduced(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
     if keep {
@@ -226,13 +215,8 @@ struct Rebuilt<'g> {
 
 impl<'g> Rebuilt<'g> {
     fn new(from: &'g Graph, used: Table<ValueId, Used>) -> Self {
-        let mut to = Graph::new(from.name.clone());
-        to.ranks = from.ranks;
-        to.symbols = from.symbols.clone();
-        to.groups = from.groups.clone();
-        to.customs = from.customs.clone();
         let map = Table::filled(None, from.values.len());
-        Rebuilt { from, used, to, map, slices: HashMap::new() }
+        Rebuilt { from, used, to: from.without_nodes(), map, slices: HashMap::new() }
     }
 
     /// The graph; none if a value is missing, which would change the outputs.

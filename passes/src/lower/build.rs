@@ -19,11 +19,7 @@ pub struct Solved<'a> {
 /// The program with its regions replaced, and for each region the names of its steps, empty for those that
 /// nothing needed. Inputs and symbols are those of `graph`.
 pub fn build(graph: &Graph, solved: &[Solved]) -> Option<(Graph, Vec<Vec<String>>)> {
-    let mut to = Graph::new(graph.name.clone());
-    to.ranks = graph.ranks;
-    to.symbols = graph.symbols.clone();
-    to.groups = graph.groups.clone();
-    to.customs = graph.customs.clone();
+    let to = graph.without_nodes();
     let mut builder = Builder {
         from: graph,
         to,

@@ -9,11 +9,7 @@ use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
 /// A graph of the nodes that the outputs of `graph` need, in the same order.
 pub fn compact(graph: &Graph) -> Graph {
     let live = live_nodes(graph);
-    let mut out = Graph::new(graph.name.clone());
-    out.ranks = graph.ranks;
-    out.symbols = graph.symbols.clone();
-    out.groups = graph.groups.clone();
-    out.customs = graph.customs.clone();
+    let mut out = graph.without_nodes();
     let mut names = Names { taken: HashSet::with_capacity(graph.values.len()), ..Names::default() };
     let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
     for input in graph.inputs.values() {

@@ -116,8 +116,7 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
             map[result] = Some(new);
         } else {
             let results = node.outputs.iter().map(|&v| graph.values[v].clone());
-            let results = results.map(|v| (v.name, v.ty)).collect();
-            let results: Vec<(String, Type)> = results;
+            let results: Vec<(String, Type)> = results.map(|v| (v.name, v.ty)).collect();
             let (op, inputs) = to.several(node.op.clone(), inputs, &results);
             let new = to.intern(op, inputs, results);
             for (&old, &new) in node.outputs.iter().zip(&to.graph.nodes[new].outputs) {
@@ -152,11 +151,7 @@ fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
 
 impl<'r> Rewriter<'r> {
     fn new(graph: &Graph, rules: &'r [&'r [Rule]]) -> Self {
-        let mut out = Graph::new(graph.name.clone());
-        out.ranks = graph.ranks;
-        out.symbols = graph.symbols.clone();
-        out.groups = graph.groups.clone();
-        out.customs = graph.customs.clone();
+        let mut out = graph.without_nodes();
         let mut known = Table::new();
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
