@@ -113,7 +113,7 @@ class Gradients(unittest.TestCase):
                 close(one, two, 1e-5)
 
     def test_repeated_heads_are_not_kept(self):
-        """What is repeated is kept once, and the gradients of its copies are summed by the op."""
+        """Heads are saved before they are repeated, and the op sums the gradients of the copies."""
 
         def function(q, k, v):
             return attention(q * 2, repeated(k * 2, 4), repeated(v * 2, 4), is_causal=True)

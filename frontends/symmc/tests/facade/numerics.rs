@@ -120,7 +120,7 @@ fn collectives(graph: &Graph) -> Vec<&Type> {
     out
 }
 
-/// What is computed of the pieces of an exchanged or reduced value alone, as their sum and casts of it are.
+/// An exchanged or reduced value and the values that are computed from it alone: its pieces, their sum and casts of that.
 fn sum_of_pieces(graph: &Graph, exchanged: ValueId) -> BTreeSet<ValueId> {
     let mut out = BTreeSet::from([exchanged]);
     for node in graph.nodes.values() {

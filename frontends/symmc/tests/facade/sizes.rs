@@ -187,8 +187,8 @@ fn collectives_beside_products_take_hardly_longer() {
     }
 }
 
-/// A random program of a few steps: products, norms and element-wise steps on rows of which each rank has all or a part, collectives of
-/// every kind between them, and perhaps weights that are gathered.
+/// A random program of a few steps: products, norms and element-wise steps, with collectives of every kind between them. A rank has all
+/// rows or some of them, and weights may be gathered.
 struct RandomProgram {
     r: SplitMix,
     ranks: u32,
@@ -221,7 +221,7 @@ impl RandomProgram {
         make.inputs + &make.steps + &returned
     }
 
-    /// Adds a step that gives so many rows; its name.
+    /// Adds a step whose result has `rows` rows, and gives the name of the result.
     fn add(&mut self, rows: &str, step: &str) -> String {
         self.count += 1;
         self.steps += &format!("%v{}: bf16[{rows}, {}] = {step}\n", self.count, self.hidden);
@@ -257,7 +257,7 @@ impl RandomProgram {
         (to, rows.to_string())
     }
 
-    /// A weight, of which each rank has all or a part.
+    /// Adds a weight that each rank has whole, or a shard of it and a gather, and gives its name.
     fn weight(&mut self, hidden: u32, n: u32) -> String {
         self.count += 1;
         let name = format!("%w{}", self.count);

@@ -1,8 +1,8 @@
 //! Scaled dot-product attention, whole and in the forms that PyTorch decomposes it to for its kernels, and their gradients.
 //!
 //! The log-sum-exp of each row has another form for each kernel: some have an axis of one element after the rows, some more
-//! rows than the queries. It is stored as the program declares it and read back from that. Random state serves dropout, which
-//! is refused: what is read of it is zero, and a gradient does not look at it. Gradients of masks stay opaque.
+//! rows than the queries. It is stored as the program declares it and read back from that. Dropout is
+//! refused, so the random state is imported as zeros, which the gradient does not read. Gradients of masks stay opaque.
 
 use symmc_import::Emit;
 use symmc_ir::attention::causal_if;
@@ -93,7 +93,7 @@ fn no_dropout(c: &Call<'_, '_>) -> Lowered {
     }
 }
 
-/// Operands with a mask behind them, of bools or of numbers.
+/// The operands, followed by the mask if there is one, which is of bools or is added to the scores.
 fn with_mask(
     c: &mut Call<'_, '_>,
     mut operands: Vec<ValueId>,
