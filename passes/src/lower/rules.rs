@@ -1,7 +1,7 @@
 //! The rules of the e-graph, as data.
 //!
 //! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others
-//! are [`rewriting_rules`]. A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
+//! change more ([`rewriting_rules`]). A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
 //! condition may also bind variables that only the right side has, such as the shape of a reshape. A rule whose two sides
 //! differ in a bit names the numerics class that allows it, and is only used for plans of that class.
 //!
@@ -14,6 +14,7 @@ use egg::{Applier, Id, Pattern, PatternAst, Rewrite, SearchMatches, Subst, Symbo
 use symmc_ir::{CollectiveKind, DType, Dim, Numerics, NumericsClass, ReduceOp, Splits, Type, Variant};
 
 use super::language::{self, Attr, Facts, Graph, Lang};
+use super::sums::{self, SumRule};
 
 /// See the [module](self).
 pub struct Rule {
@@ -107,8 +108,14 @@ pub const MOVEMENT_RULES: [[Rule; 2]; 4] = [
     cast_across!("broadcast", "?own ?g"),
 ];
 
-/// All rules that change more than the variant.
-pub fn rewriting_rules() -> impl Iterator<Item = &'static Rule> {
+/// The name and the equation of each rule that changes more than the variant.
+pub fn rewriting_rules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let with_patterns = pattern_rules().map(|rule| (rule.name, rule.equation));
+    with_patterns.chain(sums::RULES.iter().map(|rule| (rule.name, rule.equation)))
+}
+
+/// The rules with patterns that change more than the variant.
+fn pattern_rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().chain(MOVEMENT_RULES.as_flattened())
 }
 
@@ -154,14 +161,6 @@ const RULES: &[Rule] = &[
         to: "(sum_pieces ?op ?g ?t (all_to_all even ?g ?x))",
         when: When::Holds(widened_pieces_are_summed),
         class: None,
-    },
-    Rule {
-        name: "sum_of_all_reduces",
-        equation: "all_reduce(x) + all_reduce(y) = all_reduce(x + y)",
-        from: "(add (all_reduce sum ?g ?x) (all_reduce sum ?g ?y))",
-        to: "(all_reduce sum ?g (add ?x ?y))",
-        when: When::Holds(range_is_wide),
-        class: Some(NumericsClass::Reassociate),
     },
     Rule {
         name: "narrow_before_all_reduce",
@@ -229,8 +228,9 @@ pub(super) fn compiled(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Facts>>, 
     };
     let rules =
         variant_rules().into_iter().map(|rule| rewrite(&rule.name, &rule.from, &rule.to, When::VariantRuns));
-    let usable = rewriting_rules().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
-    rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
+    let usable = pattern_rules().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
+    let sums = sums::RULES.iter().filter(|rule| numerics.allows(rule.class)).map(SumRule::compiled);
+    rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).chain(sums).collect()
 }
 
 /// The right side of a rule behind its condition.
@@ -362,11 +362,6 @@ fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     subst.insert("?flat".parse().ok()?, flat);
     subst.insert("?shape".parse().ok()?, shape);
     Some(())
-}
-
-/// Whether sums of the operands may be taken in places where they are larger than in the program: not those of f16.
-fn range_is_wide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
-    (type_of(graph, subst, "?x")?.dtype != DType::F16).then_some(())
 }
 
 /// A cast next to an all-reduce.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
-use symmc_ir::{BinaryOp, DType, Dim, Float, Numerics, Op, ReduceOp, Scalar, Type};
+use symmc_ir::{
+    BinaryOp, CollectiveKind, DType, Dim, Float, Numerics, Op, ReduceOp, Scalar, Type, Variant, infer,
+};
 
 use super::context::{Context, Surroundings};
 use super::extract::{self, Cost, Taken, Traffic, Uses};
@@ -33,6 +35,24 @@ pub struct Solution {
     pub decisions: Vec<Decided>,
     /// The rules that changed the e-graph, and how often.
     pub fired: Vec<(String, usize)>,
+}
+
+/// A step that is an all-reduce, and a variant that is one step with the addition behind it.
+pub type Credit = (usize, Variant);
+
+impl Solution {
+    /// The steps that are all-reduces where the region has none.
+    pub fn new_all_reduces<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = usize> + 'a {
+        let all_reduces = |op: &Op| {
+            let kind = op.as_collective().map(|c| &c.kind);
+            matches!(kind, Some(CollectiveKind::AllReduce(_)))
+        };
+        let is_new = move |step: &Step| {
+            let stands_for = step.stands_for.and_then(|node| key.nodes.get(node));
+            all_reduces(&step.op) && !stands_for.is_some_and(|node| all_reduces(&node.op))
+        };
+        self.steps.iter().enumerate().filter(move |(_, step)| is_new(step)).map(|(i, _)| i)
+    }
 }
 
 /// A node of a solution.
@@ -83,13 +103,20 @@ const PLAIN: &str = "plain";
 const MAX_DEPTH: usize = 16;
 
 /// Chooses how a region is run; `None` if a collective has no way at all, which a profile with plain
-/// excludes.
-pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limits) -> Option<Solution> {
+/// excludes. The same again with credits, about steps of the solution without any, chooses their variants for the program that
+/// the rules made.
+pub fn solve(
+    key: &Key,
+    context: &Arc<Context>,
+    rules: &RuleSets,
+    limits: &Limits,
+    credits: &[Credit],
+) -> Option<Solution> {
     let saturate = |rules| Saturated::new(key, context, rules, limits);
     let extracted = |saturated: Saturated| saturated.cheapest(key).map(|ways| (saturated, ways));
     let with_classes = if rules.exact_alone() { None } else { extracted(saturate(&rules.all)?) };
     let found = with_classes.or_else(|| extracted(saturate(&rules.exact)?));
-    let (saturated, (taken, best)) = match found {
+    let (saturated, (mut taken, best)) = match found {
         Some(found) => found,
         None => {
             let saturated = saturate(&rules.exact)?;
@@ -98,8 +125,20 @@ pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limit
         }
     };
     let Saturated { mut graph, imported, fired } = saturated;
-    let uses = uses(&graph, &imported, key);
+    let mut uses = uses(&graph, &imported, key);
     let roots = imported.classes(&graph, key, |u| u.outside);
+    if !credits.is_empty() {
+        let at = place_all(&graph, &imported, &taken, &roots)?.at;
+        let class_of =
+            |step| at.iter().find(|(_, at)| **at == Operand::Step(step, 0)).map(|(&class, _)| class);
+        let credited: Vec<(Id, Variant)> =
+            credits.iter().filter_map(|&(step, variant)| Some((class_of(step)?, variant))).collect();
+        uses.added.extend(credited.iter().copied());
+        for (class, _) in credited {
+            let node = extract::cheapest_variant(&graph, class, taken.get(&class)?, &uses);
+            taken.insert(class, node);
+        }
+    }
     let unchanged = imported.plain(&graph);
     let chooser = Chooser {
         graph: &graph,
@@ -109,7 +148,7 @@ pub fn solve(key: &Key, context: &Arc<Context>, rules: &RuleSets, limits: &Limit
         best: &best,
         plain: &unchanged,
     };
-    let plan = chooser.plan(&roots)?;
+    let plan = place_all(&graph, &imported, &taken, &roots)?;
     let results = chooser.results(&plan);
     let mut decisions = chooser.decisions(key, &plan)?;
     let steps = plan.steps;
@@ -258,15 +297,24 @@ struct Chooser<'a> {
     plain: &'a Taken,
 }
 
-impl Chooser<'_> {
-    fn plan(&self, roots: &[Id]) -> Option<Plan> {
-        let mut plan = Plan::default();
-        for &root in roots {
-            self.place(self.graph.find(root), &mut plan)?;
-        }
-        Some(plan)
+/// The steps that give some classes.
+fn place_all(graph: &Graph, imported: &Imported, taken: &Taken, roots: &[Id]) -> Option<Plan> {
+    let placing = Placing { graph, imported, taken };
+    let mut plan = Plan::default();
+    for &root in roots {
+        placing.place(graph.find(root), &mut plan)?;
     }
+    Some(plan)
+}
 
+/// What turns taken nodes into steps.
+struct Placing<'a> {
+    graph: &'a Graph,
+    imported: &'a Imported,
+    taken: &'a Taken,
+}
+
+impl Placing<'_> {
     /// The value of a class, computed by steps that are added if they are missing.
     fn place(&self, class: Id, plan: &mut Plan) -> Option<Operand> {
         if let Some(&at) = plan.at.get(&class) {
@@ -280,7 +328,8 @@ impl Chooser<'_> {
                 Operand::Step(step, 0) => Operand::Step(step, *i),
                 _ => return None,
             },
-            Lang::SumPieces(of) => self.place_sum(class, of, plan)?,
+            Lang::SumPieces(of) => self.place_sum_of_pieces(class, of, plan)?,
+            Lang::Sum(terms) => self.place_sum(class, terms, plan)?,
             _ => {
                 let (op, children) = match node {
                     Lang::Collective(..) => {
@@ -303,8 +352,32 @@ impl Chooser<'_> {
         Some(source)
     }
 
+    /// The sum of terms, by additions one after another.
+    fn place_sum(&self, class: Id, terms: &[Id], plan: &mut Plan) -> Option<Operand> {
+        let mut total: Option<(Operand, Type)> = None;
+        for &term in terms {
+            let own = self.place(self.graph.find(term), plan)?;
+            let ty = language::value(self.graph, term)?.ty()?;
+            total = Some(match total {
+                None => (own, ty.clone()),
+                Some((sum, of)) => {
+                    let op = Op::Binary(BinaryOp::Add);
+                    let ty = infer::infer(&op, &[&of, ty], None).ok()??.into_iter().next()?;
+                    (plan.add(op, vec![sum, own], &ty), ty)
+                }
+            });
+        }
+        plan.steps.last_mut()?.stands_for = self.imported.find(self.graph, class);
+        Some(total?.0)
+    }
+
     /// The sum of the pieces of a value, by element-wise steps.
-    fn place_sum(&self, class: Id, &[op, group, _, x]: &[Id; 4], plan: &mut Plan) -> Option<Operand> {
+    fn place_sum_of_pieces(
+        &self,
+        class: Id,
+        &[op, group, _, x]: &[Id; 4],
+        plan: &mut Plan,
+    ) -> Option<Operand> {
         let (Attr::Reduce(op), Attr::Group(group)) =
             (language::attr(self.graph, op)?, language::attr(self.graph, group)?)
         else {
@@ -337,7 +410,9 @@ impl Chooser<'_> {
         plan.steps.last_mut()?.stands_for = self.imported.find(self.graph, class);
         Some(total)
     }
+}
 
+impl Chooser<'_> {
     fn results(&self, plan: &Plan) -> Vec<Vec<Option<Operand>>> {
         let of = |&id: &Id| plan.at.get(&self.graph.find(id)).copied();
         self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
@@ -392,7 +467,7 @@ impl Chooser<'_> {
             if !claimed.contains(&step) {
                 let own = extract::cost(self.graph, class, node, self.uses)?;
                 sum += own;
-                root = self.imported.find(self.graph, class).or(root);
+                root = root.or_else(|| self.served(class));
                 names.push(format!("{name}.{variant}"));
                 steps.push(step);
             }
@@ -409,6 +484,19 @@ impl Chooser<'_> {
             first.alternatives.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         }
         Some(())
+    }
+
+    /// The node of the region whose value a class is, or is needed for.
+    fn served(&self, class: Id) -> Option<usize> {
+        let mut open = vec![class];
+        while let Some(class) = open.pop() {
+            if let Some(node) = self.imported.find(self.graph, class) {
+                return Some(node);
+            }
+            let reads = |node: &Lang| node.children().iter().any(|&child| self.graph.find(child) == class);
+            open.extend(self.taken.iter().filter(|(_, node)| reads(node)).map(|(&reader, _)| reader));
+        }
+        None
     }
 
     fn attributes(&self, node: usize) -> usize {
