@@ -75,7 +75,7 @@ impl LowerConfig {
             symmetric: None,
             overlap: Overlap::Possible,
             exits_kept: BTreeSet::new(),
-            numerics: Numerics::STRICT,
+            numerics: Numerics::EXACT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
     }

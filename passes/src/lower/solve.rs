@@ -175,7 +175,7 @@ impl RuleSets {
     /// # Errors
     /// A rule does not parse, which the tests exclude.
     pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
-        Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::STRICT)? })
+        Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::EXACT)? })
     }
 
     fn exact_alone(&self) -> bool {

@@ -132,7 +132,7 @@ fn cases() {
             let bindings = bindings(&out, which);
             let worst = difference(&case.program, &out, &bindings, 3);
             assert!(
-                worst <= if config.numerics.is_strict() { 0.0 } else { 1e-2 },
+                worst <= if config.numerics.is_exact() { 0.0 } else { 1e-2 },
                 "{}: differs by {worst}",
                 case.at
             );
