@@ -6,6 +6,8 @@
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
 //! `build` from the solutions.
 //!
+//! Decisions state their reasons (`reasons`), for which a region is saturated again only if more than variants changed.
+//!
 //! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
 //! the profile, nor has more collectives, or collectives of more bytes, than before. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
 //! order of a hash map: the same program and profile give the same result on every machine.
@@ -13,9 +15,12 @@
 mod beside;
 mod build;
 mod context;
+mod decisions;
 mod extract;
 mod imported;
 mod language;
+mod placing;
+mod reasons;
 mod region;
 pub mod rules;
 mod solve;
@@ -32,11 +37,12 @@ use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
 use crate::error::{PassError, verified_after};
 use context::Context;
 pub use context::Overlap;
+use decisions::Decided;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
 pub use solve::Limits;
-use solve::{Credit, Decided, RuleSets, Solution, solve};
+use solve::{Credit, RuleSets, Solution, solve};
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]

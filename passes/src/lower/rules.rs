@@ -61,16 +61,22 @@ pub fn variant_rules() -> Vec<VariantRule> {
     out
 }
 
+/// The name of the rule of a variant of a collective.
+pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: Variant) -> String {
+    let listed = match kind {
+        CollectiveKind::AllToAll(Splits::Device) => "all_to_all_sizes",
+        CollectiveKind::Permute { .. } => "permute",
+        _ => kind.name(),
+    };
+    format!("{listed}_{variant}")
+}
+
 fn variant_rule(kind: &CollectiveKind, variant: Variant) -> VariantRule {
     let name = kind.name();
     let own = if language::attribute_count(kind.named()) > 1 { "?own " } else { "" };
-    let (listed, operands) = match kind {
-        CollectiveKind::AllToAll(Splits::Device) => ("all_to_all_sizes", "?x ?sizes"),
-        CollectiveKind::Permute { .. } => ("permute", "?x"),
-        _ => (name, "?x"),
-    };
+    let operands = if *kind == CollectiveKind::AllToAll(Splits::Device) { "?x ?sizes" } else { "?x" };
     VariantRule {
-        name: format!("{listed}_{variant}"),
+        name: variant_rule_name(kind, variant),
         from: format!("({name} {own}?g {operands})"),
         to: format!("({name}.{variant} {own}?g {operands})"),
     }
