@@ -77,8 +77,9 @@ impl Chooser<'_> {
                     self.steps_of(class, plan, &mut steps);
                     // What an equal collective before it is run by counts with that one.
                     steps.retain(|&step| claimed.insert(step));
-                    let way = self.way(i, class, taken)?.0;
-                    (if steps.is_empty() { ABSORBED.to_string() } else { way }, steps)
+                    let way =
+                        if steps.is_empty() { ABSORBED.to_string() } else { self.way(i, class, taken)?.0 };
+                    (way, steps)
                 }
                 _ => (ABSORBED.to_string(), Vec::new()),
             };
