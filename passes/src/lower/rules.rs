@@ -145,6 +145,22 @@ const RULES: &[Rule] = &[
         class: None,
     },
     Rule {
+        name: "cast_of_widened",
+        equation: "cast(cast(x)) = cast(x) where the inner cast loses nothing",
+        from: "(cast ?t (cast ?wide ?x))",
+        to: "(cast ?t ?x)",
+        when: When::Holds(inner_cast_loses_nothing),
+        class: None,
+    },
+    Rule {
+        name: "cast_back",
+        equation: "cast(cast(x)) = x where the inner cast loses nothing and the outer one leads back to the type of x",
+        from: "(cast ?t (cast ?wide ?x))",
+        to: "?x",
+        when: When::Holds(casts_lead_back),
+        class: None,
+    },
+    Rule {
         name: "all_gather_of_reduce_scatter",
         equation: "all_gather(reduce_scatter(x)) = all_reduce(x)",
         from: "(all_gather ?g (reduce_scatter ?op ?g ?x))",
@@ -354,6 +370,22 @@ fn narrows(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
 
 fn widens(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     element_bytes(graph, subst).filter(|[from, to]| to > from).map(|_| ())
+}
+
+/// The type of `?x` and that of the outer cast, if the inner one loses nothing.
+fn types_of_casts(graph: &Graph, subst: &Subst) -> Option<[DType; 2]> {
+    let Attr::DType(outer) = language::attr(graph, bound(subst, "?t")?)? else { return None };
+    let Attr::DType(wide) = language::attr(graph, bound(subst, "?wide")?)? else { return None };
+    let own = type_of(graph, subst, "?x")?.dtype;
+    wide.represents(own).then_some([own, *outer])
+}
+
+fn inner_cast_loses_nothing(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    types_of_casts(graph, subst).filter(|[own, outer]| own != outer).map(|_| ())
+}
+
+fn casts_lead_back(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    types_of_casts(graph, subst).filter(|[own, outer]| own == outer).map(|_| ())
 }
 
 fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
