@@ -24,10 +24,12 @@ pub mod attention;
 pub mod broadcasts;
 pub mod collectives;
 pub mod constants;
+pub mod groups;
 pub mod identities;
 pub mod norms;
 pub mod products;
 pub mod repeated;
+pub mod replicated;
 pub mod rotary;
 pub mod seen;
 pub mod stored;
@@ -50,6 +52,8 @@ pub const RULES: &[&[Rule]] = &[
     activations::RULES,
     rotary::RULES,
     attention::RULES,
+    groups::RULES,
+    replicated::RULES,
     collectives::RULES,
 ];
 

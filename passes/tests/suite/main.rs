@@ -8,4 +8,5 @@ mod lower;
 mod masks;
 mod programs;
 mod random;
+mod replicated;
 mod rotary;

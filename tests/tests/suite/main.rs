@@ -6,5 +6,6 @@ mod generate;
 mod gradients;
 mod programs;
 mod relocation;
+mod replication;
 mod sessions;
 mod trials;
