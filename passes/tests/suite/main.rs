@@ -9,3 +9,4 @@ mod masks;
 mod programs;
 mod random;
 mod rotary;
+mod shards;
