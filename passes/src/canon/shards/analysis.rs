@@ -6,7 +6,7 @@ use symmc_ir::{CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Table, Typ
 
 use super::gathered::{Gathered, Window};
 use super::picks::pick;
-use super::reductions::{arg_reduce, reduce, softmax, top_k};
+use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
 use super::same::same_values;
 use super::terms::{TermId, Terms};
 
@@ -121,9 +121,15 @@ impl<'g> Analysis<'g> {
         let ty = self.graph.ty(*node.outputs.first()?);
         let terms = &mut self.terms;
         let found = match &node.op {
-            Op::Reduce { op, axes, .. } if axes.contains(&g.axis) => vec![reduce(terms, g, *op, axes)?],
-            Op::ArgReduce { op, axis, .. } if *axis == g.axis => vec![arg_reduce(terms, g, *op)?],
-            Op::TopK { axis, largest } if *axis == g.axis => top_k(terms, g, *largest, ty)?.to_vec(),
+            Op::Reduce { op, axes, keep } if axes.contains(&g.axis) => {
+                vec![reduce(terms, g, ReduceParams { op: *op, axes, keep: *keep })?]
+            }
+            Op::ArgReduce { op, axis, .. } if *axis == g.axis => {
+                vec![arg_reduce(terms, g, *op, &ty.shape)?]
+            }
+            Op::TopK { axis, largest } if *axis == g.axis => {
+                top_k(terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
+            }
             Op::GatherElements { axis } if *axis == g.axis => {
                 let index = *node.inputs.get(1)?;
                 let same = self.is_same(index, g.group);

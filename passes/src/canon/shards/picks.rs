@@ -55,20 +55,14 @@ pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool
 
 /// The elements that each rank has at this rank's positions, by rank: positions are gathered and elements sent back.
 fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, extent: i64) -> Option<TermId> {
-    let axis = x.axis;
     let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
     let own = terms.with_leading(place, 1);
     let wanted = terms.all_gather(x.group, own)?;
-    // The positions of all ranks, one after another along the axis of the shard.
-    let by_rank = terms.move_axis(wanted, 0, axis)?;
-    let mut shape = terms.shape(place).to_vec();
-    shape[axis] = shape[axis].clone() * Dim::from(x.ranks);
-    let flat = terms.reshape(by_rank, shape);
-    let found = terms.gather_elements(leaf, flat, axis)?;
-    let mut shape = terms.shape(place).to_vec();
-    shape.insert(axis, Dim::from(x.ranks));
-    let found = terms.reshape(found, shape);
-    let found = terms.move_axis(found, axis, 0)?;
+    // One view of the shard for each rank.
+    let mut shape = terms.shape(leaf).to_vec();
+    shape.insert(0, Dim::from(x.ranks));
+    let views = terms.expand(leaf, shape);
+    let found = terms.gather_elements(views, wanted, x.axis + 1)?;
     terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)
 }
 

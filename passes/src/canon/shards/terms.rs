@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use symmc_ir::infer::infer;
 use symmc_ir::{
-    ArgOp, BinaryOp, Collective, CollectiveKind, DType, Dim, Graph, GroupId, Op, ReduceOp, Reduction, Scalar,
-    Type, UnaryOp, ValueId,
+    ArgOp, BinaryOp, Collective, CollectiveKind, DType, Dim, Graph, GroupId, Op, ReduceOp, Scalar, Type,
+    UnaryOp, ValueId,
 };
 
 /// A result of a term.
@@ -130,6 +130,12 @@ impl<'g> Terms<'g> {
         if perm.iter().copied().eq(0..perm.len()) { Some(x) } else { self.op(Op::Permute { perm }, &[x]) }
     }
 
+    /// The term broadcast to a shape.
+    pub fn expand(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
+        let ty = Type::new(self.ty(x).dtype, shape);
+        self.op_as(Op::Expand, &[x], vec![ty])
+    }
+
     /// The term with one axis moved to another place.
     pub fn move_axis(&mut self, x: TermId, from: usize, to: usize) -> Option<TermId> {
         let mut perm: Vec<usize> = (0..self.shape(x).len()).filter(|&a| a != from).collect();
@@ -163,11 +169,6 @@ impl<'g> Terms<'g> {
             return Some(x);
         }
         self.op(Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x])
-    }
-
-    /// A reduction whose axes stay with extent 1.
-    pub fn reduce(&mut self, op: Reduction, axes: &[usize], x: TermId) -> Option<TermId> {
-        self.op(Op::Reduce { op, axes: axes.to_vec(), keep: true }, &[x])
     }
 
     /// An arg-reduction whose axis stays with extent 1.
