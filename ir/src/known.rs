@@ -143,6 +143,7 @@ impl Known {
             Op::Full(s) => Some(Known::Full(stored(ty.dtype, *s)?)),
             Op::Iota { start, step } => affine(*start, vec![*step], ty, symbols),
             Op::Copy => known(0).cloned(),
+            Op::Shard { .. } => full(0).map(Known::Full),
             Op::Cast => cast(known(0)?, ty, symbols),
             Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
                 let x = *inputs.first()?;

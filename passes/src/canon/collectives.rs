@@ -15,7 +15,7 @@ const MOST_JOINED: i64 = 256 << 10;
 pub const RULES: &[Rule] = &[
     Rule {
         name: "group_of_one",
-        equation: "a collective on groups of one rank = x; permute without a sender = full(0)",
+        equation: "a collective or a shard on groups of one rank = x; permute without a sender = full(0)",
         apply: group_of_one,
     },
     Rule {
@@ -43,10 +43,10 @@ pub const RULES: &[Rule] = &[
 ];
 
 fn group_of_one(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let Op::Collective(c) = &node.op else { return None };
-    if cx.graph().group_size(c.group) != Some(1) {
+    if cx.graph().group_size(node.op.group()?) != Some(1) {
         return None;
     }
+    let Op::Collective(c) = &node.op else { return Some(Rewrite::Value(*node.inputs.first()?)) };
     match &c.kind {
         // Rows beyond those sent are zero, so the operand is not the result.
         CollectiveKind::AllToAll(Splits::Device) => None,

@@ -100,8 +100,8 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
     out
 }
 
-/// What reads a gathered value, as text with `V` for its type, `A` for its axis, `K[e]` for its type with another extent, and `D` for
-/// its dtype.
+/// What reads a gathered value, as text with `V` for its type, `A` for its axis, `K` and `W` for its type with another extent, `R` for
+/// its type with one row, `N` for its extent, and `D` for its dtype.
 struct Reader {
     name: &'static str,
     /// Of the lines, the results that are returned are `%y` and `%z`.
@@ -250,8 +250,11 @@ fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader
     let all = EXTENT * group.2;
     let of = |dtype: &str, extent: i64| format!("{dtype}[{}]", list(&shape(spelling, extent)));
     let mut out = prelude(spelling, name, group);
+    let mut row = vec![1; rank];
+    row[axis] = all;
     for line in reader.lines {
-        let mut line = line.to_string();
+        let mut line =
+            line.replace("R[bool]", &format!("bool[{}]", list(&row))).replace("[N]", &format!("[{all}]"));
         for dtype in ["D", "f32"] {
             line = line.replace(&format!("V[{dtype}]"), &of(dtype, all));
         }

@@ -78,6 +78,7 @@ impl<'g> Analysis<'g> {
         }
     }
 
+    /// The all_gather of this node, as a gathered value.
     fn base(&mut self, id: NodeId, node: &Node) -> Option<Gathered> {
         let group = node.op.as_collective()?.group;
         let ranks = i64::from(self.graph.group_size(group)?);
@@ -149,71 +150,76 @@ impl<'g> Analysis<'g> {
         if node.inputs.iter().any(|&v| matches!(self.facts[v], Some(Fact::Piece { .. }))) {
             return self.piece(node, ty);
         }
-        let first = self.gathered(node.inputs[0]).cloned();
-        let along = match (&node.op, first) {
-            (op, _) if op.is_element_wise() => {
-                return self.element_wise(node, ty).map(Fact::Gathered);
-            }
-            (Op::Slice { axis, start, step: 1 }, Some(g)) if *axis == g.axis => {
-                return self.window(&g, start, &ty.shape[*axis]);
-            }
-            (Op::Softmax { axis, log }, Some(g)) if *axis == g.axis => {
+        if node.op.is_element_wise() {
+            return self.element_wise(node, ty).map(Fact::Gathered);
+        }
+        let g = self.gathered(node.inputs[0])?.clone();
+        match &node.op {
+            Op::Slice { axis, start, step: 1 } if *axis == g.axis => self.window(&g, start, &ty.shape[*axis]),
+            Op::Softmax { axis, log } if *axis == g.axis => {
                 let shard = softmax(&mut self.terms, &g, *log)?;
-                return Some(Fact::Gathered(Gathered { shard, ..g }));
+                Some(Fact::Gathered(Gathered { shard, ..g }))
             }
-            (op, Some(g)) => {
+            op => {
                 let from = &self.graph.ty(node.inputs[0]).shape;
                 let (axis, extent) = kept_axis(op, &g, from, ty, &self.terms)?;
                 let mut own = ty.clone();
                 own.shape[axis] = extent;
                 let shard = self.terms.op_as(op.clone(), &[g.shard], vec![own]);
-                Gathered { axis, shard, ..g }
+                Some(Fact::Gathered(Gathered { axis, shard, ..g }))
             }
-            (_, None) => return None,
-        };
-        // Operands after the first are weights of norms, which all ranks must have alike.
-        let alike = node.inputs.iter().skip(1).all(|&v| self.is_same(v, along.group));
-        (alike && node.inputs.len() == 1).then_some(Fact::Gathered(along))
+        }
     }
 
-    /// An element-wise function of gathered values and of values that are broadcast along their axis, the same on all ranks.
+    /// An element-wise function of gathered values and of values that are the same on all ranks.
     fn element_wise(&mut self, node: &Node, ty: &Type) -> Option<Gathered> {
         if node.op.divides_integers(ty.dtype) {
             return None;
         }
-        let mut found: Option<(usize, Gathered)> = None;
-        let mut operands = Vec::with_capacity(node.inputs.len());
-        let graph = self.graph;
         // Where an axis of an operand stands in the result.
+        let graph = self.graph;
         let aligned = |v: ValueId, axis: usize| axis + ty.rank() - graph.ty(v).rank();
-        let axis = node.inputs.iter().find_map(|&v| Some(aligned(v, self.gathered(v)?.axis)))?;
+        let first = node.inputs.iter().find_map(|&v| Some((v, self.gathered(v)?.clone())));
+        let (v, first) = first?;
+        let first = Gathered { axis: aligned(v, first.axis), ..first };
+        let extent = graph.ty(v).shape[self.gathered(v)?.axis].clone();
+        let own_extent = self.terms.shape(first.shard)[self.gathered(v)?.axis].clone();
+        let mut operands = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
             match self.gathered(v).cloned() {
-                Some(g) if aligned(v, g.axis) == axis => {
-                    operands.push(g.shard);
-                    match &found {
-                        Some((_, first)) if !first.is_aligned(&g, &self.terms) => return None,
-                        Some((_, first)) => self.join(first.base, g.base),
-                        None => found = Some((axis, g)),
-                    }
-                }
-                _ => {
-                    let shape = &graph.ty(v).shape;
-                    let own = (axis + shape.len()).checked_sub(ty.rank());
-                    let is_broadcast = own.is_none_or(|a| shape[a].as_const() == Some(1));
-                    let group = node.inputs.iter().find_map(|&v| Some(self.gathered(v)?.group))?;
-                    if !is_broadcast || !self.is_same(v, group) {
+                Some(g) if aligned(v, g.axis) == first.axis => {
+                    let is_alike = (g.group, g.window) == (first.group, first.window);
+                    if !is_alike || *g.extent(&self.terms) != own_extent {
                         return None;
                     }
-                    operands.push(self.terms.source(v));
+                    self.join(first.base, g.base);
+                    operands.push(g.shard);
                 }
+                _ => operands.push(self.alike(v, &first, ty.rank(), &extent)?),
             }
         }
-        let (axis, g) = found?;
         let mut own = ty.clone();
-        own.shape[axis] = g.extent(&self.terms).clone();
+        own.shape[first.axis] = own_extent;
         let shard = self.terms.op_as(node.op.clone(), &operands, vec![own]);
-        Some(Gathered { axis, shard, ..g })
+        Some(Gathered { shard, ..first })
+    }
+
+    /// What a value that is the same on all ranks is to the shards of a gathered value of this many axes: itself if it is broadcast
+    /// along the axis of the shards, else this rank's piece of it.
+    fn alike(&mut self, v: ValueId, x: &Gathered, rank: usize, extent: &Dim) -> Option<TermId> {
+        if !self.is_same(v, x.group) {
+            return None;
+        }
+        let graph = self.graph;
+        let shape = &graph.ty(v).shape;
+        let whole = self.terms.source(v);
+        match (x.axis + shape.len()).checked_sub(rank) {
+            Some(axis) if shape[axis].as_const() != Some(1) => {
+                let is_whole = shape[axis] == *extent && x.window.is_none();
+                is_whole.then(|| self.terms.op(Op::Shard { axis, group: x.group }, &[whole]))?
+            }
+            _ => Some(whole),
+        }
     }
 
     /// A slice along the axis of the shards: the shard of one rank, or a window.

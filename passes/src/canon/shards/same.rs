@@ -14,7 +14,7 @@ pub fn same_values(graph: &Graph, group: GroupId) -> Table<ValueId, bool> {
     for node in graph.nodes.values() {
         let is_same = match &node.op {
             Op::Collective(c) => gives_same(graph, node, c) && covers(graph, c.group, group),
-            Op::Opaque { .. } | Op::Custom(_) => false,
+            Op::Opaque { .. } | Op::Custom(_) | Op::Shard { .. } => false,
             _ => node.inputs.iter().all(|&v| same[v]),
         };
         node.outputs.iter().for_each(|&v| same[v] = is_same);

@@ -80,7 +80,7 @@ impl<'g> Terms<'g> {
 
     /// An op whose result type follows from its operands; `None` if they do not fit.
     pub fn op(&mut self, op: Op, operands: &[TermId]) -> Option<TermId> {
-        let ranks = op.as_collective().and_then(|c| self.graph.group_size(c.group));
+        let ranks = op.group().and_then(|group| self.graph.group_size(group));
         let types: Vec<&Type> = operands.iter().map(|&t| self.ty(t)).collect();
         let types = infer(&op, &types, ranks).ok()??;
         Some(self.op_as(op, operands, types))
