@@ -62,6 +62,7 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
     let tail = own.split_once(", ").unwrap().1;
     writeln!(out, "arg %x: {dtype}[{own}]").unwrap();
     writeln!(out, "arg %t: i64[{}]", list(&shape(spelling, 2))).unwrap();
+    writeln!(out, "arg %r: {dtype}[{}]", list(&shape(spelling, 1))).unwrap();
     writeln!(out, "arg %u: i32[{}]", list(&shape(spelling, 1))).unwrap();
     let name = if spelling == "rows" { "v" } else { "g" };
     writeln!(out, "%{name}: {dtype}[{rows}, {tail}] = all_gather %x group=@g").unwrap();
@@ -334,7 +335,7 @@ fn inputs(graph: &Graph, draw: Draw, positions: i64, random: &mut SplitMix) -> V
         let ty = graph.ty(value);
         let shape = ty.concrete(&Bindings::new()).unwrap();
         let count: usize = shape.iter().product();
-        let is_index = graph.name_of(value) != "x";
+        let is_index = matches!(graph.name_of(value), "t" | "u");
         let elements: Vec<f64> = (0..count)
             .map(|_| {
                 if is_index {
@@ -430,7 +431,7 @@ fn every_reader_of_every_spelling() {
 /// The text of a program that reads gathered logits of `rows` rows by an argmax.
 fn greedy(rows: i64, more: &str) -> Graph {
     text::parse(&format!(
-        "program \"p\" ranks 4\ngroup @g world\narg %x: bf16[{rows}, 4096]\narg %t: f32[{rows}, 1]\n\
+        "program \"p\" ranks 4\ngroup @g world\narg %x: bf16[{rows}, 4096]\narg %u: f32[16384]\n\
          %g: bf16[{}, 4096] = all_gather %x group=@g\n%h: bf16[4, {rows}, 4096] = reshape %g\n\
          %i: bf16[{rows}, 4, 4096] = permute %h perm=[1, 0, 2]\n%v: bf16[{rows}, 16384] = reshape %i\n\
          {more}return %y\n",
@@ -456,8 +457,8 @@ fn other_readers_and_operands_that_differ_keep_the_gather() {
         // A result of the program needs all of it.
         format!("{argmax}return %v\n"),
         format!("{argmax}%c: bf16[80, 16384] = cumsum %v axis=1\nreturn %c\n"),
-        // The temperature may differ between ranks, and each rank divides all logits by its own.
-        "%f: f32[80, 16384] = cast %v\n%d: f32[80, 16384] = div %f, %t\n%y: i64[80] = argmax %d axis=1 keep=false\n"
+        // The bias may differ between ranks, and each rank adds its own to all logits.
+        "%f: f32[80, 16384] = cast %v\n%d: f32[80, 16384] = add %f, %u\n%y: i64[80] = argmax %d axis=1 keep=false\n"
             .to_string(),
         // Products are rounded between factors.
         "%y: bf16[80] = reduce %v op=prod axes=[1] keep=false\n".to_string(),

@@ -83,7 +83,7 @@ impl<'g> Analysis<'g> {
         let group = node.op.as_collective()?.group;
         let ranks = i64::from(self.graph.group_size(group)?);
         let shard = self.terms.source(*node.inputs.first()?);
-        Some(Gathered { axis: 0, group, ranks, shard, window: None, base: id })
+        Some(Gathered { axis: 0, group, ranks, shard, by_reader: false, window: None, base: id })
     }
 
     fn gathered(&self, v: ValueId) -> Option<&Gathered> {
@@ -165,60 +165,87 @@ impl<'g> Analysis<'g> {
                 let (axis, extent) = kept_axis(op, &g, from, ty, &self.terms)?;
                 let mut own = ty.clone();
                 own.shape[axis] = extent;
-                let shard = self.terms.op_as(op.clone(), &[g.shard], vec![own]);
+                let mut op = op.clone();
+                if g.by_reader {
+                    op = with_leading_axis(op, from.len() == ty.rank())?;
+                    own.shape.insert(0, Dim::from(g.ranks));
+                }
+                let shard = self.terms.op_as(op, &[g.shard], vec![own]);
                 Some(Fact::Gathered(Gathered { axis, shard, ..g }))
             }
         }
     }
 
-    /// An element-wise function of gathered values and of values that are the same on all ranks.
+    /// An element-wise function of gathered values and of others.
     fn element_wise(&mut self, node: &Node, ty: &Type) -> Option<Gathered> {
         if node.op.divides_integers(ty.dtype) {
             return None;
         }
-        // Where an axis of an operand stands in the result.
-        let graph = self.graph;
-        let aligned = |v: ValueId, axis: usize| axis + ty.rank() - graph.ty(v).rank();
-        let first = node.inputs.iter().find_map(|&v| Some((v, self.gathered(v)?.clone())));
-        let (v, first) = first?;
-        let first = Gathered { axis: aligned(v, first.axis), ..first };
-        let extent = graph.ty(v).shape[self.gathered(v)?.axis].clone();
-        let own_extent = self.terms.shape(first.shard)[self.gathered(v)?.axis].clone();
-        let mut operands = Vec::with_capacity(node.inputs.len());
+        let rank = ty.rank();
+        let first =
+            node.inputs.iter().find_map(|&v| Some((self.gathered(v)?.clone(), graph_rank(self.graph, v))));
+        let (first, first_rank) = first?;
+        let extent = first.extent(&self.terms).clone();
+        // The axis as it is counted in the result.
+        let axis = first.axis + rank - first_rank;
+        let (mut operands, mut by_reader) = (Vec::with_capacity(node.inputs.len()), false);
         for &v in &node.inputs {
-            match self.gathered(v).cloned() {
-                Some(g) if aligned(v, g.axis) == first.axis => {
+            let aligned = |g: &&Gathered| g.axis + rank - graph_rank(self.graph, v) == axis;
+            let (shard, differs) = match self.gathered(v).filter(aligned).cloned() {
+                Some(g) => {
                     let is_alike = (g.group, g.window) == (first.group, first.window);
-                    if !is_alike || *g.extent(&self.terms) != own_extent {
+                    if !is_alike || *g.extent(&self.terms) != extent {
                         return None;
                     }
                     self.join(first.base, g.base);
-                    operands.push(g.shard);
+                    (self.shard_of_rank(&g, rank), g.by_reader)
                 }
-                _ => operands.push(self.alike(v, &first, ty.rank(), &extent)?),
-            }
+                None => self.operand_of_shards(v, &Gathered { axis, ..first.clone() }, ty)?,
+            };
+            operands.push(shard);
+            by_reader |= differs;
         }
         let mut own = ty.clone();
-        own.shape[first.axis] = own_extent;
+        own.shape[axis] = extent;
+        if by_reader {
+            own.shape.insert(0, Dim::from(first.ranks));
+        }
         let shard = self.terms.op_as(node.op.clone(), &operands, vec![own]);
-        Some(Gathered { shard, ..first })
+        Some(Gathered { axis, shard, by_reader, ..first })
     }
 
-    /// What a value that is the same on all ranks is to the shards of a gathered value of this many axes: itself if it is broadcast
-    /// along the axis of the shards, else this rank's piece of it.
-    fn alike(&mut self, v: ValueId, x: &Gathered, rank: usize, extent: &Dim) -> Option<TermId> {
-        if !self.is_same(v, x.group) {
-            return None;
+    /// The shard of a gathered value, to be broadcast to this many axes and the leading one that it may have.
+    fn shard_of_rank(&mut self, g: &Gathered, rank: usize) -> TermId {
+        if !g.by_reader {
+            return g.shard;
         }
-        let graph = self.graph;
-        let shape = &graph.ty(v).shape;
+        let mut shape = self.terms.shape(g.shard).to_vec();
+        let missing = rank + 1 - shape.len();
+        shape.splice(1..1, std::iter::repeat_n(Dim::from(1), missing));
+        self.terms.reshape(g.shard, shape)
+    }
+
+    /// What a value is to the shards of a gathered value, with which it gives a value of this type; and whether it is one for each
+    /// reader.
+    ///
+    /// A value that is broadcast along the axis of the shards is itself if it is the same on all ranks, else what it is on all ranks,
+    /// gathered. Another one is this rank's piece of it.
+    fn operand_of_shards(&mut self, v: ValueId, x: &Gathered, ty: &Type) -> Option<(TermId, bool)> {
+        let is_same = self.is_same(v, x.group);
+        let shape = &self.graph.ty(v).shape;
         let whole = self.terms.source(v);
-        match (x.axis + shape.len()).checked_sub(rank) {
+        let missing = ty.rank() - shape.len();
+        match x.axis.checked_sub(missing) {
             Some(axis) if shape[axis].as_const() != Some(1) => {
-                let is_whole = shape[axis] == *extent && x.window.is_none();
-                is_whole.then(|| self.terms.op(Op::Shard { axis, group: x.group }, &[whole]))?
+                let has_pieces = is_same && shape[axis] == ty.shape[x.axis] && x.window.is_none();
+                let piece = Op::Shard { axis, group: x.group };
+                Some((has_pieces.then(|| self.terms.op(piece, &[whole]))??, false))
             }
-            _ => Some(whole),
+            _ if is_same => Some((whole, false)),
+            _ => {
+                let own = self.terms.with_leading(whole, missing + 1);
+                Some((self.terms.all_gather(x.group, own)?, true))
+            }
         }
     }
 
@@ -226,6 +253,7 @@ impl<'g> Analysis<'g> {
     fn window(&mut self, g: &Gathered, start: &Dim, len: &Dim) -> Option<Fact> {
         let extent = g.extent(&self.terms).clone();
         if g.window.is_none()
+            && !g.by_reader
             && *len == extent
             && let Some(rank) = start.exact_div(&extent).and_then(|d| d.as_const())
         {
@@ -275,7 +303,8 @@ impl<'g> Analysis<'g> {
                         if (*rank, *g, *s) == (i as i64, group, shard))
                 });
                 let is_all = is_in_order && node.inputs.len() as i64 == ranks;
-                is_all.then_some(Gathered { axis, group, ranks, shard, window: None, base })
+                let gathered = Gathered { axis, group, ranks, shard, by_reader: false, window: None, base };
+                is_all.then_some(gathered)
             }
             Fact::Gathered(first) => {
                 let mut shards = Vec::with_capacity(node.inputs.len());
@@ -287,7 +316,7 @@ impl<'g> Analysis<'g> {
                     self.join(first.base, g.base);
                     shards.push(g.shard);
                 }
-                let shard = self.terms.concat(axis, &shards)?;
+                let shard = self.terms.concat(axis + first.own_axis() - first.axis, &shards)?;
                 Some(Gathered { shard, ..first })
             }
         }
@@ -313,6 +342,30 @@ fn kept_axis(op: &Op, g: &Gathered, from: &[Dim], ty: &Type, terms: &Terms<'_>) 
     };
     let extent = g.extent(terms).clone();
     (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
+}
+
+/// The number of axes of a value.
+fn graph_rank(graph: &Graph, v: ValueId) -> usize {
+    graph.ty(v).rank()
+}
+
+/// An op with one operand, on an operand with one more leading axis; none if it cannot be had.
+fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
+    Some(match op {
+        Op::Permute { perm } => {
+            Op::Permute { perm: std::iter::once(0).chain(perm.into_iter().map(|a| a + 1)).collect() }
+        }
+        Op::Slice { axis, start, step } => Op::Slice { axis: axis + 1, start, step },
+        Op::Softmax { axis, log } => Op::Softmax { axis: axis + 1, log },
+        Op::CumSum { axis } => Op::CumSum { axis: axis + 1 },
+        Op::Reduce { op, axes, keep } => {
+            Op::Reduce { op, axes: axes.into_iter().map(|a| a + 1).collect(), keep }
+        }
+        Op::ArgReduce { op, axis, keep } => Op::ArgReduce { op, axis: axis + 1, keep },
+        // New axes of an expansion stand in front.
+        Op::Expand if !same_rank => return None,
+        op => op,
+    })
 }
 
 /// The axis of the result of a reduction that an axis of its operand is.

@@ -1,6 +1,6 @@
 //! Values that are the shards of all ranks of a group one after another, and where they go through views.
 
-use symmc_ir::{Dim, GroupId, NodeId, Type};
+use symmc_ir::{CollectiveKind, Dim, GroupId, NodeId, Splits, Type};
 
 use super::terms::{TermId, Terms};
 
@@ -15,6 +15,8 @@ pub struct Gathered {
     pub ranks: i64,
     /// The shard of a rank, of the extent of the value divided by the ranks unless there is a window.
     pub shard: TermId,
+    /// Whether the value differs between the ranks that read it. Then the shard has one more leading axis: what it is to each rank.
+    pub by_reader: bool,
     /// The part of all shards that the value has, if not all of it.
     pub window: Option<Window>,
     /// The all_gather that the value comes from, one of those if it comes from several.
@@ -41,14 +43,25 @@ pub struct Segments {
 }
 
 impl Gathered {
+    /// The gathered axis of the shard.
+    pub fn own_axis(&self) -> usize {
+        self.axis + usize::from(self.by_reader)
+    }
+
     /// The extent of a shard along the gathered axis.
     pub fn extent<'t>(&self, terms: &'t Terms<'_>) -> &'t Dim {
-        &terms.shape(self.shard)[self.axis]
+        &terms.shape(self.shard)[self.own_axis()]
+    }
+
+    /// The value with what it is to all ranks, which is the same on all of them.
+    pub fn to_all_readers(&self) -> Gathered {
+        Gathered { axis: self.own_axis(), by_reader: false, ..self.clone() }
     }
 
     /// Whether two values are gathered in the same way.
     pub fn is_aligned(&self, other: &Gathered, terms: &Terms<'_>) -> bool {
-        (self.group, self.window) == (other.group, other.window) && self.extent(terms) == other.extent(terms)
+        let kind = |g: &Gathered| (g.group, g.window, g.by_reader);
+        kind(self) == kind(other) && self.extent(terms) == other.extent(terms)
     }
 
     /// The parts of a shard that lie within the window or outside of it.
@@ -89,9 +102,30 @@ impl Gathered {
         None
     }
 
+    /// What all ranks have found for this one in each of some parts of their shards, one after another along a new leading axis: by
+    /// rank, then by part.
+    pub fn collect(&self, parts: &[TermId], terms: &mut Terms<'_>) -> Option<TermId> {
+        if !self.by_reader {
+            let parts: Vec<TermId> = parts.iter().map(|&part| terms.with_leading(part, 1)).collect();
+            let own = terms.concat(0, &parts)?;
+            return terms.all_gather(self.group, own);
+        }
+        let mut apart = Vec::with_capacity(parts.len());
+        for &part in parts {
+            let mut shape = terms.shape(part).to_vec();
+            shape.insert(1, Dim::from(1));
+            apart.push(terms.reshape(part, shape));
+        }
+        let own = terms.concat(1, &apart)?;
+        let all = terms.collective(CollectiveKind::AllToAll(Splits::Even), self.group, own)?;
+        let mut shape = terms.shape(all)[1..].to_vec();
+        shape[0] = Dim::from(self.ranks * parts.len() as i64);
+        Some(terms.reshape(all, shape))
+    }
+
     /// All shards as one value, gathered again.
     pub fn gather(&self, ty: &Type, terms: &mut Terms<'_>) -> Option<TermId> {
-        if self.window.is_some() {
+        if self.window.is_some() || self.by_reader {
             return None;
         }
         let leading = terms.move_axis(self.shard, self.axis, 0)?;

@@ -25,10 +25,9 @@ pub fn pick_own(terms: &mut Terms<'_>, x: TermId, index: TermId, axis: usize) ->
 /// the axis are an error of that second step.
 pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool) -> Option<TermId> {
     let extent = x.extent(terms).as_const().filter(|&s| s > 0)?;
-    let axis = x.axis;
-    let others = |shape: &[Dim]| (0..shape.len()).filter(|&a| a != axis).map(|a| shape[a].clone()).collect();
-    let [own, wanted]: [Vec<Dim>; 2] = [x.shard, index].map(|t| others(terms.shape(t)));
-    if own != wanted {
+    let mut own = terms.shape(x.shard)[x.own_axis() - x.axis..].to_vec();
+    own[x.axis].clone_from(terms.shape(index).get(x.axis)?);
+    if own != terms.shape(index) {
         return None;
     }
     let mut index = terms.cast(index, DType::I64);
@@ -38,9 +37,14 @@ pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool
     }
     let owner = terms.with_number(BinaryOp::FloorDiv, index, extent)?;
     let place = terms.with_number(BinaryOp::Rem, index, extent)?;
-    let (leaf, steps) = element_wise_leaf(terms, x.shard, axis);
-    let found = if same_index {
-        let found = terms.gather_elements(leaf, place, axis)?;
+    let (leaf, steps) = if x.by_reader {
+        // The other operands of its steps are there for all readers.
+        (x.shard, Vec::new())
+    } else {
+        element_wise_leaf(terms, x.shard, x.axis)
+    };
+    let found = if same_index && !x.by_reader {
+        let found = terms.gather_elements(leaf, place, x.axis)?;
         let found = terms.with_leading(found, 1);
         terms.all_gather(x.group, found)?
     } else {
@@ -58,11 +62,14 @@ fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, ex
     let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
     let own = terms.with_leading(place, 1);
     let wanted = terms.all_gather(x.group, own)?;
-    // One view of the shard for each rank.
-    let mut shape = terms.shape(leaf).to_vec();
-    shape.insert(0, Dim::from(x.ranks));
-    let views = terms.expand(leaf, shape);
-    let found = terms.gather_elements(views, wanted, x.axis + 1)?;
+    let for_each = if x.by_reader {
+        leaf
+    } else {
+        let ranks = std::iter::once(Dim::from(x.ranks));
+        let shape = ranks.chain(terms.shape(leaf).iter().cloned()).collect();
+        terms.expand(leaf, shape)
+    };
+    let found = terms.gather_elements(for_each, wanted, x.axis + 1)?;
     terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)
 }
 

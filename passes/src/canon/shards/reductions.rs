@@ -1,6 +1,8 @@
 //! What reduces a gathered value along the axis of its shards: each rank reduces its shard, and the results are combined.
 
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, ReduceOp, Reduction, Scalar, Type, UnaryOp};
+use symmc_ir::{
+    ArgOp, BinaryOp, CollectiveKind, DType, Dim, Float, Op, ReduceOp, Reduction, Scalar, Type, UnaryOp,
+};
 
 use super::gathered::{Gathered, Segments};
 use super::picks::pick_own;
@@ -18,8 +20,10 @@ pub struct ReduceParams<'a> {
 }
 
 impl ReduceParams<'_> {
-    fn op(&self, op: Reduction) -> Op {
-        Op::Reduce { op, axes: self.axes.to_vec(), keep: self.keep }
+    /// The reduction of a shard.
+    fn own(&self, x: &Gathered, op: Reduction) -> Op {
+        let added = x.own_axis() - x.axis;
+        Op::Reduce { op, axes: self.axes.iter().map(|a| a + added).collect(), keep: self.keep }
     }
 }
 
@@ -41,19 +45,20 @@ pub fn reduce(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> 
     let found = if x.window.is_some() {
         reduce_window(terms, &Gathered { shard, ..x.clone() }, ReduceParams { op: partial, ..params })?
     } else {
-        let own = terms.op(params.op(partial), &[shard])?;
+        let own = terms.op(params.own(x, partial), &[shard])?;
         let is_order = matches!(params.op, Reduction::Max | Reduction::Min);
         let own = if is_order { terms.cast(own, dtype) } else { own };
         // Collectives do not reduce bools.
         let is_bool = terms.ty(own).dtype == DType::Bool;
         let own = if is_bool { terms.cast(own, DType::U8) } else { own };
-        let all = terms.all_reduce(combine, x.group, own)?;
+        let all = combined(terms, x, combine, own)?;
         if is_bool { terms.cast(all, DType::Bool) } else { all }
     };
     let found = match (params.op, x.window) {
         (Reduction::Mean, Some(window)) => {
             let others = params.axes.iter().filter(|&&a| a != x.axis);
-            let others = others.map(|&a| terms.shape(x.shard)[a].as_const());
+            let shape = &terms.shape(x.shard)[x.own_axis() - x.axis..];
+            let others = others.map(|&a| shape[a].as_const());
             let count = others.chain([Some(window.len)]).try_fold(1i64, |n, d| n.checked_mul(d?))?;
             let scalar = Scalar::Float(Float(count as f64));
             terms.op(Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[found])?
@@ -62,6 +67,16 @@ pub fn reduce(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> 
     };
     let is_float = dtype.is_float() && terms.ty(found).dtype.is_float();
     Some(if is_float { terms.cast(found, dtype) } else { found })
+}
+
+/// The reduction of what the ranks have for this one.
+fn combined(terms: &mut Terms<'_>, x: &Gathered, op: ReduceOp, own: TermId) -> Option<TermId> {
+    if !x.by_reader {
+        return terms.all_reduce(op, x.group, own);
+    }
+    let found = terms.collective(CollectiveKind::ReduceScatter(op), x.group, own)?;
+    let shape = terms.shape(found)[1..].to_vec();
+    Some(terms.reshape(found, shape))
 }
 
 /// A term in the dtype in which sums of its elements are kept.
@@ -86,12 +101,10 @@ fn reduce_window(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) 
     let segments = x.segments(terms)?;
     let mut parts = Vec::with_capacity(segments.parts.len());
     for &(start, len) in &segments.parts {
-        let part = terms.slice(x.shard, x.axis, start, len);
-        let part = terms.op(params.op(params.op), &[part])?;
-        parts.push(terms.with_leading(part, 1));
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        parts.push(terms.op(params.own(x, params.op), &[part])?);
     }
-    let own = terms.concat(0, &parts)?;
-    let all = terms.all_gather(x.group, own)?;
+    let all = x.collect(&parts, terms)?;
     let all = terms.slice(all, 0, segments.before, segments.count);
     terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
 }
@@ -107,19 +120,15 @@ pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim])
     let segments = x.segments(terms)?;
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for &(start, len) in &segments.parts {
-        let part = terms.slice(x.shard, x.axis, start, len);
-        let place = terms.arg_reduce(op, x.axis, part)?;
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        let place = terms.arg_reduce(op, x.own_axis(), part)?;
         let place = terms.with_number(BinaryOp::Add, place, start)?;
-        let value = pick_own(terms, x.shard, place, x.axis)?;
-        values.push(terms.with_leading(value, 1));
-        places.push(terms.with_leading(place, 1));
+        values.push(pick_own(terms, x.shard, place, x.own_axis())?);
+        places.push(place);
     }
     // Positions are there first. What waits for the values then waits for both, and is one step.
-    let [places, values] = [places, values].map(|own| {
-        let own = terms.concat(0, &own)?;
-        terms.all_gather(x.group, own)
-    });
-    let (values, places) = (values?, places?);
+    let places = x.collect(&places, terms)?;
+    let values = x.collect(&values, terms)?;
     if segments.count <= MOST_COMPARED {
         return compare_ranks(terms, x, op, &segments, [values, places], shape);
     }
@@ -194,8 +203,8 @@ pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Opti
     let taken: Vec<i64> = segments.parts.iter().map(|&(_, len)| len.min(k)).collect();
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for (&(start, len), &k) in segments.parts.iter().zip(&taken) {
-        let part = terms.slice(x.shard, axis, start, len);
-        let [value, place] = first_sorted(terms, part, axis, largest, k);
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        let [value, place] = first_sorted(terms, part, x.own_axis(), largest, k);
         values.push(value);
         places.push(terms.with_number(BinaryOp::Add, place, start)?);
     }
@@ -205,11 +214,10 @@ pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Opti
     let count = candidates(segments.before + segments.count) - before;
     let each: i64 = taken.iter().sum();
     let [values, places] = [values, places].map(|own| {
-        let own = terms.concat(axis, &own)?;
-        let leading = terms.with_leading(own, 1);
-        let all = terms.all_gather(x.group, leading)?;
+        let own = terms.concat(x.own_axis(), &own)?;
+        let all = x.collect(&[own], terms)?;
         let by_rank = terms.move_axis(all, 0, axis)?;
-        let mut shape = terms.shape(own).to_vec();
+        let mut shape = terms.shape(all)[1..].to_vec();
         shape[axis] = Dim::from(each * x.ranks);
         let flat = terms.reshape(by_rank, shape);
         Some(terms.slice(flat, axis, before, count))
@@ -224,6 +232,7 @@ pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Opti
 /// The shard of a softmax along the axis of the shards: maxima are exact, and the sum of exponentials is f32 or wider.
 pub fn softmax(terms: &mut Terms<'_>, x: &Gathered, log: bool) -> Option<TermId> {
     let dtype = terms.ty(x.shard).dtype;
+    let x = x.to_all_readers();
     let axes = [x.axis];
     let along = |op| ReduceParams { op, axes: &axes, keep: true };
     let own = terms.cast(x.shard, dtype.wide());
