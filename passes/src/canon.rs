@@ -11,6 +11,7 @@
 //!   ([`attention`]),
 //! - gradients of attention take heads of keys that are not repeated ([`repeated`]),
 //! - values of which only a part is used are computed in part ([`used`]),
+//! - reductions of gathered shards are reductions of shards ([`shards`]),
 //! - attention and its gradients store their results in the order in which they are read ([`stored`]),
 //! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
 //!   combined element by element are one ([`collectives`]),
@@ -32,6 +33,7 @@ pub mod repeated;
 pub mod replicated;
 pub mod rotary;
 pub mod seen;
+pub mod shards;
 pub mod stored;
 pub mod used;
 pub mod views;
@@ -88,8 +90,10 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
     let mut met_shared = report.met_shared;
     for _ in 0..MOST_REPEATS {
         // Each of these changes can enable another.
-        let changed =
-            repeated::grouped(&out).or_else(|| used::in_part(&out)).or_else(|| stored::as_read(&out));
+        let changed = repeated::grouped(&out)
+            .or_else(|| used::in_part(&out))
+            .or_else(|| shards::reduce_shards_first(&out))
+            .or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {
             break;
         }

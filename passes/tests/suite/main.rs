@@ -10,3 +10,4 @@ mod programs;
 mod random;
 mod replicated;
 mod rotary;
+mod shards;
