@@ -6,6 +6,8 @@
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
 //! `build` from the solutions.
 //!
+//! Decisions state their reasons (`reasons`), for which a region is saturated again only if more than variants changed.
+//!
 //! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
 //! the profile, nor has more collectives, or collectives of more bytes, than before. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
 //! order of a hash map: the same program and profile give the same result on every machine.
@@ -13,14 +15,18 @@
 mod beside;
 mod build;
 mod context;
+mod decisions;
 mod extract;
 mod imported;
 mod language;
+mod placing;
+mod reasons;
 mod region;
 pub mod rules;
 mod solve;
+mod sums;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -31,11 +37,12 @@ use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
 use crate::error::{PassError, verified_after};
 use context::Context;
 pub use context::Overlap;
+use decisions::Decided;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
 pub use solve::Limits;
-use solve::{Decided, RuleSets, Solution, solve};
+use solve::{Credit, RuleSets, Solution, solve};
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
@@ -74,7 +81,7 @@ impl LowerConfig {
             symmetric: None,
             overlap: Overlap::Possible,
             exits_kept: BTreeSet::new(),
-            numerics: Numerics::STRICT,
+            numerics: Numerics::EXACT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
     }
@@ -117,51 +124,128 @@ pub fn lower_with_report(
     let graph = narrowed(graph, config)?;
     let context = context(&graph, config)?;
     let regions = region::cut(&graph, &config.bound, config.numerics, &context);
-    let rules = RuleSets::compiled(config.numerics).map_err(PassError::Internal)?;
-    let mut known: HashMap<&Key, usize> = HashMap::new();
-    let mut solutions: Vec<Solution> = Vec::new();
-    let mut solved = Vec::with_capacity(regions.len());
-    for region in &regions {
-        let at = match known.get(&region.key) {
-            Some(&at) => at,
-            None => {
-                let solution = solve(&region.key, &context, &rules, &config.limits)
-                    .ok_or_else(|| unsolved(&graph, region))?;
-                known.insert(&region.key, solutions.len());
-                solutions.push(solution);
-                solutions.len() - 1
-            }
-        };
-        solved.push(at);
+    let mut solver = Solver {
+        graph: &graph,
+        regions: &regions,
+        context: &context,
+        rules: RuleSets::compiled(config.numerics).map_err(PassError::Internal)?,
+        limits: &config.limits,
+        solutions: Vec::new(),
+        of_region: Vec::new(),
+    };
+    solver.solve_regions()?;
+    let (mut out, mut names) = solver.build()?;
+    if solver.credit_new_all_reduces(&out, &names)? {
+        (out, names) = solver.build()?;
     }
-    let solved: Vec<build::Solved> = regions
-        .iter()
-        .zip(solved)
-        .map(|(region, at)| build::Solved { region, solution: &solutions[at] })
-        .collect();
-    let (out, names) = build::build(&graph, &solved)
-        .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))?;
     if cfg!(debug_assertions) {
         verified_after("lower", &out)?;
     }
     let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
-    for (s, names) in solved.iter().zip(&names) {
-        for decided in &s.solution.decisions {
-            let node = s.region.nodes[decided.node];
+    for (region, (&at, names)) in regions.iter().zip(solver.of_region.iter().zip(&names)) {
+        for decided in &solver.solutions[at].decisions {
+            let node = region.nodes[decided.node];
             decisions.push((node, decision(graph.node_name(node), decided, names)));
         }
     }
     decisions.sort_by_key(|(node, _)| *node);
     let mut report = Report {
         regions: regions.len(),
-        distinct: solutions.len(),
+        distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
         fired: IndexMap::new(),
         overlapped: regions.iter().filter(|r| r.key.beside > 0).count(),
     };
-    for (rule, times) in solutions.iter().flat_map(|s| &s.fired) {
+    for (rule, times) in solver.solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
     }
     Ok((out, decisions.into_iter().map(|(_, d)| d).collect(), report))
+}
+
+/// Solves the regions of a program, equal ones once.
+struct Solver<'a> {
+    graph: &'a Graph,
+    regions: &'a [Region],
+    context: &'a Arc<Context>,
+    rules: RuleSets,
+    limits: &'a Limits,
+    solutions: Vec<Solution>,
+    /// The solution of each region.
+    of_region: Vec<usize>,
+}
+
+impl<'a> Solver<'a> {
+    fn solve_regions(&mut self) -> Result<(), PassError> {
+        let mut known: HashMap<&Key, usize> = HashMap::new();
+        for region in self.regions {
+            let at = match known.get(&region.key) {
+                Some(&at) => at,
+                None => self.solve(region, &[])?,
+            };
+            known.insert(&region.key, at);
+            self.of_region.push(at);
+        }
+        Ok(())
+    }
+
+    /// Adds a solution.
+    fn solve(&mut self, region: &Region, credits: &[Credit]) -> Result<usize, PassError> {
+        let solution = solve(&region.key, self.context, &self.rules, self.limits, credits);
+        self.solutions.push(solution.ok_or_else(|| unsolved(self.graph, region))?);
+        Ok(self.solutions.len() - 1)
+    }
+
+    /// The program with its regions solved, and the names of the steps of each region.
+    fn build(&self) -> Result<(Graph, Vec<Vec<String>>), PassError> {
+        let solved = self.regions.iter().zip(&self.of_region);
+        let solved: Vec<build::Solved> =
+            solved.map(|(region, &at)| build::Solved { region, solution: &self.solutions[at] }).collect();
+        build::build(self.graph, &solved)
+            .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))
+    }
+
+    /// Chooses the variants of all-reduces that rules made once more, now that it is known which of them are one step with the
+    /// addition behind them. Returns whether there are any.
+    fn credit_new_all_reduces(&mut self, built: &Graph, names: &[Vec<String>]) -> Result<bool, PassError> {
+        let regions = self.regions;
+        let rewritten: Vec<usize> = (0..regions.len())
+            .filter(|&r| {
+                let solution = &self.solutions[self.of_region[r]];
+                solution.new_all_reduces(&regions[r].key).next().is_some()
+            })
+            .collect();
+        if rewritten.is_empty() {
+            return Ok(false);
+        }
+        let open = without_variants(built.clone());
+        let credited = symmc_dispatch::residuals(&open, &self.context.profile);
+        let mut variants: HashMap<&str, Vec<Variant>> = HashMap::new();
+        for &(value, variant) in &credited {
+            variants.entry(open.name_of(value)).or_default().push(variant);
+        }
+        let mut known: HashMap<(usize, Vec<Credit>), usize> = HashMap::new();
+        for r in rewritten {
+            let at = self.of_region[r];
+            let new = self.solutions[at].new_all_reduces(&regions[r].key);
+            let credits: Vec<Credit> = new
+                .flat_map(|step| {
+                    let of = variants.get(names[r][step].as_str()).into_iter().flatten();
+                    of.map(move |&variant| (step, variant))
+                })
+                .collect();
+            if credits.is_empty() {
+                continue;
+            }
+            self.of_region[r] = match known.get(&(at, credits.clone())) {
+                Some(&again) => again,
+                None => {
+                    let again = self.solve(&regions[r], &credits)?;
+                    known.insert((at, credits), again);
+                    again
+                }
+            };
+        }
+        Ok(!known.is_empty())
+    }
 }
 
 /// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
@@ -184,12 +268,17 @@ fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
         }
         (out.symbols[id].min, out.symbols[id].max) = (min, max);
     }
-    for node in out.nodes.values_mut() {
+    Ok(without_variants(out))
+}
+
+/// A program whose collectives have no variants.
+fn without_variants(mut graph: Graph) -> Graph {
+    for node in graph.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {
             c.variant = None;
         }
     }
-    Ok(out)
+    graph
 }
 
 fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassError> {

@@ -7,5 +7,6 @@ mod gradients;
 mod programs;
 mod relocation;
 mod replication;
+mod rewrites;
 mod sessions;
 mod trials;
