@@ -198,8 +198,10 @@ impl Builder {
             return unknown("value", v, graph.values.len());
         }
         match op {
-            Op::Collective(c) if graph.groups.get(c.group).is_none() => {
-                unknown("group", &c.group, graph.groups.len())
+            Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
+                if graph.groups.get(*group).is_none() =>
+            {
+                unknown("group", group, graph.groups.len())
             }
             Op::Custom(id) if graph.customs.get(*id).is_none() => {
                 unknown("custom op", id, graph.customs.len())
@@ -209,7 +211,7 @@ impl Builder {
     }
 
     fn ranks_of(&self, op: &Op) -> Option<u32> {
-        op.as_collective().and_then(|c| self.graph.group_size(c.group))
+        op.group().and_then(|group| self.graph.group_size(group))
     }
 
     fn push(&mut self, name: &str, op: Op, inputs: &[ValueId], types: Vec<Type>) -> Vec<ValueId> {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The collective of the imported program: the name of its result.
+    /// The collective of the imported program: the name of its result. One that a pass added has the name of a value of that program
+    /// and a suffix.
     pub collective: String,
     /// The nodes of the planned program that run it, by the names of their first results, each in one decision; none if
     /// others make it unnecessary.

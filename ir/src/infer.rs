@@ -134,6 +134,11 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
         Op::Concat { axis } => one(concat(operands, *axis)?),
         Op::Permute { perm } => one(permute(operands[0], perm)?),
         Op::Copy => one(first()?),
+        Op::Shard { axis, .. } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            one(piece(&x, *axis, n)?)
+        }
         Op::Collective(c) => collective(&c.kind, operands, n).map(Some),
     }
 }
@@ -622,20 +627,34 @@ fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String>
     Ok(shape)
 }
 
+fn ranks_of(n: Option<u32>) -> Result<Dim, String> {
+    n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string())
+}
+
+/// The type of one of as many equal pieces along an axis as there are ranks.
+fn piece(x: &Type, axis: usize, n: Option<u32>) -> Result<Type, String> {
+    let n = ranks_of(n)?;
+    let d = &x.shape[axis];
+    let extent =
+        || if axis == 0 { "the leading extent".into() } else { format!("the extent of axis {axis},") };
+    let len =
+        d.exact_div(&n).ok_or_else(|| format!("{} {d:?} is not a multiple of {n:?} ranks", extent()))?;
+    let mut ty = x.clone();
+    ty.shape[axis] = len;
+    Ok(ty)
+}
+
 fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Result<Vec<Type>, String> {
     let x = operands[0];
     let leading =
         |what: &str| x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"));
-    let ranks = || n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string());
+    let ranks = || ranks_of(n);
     let with_leading = |d: Dim| {
         let mut ty = x.clone();
         ty.shape[0] = d;
         ty
     };
-    let piece = |what: &str| -> Result<Dim, String> {
-        let (d, n) = (leading(what)?, ranks()?);
-        d.exact_div(&n).ok_or_else(|| format!("the leading extent {d:?} is not a multiple of {n:?} ranks"))
-    };
+    let piece_of = |what: &str| leading(what).and_then(|_| piece(x, 0, n));
     Ok(match kind {
         CollectiveKind::AllReduce(_) => {
             want(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
@@ -644,10 +663,10 @@ fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Resu
         CollectiveKind::AllGather => vec![with_leading(leading("all_gather")? * ranks()?)],
         CollectiveKind::ReduceScatter(_) => {
             want(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
-            vec![with_leading(piece("reduce_scatter")?)]
+            vec![piece_of("reduce_scatter")?]
         }
         CollectiveKind::AllToAll(Splits::Even) => {
-            piece("all_to_all")?;
+            piece_of("all_to_all")?;
             vec![x.clone()]
         }
         CollectiveKind::AllToAll(Splits::Device) => {

@@ -8,7 +8,7 @@
 use crate::attention::Bound;
 use crate::collective::Collective;
 use crate::dim::Dim;
-use crate::ids::CustomId;
+use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
 use crate::types::{DType, Float, Scalar};
 
@@ -117,6 +117,9 @@ pub enum Op {
     /// `x` with `low[i]` elements before and enough after each axis to fill the result, of value `value`.
     /// A negative `low` crops.
     Pad { low: Vec<Dim>, value: Scalar },
+    /// This rank's piece of `x`: `axis` is divided into as many equal pieces as a cell of the group has ranks, and a rank gets
+    /// the piece of its position in its cell. Nothing is communicated, and the result has memory of its own.
+    Shard { axis: usize, group: GroupId },
 
     /// The same elements in row-major order under the result's shape. A view where the layout of `x`
     /// allows it (see [`crate::layout`]).
@@ -196,6 +199,24 @@ impl Op {
             Op::Index { axis } => (1..operands).map(|i| (i, axis + i - 1)).collect(),
             Op::IndexPut { axis, .. } => (2..operands).map(|i| (i, axis + i - 2)).collect(),
             _ => Vec::new(),
+        }
+    }
+
+    /// The group whose cells its results depend on: that of a collective, or of a [`Op::Shard`].
+    pub fn group(&self) -> Option<GroupId> {
+        match self {
+            Op::Collective(c) => Some(c.group),
+            Op::Shard { group, .. } => Some(*group),
+            _ => None,
+        }
+    }
+
+    /// [`group`](Self::group), to be changed.
+    pub fn group_mut(&mut self) -> Option<&mut GroupId> {
+        match self {
+            Op::Collective(c) => Some(&mut c.group),
+            Op::Shard { group, .. } => Some(group),
+            _ => None,
         }
     }
 

@@ -36,6 +36,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::slice;
 
+use crate::collective::Collective;
 use crate::dim::{self, Dim};
 use crate::dispatch;
 use crate::entity::{Entity, Table};
@@ -203,8 +204,10 @@ impl Verifier<'_> {
     fn op_ids(&mut self, id: NodeId, op: &Op) {
         let g = self.graph;
         match op {
-            Op::Collective(c) if g.groups.get(c.group).is_none() => {
-                self.report_node(Invariant::Ids, id, unknown("group", c.group, g.groups.len()));
+            Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
+                if g.groups.get(*group).is_none() =>
+            {
+                self.report_node(Invariant::Ids, id, unknown("group", *group, g.groups.len()));
             }
             Op::Custom(c) if g.customs.get(*c).is_none() => {
                 self.report_node(Invariant::Ids, id, unknown("custom op", *c, g.customs.len()));
@@ -426,7 +429,7 @@ impl Verifier<'_> {
         }
         let operands: Vec<&Type> = node.inputs.iter().map(|&v| g.ty(v)).collect();
         let results: Vec<&Type> = node.outputs.iter().map(|&v| g.ty(v)).collect();
-        let n = node.op.as_collective().and_then(|c| g.group_size(c.group));
+        let n = node.op.group().and_then(|group| g.group_size(group));
         match infer::check(&node.op, &operands, &results, n) {
             Err(message) => {
                 self.report_node(Invariant::Typing, id, with_symbol_names(&message, &g.symbols));

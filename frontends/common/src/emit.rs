@@ -745,6 +745,7 @@ fn non_negative(builder: &Builder, v: ValueId, budget: &mut usize) -> bool {
         | Op::Permute { .. }
         | Op::Slice { .. }
         | Op::Expand
+        | Op::Shard { .. }
         | Op::CumSum { .. }
         | Op::Reduce { .. }
         | Op::Take { .. }

@@ -44,6 +44,7 @@ pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
 pub use spread::Spread;
 
 use crate::Graph;
+use crate::collective::Collective;
 use crate::dim::Bindings;
 use crate::entity::{Entity, Table};
 use crate::graph::{Def, Members};
@@ -166,6 +167,10 @@ impl<'a> Run<'a> {
                         None => Ok(results),
                     }
                 })?
+            }
+            Op::Shard { axis, group } => {
+                let axis = *axis;
+                self.over_cells(node, Some(*group), |_, operands| movement::shards(operands, axis))?;
             }
             Op::Custom(id) => self.custom(node, *id)?,
             op => {
@@ -325,14 +330,15 @@ fn check_types(graph: &Graph) -> Result<(), InterpError> {
             InterpError::Type { node: graph.node_name(id).to_string(), op: op_name(&node.op), message }
         };
         let n = match &node.op {
-            Op::Collective(c) if graph.groups.get(c.group).is_none() => {
+            Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
+                if graph.groups.get(*group).is_none() =>
+            {
                 return Err(error("its group does not exist".to_string()));
             }
             Op::Custom(custom) if graph.customs.get(*custom).is_none() => {
                 return Err(error("it is not registered with the graph".to_string()));
             }
-            Op::Collective(c) => graph.group_size(c.group),
-            _ => None,
+            op => op.group().and_then(|group| graph.group_size(group)),
         };
         let operands: Vec<&Type> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
         let results: Vec<&Type> = node.outputs.iter().map(|&v| graph.ty(v)).collect();

@@ -43,6 +43,22 @@ pub(super) fn permute(x: &Array, perm: &[usize], shape: &[usize]) -> Array {
     x.pick(shape, &positions, Scalar::Int(0))
 }
 
+/// On each rank of a cell the piece of its operand along an axis at the rank's position.
+///
+/// # Errors
+/// As [`slice`], with the rank within the cell.
+pub(super) fn shards(operands: &[Vec<Array>], axis: usize) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+    let n = operands.len();
+    let shard = |(number, operands): (usize, &Vec<Array>)| {
+        let x = &operands[0];
+        let mut shape = x.shape.clone();
+        shape[axis] /= n;
+        let start = (number * shape[axis]) as i64;
+        slice(x, axis, start, 1, &shape).map(|piece| vec![piece]).map_err(|e| (number, e))
+    };
+    operands.iter().enumerate().map(shard).collect()
+}
+
 pub(super) fn slice(
     x: &Array,
     axis: usize,

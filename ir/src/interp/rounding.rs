@@ -179,7 +179,7 @@ fn effect(op: &Op, result: usize, from: DType, to: DType) -> Effect {
         Op::Full(_) | Op::Iota { .. } | Op::Select => Effect::Keeps,
         Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy => Effect::Keeps,
         Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => Effect::Keeps,
-        Op::Concat { .. } | Op::Pad { .. } => Effect::Keeps,
+        Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => Effect::Keeps,
         Op::Unary(op) => unary(*op),
         Op::Binary(op) | Op::BinaryScalar { op, .. } => binary(*op),
         Op::Cast => cast(from, to),

@@ -261,7 +261,7 @@ fn carried(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -
             let node = &graph.nodes[n];
             let carries = match &node.op {
                 Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => true,
-                Op::Copy | Op::Cast | Op::Concat { .. } => true,
+                Op::Copy | Op::Cast | Op::Concat { .. } | Op::Shard { .. } => true,
                 Op::Collective(c) => !matches!(
                     c.kind,
                     CollectiveKind::AllReduce(_)
@@ -333,7 +333,7 @@ fn use_of(op: &Op, operand: usize) -> Use {
         Op::Take { .. } | Op::GatherElements { .. } | Op::Index { .. } => Use::Moved,
         Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => Use::Moved,
         Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Use::Moved,
-        Op::Copy | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Use::Moved,
+        Op::Copy | Op::Cast | Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => Use::Moved,
         Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select => Use::Moved,
         _ => Use::Combined,
     }

@@ -270,6 +270,10 @@ ops! {
             "`x` with `low[i]` elements of `value` before axis `i`, and behind it as many as the result has room \
              for. A negative `low` crops."
             => "%pad: f32[t + 1, 64] = pad %x low=[1, 0] value=0.0";
+        "shard" ("x"):
+            "This rank's piece of `x`: `axis` is divided into as many equal pieces as a cell of `group` has ranks, and \
+             the piece of the rank's position in its cell is the result, in memory of its own. Nothing is communicated."
+            => "%shard: f32[t, 16] = shard %x axis=1 group=@all";
         "reshape" ("x") op Reshape {}:
             "The same elements in row-major order."
             => "%reshape: f32[t, 4, 16] = reshape %x";

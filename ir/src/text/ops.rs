@@ -83,6 +83,11 @@ impl<'a> Parser<'a> {
         match (name, &head.callee) {
             ("attention", _) => a.attention(),
             ("attention_gradient", _) => a.attention_gradient(),
+            ("shard", _) => {
+                let axis = a.read("axis")?;
+                a.key("group")?;
+                Ok(Op::Shard { axis, group: self.group()? })
+            }
             ("opaque", Some((callee, _))) => {
                 Ok(Op::Opaque { name: callee.to_string(), attributes: a.read("attributes")? })
             }

@@ -257,7 +257,7 @@ impl<'a> Parser<'a> {
         let (op, operands) = self.op()?;
         let types: Vec<&Type> = operands.iter().map(|&v| self.graph.ty(v)).collect();
         let declared: Vec<&Type> = results.iter().map(|(_, ty)| ty).collect();
-        let n = op.as_collective().and_then(|c| self.graph.group_size(c.group));
+        let n = op.group().and_then(|group| self.graph.group_size(group));
         infer::check(&op, &types, &declared, n).map_err(|message| {
             let message = with_symbol_names(&message, &self.graph.symbols);
             Failure::new(at, format!("%{}: {}: {message}", results[0].0, op_name(&op)))

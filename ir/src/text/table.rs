@@ -4,7 +4,7 @@
 //! in the order of the text, a meaning and an example. Of these it makes the names, the numbers of operands, what reads
 //! attributes and what writes them, the dims among them, and the documented [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
 //! An attribute is a field of its name, or, behind `@0`, the field 0; what stands behind `;` is no attribute but tells two
-//! rows of one variant apart. Rows without a variant are read and written by hand here: element-wise ops, attention, and
+//! rows of one variant apart. Rows without a variant are read and written by hand here: element-wise ops, attention, shards, and
 //! ops from outside.
 //!
 //! What is not here: how a value of each type is read and written, and which dims it holds (`attributes.rs`).
@@ -63,6 +63,7 @@ macro_rules! ops {
                     let operands = if c.kind == CollectiveKind::AllToAll(Splits::Device) { 2 } else { 1 };
                     (c.kind.name(), (operands, operands))
                 }
+                Op::Shard { .. } => ("shard", (1, 1)),
                 Op::Opaque { .. } => ("opaque", (0, usize::MAX)),
                 Op::Custom(_) => ("custom", (0, usize::MAX)),
             }
@@ -130,6 +131,11 @@ macro_rules! ops {
                         out.attribute("via", variant);
                     }
                 }
+                Op::Shard { axis, group } => {
+                    out.attribute("axis", axis);
+                    out.put(" group=");
+                    out.group(*group);
+                }
                 Op::Opaque { attributes, .. } => out.attribute("attributes", attributes),
             }
         }
@@ -144,7 +150,7 @@ macro_rules! ops {
                 Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => out.extend(bounds.dims()),
                 Op::Permuted { op, .. } => out = op_dims(op),
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
-                Op::Collective(_) | Op::Opaque { .. } => {}
+                Op::Collective(_) | Op::Shard { .. } | Op::Opaque { .. } => {}
             }
             out
         }
@@ -159,7 +165,7 @@ macro_rules! ops {
                 Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => out.extend(bounds.dims_mut()),
                 Op::Permuted { op, .. } => out = op_dims_mut(op),
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
-                Op::Collective(_) | Op::Opaque { .. } => {}
+                Op::Collective(_) | Op::Shard { .. } | Op::Opaque { .. } => {}
             }
             out
         }

@@ -25,6 +25,23 @@ fn exchange(
     apply_on_ranks(cells, op, operands, results.to_vec())
 }
 
+#[test]
+fn ranks_take_the_pieces_of_their_positions() {
+    let operand = |rank: i64| vec![i64s(&[2, 4], &[0, 1, 2, 3, 4, 5, 6, 7].map(|x| 10 * rank + x))];
+    let operands: Vec<Vec<Tensor>> = (0..4).map(operand).collect();
+    let pieces = |cells: &[&[u32]], axis: usize, shape: &[usize]| {
+        let results = vec![ty(DType::I64, shape)];
+        let found = apply_on_ranks(cells, |group| Op::Shard { axis, group }, &operands, results).unwrap();
+        found.iter().map(|rank| rank[0].to_i64()).collect::<Vec<_>>()
+    };
+    let by_columns = vec![vec![3, 7], vec![12, 16], vec![21, 25], vec![30, 34]];
+    assert_eq!(pieces(&[&[3, 2, 1, 0]], 1, &[2, 1]), by_columns);
+    let by_rows = vec![vec![0, 1, 2, 3], vec![14, 15, 16, 17], vec![24, 25, 26, 27], vec![30, 31, 32, 33]];
+    assert_eq!(pieces(&[&[0, 2], &[3, 1]], 0, &[1, 4]), by_rows);
+    let whole: Vec<Vec<i64>> = operands.iter().map(|rank| rank[0].to_i64()).collect();
+    assert_eq!(pieces(&[&[2], &[0], &[1], &[3]], 1, &[2, 4]), whole);
+}
+
 /// A collective on one-axis i64 operands gives these results.
 #[track_caller]
 fn check_exchange(kind: CollectiveKind, cells: &[&[u32]], operands: &[&[i64]], expected: &[&[i64]]) {

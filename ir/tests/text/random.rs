@@ -105,7 +105,7 @@ impl Choices {
     }
     fn op(&mut self, graph: &Graph) -> Op {
         let axis = self.below(3);
-        match self.below(40) {
+        match self.below(41) {
             0 => Op::Full(self.scalar()),
             1 => Op::Iota { start: self.integer(), step: self.integer() },
             2 | 34 | 35 => Op::Unary(self.one(UnaryOp::ALL)),
@@ -137,6 +137,7 @@ impl Choices {
             22 => Op::TopK { axis, largest: self.flag() },
             23 => Op::Sort { axis, descending: self.flag() },
             24 => Op::Concat { axis },
+            40 => Op::Shard { axis, group: GroupId::new(self.below(graph.groups.len())) },
             25 => Op::Pad { low: (0..axis).map(|_| self.dim(2)).collect(), value: self.scalar() },
             26 => Op::Reshape,
             27 => Op::Permute { perm: self.one(&[vec![], vec![0], vec![1, 0], vec![0, 2, 1]]) },

@@ -149,7 +149,7 @@ fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
                 node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect();
             needs.iter().any(|need| *need != Used::Whole).then_some(needs)
         }
-        Op::Softmax { axis, .. } | Op::CumSum { axis } => unless_axis(*axis),
+        Op::Softmax { axis, .. } | Op::CumSum { axis } | Op::Shard { axis, .. } => unless_axis(*axis),
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
             (part.axis + axes < rank).then(|| only_first(part.axis))
         }

@@ -8,4 +8,6 @@ mod lower;
 mod masks;
 mod programs;
 mod random;
+mod replicated;
 mod rotary;
+mod shards;

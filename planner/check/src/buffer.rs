@@ -206,7 +206,7 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
             let (collective, found) = (d.collective.clone(), found.clone());
             errors.push(CheckError::DecisionNode { bucket, collective, found });
         };
-        if !sources.contains(d.collective.as_str()) {
+        if !is_named_after(sources, &d.collective) {
             unknown(&d.collective);
         }
         for node in &d.nodes {
@@ -230,6 +230,13 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
     for (node, found) in count.into_iter().filter(|(_, n)| *n > 1) {
         errors.push(CheckError::DecisionTwice { bucket, node: node.to_string(), found });
     }
+}
+
+/// Whether this is the name of a value of the source, or such a name with suffixes: that of a collective that a pass added on the
+/// way to that value.
+fn is_named_after(sources: &HashSet<&str>, name: &str) -> bool {
+    std::iter::successors(Some(name), |name| Some(name.rsplit_once('.')?.0))
+        .any(|name| sources.contains(name))
 }
 
 /// Checks that the copies that the plan lists are copies of the program.

@@ -165,7 +165,7 @@ impl<'a> AxisSets<'a> {
                 perm.iter().enumerate().for_each(|(to, &from)| self.join((x, from), (result, to)));
             }
             (Op::Expand, &[x]) => self.broadcast(x, result, 0),
-            (Op::Slice { axis, .. } | Op::Concat { axis }, inputs) => {
+            (Op::Slice { axis, .. } | Op::Concat { axis } | Op::Shard { axis, .. }, inputs) => {
                 inputs.iter().for_each(|&x| self.along(x, &[result], *axis));
             }
             (Op::Pad { .. }, &[x]) => {

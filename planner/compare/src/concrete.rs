@@ -279,7 +279,9 @@ impl<'a> Builder<'a> {
         }
         if let Op::Collective(c) = &mut op {
             c.variant = None;
-            c.group = self.group(c.group)?;
+        }
+        if let Some(group) = op.group_mut() {
+            *group = self.group(*group)?;
         }
         let mut results = Vec::with_capacity(node.outputs.len());
         for &v in &node.outputs {

@@ -121,7 +121,7 @@ impl Numbering {
             node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
         let Some(operands) = operands else { return };
         let op = self.op(program, &node.op);
-        let is_apart = matches!(node.op, Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_));
+        let is_apart = matches!(node.op, Op::Opaque { .. } | Op::Custom(_)) || node.op.group().is_some();
         let closed = !is_apart && node.inputs.iter().all(|&v| program.closed[v]);
         node.outputs.iter().for_each(|&v| program.closed[v] = closed);
         let alone = self.group_of_one(graph, &node.op);
@@ -175,11 +175,11 @@ impl Numbering {
         for dim in op_dims_mut(&mut out) {
             *dim = self.dim(program, dim);
         }
+        if let Some(group) = out.group_mut() {
+            *group = self.cells(program.graph, *group);
+        }
         match &mut out {
-            Op::Collective(c) => {
-                c.variant = None;
-                c.group = self.cells(program.graph, c.group);
-            }
+            Op::Collective(c) => c.variant = None,
             // The check holds declarations of one name to be equal.
             Op::Custom(id) => {
                 let name = program.graph.customs.get(*id).map_or("", |c| c.name.as_str());
@@ -209,6 +209,9 @@ impl Numbering {
                 );
                 !moves && graph.groups.get(c.group).is_some() && graph.group_size(c.group) == Some(1)
             }
+            Op::Shard { group, .. } => {
+                graph.groups.get(*group).is_some() && graph.group_size(*group) == Some(1)
+            }
             _ => false,
         }
     }
@@ -230,7 +233,7 @@ impl Numbering {
             }
             Op::Copy => Some(of(0)?.1.clone()),
             Op::Cast if of(0)?.0.dtype == ty.dtype => Some(of(0)?.1.clone()),
-            Op::Collective(_) if alone => Some(of(0)?.1.clone()),
+            Op::Collective(_) | Op::Shard { .. } if alone => Some(of(0)?.1.clone()),
             Op::Concat { .. } if operands.len() == 1 => Some(of(0)?.1.clone()),
             Op::Pad { low, .. } if low.iter().all(|l| l.as_const() == Some(0)) && of(0)?.0 == ty => {
                 Some(of(0)?.1.clone())

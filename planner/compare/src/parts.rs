@@ -111,8 +111,8 @@ impl<'p, 'a> Programs<'p, 'a> {
         if let Some(known) = shared.outcomes.get(&text) {
             return known.clone();
         }
-        let communicates = of_source.communicates(self.source) || of_planned.communicates(self.planned);
-        let ranks = if communicates { self.ranks } else { 1 };
+        let several = of_source.depends_on_ranks(self.source) || of_planned.depends_on_ranks(self.planned);
+        let ranks = if several { self.ranks } else { 1 };
         let of = [(self.source, of_source), (self.planned, of_planned)];
         let templates = of.map(|(program, region)| {
             let axes = AxisSets::new(program, region);

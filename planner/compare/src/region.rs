@@ -67,9 +67,9 @@ impl Region {
         })
     }
 
-    /// Whether ranks communicate in it.
-    pub fn communicates(&self, program: &Numbered<'_>) -> bool {
-        self.nodes.iter().any(|&n| program.graph.nodes[n].op.as_collective().is_some())
+    /// Whether ranks communicate in it, or take their pieces of values.
+    pub fn depends_on_ranks(&self, program: &Numbered<'_>) -> bool {
+        self.nodes.iter().any(|&n| program.graph.nodes[n].op.group().is_some())
     }
 
     /// The constants among the leaves, whose data are part of the program.

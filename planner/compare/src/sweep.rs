@@ -36,6 +36,8 @@ const PROGRAMS: &[&str] = &[
     "%z: f32[5, 16] = slice %x axis=0 start=1 step=2",
     "%z: f32[24, 16] = concat %x, %x axis=0",
     "%z: f32[12, 32] = concat %x, %x axis=1",
+    "%z: f32[6, 16] = shard %x axis=0 group=@w",
+    "%z: f32[12, 8] = shard %x axis=1 group=@w",
     "%z: f32[14, 16] = pad %x low=[1, 0] value=3.0",
     "%t: f32[12, 4, 4] = reshape %x\n%z: f32[48, 4] = reshape %t",
     "%t: f32[3, 4, 16] = reshape %x\n%z: f32[3, 4, 16] = exp %t",

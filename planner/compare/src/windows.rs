@@ -64,7 +64,7 @@ pub fn windowed(op: &Op, operands: &[&[i64]], shape: &[i64], window: &Window) ->
             (operands.len() == 1).then(|| pushed.broadcast(if whole { &[] } else { &[0] }))
         }
         Op::Softmax { axis, .. } | Op::CumSum { axis } => Some(pushed.broadcast(&[*axis])),
-        Op::Sort { axis, .. } | Op::TopK { axis, .. } | Op::Concat { axis } => {
+        Op::Sort { axis, .. } | Op::TopK { axis, .. } | Op::Concat { axis } | Op::Shard { axis, .. } => {
             Some(pushed.broadcast(&[*axis]))
         }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {

@@ -10,7 +10,8 @@ use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::op_dims_mut;
 use symmc_ir::{
-    Bindings, Collective, CustomId, Dim, Dispatch, Graph, InputId, Node, NodeId, Op, ValueId, Variant,
+    Bindings, Collective, CustomId, Dim, Dispatch, Graph, GroupId, InputId, Node, NodeId, Op, ValueId,
+    Variant,
 };
 
 use super::bound::{
@@ -208,6 +209,23 @@ impl Binder<'_> {
         values.iter().map(|&v| self.located(v)).collect()
     }
 
+    /// Where this rank's piece of a value along an axis lies.
+    fn piece(&self, value: ValueId, axis: usize, group: GroupId) -> Result<Located, RunError> {
+        let mut piece = self.located(value)?;
+        let outside = || self.invalid(value, "this rank has no piece of it");
+        let ranks = self.graph.group_size(group).filter(|&n| n > 0).ok_or_else(outside)? as usize;
+        let numbers = self.graph.numbers(group).ok_or_else(outside)?;
+        let number = *numbers.get(self.program.rank as usize).ok_or_else(outside)?;
+        let stride = *piece.strides.get(axis).ok_or_else(outside)?;
+        let extent = piece.shape.get_mut(axis).ok_or_else(outside)?;
+        *extent /= ranks;
+        if !piece.shape.contains(&0) {
+            let elements = stride * (number * piece.shape[axis]) as isize;
+            piece.offset = piece.offset.wrapping_add_signed(elements * piece.dtype.size() as isize);
+        }
+        Ok(piece)
+    }
+
     fn step(&self, index: usize, step: &PreparedStep) -> Result<BoundStep, RunError> {
         let node = &self.graph.nodes[step.node];
         let name = self.graph.node_name(step.node).to_string();
@@ -235,6 +253,11 @@ impl Binder<'_> {
         let node = &self.graph.nodes[id];
         Ok(match &node.op {
             Op::Collective(c) => Work::Collective(self.collective(step, id, c)?),
+            Op::Shard { axis, group } => Work::Kernel {
+                op: Op::Copy,
+                operands: vec![self.piece(node.inputs[0], *axis, *group)?],
+                results: self.all(&node.outputs)?,
+            },
             op => Work::Kernel {
                 op: self.concrete(id, op)?,
                 operands: self.all(&node.inputs)?,

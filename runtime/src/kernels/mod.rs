@@ -10,8 +10,8 @@
 //! and cumulative sums, and on the first operand of a scatter or a rotary embedding; an operand of a concatenation may
 //! lie in its place in the result. Elsewhere a result must not overlap an operand.
 //!
-//! Not here: collectives, custom and opaque ops, views other than reshapes that move data, and symbols
-//! (every dim of an op must be a constant).
+//! Not here: collectives, custom and opaque ops, views other than reshapes that move data, shards, which are copies of what a
+//! rank finds at its position ([`crate::exec`]), and symbols (every dim of an op must be a constant).
 
 mod attention;
 mod attention_gradient;
@@ -135,6 +135,7 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
         Op::Permute { .. }
         | Op::Slice { .. }
         | Op::Expand
+        | Op::Shard { .. }
         | Op::Collective(_)
         | Op::Opaque { .. }
         | Op::Custom(_) => {

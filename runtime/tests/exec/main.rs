@@ -4,4 +4,5 @@
 mod by_rank;
 mod refusals;
 mod results;
+mod shards;
 mod support;

@@ -295,6 +295,10 @@ impl Grower {
     fn slice(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
         let mut ty = self.ty(x);
         let axis = r.below(ty.rank());
+        if r.one_in(4) {
+            let op = Op::Shard { axis, group: r.pick(&self.groups) };
+            return self.b.op("shard", op, &[x]).ok().map(|v| vec![v]);
+        }
         let n = ty.shape.get(axis)?.clone();
         let least = n.bounds(&self.b.graph().symbols).0;
         let (start, extent, step) = match r.below(4) {

@@ -393,6 +393,7 @@ fn decisions_and_copies() {
     };
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("r", "nothing", "plain")));
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("nothing", "r", "plain")));
+    breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("nothing.reduced", "r", "plain")));
     breaks("DecisionChosen", |p| p.buckets[0].decisions.push(decision("r", "r", "push")));
     let estimated = |us, copy_us, saved_us| {
         let alternatives = vec![Alternative { name: "plain".into(), us, copy_us, saved_us }];

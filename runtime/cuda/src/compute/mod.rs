@@ -12,7 +12,7 @@
 //!
 //! Data that is out of range touches no foreign memory, and is reported ([`Assertions`]).
 //!
-//! Not here: collectives, custom and opaque ops.
+//! Not here: collectives, custom and opaque ops, and shards, which are copies once a program is bound on its rank.
 
 mod assertions;
 mod attention;
@@ -106,7 +106,7 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
         Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::Norm::of(op)?, x, &r[0], l),
-        Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
+        Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
     }
 }
 

@@ -1,0 +1,386 @@
+//! Which values of a graph are gathered shards, and what can stand for values that are computed from them.
+
+use std::collections::{HashMap, HashSet};
+
+use symmc_ir::{CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Table, Type, ValueId};
+
+use super::gathered::{Gathered, Window};
+use super::picks::pick;
+use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
+use super::same::same_values;
+use super::terms::{TermId, Terms};
+
+/// What a value is to the shards of a gathered value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Fact {
+    /// All shards.
+    Gathered(Gathered),
+    /// What a rank computes from its own shard, of the rank of this number.
+    Piece { rank: i64, group: GroupId, shard: TermId, base: NodeId },
+}
+
+/// What may stand for a value.
+#[derive(Clone, Copy, Debug)]
+pub struct Replacement {
+    /// A term of the same type.
+    pub term: TermId,
+    /// An all_gather that the value is computed from.
+    pub base: NodeId,
+}
+
+/// Gathered values of a graph (see the [module](self)).
+pub struct Analysis<'g> {
+    graph: &'g Graph,
+    /// The terms of all replacements.
+    pub terms: Terms<'g>,
+    facts: Table<ValueId, Option<Fact>>,
+    /// What may stand for each value.
+    pub replacements: Table<ValueId, Option<Replacement>>,
+    /// For each all_gather another one with which it must be replaced.
+    joined: HashMap<NodeId, NodeId>,
+    same: HashMap<GroupId, Table<ValueId, bool>>,
+}
+
+impl<'g> Analysis<'g> {
+    /// The gathered values of a graph that come from these all_gathers.
+    pub fn new(graph: &'g Graph, bases: &HashSet<NodeId>) -> Self {
+        let values = graph.values.len();
+        let mut out = Analysis {
+            graph,
+            terms: Terms::new(graph),
+            facts: Table::filled(None, values),
+            replacements: Table::filled(None, values),
+            joined: HashMap::new(),
+            same: HashMap::new(),
+        };
+        for (id, node) in graph.nodes.iter() {
+            if bases.contains(&id) {
+                out.facts[node.outputs[0]] = out.base(id, node).map(Fact::Gathered);
+            } else if node.inputs.iter().any(|&v| out.facts[v].is_some()) {
+                out.add(node);
+            }
+        }
+        out
+    }
+
+    /// One of the all_gathers that must be replaced with this one, the same for all of them.
+    pub fn leader(&self, mut base: NodeId) -> NodeId {
+        while let Some(&next) = self.joined.get(&base) {
+            base = next;
+        }
+        base
+    }
+
+    fn join(&mut self, a: NodeId, b: NodeId) {
+        let (a, b) = (self.leader(a), self.leader(b));
+        if a != b {
+            self.joined.insert(b, a);
+        }
+    }
+
+    /// The all_gather of this node, as a gathered value.
+    fn base(&mut self, id: NodeId, node: &Node) -> Option<Gathered> {
+        let group = node.op.as_collective()?.group;
+        let ranks = i64::from(self.graph.group_size(group)?);
+        let shard = self.terms.source(*node.inputs.first()?);
+        Some(Gathered { axis: 0, group, ranks, shard, by_reader: false, window: None, base: id })
+    }
+
+    fn gathered(&self, v: ValueId) -> Option<&Gathered> {
+        match &self.facts[v] {
+            Some(Fact::Gathered(g)) => Some(g),
+            _ => None,
+        }
+    }
+
+    fn is_same(&mut self, v: ValueId, group: GroupId) -> bool {
+        let graph = self.graph;
+        self.same.entry(group).or_insert_with(|| same_values(graph, group))[v]
+    }
+
+    fn add(&mut self, node: &Node) {
+        let Some(&x) = node.inputs.first() else { return };
+        let replaced = self.gathered(x).cloned().and_then(|g| self.reduced(node, &g));
+        for (&v, (term, base)) in node.outputs.iter().zip(replaced.unwrap_or_default()) {
+            if self.terms.ty(term) == self.graph.ty(v) {
+                self.replacements[v] = Some(Replacement { term, base });
+            }
+        }
+        if let [result] = node.outputs[..] {
+            self.facts[result] = self.fact(node, self.graph.ty(result));
+            if let (Some(Fact::Gathered(g)), Op::Reduce { .. } | Op::ArgReduce { .. }) =
+                (self.facts[result].clone(), &node.op)
+                && let Some(term) = g.gather(self.graph.ty(result), &mut self.terms)
+            {
+                self.replacements[result] = Some(Replacement { term, base: g.base });
+            }
+        }
+    }
+
+    /// What stands for the results of a node that reduces a gathered value along its axis.
+    fn reduced(&mut self, node: &Node, g: &Gathered) -> Option<Vec<(TermId, NodeId)>> {
+        let ty = self.graph.ty(*node.outputs.first()?);
+        let terms = &mut self.terms;
+        let found = match &node.op {
+            Op::Reduce { op, axes, keep } if axes.contains(&g.axis) => {
+                vec![reduce(terms, g, ReduceParams { op: *op, axes, keep: *keep })?]
+            }
+            Op::ArgReduce { op, axis, .. } if *axis == g.axis => {
+                vec![arg_reduce(terms, g, *op, &ty.shape)?]
+            }
+            Op::TopK { axis, largest } if *axis == g.axis => {
+                top_k(terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
+            }
+            Op::GatherElements { axis } if *axis == g.axis => {
+                let index = *node.inputs.get(1)?;
+                let same = self.is_same(index, g.group);
+                let index = self.terms.source(index);
+                vec![pick(&mut self.terms, g, index, same)?]
+            }
+            _ => return None,
+        };
+        let shaped = |t| (self.terms.reshape(t, ty.shape.clone()), g.base);
+        Some(found.into_iter().map(shaped).collect())
+    }
+
+    fn fact(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
+        if let Op::Concat { axis } = node.op {
+            return self.concat(node, axis).map(Fact::Gathered);
+        }
+        if node.inputs.iter().any(|&v| matches!(self.facts[v], Some(Fact::Piece { .. }))) {
+            return self.piece(node, ty);
+        }
+        if node.op.is_element_wise() {
+            return self.element_wise(node, ty).map(Fact::Gathered);
+        }
+        let g = self.gathered(node.inputs[0])?.clone();
+        match &node.op {
+            Op::Slice { axis, start, step: 1 } if *axis == g.axis => self.window(&g, start, &ty.shape[*axis]),
+            Op::Softmax { axis, log } if *axis == g.axis => {
+                let shard = softmax(&mut self.terms, &g, *log)?;
+                Some(Fact::Gathered(Gathered { shard, ..g }))
+            }
+            op => {
+                let from = &self.graph.ty(node.inputs[0]).shape;
+                let (axis, extent) = kept_axis(op, &g, from, ty, &self.terms)?;
+                let mut own = ty.clone();
+                own.shape[axis] = extent;
+                let mut op = op.clone();
+                if g.by_reader {
+                    op = with_leading_axis(op, from.len() == ty.rank())?;
+                    own.shape.insert(0, Dim::from(g.ranks));
+                }
+                let shard = self.terms.op_as(op, &[g.shard], vec![own]);
+                Some(Fact::Gathered(Gathered { axis, shard, ..g }))
+            }
+        }
+    }
+
+    /// An element-wise function of gathered values and of others.
+    fn element_wise(&mut self, node: &Node, ty: &Type) -> Option<Gathered> {
+        if node.op.divides_integers(ty.dtype) {
+            return None;
+        }
+        let rank = ty.rank();
+        let first =
+            node.inputs.iter().find_map(|&v| Some((self.gathered(v)?.clone(), graph_rank(self.graph, v))));
+        let (first, first_rank) = first?;
+        let extent = first.extent(&self.terms).clone();
+        // The axis as it is counted in the result.
+        let axis = first.axis + rank - first_rank;
+        let (mut operands, mut by_reader) = (Vec::with_capacity(node.inputs.len()), false);
+        for &v in &node.inputs {
+            let aligned = |g: &&Gathered| g.axis + rank - graph_rank(self.graph, v) == axis;
+            let (shard, differs) = match self.gathered(v).filter(aligned).cloned() {
+                Some(g) => {
+                    let is_alike = (g.group, g.window) == (first.group, first.window);
+                    if !is_alike || *g.extent(&self.terms) != extent {
+                        return None;
+                    }
+                    self.join(first.base, g.base);
+                    (self.shard_of_rank(&g, rank), g.by_reader)
+                }
+                None => self.operand_of_shards(v, &Gathered { axis, ..first.clone() }, ty)?,
+            };
+            operands.push(shard);
+            by_reader |= differs;
+        }
+        let mut own = ty.clone();
+        own.shape[axis] = extent;
+        if by_reader {
+            own.shape.insert(0, Dim::from(first.ranks));
+        }
+        let shard = self.terms.op_as(node.op.clone(), &operands, vec![own]);
+        Some(Gathered { axis, shard, by_reader, ..first })
+    }
+
+    /// The shard of a gathered value, to be broadcast to this many axes and the leading one that it may have.
+    fn shard_of_rank(&mut self, g: &Gathered, rank: usize) -> TermId {
+        if !g.by_reader {
+            return g.shard;
+        }
+        let mut shape = self.terms.shape(g.shard).to_vec();
+        let missing = rank + 1 - shape.len();
+        shape.splice(1..1, std::iter::repeat_n(Dim::from(1), missing));
+        self.terms.reshape(g.shard, shape)
+    }
+
+    /// What a value is to the shards of a gathered value, with which it gives a value of this type; and whether it is one for each
+    /// reader.
+    ///
+    /// A value that is broadcast along the axis of the shards is itself if it is the same on all ranks, else what it is on all ranks,
+    /// gathered. Another one is this rank's piece of it.
+    fn operand_of_shards(&mut self, v: ValueId, x: &Gathered, ty: &Type) -> Option<(TermId, bool)> {
+        let is_same = self.is_same(v, x.group);
+        let shape = &self.graph.ty(v).shape;
+        let whole = self.terms.source(v);
+        let missing = ty.rank() - shape.len();
+        match x.axis.checked_sub(missing) {
+            Some(axis) if shape[axis].as_const() != Some(1) => {
+                let has_pieces = is_same && shape[axis] == ty.shape[x.axis] && x.window.is_none();
+                let piece = Op::Shard { axis, group: x.group };
+                Some((has_pieces.then(|| self.terms.op(piece, &[whole]))??, false))
+            }
+            _ if is_same => Some((whole, false)),
+            _ => {
+                let own = self.terms.with_leading(whole, missing + 1);
+                Some((self.terms.all_gather(x.group, own)?, true))
+            }
+        }
+    }
+
+    /// A slice along the axis of the shards: the shard of one rank, or a window.
+    fn window(&mut self, g: &Gathered, start: &Dim, len: &Dim) -> Option<Fact> {
+        let extent = g.extent(&self.terms).clone();
+        if g.window.is_none()
+            && !g.by_reader
+            && *len == extent
+            && let Some(rank) = start.exact_div(&extent).and_then(|d| d.as_const())
+        {
+            return Some(Fact::Piece { rank, group: g.group, shard: g.shard, base: g.base });
+        }
+        extent.as_const()?;
+        let start = start.as_const()? + g.window.map_or(0, |w| w.start);
+        let window = Some(Window { start, len: len.as_const().filter(|&len| len > 0)? });
+        Some(Fact::Gathered(Gathered { window, ..g.clone() }))
+    }
+
+    /// What is computed from the shard of one rank and from what is the same on all ranks.
+    fn piece(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
+        let is_function = node.op.is_element_wise() && !node.op.divides_integers(ty.dtype)
+            || node.op.is_view()
+            || matches!(node.op, Op::Copy | Op::Reduce { .. } | Op::ArgReduce { .. } | Op::Softmax { .. });
+        if !is_function {
+            return None;
+        }
+        let pieces = node.inputs.iter().find_map(|&v| match &self.facts[v] {
+            Some(Fact::Piece { rank, group, base, .. }) => Some((*rank, *group, *base)),
+            _ => None,
+        });
+        let (rank, group, base) = pieces?;
+        let mut operands = Vec::with_capacity(node.inputs.len());
+        for &v in &node.inputs {
+            match self.facts[v].clone() {
+                Some(Fact::Piece { rank: r, group: g, shard, base: b }) if (r, g) == (rank, group) => {
+                    self.join(base, b);
+                    operands.push(shard);
+                }
+                _ if self.is_same(v, group) => operands.push(self.terms.source(v)),
+                _ => return None,
+            }
+        }
+        let shard = self.terms.op_as(node.op.clone(), &operands, vec![ty.clone()]);
+        Some(Fact::Piece { rank, group, shard, base })
+    }
+
+    /// The shards of all ranks in order, or gathered values along another axis.
+    fn concat(&mut self, node: &Node, axis: usize) -> Option<Gathered> {
+        match self.facts[node.inputs[0]].clone()? {
+            Fact::Piece { group, shard, base, .. } => {
+                let ranks = i64::from(self.graph.group_size(group)?);
+                let is_in_order = node.inputs.iter().enumerate().all(|(i, &v)| {
+                    matches!(&self.facts[v], Some(Fact::Piece { rank, group: g, shard: s, .. })
+                        if (*rank, *g, *s) == (i as i64, group, shard))
+                });
+                let is_all = is_in_order && node.inputs.len() as i64 == ranks;
+                let gathered = Gathered { axis, group, ranks, shard, by_reader: false, window: None, base };
+                is_all.then_some(gathered)
+            }
+            Fact::Gathered(first) => {
+                let mut shards = Vec::with_capacity(node.inputs.len());
+                for &v in &node.inputs {
+                    let g = self.gathered(v)?.clone();
+                    if g.axis == axis || g.axis != first.axis || !first.is_aligned(&g, &self.terms) {
+                        return None;
+                    }
+                    self.join(first.base, g.base);
+                    shards.push(g.shard);
+                }
+                let shard = self.terms.concat(axis + first.own_axis() - first.axis, &shards)?;
+                Some(Gathered { shard, ..first })
+            }
+        }
+    }
+}
+
+/// The axis of the result of an op with one operand on which the shards are, and the extent of a shard there, where the op computes
+/// each shard's part of the result from that shard alone.
+fn kept_axis(op: &Op, g: &Gathered, from: &[Dim], ty: &Type, terms: &Terms<'_>) -> Option<(usize, Dim)> {
+    let axis = match op {
+        Op::Reshape => return g.reshaped(from, &ty.shape, terms),
+        Op::Permute { perm } => perm.iter().position(|&a| a == g.axis)?,
+        Op::Expand => g.axis + ty.rank() - from.len(),
+        Op::Copy => g.axis,
+        Op::Slice { axis, step: 1, .. } | Op::Softmax { axis, .. } | Op::CumSum { axis }
+            if *axis != g.axis =>
+        {
+            g.axis
+        }
+        Op::Reduce { axes, keep, .. } => kept_by_reduction(axes, *keep, g.axis)?,
+        Op::ArgReduce { axis, keep, .. } => kept_by_reduction(&[*axis], *keep, g.axis)?,
+        _ => return None,
+    };
+    let extent = g.extent(terms).clone();
+    (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
+}
+
+/// The number of axes of a value.
+fn graph_rank(graph: &Graph, v: ValueId) -> usize {
+    graph.ty(v).rank()
+}
+
+/// An op with one operand, on an operand with one more leading axis; none if it cannot be had.
+fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
+    Some(match op {
+        Op::Permute { perm } => {
+            Op::Permute { perm: std::iter::once(0).chain(perm.into_iter().map(|a| a + 1)).collect() }
+        }
+        Op::Slice { axis, start, step } => Op::Slice { axis: axis + 1, start, step },
+        Op::Softmax { axis, log } => Op::Softmax { axis: axis + 1, log },
+        Op::CumSum { axis } => Op::CumSum { axis: axis + 1 },
+        Op::Reduce { op, axes, keep } => {
+            Op::Reduce { op, axes: axes.into_iter().map(|a| a + 1).collect(), keep }
+        }
+        Op::ArgReduce { op, axis, keep } => Op::ArgReduce { op, axis: axis + 1, keep },
+        // New axes of an expansion stand in front.
+        Op::Expand if !same_rank => return None,
+        op => op,
+    })
+}
+
+/// The axis of the result of a reduction that an axis of its operand is.
+fn kept_by_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
+    let removed = if keep { 0 } else { axes.iter().filter(|&&a| a < axis).count() };
+    (!axes.contains(&axis)).then_some(axis - removed)
+}
+
+/// The all_gathers of more than one rank whose result has at least so many bytes.
+pub fn large_gathers(graph: &Graph, bytes: i64) -> HashSet<NodeId> {
+    let is_large = |node: &Node| {
+        let gathers = node.op.as_collective().is_some_and(|c| {
+            c.kind == CollectiveKind::AllGather && graph.group_size(c.group).is_some_and(|n| n > 1)
+        });
+        gathers && graph.ty(node.outputs[0]).bytes().upper(&graph.symbols) >= bytes
+    };
+    graph.nodes.iter().filter(|(_, node)| is_large(node)).map(|(id, _)| id).collect()
+}

@@ -1,0 +1,154 @@
+//! Reductions of gathered shards: each rank reduces its own shard, and only the results are communicated.
+//!
+//! A vocabulary-parallel head computes logits in shards, gathers them along the vocabulary and reduces them along it: an argmax, a
+//! top-k, a cross-entropy. The gathered logits take megabytes, what is left of them kilobytes.
+//!
+//! [`analysis`] finds values that are shards one after another ([`gathered`]), in whatever way the program writes that, and
+//! follows them through views and element-wise work. Element-wise work moves to the shards: of an operand that is the same on all
+//! ranks ([`same`]) and varies along the axis, each rank takes its piece. An operand that may differ, as a temperature for each
+//! row, is gathered, and each rank computes for all. [`reductions`] and [`picks`] state what stands for the readers of such values, as [`terms`], which
+//! become nodes only if the all_gather disappears and if that saves enough bytes. It is no rule of the rewriter because it rests on
+//! all readers of a value.
+//!
+//! Results keep their bits, except that sums of floats are added in another order: the partial sums of a rank are rounded to f32 (f64
+//! for f64) once, and so is each step of their sum over ranks. An all_gather with another reader stays, and so do its reductions.
+
+mod analysis;
+mod gathered;
+mod picks;
+mod reductions;
+mod same;
+mod terms;
+
+use std::collections::{HashMap, HashSet};
+
+use symmc_ir::{Graph, NodeId, Op, Output, Table, ValueId};
+
+use crate::rewrite::compact;
+use analysis::{Analysis, Replacement, large_gathers};
+use terms::{Emitted, TermId};
+
+/// What each collective of the replacement must save of the bytes that all_gathers give. A small collective and the few small kernels
+/// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
+pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
+
+/// The graph in which reductions of gathered shards are reductions of shards; `None` if there are none that are worth it.
+pub fn reduce_shards_first(graph: &Graph) -> Option<Graph> {
+    reduce_shards_that_save(graph, WORTH_A_COLLECTIVE)
+}
+
+/// [`reduce_shards_first`] where each collective of the replacement must save this many bytes.
+pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
+    let mut bases = large_gathers(graph, bytes);
+    loop {
+        if bases.is_empty() {
+            return None;
+        }
+        let analysis = Analysis::new(graph, &bases);
+        let live = live_values(graph, &analysis);
+        let mut kept: HashSet<NodeId> =
+            bases.iter().copied().filter(|&b| live[graph.nodes[b].outputs[0]]).collect();
+        if kept.is_empty() {
+            kept = not_worth_it(graph, &analysis, &bases, &live, bytes);
+        }
+        if kept.is_empty() {
+            return rebuilt(graph, &analysis, &live);
+        }
+        bases.retain(|base| !kept.contains(base));
+    }
+}
+
+/// Whether an op may have effects other than its results.
+fn keeps_effects(op: &Op) -> bool {
+    matches!(op, Op::Opaque { .. } | Op::Custom(_))
+}
+
+/// The values that are computed if all replacements are made.
+fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
+    let mut live = Table::filled(false, graph.values.len());
+    graph.outputs.iter().for_each(|o| live[o.value] = true);
+    for node in graph.nodes.values().rev() {
+        let is_replaced = |v: &ValueId| analysis.replacements[*v].is_some();
+        if keeps_effects(&node.op) || node.outputs.iter().any(|v| live[*v] && !is_replaced(v)) {
+            node.inputs.iter().for_each(|&v| live[v] = true);
+        }
+        let terms = node.outputs.iter().filter(|&&v| live[v]).filter_map(|&v| analysis.replacements[v]);
+        let terms: Vec<TermId> = terms.map(|r| r.term).collect();
+        analysis.terms.sources(&terms).into_iter().for_each(|v| live[v] = true);
+    }
+    live
+}
+
+/// The replacements that are made, by the all_gathers that they replace.
+fn by_gather(
+    graph: &Graph,
+    analysis: &Analysis<'_>,
+    live: &Table<ValueId, bool>,
+) -> HashMap<NodeId, Vec<TermId>> {
+    let mut found: HashMap<NodeId, Vec<TermId>> = HashMap::new();
+    for v in graph.values.keys().filter(|&v| live[v]) {
+        if let Some(Replacement { term, base }) = analysis.replacements[v] {
+            found.entry(analysis.leader(base)).or_default().push(term);
+        }
+    }
+    found
+}
+
+/// The all_gathers whose replacement saves too few bytes.
+fn not_worth_it(
+    graph: &Graph,
+    analysis: &Analysis<'_>,
+    bases: &HashSet<NodeId>,
+    live: &Table<ValueId, bool>,
+    bytes: i64,
+) -> HashSet<NodeId> {
+    let replacements = by_gather(graph, analysis, live);
+    let size = |ty: &symmc_ir::Type| ty.bytes().upper(&graph.symbols);
+    let mut before: HashMap<NodeId, i64> = HashMap::new();
+    for &base in bases {
+        let all = before.entry(analysis.leader(base)).or_default();
+        *all = all.saturating_add(size(graph.ty(graph.nodes[base].outputs[0])));
+    }
+    let is_worth_it = |leader: NodeId| {
+        let Some(terms) = replacements.get(&leader) else { return false };
+        let after = analysis.terms.communicated(terms);
+        let collectives = after.len() as i64;
+        let after = after.into_iter().fold(0i64, |all, ty| all.saturating_add(size(ty)));
+        let saved = before.get(&leader).map_or(0, |b| b.saturating_sub(after));
+        saved > 0 && saved >= bytes.saturating_mul(collectives)
+    };
+    bases.iter().copied().filter(|&base| !is_worth_it(analysis.leader(base))).collect()
+}
+
+/// The graph with the replacements and without what nothing needs any more.
+fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) -> Option<Graph> {
+    let mut to = graph.without_nodes();
+    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
+    for input in graph.inputs.values() {
+        let value = &graph.values[input.value];
+        let (source, data) = (input.source.clone(), input.data.clone());
+        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
+    }
+    let mut emitted = Emitted::default();
+    for node in graph.nodes.values() {
+        let is_added = |v: &ValueId| live[*v] && analysis.replacements[*v].is_none();
+        if keeps_effects(&node.op) || node.outputs.iter().any(is_added) {
+            let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
+            let results = node.outputs.iter().map(|&v| &graph.values[v]);
+            let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
+            let new = to.add_node(node.op.clone(), inputs, results);
+            for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
+                map[old] = Some(new);
+            }
+        }
+        for &v in node.outputs.iter().filter(|&&v| live[v]) {
+            if let Some(Replacement { term, .. }) = analysis.replacements[v] {
+                let value = emitted.value(&analysis.terms, term, graph.name_of(v), &mut to, |v| map[v])?;
+                map[v] = Some(value);
+            }
+        }
+    }
+    let outputs = graph.outputs.iter().map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
+    to.outputs = outputs.collect::<Option<_>>()?;
+    Some(compact(&to))
+}

@@ -1,0 +1,132 @@
+//! Single elements of shards: those at positions that are data.
+//!
+//! An element of an element-wise expression is the expression of elements, so that only elements of what it is made of are looked
+//! up or exchanged.
+
+use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Op, Scalar, Splits, Type};
+
+use super::gathered::Gathered;
+use super::terms::{TermId, Terms};
+
+/// The most that an integer of 32 bits holds.
+const MOST_NARROW: i64 = i32::MAX as i64;
+
+/// The elements of a term at positions along an axis, on this rank.
+pub fn pick_own(terms: &mut Terms<'_>, x: TermId, index: TermId, axis: usize) -> Option<TermId> {
+    let (leaf, steps) = element_wise_leaf(terms, x, axis);
+    let found = terms.gather_elements(leaf, index, axis)?;
+    replay(terms, &steps, leaf, found)
+}
+
+/// The elements of a gathered value at positions along its axis, whichever rank has them. With `same_index` all ranks look for
+/// the same positions.
+///
+/// Each rank looks up position `i mod extent` of its own shard, and then takes what rank `i / extent` found. Positions outside of
+/// the axis are an error of that second step.
+pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool) -> Option<TermId> {
+    let extent = x.extent(terms).as_const().filter(|&s| s > 0)?;
+    let mut own = terms.shape(x.shard)[x.own_axis() - x.axis..].to_vec();
+    own[x.axis].clone_from(terms.shape(index).get(x.axis)?);
+    if own != terms.shape(index) {
+        return None;
+    }
+    let mut index = terms.cast(index, DType::I64);
+    if let Some(window) = x.window {
+        index = checked_index(terms, index, window.len)?;
+        index = terms.with_number(BinaryOp::Add, index, window.start)?;
+    }
+    let owner = terms.with_number(BinaryOp::FloorDiv, index, extent)?;
+    let place = terms.with_number(BinaryOp::Rem, index, extent)?;
+    let (leaf, steps) = if x.by_reader {
+        // The other operands of its steps are there for all readers.
+        (x.shard, Vec::new())
+    } else {
+        element_wise_leaf(terms, x.shard, x.axis)
+    };
+    let found = if same_index && !x.by_reader {
+        let found = terms.gather_elements(leaf, place, x.axis)?;
+        let found = terms.with_leading(found, 1);
+        terms.all_gather(x.group, found)?
+    } else {
+        exchange(terms, x, leaf, place, extent)?
+    };
+    let owner = terms.with_leading(owner, 1);
+    let chosen = terms.gather_elements(found, owner, 0)?;
+    let shape = terms.shape(index).to_vec();
+    let chosen = terms.reshape(chosen, shape);
+    replay(terms, &steps, leaf, chosen)
+}
+
+/// The elements that each rank has at this rank's positions, by rank: positions are gathered and elements sent back.
+fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, extent: i64) -> Option<TermId> {
+    let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
+    let own = terms.with_leading(place, 1);
+    let wanted = terms.all_gather(x.group, own)?;
+    let for_each = if x.by_reader {
+        leaf
+    } else {
+        let ranks = std::iter::once(Dim::from(x.ranks));
+        let shape = ranks.chain(terms.shape(leaf).iter().cloned()).collect();
+        terms.expand(leaf, shape)
+    };
+    let found = terms.gather_elements(for_each, wanted, x.axis + 1)?;
+    terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)
+}
+
+/// The term of which another is an element-wise function and that alone varies along an axis; and the steps from it to that, in
+/// order.
+fn element_wise_leaf(terms: &Terms<'_>, x: TermId, axis: usize) -> (TermId, Vec<TermId>) {
+    let mut leaf = x;
+    let mut steps = Vec::new();
+    while let Some(next) = varying_operand(terms, leaf, axis) {
+        steps.push(leaf);
+        leaf = next;
+    }
+    steps.reverse();
+    (leaf, steps)
+}
+
+/// The one operand of an element-wise term that has its shape, where all others are broadcast along an axis.
+fn varying_operand(terms: &Terms<'_>, x: TermId, axis: usize) -> Option<TermId> {
+    let (op, operands) = terms.def(x)?;
+    let ty = terms.ty(x);
+    if !op.is_element_wise() || op.divides_integers(ty.dtype) || ty.shape[axis].as_const() == Some(1) {
+        return None;
+    }
+    let varies = |&t: &TermId| {
+        let shape = terms.shape(t);
+        let aligned = (axis + shape.len()).checked_sub(ty.rank());
+        aligned.is_some_and(|a| shape[a].as_const() != Some(1))
+    };
+    let mut varying = operands.iter().copied().filter(varies);
+    let first = varying.next()?;
+    let is_only = varying.all(|t| t == first);
+    (is_only && terms.shape(first) == ty.shape).then_some(first)
+}
+
+/// The steps on what stands for their leaf.
+fn replay(terms: &mut Terms<'_>, steps: &[TermId], leaf: TermId, found: TermId) -> Option<TermId> {
+    let (mut from, mut to) = (leaf, found);
+    for &step in steps {
+        let (op, operands) = terms.def(step)?;
+        let op = op.clone();
+        let operands: Vec<TermId> = operands.iter().map(|&t| if t == from { to } else { t }).collect();
+        to = match op {
+            Op::Cast => {
+                let dtype = terms.ty(step).dtype;
+                terms.cast(to, dtype)
+            }
+            op => terms.op(op, &operands)?,
+        };
+        from = step;
+    }
+    Some(to)
+}
+
+/// These positions, where a position that is not below `extent` is an error of the run.
+fn checked_index(terms: &mut Terms<'_>, index: TermId, extent: i64) -> Option<TermId> {
+    let ty = Type::new(DType::I64, vec![Dim::from(extent)]);
+    let zeros = terms.op_as(Op::Full(Scalar::Int(0)), &[], vec![ty]);
+    let zero = terms.op(Op::Take { axis: 0 }, &[zeros, index])?;
+    terms.binary(BinaryOp::Add, index, zero)
+}

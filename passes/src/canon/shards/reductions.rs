@@ -1,0 +1,250 @@
+//! What reduces a gathered value along the axis of its shards: each rank reduces its shard, and the results are combined.
+
+use symmc_ir::{
+    ArgOp, BinaryOp, CollectiveKind, DType, Dim, Float, Op, ReduceOp, Reduction, Scalar, Type, UnaryOp,
+};
+
+use super::gathered::{Gathered, Segments};
+use super::picks::pick_own;
+use super::terms::{TermId, Terms};
+
+/// A reduction over axes that include that of the shards.
+#[derive(Clone, Copy, Debug)]
+pub struct ReduceParams<'a> {
+    /// How elements are combined.
+    pub op: Reduction,
+    /// The axes.
+    pub axes: &'a [usize],
+    /// Whether they stay, with extent 1.
+    pub keep: bool,
+}
+
+impl ReduceParams<'_> {
+    /// The reduction of a shard.
+    fn own(&self, x: &Gathered, op: Reduction) -> Op {
+        let added = x.own_axis() - x.axis;
+        Op::Reduce { op, axes: self.axes.iter().map(|a| a + added).collect(), keep: self.keep }
+    }
+}
+
+/// A reduction over axes that include that of the shards.
+///
+/// Sums and means are rounded to the dtype of the result once, as the whole reduction is: partial ones are f32 or wider.
+pub fn reduce(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> Option<TermId> {
+    let dtype = terms.ty(x.shard).dtype;
+    let (shard, partial, combine) = match params.op {
+        Reduction::Max => (unwidened(terms, x.shard), Reduction::Max, ReduceOp::Max),
+        Reduction::Min => (unwidened(terms, x.shard), Reduction::Min, ReduceOp::Min),
+        Reduction::Any => (x.shard, Reduction::Any, ReduceOp::Max),
+        Reduction::All => (x.shard, Reduction::All, ReduceOp::Min),
+        Reduction::Sum => (widened(terms, x.shard), Reduction::Sum, ReduceOp::Sum),
+        Reduction::Mean if x.window.is_some() => (widened(terms, x.shard), Reduction::Sum, ReduceOp::Sum),
+        Reduction::Mean => (widened(terms, x.shard), Reduction::Mean, ReduceOp::Avg),
+        Reduction::Prod => return None,
+    };
+    let found = if x.window.is_some() {
+        reduce_window(terms, &Gathered { shard, ..x.clone() }, ReduceParams { op: partial, ..params })?
+    } else {
+        let own = terms.op(params.own(x, partial), &[shard])?;
+        let is_order = matches!(params.op, Reduction::Max | Reduction::Min);
+        let own = if is_order { terms.cast(own, dtype) } else { own };
+        // Collectives do not reduce bools.
+        let is_bool = terms.ty(own).dtype == DType::Bool;
+        let own = if is_bool { terms.cast(own, DType::U8) } else { own };
+        let all = combined(terms, x, combine, own)?;
+        if is_bool { terms.cast(all, DType::Bool) } else { all }
+    };
+    let found = match (params.op, x.window) {
+        (Reduction::Mean, Some(window)) => {
+            let others = params.axes.iter().filter(|&&a| a != x.axis);
+            let shape = &terms.shape(x.shard)[x.own_axis() - x.axis..];
+            let others = others.map(|&a| shape[a].as_const());
+            let count = others.chain([Some(window.len)]).try_fold(1i64, |n, d| n.checked_mul(d?))?;
+            let scalar = Scalar::Float(Float(count as f64));
+            terms.op(Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[found])?
+        }
+        _ => found,
+    };
+    let is_float = dtype.is_float() && terms.ty(found).dtype.is_float();
+    Some(if is_float { terms.cast(found, dtype) } else { found })
+}
+
+/// The reduction of what the ranks have for this one.
+fn combined(terms: &mut Terms<'_>, x: &Gathered, op: ReduceOp, own: TermId) -> Option<TermId> {
+    if !x.by_reader {
+        return terms.all_reduce(op, x.group, own);
+    }
+    let found = terms.collective(CollectiveKind::ReduceScatter(op), x.group, own)?;
+    let shape = terms.shape(found)[1..].to_vec();
+    Some(terms.reshape(found, shape))
+}
+
+/// A term in the dtype in which sums of its elements are kept.
+fn widened(terms: &mut Terms<'_>, x: TermId) -> TermId {
+    let dtype = terms.ty(x).dtype;
+    if dtype.is_float() { terms.cast(x, dtype.wide()) } else { x }
+}
+
+/// The term of which this one is a cast to a wider float, if it is: its order is the same.
+fn unwidened(terms: &Terms<'_>, x: TermId) -> TermId {
+    match terms.def(x) {
+        Some((Op::Cast, &[narrow])) => {
+            let [from, to] = [narrow, x].map(|t| terms.ty(t).dtype);
+            if from.is_float() && to.is_float() && from.size() < to.size() { narrow } else { x }
+        }
+        _ => x,
+    }
+}
+
+/// A reduction of a window: parts of shards are reduced, and those in the window combined.
+fn reduce_window(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> Option<TermId> {
+    let segments = x.segments(terms)?;
+    let mut parts = Vec::with_capacity(segments.parts.len());
+    for &(start, len) in &segments.parts {
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        parts.push(terms.op(params.own(x, params.op), &[part])?);
+    }
+    let all = x.collect(&parts, terms)?;
+    let all = terms.slice(all, 0, segments.before, segments.count);
+    terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
+}
+
+/// The most ranks whose results are compared one by one: a chain of comparisons is one kernel, and an arg-reduction over ranks is
+/// several.
+const MOST_COMPARED: i64 = 8;
+
+/// The position of the largest or smallest element along the axis of the shards, as a term of this shape: the first of equals and
+/// the first NaN, since ranks and the parts of their shards are compared in the order of the axis.
+pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim]) -> Option<TermId> {
+    let extent = x.extent(terms).as_const()?;
+    let segments = x.segments(terms)?;
+    let (mut values, mut places) = (Vec::new(), Vec::new());
+    for &(start, len) in &segments.parts {
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        let place = terms.arg_reduce(op, x.own_axis(), part)?;
+        let place = terms.with_number(BinaryOp::Add, place, start)?;
+        values.push(pick_own(terms, x.shard, place, x.own_axis())?);
+        places.push(place);
+    }
+    // Positions are there first. What waits for the values then waits for both, and is one step.
+    let places = x.collect(&places, terms)?;
+    let values = x.collect(&values, terms)?;
+    if segments.count <= MOST_COMPARED {
+        return compare_ranks(terms, x, op, &segments, [values, places], shape);
+    }
+    let [values, places] = [values, places].map(|t| terms.slice(t, 0, segments.before, segments.count));
+    let best = terms.arg_reduce(op, 0, values)?;
+    let place = terms.gather_elements(places, best, 0)?;
+    let part = terms.with_number(BinaryOp::Add, best, segments.before)?;
+    let rank = terms.with_number(BinaryOp::FloorDiv, part, segments.parts.len() as i64)?;
+    let found = global(terms, x, rank, place, extent)?;
+    Some(terms.reshape(found, shape.to_vec()))
+}
+
+/// The position of the best of the values that parts of shards have, compared from the last to the first.
+fn compare_ranks(
+    terms: &mut Terms<'_>,
+    x: &Gathered,
+    op: ArgOp,
+    segments: &Segments,
+    [values, places]: [TermId; 2],
+    shape: &[Dim],
+) -> Option<TermId> {
+    let extent = x.extent(terms).as_const()?;
+    let (is_better, better) = match op {
+        ArgOp::Max => (BinaryOp::Ge, BinaryOp::Max),
+        ArgOp::Min => (BinaryOp::Le, BinaryOp::Min),
+    };
+    let mut best: Option<(TermId, TermId)> = None;
+    for part in (segments.before..segments.before + segments.count).rev() {
+        let [value, place] = [values, places].map(|all| {
+            let one = terms.slice(all, 0, part, 1);
+            terms.reshape(one, shape.to_vec())
+        });
+        let first = part / segments.parts.len() as i64 * extent - x.window.map_or(0, |w| w.start);
+        let place = terms.with_number(BinaryOp::Add, place, first)?;
+        best = Some(match best {
+            None => (value, place),
+            Some((most, at)) => {
+                let mut wins = terms.binary(is_better, value, most)?;
+                if terms.ty(value).dtype.is_float() {
+                    let is_nan = terms.unary(UnaryOp::IsNan, value)?;
+                    wins = terms.binary(BinaryOp::Or, wins, is_nan)?;
+                }
+                let at = terms.op(Op::Select, &[wins, place, at])?;
+                (terms.binary(better, value, most)?, at)
+            }
+        });
+    }
+    best.map(|(_, at)| at)
+}
+
+/// The position in a gathered value of a position in the shard of a rank.
+fn global(terms: &mut Terms<'_>, x: &Gathered, rank: TermId, place: TermId, extent: i64) -> Option<TermId> {
+    let first = terms.with_number(BinaryOp::Mul, rank, extent)?;
+    let found = terms.binary(BinaryOp::Add, first, place)?;
+    terms.with_number(BinaryOp::Sub, found, x.window.map_or(0, |w| w.start))
+}
+
+/// The first `k` elements in sorted order along an axis, and their positions.
+fn first_sorted(terms: &mut Terms<'_>, x: TermId, axis: usize, largest: bool, k: i64) -> [TermId; 2] {
+    let mut ty = terms.ty(x).clone();
+    ty.shape[axis] = Dim::from(k);
+    let places = Type::new(DType::I64, ty.shape.clone());
+    let values = terms.op_as(Op::TopK { axis, largest }, &[x], vec![ty, places]);
+    [values, terms.result(values, 1)]
+}
+
+/// The first `k` elements in sorted order along the axis of the shards and their positions.
+pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Option<[TermId; 2]> {
+    let extent = x.extent(terms).as_const()?;
+    let segments = x.segments(terms)?;
+    let axis = x.axis;
+    let taken: Vec<i64> = segments.parts.iter().map(|&(_, len)| len.min(k)).collect();
+    let (mut values, mut places) = (Vec::new(), Vec::new());
+    for (&(start, len), &k) in segments.parts.iter().zip(&taken) {
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        let [value, place] = first_sorted(terms, part, x.own_axis(), largest, k);
+        values.push(value);
+        places.push(terms.with_number(BinaryOp::Add, place, start)?);
+    }
+    // How many candidates stand before the window, and how many are in it.
+    let candidates = |parts: i64| -> i64 { taken.iter().cycle().take(parts as usize).sum() };
+    let before = candidates(segments.before);
+    let count = candidates(segments.before + segments.count) - before;
+    let each: i64 = taken.iter().sum();
+    let [values, places] = [values, places].map(|own| {
+        let own = terms.concat(x.own_axis(), &own)?;
+        let all = x.collect(&[own], terms)?;
+        let by_rank = terms.move_axis(all, 0, axis)?;
+        let mut shape = terms.shape(all)[1..].to_vec();
+        shape[axis] = Dim::from(each * x.ranks);
+        let flat = terms.reshape(by_rank, shape);
+        Some(terms.slice(flat, axis, before, count))
+    });
+    let [values, chosen] = first_sorted(terms, values?, axis, largest, k);
+    let place = terms.gather_elements(places?, chosen, axis)?;
+    let candidate = terms.with_number(BinaryOp::Add, chosen, before)?;
+    let rank = terms.with_number(BinaryOp::FloorDiv, candidate, each)?;
+    Some([values, global(terms, x, rank, place, extent)?])
+}
+
+/// The shard of a softmax along the axis of the shards: maxima are exact, and the sum of exponentials is f32 or wider.
+pub fn softmax(terms: &mut Terms<'_>, x: &Gathered, log: bool) -> Option<TermId> {
+    let dtype = terms.ty(x.shard).dtype;
+    let x = x.to_all_readers();
+    let axes = [x.axis];
+    let along = |op| ReduceParams { op, axes: &axes, keep: true };
+    let own = terms.cast(x.shard, dtype.wide());
+    let most = reduce(terms, &Gathered { shard: own, ..x.clone() }, along(Reduction::Max))?;
+    let shifted = terms.binary(BinaryOp::Sub, own, most)?;
+    let weights = terms.unary(UnaryOp::Exp, shifted)?;
+    let sum = reduce(terms, &Gathered { shard: weights, ..x.clone() }, along(Reduction::Sum))?;
+    let found = if log {
+        let sum = terms.unary(UnaryOp::Log, sum)?;
+        terms.binary(BinaryOp::Sub, shifted, sum)?
+    } else {
+        terms.binary(BinaryOp::Div, weights, sum)?
+    };
+    Some(terms.cast(found, dtype))
+}

@@ -1,0 +1,277 @@
+//! Expressions that replace values of a graph, before it is known whether they will.
+//!
+//! A term is a value of the source graph or an op on other terms. Equal terms exist once, so that expressions can be compared by
+//! their ids. A term stands after its operands. Nothing is added to a graph until a term is emitted.
+
+use std::collections::HashMap;
+
+use symmc_ir::infer::infer;
+use symmc_ir::{
+    ArgOp, BinaryOp, Collective, CollectiveKind, DType, Dim, Graph, GroupId, Op, ReduceOp, Scalar, Type,
+    UnaryOp, ValueId,
+};
+
+/// A result of a term.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct TermId {
+    node: usize,
+    result: usize,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Origin {
+    /// A value of the source graph.
+    Source(ValueId),
+    Op(Op),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Term {
+    origin: Origin,
+    operands: Vec<TermId>,
+    types: Vec<Type>,
+}
+
+/// The terms over the values of a graph (see the [module](self)).
+pub struct Terms<'g> {
+    graph: &'g Graph,
+    terms: Vec<Term>,
+    interned: HashMap<Term, usize>,
+}
+
+impl<'g> Terms<'g> {
+    /// No terms.
+    pub fn new(graph: &'g Graph) -> Self {
+        Terms { graph, terms: Vec::new(), interned: HashMap::new() }
+    }
+
+    fn intern(&mut self, term: Term) -> TermId {
+        let next = self.terms.len();
+        let node = *self.interned.entry(term.clone()).or_insert(next);
+        if node == next {
+            self.terms.push(term);
+        }
+        TermId { node, result: 0 }
+    }
+
+    /// A value of the source graph.
+    pub fn source(&mut self, value: ValueId) -> TermId {
+        let types = vec![self.graph.ty(value).clone()];
+        self.intern(Term { origin: Origin::Source(value), operands: Vec::new(), types })
+    }
+
+    /// The type of a term.
+    pub fn ty(&self, term: TermId) -> &Type {
+        &self.terms[term.node].types[term.result]
+    }
+
+    /// The extents of a term.
+    pub fn shape(&self, term: TermId) -> &[Dim] {
+        &self.ty(term).shape
+    }
+
+    /// The op and the operands of a term with one result that is no value of the source.
+    pub fn def(&self, term: TermId) -> Option<(&Op, &[TermId])> {
+        match &self.terms[term.node] {
+            Term { origin: Origin::Op(op), operands, types } if types.len() == 1 => Some((op, operands)),
+            _ => None,
+        }
+    }
+
+    /// An op whose result type follows from its operands; `None` if they do not fit.
+    pub fn op(&mut self, op: Op, operands: &[TermId]) -> Option<TermId> {
+        let ranks = op.group().and_then(|group| self.graph.group_size(group));
+        let types: Vec<&Type> = operands.iter().map(|&t| self.ty(t)).collect();
+        let types = infer(&op, &types, ranks).ok()??;
+        Some(self.op_as(op, operands, types))
+    }
+
+    /// An op with results of these types; the first result.
+    pub fn op_as(&mut self, op: Op, operands: &[TermId], types: Vec<Type>) -> TermId {
+        self.intern(Term { origin: Origin::Op(op), operands: operands.to_vec(), types })
+    }
+
+    /// The other results of a term, by position.
+    pub fn result(&self, term: TermId, result: usize) -> TermId {
+        TermId { result, ..term }
+    }
+
+    /// The term as another dtype.
+    pub fn cast(&mut self, x: TermId, dtype: DType) -> TermId {
+        let ty = Type::new(dtype, self.shape(x));
+        if ty == *self.ty(x) { x } else { self.op_as(Op::Cast, &[x], vec![ty]) }
+    }
+
+    /// The term under another shape.
+    pub fn reshape(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
+        let ty = Type::new(self.ty(x).dtype, shape);
+        if ty == *self.ty(x) { x } else { self.op_as(Op::Reshape, &[x], vec![ty]) }
+    }
+
+    /// The term with new axes of extent 1 in front.
+    pub fn with_leading(&mut self, x: TermId, axes: usize) -> TermId {
+        let shape = std::iter::repeat_n(Dim::from(1), axes).chain(self.shape(x).iter().cloned());
+        let shape = shape.collect();
+        self.reshape(x, shape)
+    }
+
+    /// `len` positions along an axis.
+    pub fn slice(&mut self, x: TermId, axis: usize, start: i64, len: i64) -> TermId {
+        let mut ty = self.ty(x).clone();
+        if start == 0 && ty.shape[axis].as_const() == Some(len) {
+            return x;
+        }
+        ty.shape[axis] = Dim::from(len);
+        self.op_as(Op::Slice { axis, start: Dim::from(start), step: 1 }, &[x], vec![ty])
+    }
+
+    /// The axes in another order.
+    pub fn permute(&mut self, x: TermId, perm: Vec<usize>) -> Option<TermId> {
+        if perm.iter().copied().eq(0..perm.len()) { Some(x) } else { self.op(Op::Permute { perm }, &[x]) }
+    }
+
+    /// The term broadcast to a shape.
+    pub fn expand(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
+        let ty = Type::new(self.ty(x).dtype, shape);
+        self.op_as(Op::Expand, &[x], vec![ty])
+    }
+
+    /// The term with one axis moved to another place.
+    pub fn move_axis(&mut self, x: TermId, from: usize, to: usize) -> Option<TermId> {
+        let mut perm: Vec<usize> = (0..self.shape(x).len()).filter(|&a| a != from).collect();
+        perm.insert(to, from);
+        self.permute(x, perm)
+    }
+
+    /// All terms one after another along an axis.
+    pub fn concat(&mut self, axis: usize, parts: &[TermId]) -> Option<TermId> {
+        if let [x] = parts { Some(*x) } else { self.op(Op::Concat { axis }, parts) }
+    }
+
+    /// One operand, element by element.
+    pub fn unary(&mut self, op: UnaryOp, x: TermId) -> Option<TermId> {
+        self.op(Op::Unary(op), &[x])
+    }
+
+    /// Two operands, element by element.
+    pub fn binary(&mut self, op: BinaryOp, x: TermId, y: TermId) -> Option<TermId> {
+        self.op(Op::Binary(op), &[x, y])
+    }
+
+    /// `x op number`, of integers.
+    pub fn with_number(&mut self, op: BinaryOp, x: TermId, number: i64) -> Option<TermId> {
+        let changes_nothing = match op {
+            BinaryOp::Add | BinaryOp::Sub => number == 0,
+            BinaryOp::Mul | BinaryOp::FloorDiv => number == 1,
+            _ => false,
+        };
+        if changes_nothing {
+            return Some(x);
+        }
+        self.op(Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x])
+    }
+
+    /// An arg-reduction whose axis stays with extent 1.
+    pub fn arg_reduce(&mut self, op: ArgOp, axis: usize, x: TermId) -> Option<TermId> {
+        self.op(Op::ArgReduce { op, axis, keep: true }, &[x])
+    }
+
+    /// The elements at these positions along an axis.
+    pub fn gather_elements(&mut self, x: TermId, index: TermId, axis: usize) -> Option<TermId> {
+        self.op(Op::GatherElements { axis }, &[x, index])
+    }
+
+    /// A collective with one operand and one result.
+    pub fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: TermId) -> Option<TermId> {
+        self.op(Op::Collective(Collective { kind, group, variant: None }), &[x])
+    }
+
+    /// The operands of all ranks one after another.
+    pub fn all_gather(&mut self, group: GroupId, x: TermId) -> Option<TermId> {
+        self.collective(CollectiveKind::AllGather, group, x)
+    }
+
+    /// The reduction over all ranks.
+    pub fn all_reduce(&mut self, op: ReduceOp, group: GroupId, x: TermId) -> Option<TermId> {
+        self.collective(CollectiveKind::AllReduce(op), group, x)
+    }
+
+    /// The terms that these need, themselves included, in order.
+    fn needed(&self, roots: &[TermId]) -> Vec<usize> {
+        let mut is_needed = vec![false; self.terms.len()];
+        let mut open: Vec<usize> = roots.iter().map(|t| t.node).collect();
+        while let Some(node) = open.pop() {
+            if !std::mem::replace(&mut is_needed[node], true) {
+                open.extend(self.terms[node].operands.iter().map(|t| t.node));
+            }
+        }
+        (0..is_needed.len()).filter(|&i| is_needed[i]).collect()
+    }
+
+    /// The values of the source that these terms need.
+    pub fn sources(&self, roots: &[TermId]) -> Vec<ValueId> {
+        let source = |i: usize| match self.terms[i].origin {
+            Origin::Source(v) => Some(v),
+            Origin::Op(_) => None,
+        };
+        self.needed(roots).into_iter().filter_map(source).collect()
+    }
+
+    /// The result types of the collectives that these terms need.
+    pub fn communicated(&self, roots: &[TermId]) -> Vec<&Type> {
+        let is_collective = |i: &usize| matches!(self.terms[*i].origin, Origin::Op(Op::Collective(_)));
+        let needed = self.needed(roots).into_iter().filter(is_collective);
+        needed.filter_map(|i| self.terms[i].types.first()).collect()
+    }
+}
+
+/// The values that terms are in a graph.
+#[derive(Default)]
+pub struct Emitted {
+    values: HashMap<usize, Vec<ValueId>>,
+}
+
+impl Emitted {
+    /// The value of a term, which is added to a graph with what it needs; `None` if a value of the source has none.
+    pub fn value(
+        &mut self,
+        terms: &Terms<'_>,
+        root: TermId,
+        name: &str,
+        to: &mut Graph,
+        of_source: impl Fn(ValueId) -> Option<ValueId>,
+    ) -> Option<ValueId> {
+        for i in terms.needed(&[root]) {
+            if self.values.contains_key(&i) {
+                continue;
+            }
+            let term = &terms.terms[i];
+            let added = match &term.origin {
+                Origin::Source(v) => vec![of_source(*v)?],
+                Origin::Op(op) => {
+                    let operand = |t: &TermId| self.values.get(&t.node)?.get(t.result).copied();
+                    let inputs = term.operands.iter().map(operand).collect::<Option<Vec<_>>>()?;
+                    let name = if i == root.node { name.to_string() } else { part_name(name, op) };
+                    let results = term.types.iter().map(|ty| (name.clone(), ty.clone())).collect();
+                    let node = to.add_node(op.clone(), inputs, results);
+                    to.nodes[node].outputs.clone()
+                }
+            };
+            self.values.insert(i, added);
+        }
+        self.values.get(&root.node)?.get(root.result).copied()
+    }
+}
+
+/// The name of a value that is a step on the way to another.
+fn part_name(name: &str, op: &Op) -> String {
+    let part = match op {
+        Op::Collective(c) => match c.kind {
+            CollectiveKind::AllGather => "gathered",
+            CollectiveKind::AllReduce(_) => "reduced",
+            _ => "exchanged",
+        },
+        _ => "shard",
+    };
+    format!("{name}.{part}")
+}
