@@ -46,6 +46,11 @@ impl Replication {
         }
     }
 
+    /// The lowest rank that is known to hold the same bits as this one.
+    pub fn first(&self, rank: u32) -> u32 {
+        self.first.get(rank as usize).copied().unwrap_or(rank)
+    }
+
     /// Whether two ranks hold the same bits.
     pub fn are_equal(&self, a: u32, b: u32) -> bool {
         let part = |rank: u32| self.first.get(rank as usize);

@@ -111,7 +111,7 @@ impl Drawing {
             .ok_or_else(wrong);
         }
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
-        let stream = self.stream(leaf.class, (seed, rank));
+        let stream = self.stream(leaf.class, (seed, leaf.replication.first(rank)));
         let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
         if ty.dtype.is_float() {
             let element = |&p: &i64| {

@@ -67,7 +67,9 @@ fn at(source: &str, window: &dyn Fn(&[i64]) -> Window, precision: Precision) -> 
     let root = graph.outputs[0].value;
     let region = region(&program, root, MOST_NODES, |_| false).expect("a small region");
     let axes = AxisSets::new(&program, &region);
-    let template = Template { program: &program, region: &region, axes, ranks: 2 };
+    let replications = std::collections::HashMap::new();
+    let template =
+        Template { program: &program, region: &region, axes, ranks: 2, replications: &replications };
     let sizes = Bindings::new();
     let shape = template.root_shape(&sizes).expect("numbers");
     let whole = template.at(&sizes, &vec![None; shape.len()], precision).expect("a program");

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use symmc_ir::{DType, Graph, NodeId, Op, Table, ValueId};
+use symmc_ir::{DType, Graph, NodeId, Op, Replication, Table, ValueId};
 use symmc_plan::Bucket;
 
 use crate::comparison::{ComparedPart, SourceStatus};
@@ -40,6 +40,8 @@ pub(crate) struct Walk<'a, 's> {
     source: Numbered<'a>,
     planned: Numbered<'a>,
     in_source: HashSet<Class>,
+    /// Which ranks hold the same bits of each class of the source.
+    replications: HashMap<Class, Replication>,
     in_planned: HashSet<Class>,
     by_name: HashMap<&'a str, ValueId>,
     suspects: HashMap<ValueId, Suspect>,
@@ -66,11 +68,16 @@ impl<'a, 's> Walk<'a, 's> {
             }
         }
         let of_planned = numbering.begin(planned);
+        let of_values = Replication::of_graph(source);
+        let replications = of_values.iter().filter_map(|(v, replication)| {
+            numbered.elements[v].as_ref().map(|elements| (elements.class, replication.clone()))
+        });
         let classes = |of: &Numbered<'_>| of.elements.values().flatten().map(|e| e.class).collect();
         let by_name = source.values.iter().filter(|(v, _)| numbered.elements[*v].is_some());
         Walk {
             buckets,
             ranks: planned.ranks.unwrap_or(1),
+            replications: replications.collect(),
             in_source: classes(&numbered),
             in_planned: classes(&of_planned),
             by_name: by_name.map(|(v, value)| (value.name.as_str(), v)).collect(),
@@ -352,6 +359,7 @@ impl<'a, 's> Walk<'a, 's> {
     /// Compares two regions at the selected sizes; the bucket and sizes of the difference.
     fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
         let programs = Programs {
+            replications: &self.replications,
             source: &self.source,
             planned: &self.planned,
             symbols: &self.numbering.symbols,

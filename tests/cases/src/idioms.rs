@@ -282,8 +282,9 @@ impl Grower {
         let mut v = if self.r.one_in(2) { self.worked(x)? } else { x };
         for _ in 0..2 {
             let group = if self.r.one_in(2) { group } else { self.r.pick(&self.groups) };
-            v = match self.r.below(6) {
+            v = match self.r.below(7) {
                 0 | 1 => self.gather(group, v)?,
+                6 => self.b.op("d", Op::Shard { axis: 0, group }, &[v]).ok()?,
                 2 => {
                     let op = self.reduction();
                     self.collective(CollectiveKind::AllReduce(op), group, v)?
@@ -393,7 +394,12 @@ impl Grower {
         let known = if self.r.one_in(2) { self.worked(known)? } else { known };
         let again = if self.r.one_in(3) { self.r.pick(&self.groups) } else { group };
         let op = self.reduction();
-        let v = match self.r.below(4) {
+        let v = match self.r.below(6) {
+            4 => self.b.op("d", Op::Shard { axis: 0, group: again }, &[known]).ok()?,
+            5 => {
+                let own = self.b.op("d", Op::Shard { axis: 0, group: again }, &[known]).ok()?;
+                self.gather(group, own)?
+            }
             0 => self.collective(CollectiveKind::AllReduce(op), again, known)?,
             1 => self.collective(CollectiveKind::Broadcast { root: 0 }, again, known)?,
             2 => self.collective(CollectiveKind::ReduceScatter(op), again, known)?,
