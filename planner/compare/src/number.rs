@@ -63,6 +63,16 @@ pub struct Numbered<'a> {
     uses: HashMap<(Op, Vec<Elements>), u32>,
 }
 
+/// Whether an op of operands that are the same on all ranks, and known, gives such results.
+fn is_same_everywhere(op: &Op) -> bool {
+    use CollectiveKind::{AllGather, AllReduce, Broadcast};
+    match op {
+        Op::Opaque { .. } | Op::Custom(_) => false,
+        Op::Collective(c) => matches!(c.kind, AllGather | AllReduce(_) | Broadcast { .. }),
+        op => op.group().is_none(),
+    }
+}
+
 impl Numbered<'_> {
     /// A dim of the program over the symbols of the numbering.
     pub fn dim(&self, dim: &Dim) -> Dim {
@@ -121,8 +131,7 @@ impl Numbering {
             node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
         let Some(operands) = operands else { return };
         let op = self.op(program, &node.op);
-        let is_apart = matches!(node.op, Op::Opaque { .. } | Op::Custom(_)) || node.op.group().is_some();
-        let closed = !is_apart && node.inputs.iter().all(|&v| program.closed[v]);
+        let closed = is_same_everywhere(&node.op) && node.inputs.iter().all(|&v| program.closed[v]);
         node.outputs.iter().for_each(|&v| program.closed[v] = closed);
         let alone = self.group_of_one(graph, &node.op);
         if let &[result] = &node.outputs[..]
