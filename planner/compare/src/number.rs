@@ -131,9 +131,9 @@ impl Numbering {
             node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
         let Some(operands) = operands else { return };
         let op = self.op(program, &node.op);
-        let closed = is_same_everywhere(&node.op) && node.inputs.iter().all(|&v| program.closed[v]);
-        node.outputs.iter().for_each(|&v| program.closed[v] = closed);
         let alone = self.group_of_one(graph, &node.op);
+        let closed = (alone || is_same_everywhere(&node.op)) && node.inputs.iter().all(|&v| program.closed[v]);
+        node.outputs.iter().for_each(|&v| program.closed[v] = closed);
         if let &[result] = &node.outputs[..]
             && let Some(found) = self.simple(program, (&op, alone), (&node.inputs, &operands), result)
         {
