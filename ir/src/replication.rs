@@ -21,7 +21,7 @@ use crate::op::Op;
 use crate::types::DType;
 
 /// See the [module](self).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Replication {
     /// For each rank the lowest rank of its part.
     first: Arc<[u32]>,
@@ -31,6 +31,11 @@ impl Replication {
     /// Every rank may hold other bits.
     pub fn none(ranks: u32) -> Self {
         Replication { first: (0..ranks).collect() }
+    }
+
+    /// Whether no two ranks are known to hold the same bits.
+    pub fn is_none(&self) -> bool {
+        self.first.iter().enumerate().all(|(rank, &first)| first as usize == rank)
     }
 
     /// All ranks hold the same bits.
@@ -46,7 +51,7 @@ impl Replication {
         }
     }
 
-    /// The lowest rank that is known to hold the same bits as this one.
+    /// The lowest rank that is known to hold what this rank holds.
     pub fn first(&self, rank: u32) -> u32 {
         self.first.get(rank as usize).copied().unwrap_or(rank)
     }

@@ -47,10 +47,10 @@ pub struct Leaf {
     pub strides: Vec<i64>,
     /// The dtype that the program gives it.
     pub dtype: DType,
+    /// Which ranks hold the same elements, if that is known.
+    pub replication: Option<Replication>,
     /// The data, if they are part of the program.
     pub data: Option<std::sync::Arc<Tensor>>,
-    /// Which ranks hold the same bits of it.
-    pub replication: Replication,
 }
 
 /// A region at given sizes.
@@ -71,8 +71,8 @@ pub struct Template<'a> {
     pub axes: AxisSets<'a>,
     /// The ranks that run it.
     pub ranks: u32,
-    /// Which ranks hold the same bits of each class that the source has.
-    pub replications: &'a HashMap<Class, Replication>,
+    /// Which ranks hold the same bits of the elements of a class.
+    pub replication: &'a HashMap<Class, Replication>,
 }
 
 impl Template<'_> {
@@ -237,15 +237,14 @@ impl<'a> Builder<'a> {
             window.iter().zip(&strides).filter_map(|(span, stride)| Some(span.as_ref()?.start * stride));
         let offset = number(&elements.offset, self.sizes)? + first.sum::<i64>();
         self.map.insert((leaf, window), new);
-        let replication = self.template.replications.get(&elements.class).cloned();
-        let replication = replication.unwrap_or_else(|| Replication::none(self.template.ranks));
+        let replication = self.template.replication.get(&elements.class).cloned();
         Ok(Leaf {
             class: elements.class,
+            replication,
             offset,
             strides,
             dtype: program.types[leaf].dtype,
             data,
-            replication,
         })
     }
 

@@ -14,7 +14,7 @@ use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
 use crate::comparison::{LimitKind, PartLimit, SourceComparison, add_limit};
-use crate::concrete::{Concrete, Leaf, Precision, Template, bindings, work};
+use crate::concrete::{Concrete, Precision, Template, bindings, work};
 use crate::elements::Class;
 use crate::judge::{Pair, Verdict, judge, runs};
 use crate::number::Numbered;
@@ -96,8 +96,8 @@ pub struct Programs<'p, 'a> {
     pub symbols: &'p Table<SymbolId, Symbol>,
     pub buckets: &'p [(usize, &'a Bucket)],
     pub ranks: u32,
-    /// Which ranks hold the same bits of each class of the source.
-    pub replications: &'p HashMap<Class, Replication>,
+    /// Which ranks hold the same bits of the elements of a class.
+    pub replication: &'p HashMap<Class, Replication>,
 }
 
 impl<'p, 'a> Programs<'p, 'a> {
@@ -118,7 +118,7 @@ impl<'p, 'a> Programs<'p, 'a> {
         let of = [(self.source, of_source), (self.planned, of_planned)];
         let templates = of.map(|(program, region)| {
             let axes = AxisSets::new(program, region);
-            Template { program, region, axes, ranks, replications: self.replications }
+            Template { program, region, axes, ranks, replication: self.replication }
         });
         let mut conditions = Conditions::default();
         of.into_iter().for_each(|(program, region)| conditions.add(program, region));
@@ -174,8 +174,8 @@ impl<'p, 'a> Programs<'p, 'a> {
                     // The class stands for the data of the program, which may be large.
                     let class = Region::is_constant(program, leaf).then_some(elements.class);
                     let (offset, strides) = (&elements.offset, &elements.strides);
-                    let replication = self.replications.get(&elements.class);
-                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {replication:?}\n"));
+                    let held = self.replication.get(&elements.class).filter(|held| !held.is_none());
+                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {held:?}\n"));
                 }
             }
             for &n in &region.nodes {
@@ -478,8 +478,7 @@ fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
             let number = numbers.entry(leaf.class).or_insert(next);
             // The class stands for the data of the program, which may be large.
             let class = leaf.data.as_ref().map(|_| leaf.class);
-            let Leaf { offset, strides, replication, .. } = leaf;
-            out.push_str(&format!("{number} {offset} {strides:?} {class:?} {replication:?}\n"));
+            out.push_str(&format!("{number} {} {:?} {class:?}\n", leaf.offset, leaf.strides));
         }
     }
     out

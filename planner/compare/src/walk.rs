@@ -40,10 +40,10 @@ pub(crate) struct Walk<'a, 's> {
     source: Numbered<'a>,
     planned: Numbered<'a>,
     in_source: HashSet<Class>,
-    /// Which ranks hold the same bits of each class of the source.
-    replications: HashMap<Class, Replication>,
     in_planned: HashSet<Class>,
     by_name: HashMap<&'a str, ValueId>,
+    /// Which ranks hold the same bits of the elements of each class of the source.
+    replication: HashMap<Class, Replication>,
     suspects: HashMap<ValueId, Suspect>,
     /// The classes that were taken as equal without a comparison.
     assumed: HashSet<Class>,
@@ -68,19 +68,21 @@ impl<'a, 's> Walk<'a, 's> {
             }
         }
         let of_planned = numbering.begin(planned);
-        let of_values = Replication::of_graph(source);
-        let replications = of_values.iter().filter_map(|(v, replication)| {
-            numbered.elements[v].as_ref().map(|elements| (elements.class, replication.clone()))
-        });
         let classes = |of: &Numbered<'_>| of.elements.values().flatten().map(|e| e.class).collect();
+        let mut replication = HashMap::new();
+        for (v, held) in Replication::of_graph(source).iter() {
+            if let Some(elements) = &numbered.elements[v] {
+                replication.entry(elements.class).or_insert_with(|| held.clone());
+            }
+        }
         let by_name = source.values.iter().filter(|(v, _)| numbered.elements[*v].is_some());
         Walk {
             buckets,
             ranks: planned.ranks.unwrap_or(1),
-            replications: replications.collect(),
             in_source: classes(&numbered),
             in_planned: classes(&of_planned),
             by_name: by_name.map(|(v, value)| (value.name.as_str(), v)).collect(),
+            replication,
             numbering,
             source: numbered,
             planned: of_planned,
@@ -359,12 +361,12 @@ impl<'a, 's> Walk<'a, 's> {
     /// Compares two regions at the selected sizes; the bucket and sizes of the difference.
     fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
         let programs = Programs {
-            replications: &self.replications,
             source: &self.source,
             planned: &self.planned,
             symbols: &self.numbering.symbols,
             buckets: self.buckets,
             ranks: self.ranks,
+            replication: &self.replication,
         };
         let outcome = programs.compare(regions, self.shared);
         if matches!(outcome.verdict, Verdict::Equal(_)) {

@@ -87,6 +87,36 @@ fn what_is_written_in_another_way_is_equal_by_comparison() {
     }
 }
 
+/// Many nodes between what gives ranks a common value and the node that is compared, of which each is a node of both programs.
+fn layers(from: &str) -> String {
+    let one = |i: usize| {
+        format!(
+            "%p{i}: f32[t, 16] = matmul %h{i}, %v\n%r{i}: f32[t, 16] = rms_norm %p{i}, %g axes=1 eps=1e-5 round_first=false\n\
+             %h{}: f32[t, 16] = add %r{i}, %h{i}\n",
+            i + 1
+        )
+    };
+    let common = "%v: f32[16, 16] = broadcast %w root=0 group=@w\n";
+    let layers: String = (0..20).map(one).collect();
+    // The weight of the norms is the same on all ranks as well.
+    format!("{common}{from}%u: f32[16] = broadcast %g root=1 group=@w\n{}", layers.replace(", %g ", ", %u "))
+}
+
+#[test]
+fn ranks_draw_what_they_have_in_common() {
+    let same = layers("%h0: f32[t, 16] = all_reduce %x op=sum group=@w\n");
+    let source = format!(
+        "{same}%b: f32[t, 16] = broadcast %h20 root=1 group=@w\n%y: f32[t, 16] = exp %b\nreturn %y\n"
+    );
+    let planned = format!("{same}%y: f32[t, 16] = exp %h20\nreturn %y\n");
+    let (found, all) = outcome(&source, &planned);
+    assert_eq!(found, SourceStatus::EqualByParts, "{all:#?}");
+    // Without the all-reduce each rank has its own.
+    let other = layers("%h0: f32[t, 16] = neg %x\n");
+    let (found, _) = outcome(&source.replace(&same, &other), &planned.replace(&same, &other));
+    assert_eq!(found, SourceStatus::Different);
+}
+
 #[test]
 fn changes_at_some_sizes_alone_are_found() {
     let slice = |start: &str| format!("%a: f32[1, 16] = slice %x axis=0 start={start} step=1\nreturn %a\n");
