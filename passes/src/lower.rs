@@ -1,7 +1,7 @@
 //! Lowering: how each collective runs.
 //!
-//! The program is cut into `region`s around its collectives. For each region that differs from all others
-//! an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
+//! Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced`). Then the
+//! program is cut into `region`s around its collectives. For each region that differs from all others an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
 //! `extract`ed, by the times of the machine profile and the copies that a placement would force. Equal
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
 //! `build` from the solutions.
@@ -12,6 +12,8 @@
 
 mod beside;
 mod build;
+mod coalesce;
+mod coalesced;
 mod context;
 mod extract;
 mod imported;
@@ -29,6 +31,8 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
 
 use crate::error::{PassError, verified_after};
+pub use coalesce::{COALESCE, CoalesceConfig, Reach, Set as CoalescedSet};
+use coalesced::Coalesced;
 use context::Context;
 pub use context::Overlap;
 use extract::Cost;
@@ -57,6 +61,8 @@ pub struct LowerConfig {
     /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
     /// cannot lose to plain.
     pub exits_kept: BTreeSet<String>,
+    /// Sets of collectives, each of which becomes one ([`coalescible`]).
+    pub coalesced: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
@@ -74,6 +80,7 @@ impl LowerConfig {
             symmetric: None,
             overlap: Overlap::Possible,
             exits_kept: BTreeSet::new(),
+            coalesced: Vec::new(),
             numerics: Numerics::STRICT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
@@ -115,8 +122,28 @@ pub fn lower_with_report(
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
     let graph = narrowed(graph, config)?;
-    let context = context(&graph, config)?;
-    let regions = region::cut(&graph, &config.bound, config.numerics, &context);
+    let mut context = context(&graph, config)?;
+    let sets = &config.coalesced;
+    if sets.is_empty() {
+        return choose(&graph, context, config);
+    }
+    let Coalesced { graph: coalesced, names } = coalesced::build(&graph, sets)
+        .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
+    coalesce::rename(&graph, sets, &names, &mut context);
+    let (out, decisions, mut report) = choose(&coalesced, context.clone(), config)?;
+    report.fired.insert(COALESCE.into(), sets.len());
+    let decisions = coalesce::decisions(&graph, sets, &names, &context, decisions);
+    Ok((out, decisions, report))
+}
+
+/// Chooses how each collective runs.
+fn choose(
+    graph: &Graph,
+    context: Context,
+    config: &LowerConfig,
+) -> Result<(Graph, Vec<Decision>, Report), PassError> {
+    let context = Arc::new(context);
+    let regions = region::cut(graph, &config.bound, config.numerics, &context);
     let rules = RuleSets::compiled(config.numerics).map_err(PassError::Internal)?;
     let mut known: HashMap<&Key, usize> = HashMap::new();
     let mut solutions: Vec<Solution> = Vec::new();
@@ -126,7 +153,7 @@ pub fn lower_with_report(
             Some(&at) => at,
             None => {
                 let solution = solve(&region.key, &context, &rules, &config.limits)
-                    .ok_or_else(|| unsolved(&graph, region))?;
+                    .ok_or_else(|| unsolved(graph, region))?;
                 known.insert(&region.key, solutions.len());
                 solutions.push(solution);
                 solutions.len() - 1
@@ -139,7 +166,7 @@ pub fn lower_with_report(
         .zip(solved)
         .map(|(region, at)| build::Solved { region, solution: &solutions[at] })
         .collect();
-    let (out, names) = build::build(&graph, &solved)
+    let (out, names) = build::build(graph, &solved)
         .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))?;
     if cfg!(debug_assertions) {
         verified_after("lower", &out)?;
@@ -152,6 +179,7 @@ pub fn lower_with_report(
         }
     }
     decisions.sort_by_key(|(node, _)| *node);
+    let decisions = decisions.into_iter().map(|(_, d)| d).collect();
     let mut report = Report {
         regions: regions.len(),
         distinct: solutions.len(),
@@ -161,7 +189,21 @@ pub fn lower_with_report(
     for (rule, times) in solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
     }
-    Ok((out, decisions.into_iter().map(|(_, d)| d).collect(), report))
+    Ok((out, decisions, report))
+}
+
+/// The sets of collectives that are faster as one collective each, by the profile. Whether a program is faster with them depends on
+/// its schedule, too.
+///
+/// # Errors
+/// As [`lower()`].
+pub fn coalescible(
+    graph: &Graph,
+    config: &LowerConfig,
+    coalesce: &CoalesceConfig,
+) -> Result<Vec<CoalescedSet>, PassError> {
+    let graph = narrowed(graph, config)?;
+    Ok(coalesce::sets(&graph, &context(&graph, config)?, coalesce))
 }
 
 /// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
@@ -170,7 +212,7 @@ pub fn lower_with_report(
 /// As [`lower()`].
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrowed(graph, config)?;
-    Ok(beside::computation_us(&graph, &*context(&graph, config)?))
+    Ok(beside::computation_us(&graph, &context(&graph, config)?))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
@@ -192,7 +234,7 @@ fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
     Ok(out)
 }
 
-fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassError> {
+fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
     for (n, node) in graph.nodes.iter() {
         let Op::Collective(c) = &node.op else { continue };
         if config.profile.curve(&c.kind, Variant::Plain, None, 2).is_none() {
@@ -203,7 +245,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
             });
         }
     }
-    Ok(Arc::new(Context {
+    Ok(Context {
         profile: config.profile.clone(),
         sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
         symbols: graph.symbols.clone(),
@@ -211,7 +253,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         symmetric: config.symmetric,
         overlap: config.overlap.clone(),
         exits_kept: config.exits_kept.clone(),
-    }))
+    })
 }
 
 fn unsolved(graph: &Graph, region: &Region) -> PassError {
