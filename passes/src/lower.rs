@@ -18,6 +18,7 @@ mod coalesce;
 mod coalesced;
 mod context;
 mod decisions;
+mod exact;
 mod extract;
 mod imported;
 mod language;

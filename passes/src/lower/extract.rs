@@ -5,7 +5,8 @@
 //! nodes share is not paid twice; roots are taken one after another, and what earlier ones took is free for
 //! later ones. This is exact for the tree-like regions that programs have. Elsewhere the order of the roots matters: a sum
 //! of all-reduces that is taken before its parts are known to be needed costs a collective more. The caller tries both
-//! directions and compares the result with the program as it was ([`Traffic`]) and with plain everywhere.
+//! directions, compares the result with the program as it was ([`Traffic`]) and with plain everywhere, and looks for a cheaper one by an
+//! exact search as far as that ends in time ([`super::exact`]).
 //!
 //! All orders are those of ids and nodes, and of two equal costs the first is kept, with plain before all
 //! others: equal inputs give equal results on every machine.
@@ -52,7 +53,7 @@ pub type Taken = BTreeMap<Id, Lang>;
 /// Rounds of the search; regions need about as many as they are deep.
 const MAX_ROUNDS: usize = 64;
 /// Differences of times below this, in microseconds, are none.
-const EPSILON: f64 = 1e-9;
+pub const EPSILON: f64 = 1e-9;
 
 /// The cost of a node of a class, without what it uses; `None` if it cannot be run.
 pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
@@ -104,8 +105,13 @@ pub fn cheapest(graph: &Graph, roots: &[Id], uses: &Uses) -> Option<(Taken, Take
         let best = search(graph, uses, &taken);
         collect(graph, graph.find(root), &best, &mut taken)?;
     }
-    let all = search(graph, uses, &taken);
-    Some((taken, all.into_iter().map(|(id, b)| (id, b.node)).collect()))
+    let all = cheapest_beside(graph, uses, &taken);
+    Some((taken, all))
+}
+
+/// For every class the cheapest by itself, given what is taken.
+pub fn cheapest_beside(graph: &Graph, uses: &Uses, taken: &Taken) -> Taken {
+    search(graph, uses, taken).into_iter().map(|(id, best)| (id, best.node)).collect()
 }
 
 /// Of the nodes of a class that are a collective run by some variant, the cheapest with the same operands.
@@ -238,7 +244,8 @@ fn assemble(graph: &Graph, id: Id, node: &Lang, own: f64, best: &BTreeMap<Id, Be
     Some(Best { node: node.clone(), own, total, needs })
 }
 
-fn is_plain(node: &Lang) -> bool {
+/// Whether a node is a collective that is run by plain.
+pub fn is_plain(node: &Lang) -> bool {
     matches!(node, Lang::Collective(_, Some(Variant::Plain), _))
 }
 

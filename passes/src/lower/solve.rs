@@ -8,6 +8,7 @@ use symmc_ir::{CollectiveKind, Numerics, Op, Variant};
 
 use super::context::{Context, Surroundings};
 use super::decisions::{Chooser, Decided};
+use super::exact;
 use super::extract::{self, Taken, Traffic, Uses};
 use super::imported::Imported;
 use super::language::{Facts, Graph, Lang};
@@ -125,7 +126,7 @@ fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, Variant)
 /// The rules of a lowering.
 pub struct RuleSets {
     /// All that the numerics classes of the plan allow.
-    all: Vec<Rewrite<Lang, Facts>>,
+    pub all: Vec<Rewrite<Lang, Facts>>,
     /// The rules whose two sides have equal bits.
     exact: Vec<Rewrite<Lang, Facts>>,
 }
@@ -145,14 +146,17 @@ impl RuleSets {
 }
 
 /// A region as an e-graph to which rules were applied.
-struct Saturated {
-    graph: Graph,
-    imported: Imported,
+pub struct Saturated {
+    /// The e-graph.
+    pub graph: Graph,
+    /// The nodes of the region.
+    pub imported: Imported,
     fired: Vec<(String, usize)>,
 }
 
 impl Saturated {
-    fn new(
+    /// The e-graph of a region once no rule changes it, or a limit is reached; `None` for an op that has no place in a region.
+    pub fn new(
         key: &Key,
         context: &Arc<Context>,
         rules: &[Rewrite<Lang, Facts>],
@@ -196,6 +200,13 @@ impl Saturated {
             }
             roots.reverse();
         }
+        let is_allowed = |taken: &Taken| {
+            Traffic::of(&self.graph, taken, &roots).is_some_and(|traffic| traffic.is_within(&allowed))
+        };
+        if let Some(taken) = exact::cheaper(&self.graph, &roots, &uses, least, &is_allowed) {
+            let best = extract::cheapest_beside(&self.graph, &uses, &taken);
+            found = Some((taken, best));
+        }
         found
     }
 
@@ -214,7 +225,7 @@ impl Saturated {
 }
 
 /// How the classes of a region are used.
-fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
+pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
     let outputs = imported.classes(graph, key, |u| u.output).into_iter().collect();
     let all = imported.classes(graph, key, |_| true);
     // Results that became equal have the readers of all of them.
