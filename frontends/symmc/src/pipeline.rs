@@ -121,14 +121,14 @@ impl Pipeline<'_> {
         plan: Plan,
     ) -> Result<Attempt, Error> {
         let mut best = self.attempt(inputs, plan)?;
-        self.chosen_by_schedule(buckets, &mut best)?;
+        self.choose_by_schedule(buckets, &mut best)?;
         self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
-        self.coalesced(buckets, &mut best)?;
+        self.try_coalescing(buckets, &mut best)?;
         Ok(best)
     }
 
     /// Chooses variants with the overlap and the exit barriers that the best plan so far has.
-    fn chosen_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
+    fn choose_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
         let mut kept: Vec<BTreeSet<String>> = Vec::new();
         for _ in 0..ROUNDS {
             let mut seen = best.seen.clone();
@@ -148,7 +148,7 @@ impl Pipeline<'_> {
 
     /// Coalesces collectives, within each of a few reaches, where that costs less. Variants are first chosen with the overlap that
     /// those of the best plan were chosen with, and then with the overlap that they have.
-    fn coalesced(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
+    fn try_coalescing(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
         let rewritten: Vec<BTreeSet<String>> = best.plan.buckets.iter().map(rewritten).collect();
         let nodes = self.canonical.nodes.len() * buckets.len();
         let tries = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
@@ -161,10 +161,10 @@ impl Pipeline<'_> {
             tried.push(sets.clone());
             let choice =
                 Choice { seen: best.chosen_with.clone(), coalesced: sets.clone(), ..Choice::default() };
-            let Some(other) = self.attempted(buckets, best, &choice)? else { continue };
+            let Some(other) = self.plan_choice(buckets, best, &choice)? else { continue };
             let own = Choice { seen: other.seen.clone(), coalesced: sets.clone(), ..Choice::default() };
-            if self.take(buckets, best, other)? || self.improve(buckets, best, &own)? {
-                self.chosen_by_schedule(buckets, best)?;
+            if self.take_better(buckets, best, other)? || self.improve(buckets, best, &own)? {
+                self.choose_by_schedule(buckets, best)?;
             }
             if reach.least_startup == 0.0 {
                 self.improve(buckets, best, &Choice { plain: true, coalesced: sets, ..Choice::default() })?;
@@ -196,14 +196,14 @@ impl Pipeline<'_> {
     /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
     /// planned is no better.
     fn improve(&self, buckets: &[BucketRequest], best: &mut Attempt, choice: &Choice) -> Result<bool, Error> {
-        match self.attempted(buckets, best, choice)? {
-            Some(other) => self.take(buckets, best, other),
+        match self.plan_choice(buckets, best, choice)? {
+            Some(other) => self.take_better(buckets, best, other),
             None => Ok(false),
         }
     }
 
     /// The plan of another choice; `None` if that is the same program as the best one, or cannot be planned.
-    fn attempted(
+    fn plan_choice(
         &self,
         buckets: &[BucketRequest],
         best: &Attempt,
@@ -221,7 +221,12 @@ impl Pipeline<'_> {
     }
 
     /// Takes another plan for the buckets where it costs less; whether there are any.
-    fn take(&self, buckets: &[BucketRequest], best: &mut Attempt, mut other: Attempt) -> Result<bool, Error> {
+    fn take_better(
+        &self,
+        buckets: &[BucketRequest],
+        best: &mut Attempt,
+        mut other: Attempt,
+    ) -> Result<bool, Error> {
         let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {
             return Ok(false);
