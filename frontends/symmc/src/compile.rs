@@ -52,7 +52,14 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let canonical = canonical(program)?;
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, among_others: false };
+    let pipeline = Pipeline {
+        program,
+        config,
+        canonical: &canonical,
+        bound: &bound,
+        among_others: false,
+        coalesces: true,
+    };
     let buckets = ranges::buckets(&canonical, config, &bound)?;
     lap("divide");
     let plan = refined(&pipeline, buckets, &ranges::unasked(&canonical, config))?;
@@ -66,7 +73,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     Ok((plan, times))
 }
 
-/// The plan of a program for these buckets, which nobody runs: it is not checked.
+/// The plan of a program for these buckets, which nobody runs: it is not checked, and no collectives are coalesced.
 ///
 /// # Errors
 /// As [`compile`], except that the plan is not checked.
@@ -77,7 +84,14 @@ pub fn plan_to_estimate(
 ) -> Result<ReadPlan, Error> {
     let canonical = canonical(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, among_others: false };
+    let pipeline = Pipeline {
+        program,
+        config,
+        canonical: &canonical,
+        bound: &bound,
+        among_others: false,
+        coalesces: false,
+    };
     let plan = pipeline.planned(buckets)?.plan;
     let defect = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Defect, error.to_string());
     let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
@@ -171,7 +185,14 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
     let canonical = canonical(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let buckets = ranges::buckets(&canonical, config, &bound)?;
-    let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, among_others: false };
+    let pipeline = Pipeline {
+        program,
+        config,
+        canonical: &canonical,
+        bound: &bound,
+        among_others: false,
+        coalesces: true,
+    };
     let lowered = pipeline.lower(&buckets, &Choice::default())?;
     Ok(lowered.inputs.into_iter().map(|input| input.graph).collect())
 }

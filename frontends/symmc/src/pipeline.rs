@@ -29,6 +29,8 @@ pub struct Pipeline<'a> {
     pub bound: &'a BTreeSet<InputId>,
     /// Whether the buckets are some of several.
     pub among_others: bool,
+    /// Whether collectives may be coalesced.
+    pub coalesces: bool,
 }
 
 impl Pipeline<'_> {
@@ -119,14 +121,14 @@ impl Pipeline<'_> {
         plan: Plan,
     ) -> Result<Attempt, Error> {
         let mut best = self.attempt(inputs, plan)?;
-        self.chosen_by_schedule(buckets, &mut best)?;
+        self.choose_by_schedule(buckets, &mut best)?;
         self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
-        self.coalesced(buckets, &mut best)?;
+        self.try_coalescing(buckets, &mut best)?;
         Ok(best)
     }
 
     /// Chooses variants with the overlap and the exit barriers that the best plan so far has.
-    fn chosen_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
+    fn choose_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
         let mut kept: Vec<BTreeSet<String>> = Vec::new();
         for _ in 0..ROUNDS {
             let mut seen = best.seen.clone();
@@ -144,8 +146,9 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Coalesces collectives, within each of a few reaches, where that costs less.
-    fn coalesced(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
+    /// Coalesces collectives, within each of a few reaches, where that costs less. Variants are first chosen with the overlap that
+    /// those of the best plan were chosen with, and then with the overlap that they have.
+    fn try_coalescing(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
         let rewritten: Vec<BTreeSet<String>> = best.plan.buckets.iter().map(rewritten).collect();
         let nodes = self.canonical.nodes.len() * buckets.len();
         let tries = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
@@ -155,11 +158,16 @@ impl Pipeline<'_> {
             if sets.iter().all(Vec::is_empty) || tried.contains(&sets) {
                 continue;
             }
+            tried.push(sets.clone());
             let choice =
                 Choice { seen: best.chosen_with.clone(), coalesced: sets.clone(), ..Choice::default() };
-            tried.push(sets);
-            if self.improve(buckets, best, &choice)? {
-                self.chosen_by_schedule(buckets, best)?;
+            let Some(other) = self.plan_choice(buckets, best, &choice)? else { continue };
+            let own = Choice { seen: other.seen.clone(), coalesced: sets.clone(), ..Choice::default() };
+            if self.take_better(buckets, best, other)? || self.improve(buckets, best, &own)? {
+                self.choose_by_schedule(buckets, best)?;
+            }
+            if reach.least_startup == 0.0 {
+                self.improve(buckets, best, &Choice { plain: true, coalesced: sets, ..Choice::default() })?;
             }
         }
         Ok(())
@@ -172,6 +180,9 @@ impl Pipeline<'_> {
         rewritten: &[BTreeSet<String>],
         reach: Reach,
     ) -> Result<Vec<Vec<CoalescedSet>>, Error> {
+        if !self.coalesces {
+            return Ok(vec![Vec::new(); buckets.len()]);
+        }
         let sets = buckets.iter().enumerate().map(|(b, bucket)| {
             let choice = Choice::default();
             let choice = BucketChoice { number: b, symbols: &bucket.ranges, choice: &choice };
@@ -185,14 +196,37 @@ impl Pipeline<'_> {
     /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
     /// planned is no better.
     fn improve(&self, buckets: &[BucketRequest], best: &mut Attempt, choice: &Choice) -> Result<bool, Error> {
+        match self.plan_choice(buckets, best, choice)? {
+            Some(other) => self.take_better(buckets, best, other),
+            None => Ok(false),
+        }
+    }
+
+    /// The plan of another choice; `None` if that is the same program as the best one, or cannot be planned.
+    fn plan_choice(
+        &self,
+        buckets: &[BucketRequest],
+        best: &Attempt,
+        choice: &Choice,
+    ) -> Result<Option<Attempt>, Error> {
         let inputs = self.lower(buckets, choice)?.inputs;
         if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
-            return Ok(false);
+            return Ok(None);
         }
-        let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(false) };
+        let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(None) };
         let mut other = self.attempt(inputs, plan)?;
         other.coalesced.clone_from(&choice.coalesced);
         other.chosen_with.clone_from(&choice.seen);
+        Ok(Some(other))
+    }
+
+    /// Takes another plan for the buckets where it costs less; whether there are any.
+    fn take_better(
+        &self,
+        buckets: &[BucketRequest],
+        best: &mut Attempt,
+        mut other: Attempt,
+    ) -> Result<bool, Error> {
         let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {
             return Ok(false);
@@ -262,17 +296,17 @@ const ROUNDS: u32 = 2;
 
 /// Which collectives are coalesced, of all sizes and however far from each other.
 const WIDEST: Reach = Reach { window_us: f64::INFINITY, least_startup: 0.0 };
-/// What is tried. Small collectives are those of whose time half is start-up; the rates of the machine profile say which these are.
+/// The reaches that are tried. Start-up is half of the time of small collectives.
 const COALESCING: &[Reach] = &[
     Reach { window_us: 160.0, least_startup: 0.5 },
     Reach { window_us: f64::INFINITY, least_startup: 0.5 },
-    Reach { window_us: 10.0, least_startup: 0.0 },
     Reach { window_us: 160.0, least_startup: 0.0 },
     Reach { window_us: 640.0, least_startup: 0.0 },
+    Reach { window_us: 10.0, least_startup: 0.0 },
 ];
 /// The number of these that are tried for programs whose buckets have more than [`LARGE`] nodes together.
-const FEW: usize = 2;
-const LARGE: usize = 4_000;
+const FEW: usize = 4;
+const LARGE: usize = 1_500;
 
 /// What a choice of variants is made with, for all buckets.
 #[derive(Default)]

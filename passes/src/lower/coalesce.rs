@@ -3,10 +3,10 @@
 //!
 //! Collectives of one kind, with the same attributes, between the same cells and of one dtype can be coalesced where none needs
 //! another. Sets are chosen in one walk in program order, except that collectives come right after their operands: a program may have
-//! the all-reduces of all gradients at its end. A collective joins an open set if that saves time by the profile: what it
-//! takes alone, against what the larger collective takes more, and the copies that its operand and its result need. Sets whose first
-//! member is too long ago, measured in computation, are closed: members would wait for each other. Whether waiting is worth it depends
-//! on the schedule, so the driver tries several such distances and compares plans.
+//! the all-reduces of all gradients at its end. A collective joins an open set if that saves time by the profile: its time alone must
+//! exceed the growth of the larger collective and the copies of its operand and its result. A set is closed once the computation since
+//! its first member exceeds a window, because members wait for each other. Whether waiting is worth it depends on the schedule, so the
+//! driver tries several windows and compares plans.
 //!
 //! Coalescing must leave a program that can be ordered. For each node the walk knows the open sets that it depends on, and for each
 //! open set those that it depends on, as bits. A collective joins no set that it depends on, also by way of other sets. So no two sets
@@ -28,7 +28,7 @@ use super::context::{Context, Overlap, Surroundings};
 /// Collectives that become one, in the order in which their operands are there.
 pub type Set = Vec<NodeId>;
 
-/// The most bytes of a coalesced collective: of larger ones a start-up is no part that counts.
+/// The most bytes of a coalesced collective: the start-up is a negligible part of larger ones.
 const MOST_BYTES: u64 = 1 << 28;
 /// The most sets that are open at once: they are bits of a word.
 const OPEN: usize = u64::BITS as usize;
@@ -58,7 +58,7 @@ pub const COALESCE: &str = "coalesce_collectives";
 /// The way of a collective that another one stands for.
 const ABSORBED: &str = "absorbed";
 
-/// Lets what a schedule shows of the members of each set hold for the collective of this name that stands for the set.
+/// Copies the overlap and the exit barriers that a schedule shows of the members of each set to the coalesced collective of this name.
 pub fn rename(graph: &Graph, sets: &[Set], names: &[String], context: &mut Context) {
     for (set, name) in sets.iter().zip(names) {
         let members = || set.iter().map(|&id| graph.node_name(id));
@@ -119,7 +119,7 @@ pub fn decisions(
     out
 }
 
-/// What collectives have in common that can be coalesced.
+/// The properties that collectives share that can be coalesced.
 #[derive(PartialEq, Eq, Hash)]
 struct Kinship {
     kind: CollectiveKind,
@@ -137,7 +137,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Those of a kind of collective among so many ranks; none for what cannot be coalesced.
+    /// Those of a kind of collective among so many ranks; none for collectives that cannot be coalesced.
     pub fn of(kind: &CollectiveKind, ranks: u32) -> Option<Rows> {
         if ranks < 2 {
             return None;
@@ -160,9 +160,9 @@ struct Candidate {
     /// Its [`Kinship`], by number.
     kin: usize,
     bytes: u64,
-    /// What it takes alone.
+    /// Its time alone.
     alone_us: f64,
-    /// What copies take if it is coalesced.
+    /// The time of copies if it is coalesced.
     copies_us: f64,
 }
 
@@ -259,7 +259,7 @@ fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
     nodes.iter().map(|id| depth[id.index()]).eq(1..=nodes.len())
 }
 
-/// What a collective has in common with those that it can be coalesced with, if any can be.
+/// The kinship of a collective; none if it cannot be coalesced.
 fn kinship(graph: &Graph, context: &Context, node: &Node) -> Option<Kinship> {
     let (collective, bytes) = sized(graph, context, node)?;
     Rows::of(&collective.kind, context.ranks(collective.group))?;
@@ -285,7 +285,7 @@ fn fastest(context: &Context, collective: &Collective, bytes: u64) -> Option<f64
     variants.filter_map(of).min_by(f64::total_cmp)
 }
 
-/// What copies coalescing needs.
+/// Estimates the copies that coalescing needs.
 struct Copies<'a> {
     graph: &'a Graph,
     context: &'a Context,
@@ -357,7 +357,7 @@ struct Open {
     kin: usize,
     members: Set,
     bytes: u64,
-    /// What its members save, each by itself in the order in which they joined.
+    /// The time that it saves.
     saved_us: f64,
     alone_us: f64,
     copies_us: f64,
@@ -414,7 +414,7 @@ impl Walk<'_> {
         slot
     }
 
-    /// What a set saves with another member.
+    /// The time that a set saves with another member.
     fn saved_us(&self, id: NodeId, open: &Open, candidate: &Candidate) -> Option<f64> {
         let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MOST_BYTES)?;
         let collective = self.graph.nodes[id].op.as_collective()?;
@@ -453,7 +453,7 @@ impl Walk<'_> {
         oldest
     }
 
-    /// Ends a set: what depends on it depends on what it depends on.
+    /// Ends a set. Nodes that depend on it then depend on the open sets that it depends on.
     fn close(&mut self, slot: usize) {
         let Some(closed) = self.open[slot].take() else { return };
         let bit = 1 << slot;

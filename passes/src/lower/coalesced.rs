@@ -56,15 +56,15 @@ pub fn build(graph: &Graph, sets: &[Set]) -> Option<Coalesced> {
     Some(Coalesced { graph: builder.to, names })
 }
 
-/// What the new program has in place of nodes of the old one.
+/// A node of the old program, or a set of them that becomes one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Unit {
     Node(NodeId),
     Set(usize),
 }
 
-/// The units in an order in which they can run: program order, with each set in place of its last member. What needs a result of a
-/// set comes after it. `None` if there is no such order.
+/// The units in an order in which they can run: program order, with each set in place of its last member. Nodes that need a result
+/// of a set come after it. `None` if there is no such order.
 fn order(graph: &Graph, sets: &[Set], set_of: &[Option<usize>]) -> Option<Vec<Unit>> {
     let unit = |id: NodeId| set_of[id.index()].map_or(Unit::Node(id), Unit::Set);
     let place = |unit: Unit| match unit {
@@ -107,7 +107,6 @@ struct Builder<'a> {
 }
 
 /// A run of elements of a value with one axis.
-#[derive(Clone)]
 struct Piece {
     of: ValueId,
     start: Dim,
@@ -207,28 +206,29 @@ impl<'a> Builder<'a> {
         (own.kind == collective.kind && same_cells).then_some(Member { operand, result, columns, received })
     }
 
-    /// The value whose pieces, one after another, the operands are: what a set before this one gives. The members are in their order
-    /// then.
+    /// The result of an earlier set whose pieces, one after another, are the operands. The members are sorted by their pieces then.
     fn whole(&self, members: &mut Vec<Member>, rows: Rows) -> Option<ValueId> {
-        let found = members.iter().map(|m| self.pieces.get(&m.operand).cloned());
-        let pieces = found.collect::<Option<Vec<Piece>>>().filter(|_| rows.operand == 1)?;
+        let found = members.iter().map(|m| self.pieces.get(&m.operand));
+        let pieces = found.collect::<Option<Vec<&Piece>>>().filter(|_| rows.operand == 1)?;
         let whole = pieces.first()?.of;
-        let mut sorted: Vec<usize> = Vec::with_capacity(pieces.len());
+        let by_start: HashMap<&Dim, usize> =
+            pieces.iter().enumerate().filter(|(_, p)| p.of == whole).map(|(k, p)| (&p.start, k)).collect();
+        let mut place = vec![None; pieces.len()];
         let mut end = Dim::from(0);
-        for _ in 0..pieces.len() {
-            let next = (0..pieces.len())
-                .find(|k| pieces[*k].of == whole && pieces[*k].start == end && !sorted.contains(k))?;
+        for at in 0..pieces.len() {
+            let &next = by_start.get(&end)?;
+            if place[next].replace(at).is_some() {
+                return None;
+            }
             end = end + pieces[next].count.clone();
-            sorted.push(next);
         }
         if self.to.ty(whole).shape != [end] {
             return None;
         }
-        let place: Vec<usize> =
-            (0..pieces.len()).filter_map(|k| sorted.iter().position(|&s| s == k)).collect();
-        let mut placed: Vec<(usize, Member)> = place.into_iter().zip(std::mem::take(members)).collect();
+        let mut placed: Vec<(Option<usize>, Member)> =
+            place.into_iter().zip(std::mem::take(members)).collect();
         placed.sort_by_key(|(place, _)| *place);
-        members.extend(placed.into_iter().map(|(_, m)| m));
+        members.extend(placed.into_iter().map(|(_, member)| member));
         Some(whole)
     }
 

@@ -1,4 +1,4 @@
-//! Coalescing on random programs: which sets can be one collective, and what they compute then.
+//! Coalescing on random programs: the sets that can be one collective, and their results.
 
 use std::collections::BTreeSet;
 

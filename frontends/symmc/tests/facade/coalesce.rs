@@ -1,8 +1,8 @@
-//! Coalesced collectives: which programs have them once they are planned, and what they compute then.
+//! Coalesced collectives: the programs that have them once they are planned, and their results.
 
 use symmc::{Backend, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Weights, Workload};
 
-/// Two values, each of which is computed, and what is done with the all-reduces of both.
+/// Two computed values; the body of a program reduces both.
 const HEAD: &str = "program \"p\" ranks 4\ngroup @w world\ngroup @v [[0, 1], [2, 3]]\ngroup @u [[0, 1, 2, 3]]\n\
     arg %x: i32[4, 96]\narg %y: i32[3]\n%a: i32[4, 96] = neg %x\n%b: i32[3] = abs %y\n";
 
@@ -23,7 +23,7 @@ fn collectives(plan: &CheckedPlan) -> usize {
     graph.nodes.values().filter(|node| node.op.as_collective().is_some()).count()
 }
 
-/// Host ranks compute what the interpreter computes for the source, to the bit, and the plan is the source, node for node.
+/// Host ranks and the interpreter give equal bits, and the plan equals its source node for node.
 fn check(program: &Program, plan: &CheckedPlan) {
     let compared = symmc::compare_with_source(plan);
     assert!(compared.differences.is_empty() && compared.parts.is_empty(), "{compared:?}");
@@ -59,7 +59,7 @@ fn small_collectives_that_do_not_need_each_other_are_one() {
         (2, both(&reduce("a", "sum", "w"), &reduce("b", "max", "w"))),
         (2, both(&reduce("a", "sum", "w"), &reduce("b", "sum", "v"))),
         (2, both("broadcast %a root=2 group=@w", "broadcast %b root=1 group=@w")),
-        // What the collectives give is returned, or what they take is given.
+        // Results of the collectives are returned, or operands are inputs.
         (2, sums.replace("return %t\nreturn %u", "return %r\nreturn %s")),
         (2, both(&reduce("x", "sum", "w"), &reduce("y", "sum", "w"))),
         // One is read by the other.
