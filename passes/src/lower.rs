@@ -26,14 +26,15 @@ pub mod rules;
 mod solve;
 mod sums;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
+use symmc_ir::{Graph, GroupId, InputId, Numerics, NumericsClass, Op, SymbolId, Variant};
 
+use crate::canon::groups::groups_of_all_reduces;
 use crate::error::{PassError, verified_after};
 use context::Context;
 pub use context::Overlap;
@@ -121,8 +122,12 @@ pub fn lower_with_report(
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
-    let graph = narrowed(graph, config)?;
-    let context = context(&graph, config)?;
+    let mut graph = narrowed(graph, config)?;
+    let groups_of_both = match config.numerics.allows(NumericsClass::Reassociate) {
+        true => groups_of_all_reduces(&mut graph),
+        false => BTreeMap::new(),
+    };
+    let context = context(&graph, config, groups_of_both)?;
     let regions = region::cut(&graph, &config.bound, config.numerics, &context);
     let mut solver = Solver {
         graph: &graph,
@@ -254,7 +259,7 @@ impl<'a> Solver<'a> {
 /// As [`lower()`].
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrowed(graph, config)?;
-    Ok(beside::computation_us(&graph, &*context(&graph, config)?))
+    Ok(beside::computation_us(&graph, &*context(&graph, config, BTreeMap::new())?))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
@@ -281,7 +286,11 @@ fn without_variants(mut graph: Graph) -> Graph {
     graph
 }
 
-fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassError> {
+fn context(
+    graph: &Graph,
+    config: &LowerConfig,
+    groups_of_both: BTreeMap<(GroupId, GroupId), GroupId>,
+) -> Result<Arc<Context>, PassError> {
     for (n, node) in graph.nodes.iter() {
         let Op::Collective(c) = &node.op else { continue };
         if config.profile.curve(&c.kind, Variant::Plain, None, 2).is_none() {
@@ -300,6 +309,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         symmetric: config.symmetric,
         overlap: config.overlap.clone(),
         exits_kept: config.exits_kept.clone(),
+        groups_of_both,
     }))
 }
 
