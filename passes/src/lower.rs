@@ -1,7 +1,7 @@
 //! Lowering: how each collective runs.
 //!
-//! The program is cut into `region`s around its collectives. For each region that differs from all others
-//! an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
+//! Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced`). Then the
+//! program is cut into `region`s around its collectives. For each region that differs from all others an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
 //! `extract`ed, by the times of the machine profile and the copies that a placement would force. Equal
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
 //! `build` from the solutions.
@@ -14,6 +14,8 @@
 
 mod beside;
 mod build;
+mod coalesce;
+mod coalesced;
 mod context;
 mod decisions;
 mod extract;
@@ -32,10 +34,12 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, GroupId, InputId, Numerics, NumericsClass, Op, SymbolId, Variant};
+use symmc_ir::{Graph, InputId, Numerics, NumericsClass, Op, SymbolId, Variant};
 
 use crate::canon::groups::groups_of_all_reduces;
 use crate::error::{PassError, verified_after};
+pub use coalesce::{COALESCE, CoalesceConfig, Reach, Set as CoalescedSet};
+use coalesced::Coalesced;
 use context::Context;
 pub use context::Overlap;
 use decisions::Decided;
@@ -65,6 +69,8 @@ pub struct LowerConfig {
     /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
     /// cannot lose to plain.
     pub exits_kept: BTreeSet<String>,
+    /// Sets of collectives, each of which becomes one ([`coalescible`]).
+    pub coalesced: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
@@ -82,6 +88,7 @@ impl LowerConfig {
             symmetric: None,
             overlap: Overlap::Possible,
             exits_kept: BTreeSet::new(),
+            coalesced: Vec::new(),
             numerics: Numerics::EXACT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
@@ -127,10 +134,31 @@ pub fn lower_with_report(
         true => groups_of_all_reduces(&mut graph),
         false => BTreeMap::new(),
     };
-    let context = context(&graph, config, groups_of_both)?;
-    let regions = region::cut(&graph, &config.bound, config.numerics, &context);
+    let mut context = context(&graph, config)?;
+    context.groups_of_both = groups_of_both;
+    let sets = &config.coalesced;
+    if sets.is_empty() {
+        return choose(&graph, context, config);
+    }
+    let Coalesced { graph: coalesced, names } = coalesced::build(&graph, sets)
+        .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
+    coalesce::rename(&graph, sets, &names, &mut context);
+    let (out, decisions, mut report) = choose(&coalesced, context.clone(), config)?;
+    report.fired.insert(COALESCE.into(), sets.len());
+    let decisions = coalesce::decisions(&graph, sets, &names, &context, decisions);
+    Ok((out, decisions, report))
+}
+
+/// Chooses how each collective runs.
+fn choose(
+    graph: &Graph,
+    context: Context,
+    config: &LowerConfig,
+) -> Result<(Graph, Vec<Decision>, Report), PassError> {
+    let context = Arc::new(context);
+    let regions = region::cut(graph, &config.bound, config.numerics, &context);
     let mut solver = Solver {
-        graph: &graph,
+        graph,
         regions: &regions,
         context: &context,
         rules: RuleSets::compiled(config.numerics).map_err(PassError::Internal)?,
@@ -154,6 +182,7 @@ pub fn lower_with_report(
         }
     }
     decisions.sort_by_key(|(node, _)| *node);
+    let decisions = decisions.into_iter().map(|(_, d)| d).collect();
     let mut report = Report {
         regions: regions.len(),
         distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
@@ -163,7 +192,21 @@ pub fn lower_with_report(
     for (rule, times) in solver.solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
     }
-    Ok((out, decisions.into_iter().map(|(_, d)| d).collect(), report))
+    Ok((out, decisions, report))
+}
+
+/// The sets of collectives that are faster as one collective each, by the profile. Whether a program is faster with them depends on
+/// its schedule, too.
+///
+/// # Errors
+/// As [`lower()`].
+pub fn coalescible(
+    graph: &Graph,
+    config: &LowerConfig,
+    coalesce: &CoalesceConfig,
+) -> Result<Vec<CoalescedSet>, PassError> {
+    let graph = narrowed(graph, config)?;
+    Ok(coalesce::sets(&graph, &context(&graph, config)?, coalesce))
 }
 
 /// Solves the regions of a program, equal ones once.
@@ -259,7 +302,7 @@ impl<'a> Solver<'a> {
 /// As [`lower()`].
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrowed(graph, config)?;
-    Ok(beside::computation_us(&graph, &*context(&graph, config, BTreeMap::new())?))
+    Ok(beside::computation_us(&graph, &context(&graph, config)?))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
@@ -286,11 +329,7 @@ fn without_variants(mut graph: Graph) -> Graph {
     graph
 }
 
-fn context(
-    graph: &Graph,
-    config: &LowerConfig,
-    groups_of_both: BTreeMap<(GroupId, GroupId), GroupId>,
-) -> Result<Arc<Context>, PassError> {
+fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
     for (n, node) in graph.nodes.iter() {
         let Op::Collective(c) = &node.op else { continue };
         if config.profile.curve(&c.kind, Variant::Plain, None, 2).is_none() {
@@ -301,7 +340,7 @@ fn context(
             });
         }
     }
-    Ok(Arc::new(Context {
+    Ok(Context {
         profile: config.profile.clone(),
         sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
         symbols: graph.symbols.clone(),
@@ -309,8 +348,8 @@ fn context(
         symmetric: config.symmetric,
         overlap: config.overlap.clone(),
         exits_kept: config.exits_kept.clone(),
-        groups_of_both,
-    }))
+        groups_of_both: BTreeMap::new(),
+    })
 }
 
 fn unsolved(graph: &Graph, region: &Region) -> PassError {

@@ -1,7 +1,7 @@
 //! Ops that change nothing, and ops that a simpler one expresses bit for bit.
 
 use symmc_ir::known::{Known, exact};
-use symmc_ir::{BinaryOp, DType, Float, Op, Scalar, Type, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
@@ -31,6 +31,11 @@ pub const RULES: &[Rule] = &[
         name: "select_known",
         equation: "select(full(c), x, y) = expand(x) if c, else expand(y); select(c, x, x) = expand(x)",
         apply: select_known,
+    },
+    Rule {
+        name: "index_of_rows",
+        equation: "index(x, iota of axis 0, iota of axis 1, .., y) = gather_elements(x, y) along the last axis",
+        apply: index_of_rows,
     },
 ];
 
@@ -125,4 +130,35 @@ fn select_known(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     } else {
         Rewrite::Node(Op::Expand, vec![chosen])
     })
+}
+
+fn index_of_rows(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Index { axis: 0 }, Some((&x, indices))) = (&node.op, node.inputs.split_first()) else {
+        return None;
+    };
+    let (&last, rows) = indices.split_last()?;
+    let (extents, shape) = cx.shape(x).split_at_checked(rows.len())?;
+    let has_one_index_per_row = shape.len() == 1 && !rows.is_empty() && cx.shape(last) == extents;
+    // Each element is its own position along one axis.
+    let counts = |(axis, &v): (usize, &ValueId)| {
+        let shape = cx.shape(v);
+        let Some(own) = (axis + shape.len()).checked_sub(rows.len()) else { return false };
+        match cx.known(v) {
+            Some(Known::Affine(affine)) => {
+                let steps = affine.step.iter().enumerate();
+                let is_count = affine.start == 0 && steps.into_iter().all(|(a, &s)| s == i64::from(a == own));
+                is_count && shape.get(own) == extents.get(axis)
+            }
+            _ => false,
+        }
+    };
+    if !has_one_index_per_row || !rows.iter().enumerate().all(counts) {
+        return None;
+    }
+    let mut shape = extents.to_vec();
+    shape.push(Dim::from(1));
+    let axis = rows.len();
+    let last = cx.reshape(last, shape.clone());
+    let found = cx.emit("element", Op::GatherElements { axis }, &[x, last], Type::new(node.ty.dtype, shape));
+    Some(Rewrite::Node(Op::Reshape, vec![found]))
 }

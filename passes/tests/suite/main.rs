@@ -1,6 +1,7 @@
 //! The passes, in one binary, because each takes seconds to link.
 
 mod canon;
+mod coalesce;
 mod common;
 mod errors;
 mod folding;

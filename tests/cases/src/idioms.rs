@@ -175,6 +175,20 @@ impl Grower {
         self.b.op_as("t", Op::Cast, &[x], Type::new(to, ty.shape)).ok()
     }
 
+    /// A cast of a value, perhaps of its columns one after another, with its own shape in the end.
+    fn cast_of_views(&mut self, x: ValueId) -> Option<ValueId> {
+        let ty = self.ty(x);
+        if self.r.one_in(2) {
+            return self.cast(x);
+        }
+        let turned = self.b.op("v", Op::Permute { perm: vec![1, 0] }, &[x]).ok()?;
+        let flat = self.b.reshape("v", turned, vec![ty.numel()]).ok()?;
+        let flat =
+            if self.r.one_in(2) { self.b.op("v", Op::Concat { axis: 0 }, &[flat]).ok()? } else { flat };
+        let cast = self.cast(flat)?;
+        self.b.reshape("v", cast, ty.shape).ok()
+    }
+
     fn idiom(&mut self) -> Option<()> {
         let (x, group) = (self.value(), self.r.pick(&self.groups));
         match self.r.below(16) {
@@ -245,7 +259,7 @@ impl Grower {
 
     /// A collective with a cast in front of it or behind it, or both.
     fn cast_beside(&mut self, x: ValueId, group: GroupId) -> Option<()> {
-        let x = if self.r.one_in(2) { self.cast(x)? } else { x };
+        let x = if self.r.one_in(2) { self.cast_of_views(x)? } else { x };
         let kind = match self.r.below(5) {
             0 => CollectiveKind::AllReduce(self.reduction()),
             1 => CollectiveKind::ReduceScatter(self.reduction()),
@@ -253,7 +267,7 @@ impl Grower {
             3 => CollectiveKind::Broadcast { root: 0 },
             _ => {
                 let whole = self.gather(group, x)?;
-                let cast = self.cast(whole)?;
+                let cast = self.cast_of_views(whole)?;
                 return self.keep(cast);
             }
         };
@@ -268,8 +282,9 @@ impl Grower {
         let mut v = if self.r.one_in(2) { self.worked(x)? } else { x };
         for _ in 0..2 {
             let group = if self.r.one_in(2) { group } else { self.r.pick(&self.groups) };
-            v = match self.r.below(6) {
+            v = match self.r.below(7) {
                 0 | 1 => self.gather(group, v)?,
+                6 => self.b.op("d", Op::Shard { axis: 0, group }, &[v]).ok()?,
                 2 => {
                     let op = self.reduction();
                     self.collective(CollectiveKind::AllReduce(op), group, v)?
@@ -379,7 +394,12 @@ impl Grower {
         let known = if self.r.one_in(2) { self.worked(known)? } else { known };
         let again = if self.r.one_in(3) { self.r.pick(&self.groups) } else { group };
         let op = self.reduction();
-        let v = match self.r.below(4) {
+        let v = match self.r.below(6) {
+            4 => self.b.op("d", Op::Shard { axis: 0, group: again }, &[known]).ok()?,
+            5 => {
+                let own = self.b.op("d", Op::Shard { axis: 0, group: again }, &[known]).ok()?;
+                self.gather(group, own)?
+            }
             0 => self.collective(CollectiveKind::AllReduce(op), again, known)?,
             1 => self.collective(CollectiveKind::Broadcast { root: 0 }, again, known)?,
             2 => self.collective(CollectiveKind::ReduceScatter(op), again, known)?,

@@ -4,6 +4,7 @@ mod bounds;
 mod families;
 mod generate;
 mod gradients;
+mod optimised;
 mod programs;
 mod relocation;
 mod replication;

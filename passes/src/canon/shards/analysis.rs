@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::{CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Table, Type, ValueId};
 
 use super::gathered::{Gathered, Window};
-use super::picks::pick;
+use super::picks::{pick, take};
 use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
 use super::same::same_values;
 use super::terms::{TermId, Terms};
@@ -131,11 +131,13 @@ impl<'g> Analysis<'g> {
             Op::TopK { axis, largest } if *axis == g.axis => {
                 top_k(terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
             }
-            Op::GatherElements { axis } if *axis == g.axis => {
+            Op::GatherElements { axis } | Op::Take { axis } if *axis == g.axis => {
                 let index = *node.inputs.get(1)?;
                 let same = self.is_same(index, g.group);
                 let index = self.terms.source(index);
-                vec![pick(&mut self.terms, g, index, same)?]
+                let is_take = matches!(node.op, Op::Take { .. });
+                let found = if is_take { take } else { pick };
+                vec![found(&mut self.terms, g, index, same)?]
             }
             _ => return None,
         };

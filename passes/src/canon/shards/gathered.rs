@@ -32,14 +32,28 @@ pub struct Window {
     pub len: i64,
 }
 
-/// The parts into which the edges of a window divide each shard.
+/// The parts of shards that lie in a window.
 pub struct Segments {
-    /// Start and extent of each part.
+    /// Start and extent of each different part.
     pub parts: Vec<(i64, i64)>,
-    /// Of the parts of all ranks in order, how many stand before the window.
-    pub before: i64,
-    /// How many are in the window.
-    pub count: i64,
+    /// The part of each rank that has any, in order.
+    pub of_ranks: Vec<usize>,
+    /// The first of these ranks.
+    pub first_rank: i64,
+}
+
+impl Segments {
+    /// What the ranks have found, one after another along the leading axis, from what all ranks have found in each part.
+    pub fn in_order(&self, found: &[TermId], terms: &mut Terms<'_>) -> Option<TermId> {
+        let mut runs = Vec::new();
+        let mut rank = self.first_rank;
+        for run in self.of_ranks.chunk_by(|a, b| a == b) {
+            let count = run.len() as i64;
+            runs.push(terms.slice(*found.get(run[0])?, 0, rank, count));
+            rank += count;
+        }
+        terms.concat(0, &runs)
+    }
 }
 
 impl Gathered {
@@ -64,22 +78,24 @@ impl Gathered {
         kind(self) == kind(other) && self.extent(terms) == other.extent(terms)
     }
 
-    /// The parts of a shard that lie within the window or outside of it.
+    /// The parts of shards that the value has.
     pub fn segments(&self, terms: &Terms<'_>) -> Option<Segments> {
         let extent = self.extent(terms).as_const().filter(|&s| s > 0)?;
         let window = self.window.unwrap_or(Window { start: 0, len: extent * self.ranks });
-        let end = window.start + window.len;
-        let mut cuts = vec![0, window.start % extent, end % extent, extent];
-        cuts.sort_unstable();
-        cuts.dedup();
-        let parts: Vec<(i64, i64)> = cuts.windows(2).map(|w| (w[0], w[1] - w[0])).collect();
-        let place = |position: i64| {
-            let within = parts.iter().position(|&(start, _)| start == position % extent)?;
-            Some(position / extent * parts.len() as i64 + within as i64)
-        };
-        let before = place(window.start)?;
-        let count = place(end)? - before;
-        Some(Segments { parts, before, count })
+        let mut out = Segments { parts: Vec::new(), of_ranks: Vec::new(), first_rank: window.start / extent };
+        for rank in 0..self.ranks {
+            let start = (window.start - rank * extent).max(0);
+            let end = (window.start + window.len - rank * extent).min(extent);
+            if start < end {
+                let part = (start, end - start);
+                let known = out.parts.iter().position(|&p| p == part);
+                if known.is_none() {
+                    out.parts.push(part);
+                }
+                out.of_ranks.push(known.unwrap_or(out.parts.len() - 1));
+            }
+        }
+        Some(out)
     }
 
     /// The axis that the gathered axis of a value of this shape becomes under another shape, and the extent of a shard there.
@@ -102,25 +118,13 @@ impl Gathered {
         None
     }
 
-    /// What all ranks have found for this one in each of some parts of their shards, one after another along a new leading axis: by
-    /// rank, then by part.
-    pub fn collect(&self, parts: &[TermId], terms: &mut Terms<'_>) -> Option<TermId> {
-        if !self.by_reader {
-            let parts: Vec<TermId> = parts.iter().map(|&part| terms.with_leading(part, 1)).collect();
-            let own = terms.concat(0, &parts)?;
-            return terms.all_gather(self.group, own);
+    /// What all ranks have found for this one, by rank along a new leading axis.
+    pub fn collect(&self, found: TermId, terms: &mut Terms<'_>) -> Option<TermId> {
+        if self.by_reader {
+            return terms.collective(CollectiveKind::AllToAll(Splits::Even), self.group, found);
         }
-        let mut apart = Vec::with_capacity(parts.len());
-        for &part in parts {
-            let mut shape = terms.shape(part).to_vec();
-            shape.insert(1, Dim::from(1));
-            apart.push(terms.reshape(part, shape));
-        }
-        let own = terms.concat(1, &apart)?;
-        let all = terms.collective(CollectiveKind::AllToAll(Splits::Even), self.group, own)?;
-        let mut shape = terms.shape(all)[1..].to_vec();
-        shape[0] = Dim::from(self.ranks * parts.len() as i64);
-        Some(terms.reshape(all, shape))
+        let own = terms.with_leading(found, 1);
+        terms.all_gather(self.group, own)
     }
 
     /// All shards as one value, gathered again.

@@ -32,6 +32,10 @@ use terms::{Emitted, TermId};
 /// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
 pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
 
+/// Of the bytes that all_gathers give, the replacement communicates at most one in so many. A gather of what is there early may run
+/// beside computation, while the replacement waits for the shards, so that few bytes saved of many may save no time.
+const LEAST_REDUCTION: i64 = 4;
+
 /// The graph in which reductions of gathered shards are reductions of shards; `None` if there are none that are worth it.
 pub fn reduce_shards_first(graph: &Graph) -> Option<Graph> {
     reduce_shards_that_save(graph, WORTH_A_COLLECTIVE)
@@ -114,8 +118,9 @@ fn not_worth_it(
         let after = analysis.terms.communicated(terms);
         let collectives = after.len() as i64;
         let after = after.into_iter().fold(0i64, |all, ty| all.saturating_add(size(ty)));
-        let saved = before.get(&leader).map_or(0, |b| b.saturating_sub(after));
-        saved > 0 && saved >= bytes.saturating_mul(collectives)
+        let before = before.get(&leader).copied().unwrap_or_default();
+        let is_less = after.saturating_mul(LEAST_REDUCTION) <= before;
+        is_less && before.saturating_sub(after) >= bytes.saturating_mul(collectives)
     };
     bases.iter().copied().filter(|&base| !is_worth_it(analysis.leader(base))).collect()
 }

@@ -30,13 +30,7 @@ pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool
     if own != terms.shape(index) {
         return None;
     }
-    let mut index = terms.cast(index, DType::I64);
-    if let Some(window) = x.window {
-        index = checked_index(terms, index, window.len)?;
-        index = terms.with_number(BinaryOp::Add, index, window.start)?;
-    }
-    let owner = terms.with_number(BinaryOp::FloorDiv, index, extent)?;
-    let place = terms.with_number(BinaryOp::Rem, index, extent)?;
+    let (owner, place) = owner_and_place(terms, x, index, extent)?;
     let (leaf, steps) = if x.by_reader {
         // The other operands of its steps are there for all readers.
         (x.shard, Vec::new())
@@ -57,11 +51,66 @@ pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool
     replay(terms, &steps, leaf, chosen)
 }
 
-/// The elements that each rank has at this rank's positions, by rank: positions are gathered and elements sent back.
-fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, extent: i64) -> Option<TermId> {
+/// The slices of a gathered value at positions along its axis, whichever rank has them: as [`pick`], for positions of any shape, which
+/// stands in the place of the axis.
+pub fn take(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool) -> Option<TermId> {
+    let extent = x.extent(terms).as_const().filter(|&s| s > 0)?;
+    if x.by_reader {
+        return None;
+    }
+    let (owner, place) = owner_and_place(terms, x, index, extent)?;
+    let op = Op::Take { axis: x.axis };
+    let found = if same_index {
+        let found = terms.op(op, &[x.shard, place])?;
+        let found = terms.with_leading(found, 1);
+        terms.all_gather(x.group, found)?
+    } else {
+        let wanted = gather_places(terms, x, place, extent)?;
+        let found = terms.op(op, &[x.shard, wanted])?;
+        let found = terms.move_axis(found, x.axis, 0)?;
+        terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)?
+    };
+    // The owner of each slice, for all its elements.
+    let shape = terms.shape(found)[1..].to_vec();
+    let axes = terms.shape(owner).len();
+    let aligned = shape
+        .iter()
+        .enumerate()
+        .map(|(a, extent)| if (x.axis..x.axis + axes).contains(&a) { extent.clone() } else { Dim::from(1) });
+    let aligned = std::iter::once(Dim::from(1)).chain(aligned).collect();
+    let owner = terms.reshape(owner, aligned);
+    let all = std::iter::once(Dim::from(1)).chain(shape.iter().cloned()).collect();
+    let owner = terms.expand(owner, all);
+    let chosen = terms.gather_elements(found, owner, 0)?;
+    Some(terms.reshape(chosen, shape))
+}
+
+/// The rank that has each position along the axis of a gathered value, and the position in its shard.
+fn owner_and_place(
+    terms: &mut Terms<'_>,
+    x: &Gathered,
+    index: TermId,
+    extent: i64,
+) -> Option<(TermId, TermId)> {
+    let mut index = terms.cast(index, DType::I64);
+    if let Some(window) = x.window {
+        index = checked_index(terms, index, window.len)?;
+        index = terms.with_number(BinaryOp::Add, index, window.start)?;
+    }
+    let owner = terms.with_number(BinaryOp::FloorDiv, index, extent)?;
+    Some((owner, terms.with_number(BinaryOp::Rem, index, extent)?))
+}
+
+/// The positions in shards that all ranks look for, by rank along a new leading axis.
+fn gather_places(terms: &mut Terms<'_>, x: &Gathered, place: TermId, extent: i64) -> Option<TermId> {
     let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
     let own = terms.with_leading(place, 1);
-    let wanted = terms.all_gather(x.group, own)?;
+    terms.all_gather(x.group, own)
+}
+
+/// The elements that each rank has at this rank's positions, by rank: positions are gathered and elements sent back.
+fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, extent: i64) -> Option<TermId> {
+    let wanted = gather_places(terms, x, place, extent)?;
     let for_each = if x.by_reader {
         leaf
     } else {

@@ -99,22 +99,22 @@ fn unwidened(terms: &Terms<'_>, x: TermId) -> TermId {
 /// A reduction of a window: parts of shards are reduced, and those in the window combined.
 fn reduce_window(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> Option<TermId> {
     let segments = x.segments(terms)?;
-    let mut parts = Vec::with_capacity(segments.parts.len());
+    let mut found = Vec::with_capacity(segments.parts.len());
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.own_axis(), start, len);
-        parts.push(terms.op(params.own(x, params.op), &[part])?);
+        let own = terms.op(params.own(x, params.op), &[part])?;
+        found.push(x.collect(own, terms)?);
     }
-    let all = x.collect(&parts, terms)?;
-    let all = terms.slice(all, 0, segments.before, segments.count);
+    let all = segments.in_order(&found, terms)?;
     terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
 }
 
 /// The most ranks whose results are compared one by one: a chain of comparisons is one kernel, and an arg-reduction over ranks is
 /// several.
-const MOST_COMPARED: i64 = 8;
+const MOST_COMPARED: usize = 8;
 
 /// The position of the largest or smallest element along the axis of the shards, as a term of this shape: the first of equals and
-/// the first NaN, since ranks and the parts of their shards are compared in the order of the axis.
+/// the first NaN, since ranks are compared in the order of the axis.
 pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim]) -> Option<TermId> {
     let extent = x.extent(terms).as_const()?;
     let segments = x.segments(terms)?;
@@ -123,31 +123,30 @@ pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim])
         let part = terms.slice(x.shard, x.own_axis(), start, len);
         let place = terms.arg_reduce(op, x.own_axis(), part)?;
         let place = terms.with_number(BinaryOp::Add, place, start)?;
-        values.push(pick_own(terms, x.shard, place, x.own_axis())?);
-        places.push(place);
+        let value = pick_own(terms, x.shard, place, x.own_axis())?;
+        // Positions are there first. What waits for the values then waits for both, and is one step.
+        places.push(x.collect(place, terms)?);
+        values.push(x.collect(value, terms)?);
     }
-    // Positions are there first. What waits for the values then waits for both, and is one step.
-    let places = x.collect(&places, terms)?;
-    let values = x.collect(&values, terms)?;
-    if segments.count <= MOST_COMPARED {
-        return compare_ranks(terms, x, op, &segments, [values, places], shape);
+    if segments.of_ranks.len() <= MOST_COMPARED {
+        return compare_ranks(terms, x, op, &segments, [&values, &places], shape);
     }
-    let [values, places] = [values, places].map(|t| terms.slice(t, 0, segments.before, segments.count));
+    let values = segments.in_order(&values, terms)?;
+    let places = segments.in_order(&places, terms)?;
     let best = terms.arg_reduce(op, 0, values)?;
     let place = terms.gather_elements(places, best, 0)?;
-    let part = terms.with_number(BinaryOp::Add, best, segments.before)?;
-    let rank = terms.with_number(BinaryOp::FloorDiv, part, segments.parts.len() as i64)?;
+    let rank = terms.with_number(BinaryOp::Add, best, segments.first_rank)?;
     let found = global(terms, x, rank, place, extent)?;
     Some(terms.reshape(found, shape.to_vec()))
 }
 
-/// The position of the best of the values that parts of shards have, compared from the last to the first.
+/// The position of the best of the values that ranks have found in each part, compared from the last rank to the first.
 fn compare_ranks(
     terms: &mut Terms<'_>,
     x: &Gathered,
     op: ArgOp,
     segments: &Segments,
-    [values, places]: [TermId; 2],
+    [values, places]: [&[TermId]; 2],
     shape: &[Dim],
 ) -> Option<TermId> {
     let extent = x.extent(terms).as_const()?;
@@ -156,12 +155,13 @@ fn compare_ranks(
         ArgOp::Min => (BinaryOp::Le, BinaryOp::Min),
     };
     let mut best: Option<(TermId, TermId)> = None;
-    for part in (segments.before..segments.before + segments.count).rev() {
-        let [value, place] = [values, places].map(|all| {
-            let one = terms.slice(all, 0, part, 1);
+    for (i, &part) in segments.of_ranks.iter().enumerate().rev() {
+        let rank = segments.first_rank + i as i64;
+        let [value, place] = [values, places].map(|found| {
+            let one = terms.slice(found[part], 0, rank, 1);
             terms.reshape(one, shape.to_vec())
         });
-        let first = part / segments.parts.len() as i64 * extent - x.window.map_or(0, |w| w.start);
+        let first = rank * extent - x.window.map_or(0, |w| w.start);
         let place = terms.with_number(BinaryOp::Add, place, first)?;
         best = Some(match best {
             None => (value, place),
@@ -199,33 +199,31 @@ fn first_sorted(terms: &mut Terms<'_>, x: TermId, axis: usize, largest: bool, k:
 pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Option<[TermId; 2]> {
     let extent = x.extent(terms).as_const()?;
     let segments = x.segments(terms)?;
-    let axis = x.axis;
-    let taken: Vec<i64> = segments.parts.iter().map(|&(_, len)| len.min(k)).collect();
-    let (mut values, mut places) = (Vec::new(), Vec::new());
-    for (&(start, len), &k) in segments.parts.iter().zip(&taken) {
-        let part = terms.slice(x.shard, x.own_axis(), start, len);
-        let [value, place] = first_sorted(terms, part, x.own_axis(), largest, k);
-        values.push(value);
-        places.push(terms.with_number(BinaryOp::Add, place, start)?);
+    let each = extent.min(k);
+    if segments.parts.iter().any(|&(_, len)| len < each) {
+        return None;
     }
-    // How many candidates stand before the window, and how many are in it.
-    let candidates = |parts: i64| -> i64 { taken.iter().cycle().take(parts as usize).sum() };
-    let before = candidates(segments.before);
-    let count = candidates(segments.before + segments.count) - before;
-    let each: i64 = taken.iter().sum();
-    let [values, places] = [values, places].map(|own| {
-        let own = terms.concat(x.own_axis(), &own)?;
-        let all = x.collect(&[own], terms)?;
-        let by_rank = terms.move_axis(all, 0, axis)?;
+    let (mut values, mut places) = (Vec::new(), Vec::new());
+    for &(start, len) in &segments.parts {
+        let part = terms.slice(x.shard, x.own_axis(), start, len);
+        let [value, place] = first_sorted(terms, part, x.own_axis(), largest, each);
+        let place = terms.with_number(BinaryOp::Add, place, start)?;
+        places.push(x.collect(place, terms)?);
+        values.push(x.collect(value, terms)?);
+    }
+    // The candidates of all ranks, one after another along the axis.
+    let flat = |terms: &mut Terms<'_>, found: &[TermId]| {
+        let all = segments.in_order(found, terms)?;
         let mut shape = terms.shape(all)[1..].to_vec();
-        shape[axis] = Dim::from(each * x.ranks);
-        let flat = terms.reshape(by_rank, shape);
-        Some(terms.slice(flat, axis, before, count))
-    });
-    let [values, chosen] = first_sorted(terms, values?, axis, largest, k);
-    let place = terms.gather_elements(places?, chosen, axis)?;
-    let candidate = terms.with_number(BinaryOp::Add, chosen, before)?;
-    let rank = terms.with_number(BinaryOp::FloorDiv, candidate, each)?;
+        shape[x.axis] = Dim::from(each * segments.of_ranks.len() as i64);
+        let by_rank = terms.move_axis(all, 0, x.axis)?;
+        Some(terms.reshape(by_rank, shape))
+    };
+    let (values, places) = (flat(terms, &values)?, flat(terms, &places)?);
+    let [values, chosen] = first_sorted(terms, values, x.axis, largest, k);
+    let place = terms.gather_elements(places, chosen, x.axis)?;
+    let rank = terms.with_number(BinaryOp::FloorDiv, chosen, each)?;
+    let rank = terms.with_number(BinaryOp::Add, rank, segments.first_rank)?;
     Some([values, global(terms, x, rank, place, extent)?])
 }
 
