@@ -29,14 +29,15 @@ pub mod rules;
 mod solve;
 mod sums;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
+use symmc_ir::{Graph, InputId, Numerics, NumericsClass, Op, SymbolId, Variant};
 
+use crate::canon::groups::groups_of_all_reduces;
 use crate::error::{PassError, verified_after};
 pub use coalesce::{COALESCE, CoalesceConfig, Reach, Set as CoalescedSet};
 use coalesced::Coalesced;
@@ -129,8 +130,13 @@ pub fn lower_with_report(
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
-    let graph = narrowed(graph, config)?;
+    let mut graph = narrowed(graph, config)?;
+    let groups_of_both = match config.numerics.allows(NumericsClass::Reassociate) {
+        true => groups_of_all_reduces(&mut graph),
+        false => BTreeMap::new(),
+    };
     let mut context = context(&graph, config)?;
+    context.groups_of_both = groups_of_both;
     let sets = &config.coalesced;
     if sets.is_empty() {
         return choose(&graph, context, config);
@@ -343,6 +349,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
         symmetric: config.symmetric,
         overlap: config.overlap.clone(),
         exits_kept: config.exits_kept.clone(),
+        groups_of_both: BTreeMap::new(),
     })
 }
 

@@ -1,7 +1,9 @@
 //! Groups by their cells: collectives on two groups with the same cells, and collectives on groups that together have the ranks of a third,
 //! as the rows and columns of a mesh have those of the mesh.
 
-use symmc_ir::{Collective, CollectiveKind, Graph, GroupId, Op, ReduceOp, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+use symmc_ir::{Collective, CollectiveKind, Graph, Group, GroupId, Members, NodeId, Op, ReduceOp, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
@@ -60,21 +62,61 @@ impl Nested {
 
     /// The group with the ranks of both, added if the program has none.
     fn group(&self, cx: &mut Rewriter, order: Order) -> Option<GroupId> {
-        let cells = cells_of_both(cx.graph(), self.inner, self.outer, order)?;
-        let graph = cx.graph();
-        let sorted = sorted_cells(cells.clone());
-        let same_ranks = || {
-            graph.groups.keys().find(|&group| graph.cells(group).map(sorted_cells).as_ref() == Some(&sorted))
-        };
-        if order == Order::Any
-            && let Some(group) = same_ranks()
-        {
-            return Some(group);
+        let found = GroupOfBoth::new(cx.graph(), self.inner, self.outer, order)?;
+        match found {
+            GroupOfBoth::Known(group) => Some(group),
+            GroupOfBoth::New { cells, name } => cx.group_of(cells, &name),
         }
-        let name = |group: GroupId| &graph.groups[group].name;
-        let name = format!("{}.{}", name(self.inner), name(self.outer));
-        cx.group_of(cells, &name)
     }
+}
+
+/// The group of which a collective stands for one on an inner and then one on an outer group.
+enum GroupOfBoth {
+    Known(GroupId),
+    New { cells: Vec<Vec<u32>>, name: String },
+}
+
+impl GroupOfBoth {
+    fn new(graph: &Graph, inner: GroupId, outer: GroupId, order: Order) -> Option<GroupOfBoth> {
+        let cells = cells_of_both(graph, inner, outer, order)?;
+        let sorted = sorted_cells(cells.clone());
+        let has_ranks = |group: &GroupId| match order {
+            Order::Given => false,
+            Order::Any => graph.cells(*group).map(sorted_cells).as_ref() == Some(&sorted),
+        };
+        let known = graph.group_with_cells(&cells).or_else(|| graph.groups.keys().find(has_ranks));
+        let name = |group: GroupId| &graph.groups[group].name;
+        let new = || GroupOfBoth::New { name: format!("{}.{}", name(inner), name(outer)), cells };
+        Some(known.map_or_else(new, GroupOfBoth::Known))
+    }
+}
+
+/// For all-reduces of all-reduces of one kind, by their inner and outer groups, the group that has the ranks of both; it is added if the
+/// program has none.
+pub(crate) fn groups_of_all_reduces(graph: &mut Graph) -> BTreeMap<(GroupId, GroupId), GroupId> {
+    let all_reduce = |node: NodeId| match &graph.nodes[node].op {
+        Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)) => Some(c),
+        _ => None,
+    };
+    let nested = |node: NodeId| {
+        let outer = all_reduce(node)?;
+        let inner = all_reduce(graph.def_node(*graph.nodes[node].inputs.first()?)?)?;
+        (inner.kind == outer.kind).then_some((inner.group, outer.group))
+    };
+    let pairs: BTreeSet<(GroupId, GroupId)> = graph.nodes.keys().filter_map(nested).collect();
+    let mut out = BTreeMap::new();
+    for (inner, outer) in pairs {
+        let group = match GroupOfBoth::new(graph, inner, outer, Order::Any) {
+            None => continue,
+            Some(GroupOfBoth::Known(group)) => group,
+            Some(GroupOfBoth::New { name, .. }) if graph.groups.values().any(|g| g.name == name) => continue,
+            Some(GroupOfBoth::New { cells, name }) => {
+                graph.groups.push(Group { name, members: Members::Cells(cells) })
+            }
+        };
+        out.insert((inner, outer), group);
+    }
+    out
 }
 
 /// Whether the order of the ranks of a cell changes the result.

@@ -1,6 +1,6 @@
 //! What a lowering knows beside the program: the profile, the ranges of the bucket, what may be used.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Symbol, SymbolId, Table, Type, Variant};
@@ -41,6 +41,8 @@ pub struct Context {
     pub overlap: Overlap,
     /// The collectives, by their names, of which a plan keeps droppable exit barriers.
     pub exits_kept: BTreeSet<String>,
+    /// The group that has the ranks of an inner and an outer group, where an all-reduce follows one of the same kind.
+    pub groups_of_both: BTreeMap<(GroupId, GroupId), GroupId>,
 }
 
 impl Context {

@@ -200,6 +200,14 @@ const RULES: &[Rule] = &[
         when: When::Holds(narrows_to_f16),
         class: Some(NumericsClass::NarrowF16),
     },
+    Rule {
+        name: "all_reduce_over_mesh",
+        equation: "all_reduce(all_reduce(x)) = all_reduce(x) on the group whose cells have the ranks of both, for sums and means",
+        from: "(all_reduce ?op ?outer (all_reduce ?op ?inner ?x))",
+        to: "(all_reduce ?op ?both ?x)",
+        when: When::Holds(groups_are_a_mesh),
+        class: Some(NumericsClass::Reassociate),
+    },
     // Rounding is monotone, but two small numbers of different sign can become zeros of which another is taken.
     Rule {
         name: "narrow_before_extremum",
@@ -331,6 +339,21 @@ fn ranks_of(graph: &Graph, subst: &Subst, name: &str) -> Option<Dim> {
 fn leading_divides(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     let n = ranks_of(graph, subst, "?g")?;
     type_of(graph, subst, "?x")?.shape.first()?.exact_div(&n).map(|_| ())
+}
+
+/// Whether some group has the ranks of both. Sums of f16 over a part of the ranks may be infinite where the sum over all is not.
+fn groups_are_a_mesh(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    let Attr::Reduce(op) = language::attr(graph, bound(subst, "?op")?)? else { return None };
+    let Attr::Group(inner) = language::attr(graph, bound(subst, "?inner")?)? else { return None };
+    let Attr::Group(outer) = language::attr(graph, bound(subst, "?outer")?)? else { return None };
+    let adds = matches!(op, ReduceOp::Sum | ReduceOp::Avg);
+    if !adds || type_of(graph, subst, "?x")?.dtype == DType::F16 {
+        return None;
+    }
+    let both = *graph.analysis.context.groups_of_both.get(&(*inner, *outer))?;
+    let both = graph.add(Lang::Attr(Attr::Group(both)));
+    subst.insert("?both".parse().ok()?, both);
+    Some(())
 }
 
 /// The most pieces that a rank sums where an exchange brings them.

@@ -478,7 +478,8 @@ fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
             let number = numbers.entry(leaf.class).or_insert(next);
             // The class stands for the data of the program, which may be large.
             let class = leaf.data.as_ref().map(|_| leaf.class);
-            out.push_str(&format!("{number} {} {:?} {class:?}\n", leaf.offset, leaf.strides));
+            let held = leaf.replication.as_ref().filter(|held| !held.is_none());
+            out.push_str(&format!("{number} {} {:?} {class:?} {held:?}\n", leaf.offset, leaf.strides));
         }
     }
     out

@@ -143,6 +143,16 @@ fn ranks_draw_what_they_have_in_common() {
     let other = layers("%h0: f32[t, 16] = neg %x\n");
     let (found, _) = outcome(&source.replace(&same, &other), &planned.replace(&same, &other));
     assert_eq!(found, SourceStatus::Different);
+    // Parts of one text are not alike where ranks have another thing in common.
+    let operands = "%a: f32[t, 16] = all_reduce %x op=sum group=@w\n%b: f32[t, 16] = neg %x\n";
+    let sent = |of: &str| {
+        format!("%{of}s: f32[t, 16] = broadcast %{of} root=1 group=@w\n%{of}y: f32[t, 16] = exp %{of}s\n")
+    };
+    let kept = |of: &str| format!("%{of}y: f32[t, 16] = exp %{of}\n");
+    let program =
+        |body: &dyn Fn(&str) -> String| format!("{operands}{}{}return %ay, %by\n", body("a"), body("b"));
+    let (found, all) = outcome(&program(&sent), &program(&kept));
+    assert_eq!(found, SourceStatus::Different, "{all:#?}");
 }
 
 #[test]
