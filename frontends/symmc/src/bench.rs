@@ -1,6 +1,11 @@
 //! Measures collectives and programs on GPUs, and makes machine profiles of it.
 
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use indexmap::IndexMap;
@@ -21,8 +26,6 @@ use crate::tune::tuned;
 
 /// Runs in one graph of the programs that a profile's computation is measured by.
 const RUNS: u32 = 3;
-/// Bytes that an answer may have.
-const ANSWER: usize = 4 << 20;
 
 /// Measures on so many ranks, each a process with a GPU; what each rank measured. `command` runs a rank with
 /// [`rank_on`](crate::rank_on). `gpus` names the GPU of each rank; when empty, rank `r` takes GPU `r`.
@@ -35,9 +38,8 @@ pub fn collectives(
     config: &BenchConfig,
     command: &RankCommand,
 ) -> Result<Vec<Measurements>, Error> {
-    // A program without work, whose output is where ranks leave their answer.
-    let program =
-        format!("program \"bench\" ranks {ranks}\n%answer: u8[{ANSWER}] = full value=0\nreturn %answer\n");
+    // A program without work.
+    let program = format!("program \"bench\" ranks {ranks}\n%zero: u8[1] = full value=0\nreturn %zero\n");
     let fail = |e: &dyn std::fmt::Display| {
         Error::new(ErrorKind::Defect, format!("the bench's own program: {e}; this is a defect of symmc"))
     };
@@ -47,10 +49,12 @@ pub fn collectives(
     let plan = CheckedPlan::new(plan).map_err(|e| fail(&format!("{e:?}")))?;
     let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(|_| vec![]).collect();
     let bench = Bench::Collectives(config.clone());
-    let engine = CudaConfig::default().with_gpus(gpus.to_vec()).with_bench(bench).choice();
+    let answers = Answers::new(ranks)?;
+    let engine = CudaConfig::default().with_gpus(gpus.to_vec()).with_bench(bench, answers.paths()).choice();
     let config = HostConfig { engine, limit: Duration::from_secs(600), ..HostConfig::default() };
     let job = Job { plan: &plan, bindings: Bindings::new(), inputs: &inputs, repeats: 1, config };
-    answers(&host::launch(&job, command)?)
+    host::launch(&job, command)?;
+    answers.read()
 }
 
 /// The profile of a machine from what its ranks measured; a point is the slowest rank's median, with the number of
@@ -211,21 +215,56 @@ pub fn program(
     let inputs: Vec<Arc<Tensor>> = inputs.into_iter().map(blank).collect::<Result<_, Error>>()?;
     let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
     let bench = Bench::Program { replays: replays as usize, runs };
-    let engine = gpus.clone().with_bench(bench).choice();
+    let answers = Answers::new(plan.ranks)?;
+    let engine = gpus.clone().with_bench(bench, answers.paths()).choice();
     let config = HostConfig { engine, limit: Duration::from_secs(120), ..HostConfig::default() };
     let job = Job { plan, bindings: bindings.clone(), inputs: &inputs, repeats: 1, config };
-    answers(&host::launch(&job, command)?)
+    host::launch(&job, command)?;
+    answers.read()
 }
 
-/// The answer of each rank: JSON at the start of its largest output.
-fn answers<T: DeserializeOwned>(outputs: &[Vec<Tensor>]) -> Result<Vec<T>, Error> {
-    let read = |outputs: &Vec<Tensor>| {
-        let data = outputs.iter().map(Tensor::data).max_by_key(|data| data.len()).unwrap_or_default();
-        let end = data.iter().position(|&b| b == 0).unwrap_or(data.len());
-        serde_json::from_slice(&data[..end])
-            .map_err(|e| Error::new(ErrorKind::Run, format!("a rank's answer is not understood: {e}")))
-    };
-    outputs.iter().map(read).collect()
+/// Where ranks write what they measure: a file for each, without a name, which goes with this process.
+struct Answers {
+    files: Vec<File>,
+}
+
+impl Answers {
+    fn new(ranks: u32) -> Result<Answers, Error> {
+        let files = (0..ranks).map(|_| nameless_file()).collect::<io::Result<Vec<File>>>();
+        Ok(Answers { files: files.map_err(|e| failure(&e))? })
+    }
+
+    /// By which processes of this user open the files.
+    fn paths(&self) -> Vec<PathBuf> {
+        let process = std::process::id();
+        self.files.iter().map(|file| format!("/proc/{process}/fd/{}", file.as_raw_fd()).into()).collect()
+    }
+
+    /// What each rank wrote.
+    fn read<T: DeserializeOwned>(mut self) -> Result<Vec<T>, Error> {
+        let read = |file: &mut File| {
+            let mut text = Vec::new();
+            file.seek(SeekFrom::Start(0))
+                .and_then(|_| file.read_to_end(&mut text))
+                .map_err(|e| failure(&e))?;
+            serde_json::from_slice(&text).map_err(|e| failure(&e))
+        };
+        self.files.iter_mut().map(read).collect()
+    }
+}
+
+fn failure(e: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Run, format!("what ranks measured cannot be read: {e}"))
+}
+
+/// A file that has no name any more.
+fn nameless_file() -> io::Result<File> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("symmc-bench-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(path)?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -299,5 +338,26 @@ mod tests {
         let expected = profile.blocks(&sum, call.variant, decision.bytes, 2);
         assert_eq!((decision.chosen.as_str(), call.dtype), (call.variant.name(), DType::BF16));
         assert!(expected.is_some_and(|b| b > 3) && call.blocks == expected, "{:?} {expected:?}", call.blocks);
+    }
+
+    #[test]
+    fn what_ranks_write_is_read_and_leaves_no_files() {
+        let answers = Answers::new(2).expect("files");
+        for (rank, path) in answers.paths().iter().enumerate() {
+            std::fs::write(path, format!("[{rank}.5, 2.0, 3.0]")).expect("a writable file");
+        }
+        assert_eq!(answers.read::<[f64; 3]>().expect("two answers"), [[0.5, 2.0, 3.0], [1.5, 2.0, 3.0]]);
+        let unread = Answers::new(1).expect("a file");
+        assert!(
+            unread
+                .read::<[f64; 3]>()
+                .expect_err("nothing was written")
+                .to_string()
+                .contains("cannot be read")
+        );
+        let own = format!("symmc-bench-{}-", std::process::id());
+        let names =
+            std::fs::read_dir(std::env::temp_dir()).expect("a folder").flatten().map(|e| e.file_name());
+        assert!(!names.into_iter().any(|name| name.to_string_lossy().starts_with(&own)));
     }
 }

@@ -37,19 +37,21 @@ pub struct CudaConfig {
     /// Run the last time step by step, and write the times of the steps on all ranks to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// Measure instead of running the plan for its outputs. The answer is JSON at the start of the job's largest
-    /// output (the last of several), with a zero behind it.
+    /// Measure instead of running the plan for its outputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bench: Option<Bench>,
+    /// The file to which each rank writes what it measured, as JSON.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answers: Vec<PathBuf>,
 }
 
 /// What is measured.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Bench {
-    /// Collectives, whatever the plan is. The answer is [`Measurements`](crate::bench::Measurements).
+    /// Collectives, whatever the plan is: [`Measurements`](crate::bench::Measurements).
     Collectives(BenchConfig),
-    /// The plan, on numbers drawn on the device. The answer is the least, median and most microseconds of one run.
+    /// The plan, on numbers drawn on the device: the least, median and most microseconds of one run.
     Program {
         /// Replays that count.
         replays: usize,
@@ -79,9 +81,9 @@ impl CudaConfig {
         CudaConfig { trace: trace.into(), ..self }
     }
 
-    /// Sets what is measured.
-    pub fn with_bench(self, bench: impl Into<Option<Bench>>) -> CudaConfig {
-        CudaConfig { bench: bench.into(), ..self }
+    /// Sets what is measured, and the file of each rank for it.
+    pub fn with_bench(self, bench: impl Into<Option<Bench>>, answers: Vec<PathBuf>) -> CudaConfig {
+        CudaConfig { bench: bench.into(), answers, ..self }
     }
 
     /// The choice of this engine for a job.
@@ -142,10 +144,11 @@ impl Engine for CudaEngine {
         let gpu = config.gpu(rank, run.comm.ranks())?;
         // Dropped after everything below.
         let _caller = CallersContext::keep()?;
+        let answers = config.answers.clone();
         if let Some(Bench::Collectives(config)) = &config.bench {
             ready()?;
             let measured = bench::run(gpu, run.config.limit, config, run.comm, &|| run.comm.alive())?;
-            return answer(&measured, memory);
+            return write_answer(&measured, &answers, rank);
         }
         let gpu = Gpu {
             ordinal: Some(gpu),
@@ -158,7 +161,8 @@ impl Engine for CudaEngine {
         let mut job = JobRun { run, session, trace: config.trace.as_deref() };
         let ran = match config.bench {
             Some(Bench::Program { replays, runs }) => {
-                job.measure([replays, runs as usize], ready).and_then(|times| answer(&times, memory))
+                let times = job.measure([replays, runs as usize], ready);
+                times.and_then(|times| write_answer(&times, &answers, rank))
             }
             // SAFETY: the caller's promise.
             _ => unsafe { job.run(memory, ready) },
@@ -257,16 +261,10 @@ impl JobRun<'_> {
     }
 }
 
-/// Writes a value as JSON, with a zero behind it, to the largest output.
-fn answer(value: &impl Serialize, memory: &RankMemory) -> Result<(), RunError> {
-    let text = serde_json::to_vec(value).map_err(|e| RunError::system("writing the answer", e))?;
-    let room = memory.outputs.iter().max_by_key(|span| span.len).filter(|span| span.len > text.len());
-    let room =
-        room.ok_or_else(|| RunError::Invalid(format!("the job has no room for {} bytes", text.len())))?;
-    // SAFETY: the output is memory of this rank, and large enough.
-    unsafe {
-        std::ptr::copy_nonoverlapping(text.as_ptr(), room.ptr, text.len());
-        room.ptr.add(text.len()).write(0);
-    }
-    Ok(())
+/// Writes what a rank measured to its file.
+fn write_answer(value: &impl Serialize, answers: &[PathBuf], rank: u32) -> Result<(), RunError> {
+    let missing = || RunError::Invalid(format!("no file was named for what rank {rank} measures"));
+    let path = answers.get(rank as usize).ok_or_else(missing)?;
+    let text = serde_json::to_vec(value).map_err(|e| RunError::system("writing a measurement", e))?;
+    std::fs::write(path, text).map_err(|e| RunError::system("writing a measurement", e))
 }
