@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use symmc_ir::{CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Table, Type, ValueId};
+use symmc_ir::{
+    ArgOp, CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Reduction, Table, Type, ValueId,
+};
 
 use super::gathered::{Gathered, Window};
 use super::picks::{pick, take};
@@ -39,6 +41,7 @@ pub struct Analysis<'g> {
     /// For each all_gather another one with which it must be replaced.
     joined: HashMap<NodeId, NodeId>,
     same: HashMap<GroupId, Table<ValueId, bool>>,
+    users: Table<ValueId, Vec<NodeId>>,
 }
 
 impl<'g> Analysis<'g> {
@@ -52,6 +55,7 @@ impl<'g> Analysis<'g> {
             replacements: Table::filled(None, values),
             joined: HashMap::new(),
             same: HashMap::new(),
+            users: graph.users(),
         };
         for (id, node) in graph.nodes.iter() {
             if bases.contains(&id) {
@@ -120,16 +124,19 @@ impl<'g> Analysis<'g> {
     /// What stands for the results of a node that reduces a gathered value along its axis.
     fn reduced(&mut self, node: &Node, g: &Gathered) -> Option<Vec<(TermId, NodeId)>> {
         let ty = self.graph.ty(*node.outputs.first()?);
-        let terms = &mut self.terms;
         let found = match &node.op {
+            Op::Reduce { op, axes, .. } if self.has_arg_reduce(node, *op, axes) => {
+                let op = if *op == Reduction::Max { ArgOp::Max } else { ArgOp::Min };
+                vec![arg_reduce(&mut self.terms, g, op, &ty.shape)?.value]
+            }
             Op::Reduce { op, axes, keep } if axes.contains(&g.axis) => {
-                vec![reduce(terms, g, ReduceParams { op: *op, axes, keep: *keep })?]
+                vec![reduce(&mut self.terms, g, ReduceParams { op: *op, axes, keep: *keep })?]
             }
             Op::ArgReduce { op, axis, .. } if *axis == g.axis => {
-                vec![arg_reduce(terms, g, *op, &ty.shape)?]
+                vec![arg_reduce(&mut self.terms, g, *op, &ty.shape)?.place]
             }
             Op::TopK { axis, largest } if *axis == g.axis => {
-                top_k(terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
+                top_k(&mut self.terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
             }
             Op::GatherElements { axis } | Op::Take { axis } if *axis == g.axis => {
                 let index = *node.inputs.get(1)?;
@@ -145,6 +152,18 @@ impl<'g> Analysis<'g> {
         Some(found.into_iter().map(shaped).collect())
     }
 
+    /// Whether the position of the element that this reduction of a gathered value finds is needed as well.
+    fn has_arg_reduce(&self, node: &Node, op: Reduction, axes: &[usize]) -> bool {
+        let (Some(x), &[of]) = (node.inputs.first(), axes) else { return false };
+        let is_its_position = |user: &NodeId| match &self.graph.nodes[*user].op {
+            Op::ArgReduce { op: ArgOp::Max, axis, .. } => op == Reduction::Max && *axis == of,
+            Op::ArgReduce { op: ArgOp::Min, axis, .. } => op == Reduction::Min && *axis == of,
+            _ => false,
+        };
+        self.gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
+    }
+
+    /// What the result of a node is.
     fn fact(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
         if let Op::Concat { axis } = node.op {
             return self.concat(node, axis).map(Fact::Gathered);
