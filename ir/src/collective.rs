@@ -239,6 +239,15 @@ pub struct Contract {
     /// The result may lie on the operand's bytes. For all-gather that is this rank's piece of the result,
     /// for reduce-scatter this rank's piece of the operand.
     pub in_place: bool,
+    /// All ranks of a cell get the same bits of what the collective gives to all of them, which matters where floats are summed.
+    /// Facts about programs rest on it ([`crate::replication`]), so variants without it cannot be added without a change there.
+    ///
+    /// Kernels of symmc, on hosts and on GPUs, add the ranks of a cell in ascending order, whichever rank computes an element:
+    /// with `one_shot`, and with `ll` in one round, every rank computes all elements in this order; with `two_shot`, and with `ll` in two
+    /// rounds, one rank computes an element and sends it to all. NCCL chooses other orders, but one for an element: rings, trees
+    /// and switches (NVLS) reduce it in one place and pass on the result, and so do its kernels for windows (`RSxLD_AGxST`,
+    /// `RSxLDMC_AGxSTMC`), except `AGxLL_R`, with which every rank adds all operands, from rank 0 on.
+    pub same_bits: bool,
 }
 
 impl Variant {
@@ -280,6 +289,7 @@ impl Variant {
             symmetric_operand: false,
             symmetric_result: true,
             in_place: false,
+            same_bits: true,
         };
         let pull = Contract {
             exit: Exit::Droppable,
@@ -304,6 +314,7 @@ impl Variant {
             symmetric_result: false,
             // Sends and receives are of one group of calls: which comes first is up to the library.
             in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. }),
+            same_bits: true,
         };
         let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
         Some(match (self, kind) {
@@ -477,6 +488,10 @@ mod tests {
                 assert!(!c.touch.reads_operand() || c.symmetric_operand, "{what}");
                 assert!(!c.touch.writes_result() || c.symmetric_result, "{what}");
                 assert!(variant != Variant::OneShot || c.exit == Exit::Droppable, "{what}");
+                assert!(
+                    c.same_bits,
+                    "{what}: `Replication` takes all collectives to give ranks the same bits"
+                );
             }
         }
     }

@@ -273,6 +273,24 @@ impl Graph {
         cells.iter().all(|cell| cell.iter().all(|rank| number(rank) == cell.first().and_then(number)))
     }
 
+    /// Whether two groups have the same cells, each with its ranks in the same order. False while the number of ranks is open.
+    pub fn have_same_cells(&self, a: GroupId, b: GroupId) -> bool {
+        a == b || self.sorted_cells(a).is_some_and(|cells| Some(cells) == self.sorted_cells(b))
+    }
+
+    /// A group with these cells, each with its ranks in this order.
+    pub fn group_with_cells(&self, cells: &[Vec<u32>]) -> Option<GroupId> {
+        let mut cells = cells.to_vec();
+        cells.sort_unstable();
+        self.groups.keys().find(|&group| self.sorted_cells(group).as_ref() == Some(&cells))
+    }
+
+    fn sorted_cells(&self, group: GroupId) -> Option<Vec<Vec<u32>>> {
+        let mut cells = self.cells(group)?;
+        cells.sort_unstable();
+        Some(cells)
+    }
+
     /// The number of ranks in each cell of a group. `None` while the number of ranks is open.
     pub fn group_size(&self, group: GroupId) -> Option<u32> {
         match &self.groups[group].members {

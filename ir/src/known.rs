@@ -10,6 +10,7 @@
 
 pub mod scalar;
 
+use crate::collective::{CollectiveKind, ReduceOp, Splits};
 use crate::dim::Dim;
 use crate::entity::Table;
 use crate::graph::{Def, Graph};
@@ -143,7 +144,14 @@ impl Known {
             Op::Full(s) => Some(Known::Full(stored(ty.dtype, *s)?)),
             Op::Iota { start, step } => affine(*start, vec![*step], ty, symbols),
             Op::Copy => known(0).cloned(),
-            Op::Shard { .. } => full(0).map(Known::Full),
+            Op::Shard { axis, .. } => match known(0)? {
+                Known::Affine(a) if a.step.get(*axis) == Some(&0) => {
+                    affine(a.start, a.step.clone(), ty, symbols)
+                }
+                Known::Affine(_) => None,
+                Known::Full(s) => Some(Known::Full(*s)),
+            },
+            Op::Collective(c) => collective(&c.kind, known(0)?, ty, (cx.graph.group_size(c.group)?, symbols)),
             Op::Cast => cast(known(0)?, ty, symbols),
             Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
                 let x = *inputs.first()?;
@@ -396,6 +404,34 @@ fn reduce(op: Reduction, s: Scalar, x: &Type, axes: &[usize], symbols: &Symbols)
         Reduction::Sum if !x.dtype.is_float() => {
             let n = axes.iter().try_fold(1_i64, |n, &a| n.checked_mul(x.shape[a].as_const()?))?;
             Some(Known::Full(Scalar::Int(s.as_i64().checked_mul(n)?)))
+        }
+        _ => None,
+    }
+}
+
+/// The result of a collective on cells of `ranks` ranks, which all have the same operand.
+fn collective(
+    kind: &CollectiveKind,
+    x: &Known,
+    ty: &Type,
+    (ranks, symbols): (u32, &Symbols),
+) -> Option<Known> {
+    match (kind, x) {
+        (CollectiveKind::Broadcast { .. }, _) => Some(x.clone()),
+        (CollectiveKind::AllReduce(ReduceOp::Max | ReduceOp::Min), _) => Some(x.clone()),
+        // A rank to which nobody sends has zeros.
+        (CollectiveKind::Permute { pairs }, _) => {
+            (0..ranks).all(|rank| pairs.iter().any(|(_, to)| *to == rank)).then(|| x.clone())
+        }
+        (CollectiveKind::AllGather | CollectiveKind::AllToAll(Splits::Even), Known::Full(_)) => {
+            Some(x.clone())
+        }
+        (CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op), Known::Full(s)) => {
+            scalar::reduced(*op, *s, ty.dtype, ranks).map(Known::Full)
+        }
+        (CollectiveKind::AllReduce(ReduceOp::Sum), Known::Affine(Affine { start, step })) => {
+            let times = |n: &i64| n.checked_mul(i64::from(ranks));
+            affine(times(start)?, step.iter().map(times).collect::<Option<_>>()?, ty, symbols)
         }
         _ => None,
     }

@@ -30,6 +30,7 @@ pub mod numerics;
 pub mod op;
 pub mod parallel;
 pub mod random;
+pub mod replication;
 pub mod symbol;
 pub mod tensor;
 pub mod text;
@@ -50,6 +51,7 @@ pub use graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, Ou
 pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 pub use numerics::{Numerics, NumericsClass};
 pub use op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
+pub use replication::Replication;
 pub use symbol::{Symbol, SymbolId};
 pub use tensor::Tensor;
 pub use types::{DType, Float, Scalar, Type};

@@ -1,7 +1,8 @@
 //! Numerics classes: which changes of rounding a plan may make to its program.
 //!
-//! Without a class a plan is *strict*: collectives are rewritten only where every bit of their results stays the same. Each
-//! class allows one kind of change more; classes combine, and none implies another.
+//! Without a class a plan is *exact*: a program is rewritten only where no value is rounded otherwise and no range becomes smaller. Sums
+//! whose order the program leaves open, those of a collective, of a reduction along an axis or of a product, may be taken in another order.
+//! Each class allows one kind of change more; classes combine, and none implies another.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +45,7 @@ impl NumericsClass {
     }
 }
 
-/// A set of numerics classes. The empty set is strict. Written and read as `strict`, or as names separated by commas:
+/// A set of numerics classes. The empty set is exact. Written and read as `exact`, or as names separated by commas:
 /// `reassociate,narrow`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Numerics {
@@ -52,11 +53,11 @@ pub struct Numerics {
 }
 
 impl Numerics {
-    /// No class: rewriting collectives changes no bit.
-    pub const STRICT: Numerics = Numerics { classes: 0 };
+    /// No class: rewriting changes no rounding and no range.
+    pub const EXACT: Numerics = Numerics { classes: 0 };
 
     /// Whether no class is in the set.
-    pub fn is_strict(&self) -> bool {
+    pub fn is_exact(&self) -> bool {
         self.classes == 0
     }
 
@@ -73,7 +74,7 @@ impl Numerics {
 
     /// The classes as a part of a line of a report, behind a comma; empty for the empty set.
     pub fn report_suffix(&self) -> String {
-        if self.is_strict() { String::new() } else { format!(", numerics {self}") }
+        if self.is_exact() { String::new() } else { format!(", numerics {self}") }
     }
 
     /// The classes in the set, in order of declaration.
@@ -84,20 +85,20 @@ impl Numerics {
 
 impl FromIterator<NumericsClass> for Numerics {
     fn from_iter<I: IntoIterator<Item = NumericsClass>>(classes: I) -> Numerics {
-        classes.into_iter().fold(Numerics::STRICT, Numerics::with)
+        classes.into_iter().fold(Numerics::EXACT, Numerics::with)
     }
 }
 
 impl From<NumericsClass> for Numerics {
     fn from(class: NumericsClass) -> Numerics {
-        Numerics::STRICT.with(class)
+        Numerics::EXACT.with(class)
     }
 }
 
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_strict() {
-            return f.write_str(STRICT);
+        if self.is_exact() {
+            return f.write_str(EXACT);
         }
         let names: Vec<&str> = self.classes().map(NumericsClass::name).collect();
         f.write_str(&names.join(","))
@@ -111,7 +112,7 @@ impl fmt::Debug for Numerics {
 }
 
 /// The name of the empty set.
-const STRICT: &str = "strict";
+const EXACT: &str = "exact";
 
 /// A text that names no set of numerics classes.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -119,7 +120,7 @@ const STRICT: &str = "strict";
 pub enum NumericsError {
     /// A name that no class has.
     #[error(
-        "expected strict, or one or more of {} separated by commas, found {found:?}",
+        "expected exact, or one or more of {} separated by commas, found {found:?}",
         NumericsClass::names()
     )]
     Unknown {
@@ -133,9 +134,12 @@ pub enum NumericsError {
          which is reassociate,narrow,narrow-f16"
     )]
     Relaxed,
-    /// `strict` together with classes.
-    #[error("strict excludes all classes, found {found:?}")]
-    StrictAndClasses {
+    /// The former name of `exact`.
+    #[error("strict is called exact now")]
+    Strict,
+    /// `exact` together with classes.
+    #[error("exact excludes all classes, found {found:?}")]
+    ExactAndClasses {
         /// The whole text.
         found: String,
     },
@@ -148,13 +152,14 @@ impl FromStr for Numerics {
         let names: Vec<&str> = text.split(',').map(str::trim).collect();
         let class = |name: &&&str| match **name {
             "relaxed" => Err(NumericsError::Relaxed),
+            "strict" => Err(NumericsError::Strict),
             name => NumericsClass::from_name(name)
                 .ok_or_else(|| NumericsError::Unknown { found: name.to_string() }),
         };
         let numerics: Numerics =
-            names.iter().filter(|name| **name != STRICT).map(|n| class(&n)).collect::<Result<_, _>>()?;
-        if !numerics.is_strict() && names.contains(&STRICT) {
-            return Err(NumericsError::StrictAndClasses { found: text.to_string() });
+            names.iter().filter(|name| **name != EXACT).map(|n| class(&n)).collect::<Result<_, _>>()?;
+        if !numerics.is_exact() && names.contains(&EXACT) {
+            return Err(NumericsError::ExactAndClasses { found: text.to_string() });
         }
         Ok(numerics)
     }
@@ -170,7 +175,7 @@ impl Serialize for Numerics {
 impl<'de> Deserialize<'de> for Numerics {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Numerics, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
-        let mut out = Numerics::STRICT;
+        let mut out = Numerics::EXACT;
         for name in names {
             let unknown = || {
                 de::Error::custom(format!(
@@ -205,7 +210,7 @@ mod tests {
             let json = serde_json::to_string(&set).unwrap();
             assert_eq!(serde_json::from_str::<Numerics>(&json).unwrap(), set, "{json}");
         }
-        assert_eq!(Numerics::STRICT.to_string(), "strict");
+        assert_eq!(Numerics::EXACT.to_string(), "exact");
         assert_eq!("narrow, reassociate".parse::<Numerics>().unwrap().to_string(), "reassociate,narrow");
         assert_eq!(
             serde_json::to_string(&Numerics::from(NumericsClass::NarrowF16)).unwrap(),
@@ -218,15 +223,15 @@ mod tests {
         let error = |text: &str| text.parse::<Numerics>().unwrap_err().to_string();
         for text in ["", "fast", "narrow,", "Strict", "narrow_f16", "reassociate narrow"] {
             assert!(
-                error(text).contains("expected strict, or one or more of reassociate, narrow, narrow-f16"),
+                error(text).contains("expected exact, or one or more of reassociate, narrow, narrow-f16"),
                 "{text}"
             );
         }
         for text in ["relaxed", "relaxed,narrow"] {
             assert!(error(text).contains("reassociate,narrow,narrow-f16"), "{text}");
         }
-        assert!(error("strict,narrow").contains("strict excludes all classes"));
-        for json in [r#"["fast"]"#, r#"["narrow", "narrow"]"#, r#""narrow""#, r#"["strict"]"#] {
+        assert!(error("exact,narrow").contains("exact excludes all classes"));
+        for json in [r#"["fast"]"#, r#"["narrow", "narrow"]"#, r#""narrow""#, r#"["exact"]"#] {
             assert!(serde_json::from_str::<Numerics>(json).is_err(), "{json}");
         }
     }

@@ -29,6 +29,20 @@ impl DType {
         if self == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
+    /// Whether every value of `other` is a value of this dtype, so that a cast from it loses nothing.
+    pub fn represents(self, other: DType) -> bool {
+        use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+        self == other
+            || match other {
+                Bool => true,
+                U8 => self != Bool,
+                I32 => matches!(self, I64 | F64),
+                F16 | BF16 => matches!(self, F32 | F64),
+                F32 => self == F64,
+                I64 | F64 => false,
+            }
+    }
+
     /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)

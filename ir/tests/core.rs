@@ -8,5 +8,7 @@ mod dim;
 mod infer;
 #[path = "core/layout.rs"]
 mod layout;
+#[path = "core/replication.rs"]
+mod replication;
 #[path = "core/verify.rs"]
 mod verify;

@@ -12,6 +12,7 @@
 //! - gradients of attention take heads of keys that are not repeated ([`repeated`]),
 //! - values of which only a part is used are computed in part ([`used`]),
 //! - reductions of gathered shards are reductions of shards ([`shards`]),
+//! - casts stand next to collectives instead of behind views of these ([`narrowed`]),
 //! - attention and its gradients store their results in the order in which they are read ([`stored`]),
 //! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
 //!   combined element by element are one ([`collectives`]),
@@ -25,10 +26,13 @@ pub mod attention;
 pub mod broadcasts;
 pub mod collectives;
 pub mod constants;
+pub mod groups;
 pub mod identities;
+pub mod narrowed;
 pub mod norms;
 pub mod products;
 pub mod repeated;
+pub mod replicated;
 pub mod rotary;
 pub mod seen;
 pub mod shards;
@@ -52,6 +56,8 @@ pub const RULES: &[&[Rule]] = &[
     activations::RULES,
     rotary::RULES,
     attention::RULES,
+    groups::RULES,
+    replicated::RULES,
     collectives::RULES,
 ];
 
@@ -89,6 +95,7 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
         let changed = repeated::grouped(&out)
             .or_else(|| used::in_part(&out))
             .or_else(|| shards::reduce_shards_first(&out))
+            .or_else(|| narrowed::casts_at_collectives(&out))
             .or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {
             break;

@@ -14,5 +14,7 @@ pub mod rewrite;
 
 pub use canon::canonicalize;
 pub use error::PassError;
-pub use lower::{LowerConfig, Overlap, lower, lower_with_report};
+pub use lower::{
+    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, coalescible, lower, lower_with_report,
+};
 pub use rewrite::Report;

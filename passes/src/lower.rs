@@ -1,10 +1,12 @@
 //! Lowering: how each collective runs.
 //!
-//! The program is cut into `region`s around its collectives. For each region that differs from all others
-//! an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
+//! Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced`). Then the
+//! program is cut into `region`s around its collectives. For each region that differs from all others an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
 //! `extract`ed, by the times of the machine profile and the copies that a placement would force. Equal
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
 //! `build` from the solutions.
+//!
+//! Decisions state their reasons (`reasons`), for which a region is saturated again only if more than variants changed.
 //!
 //! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
 //! the profile, nor has more collectives, or collectives of more bytes, than before. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
@@ -12,15 +14,21 @@
 
 mod beside;
 mod build;
+mod coalesce;
+mod coalesced;
 mod context;
+mod decisions;
 mod extract;
 mod imported;
 mod language;
+mod placing;
+mod reasons;
 mod region;
 pub mod rules;
 mod solve;
+mod sums;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -29,13 +37,16 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Numerics, Op, SymbolId, Variant};
 
 use crate::error::{PassError, verified_after};
+pub use coalesce::{COALESCE, CoalesceConfig, Reach, Set as CoalescedSet};
+use coalesced::Coalesced;
 use context::Context;
 pub use context::Overlap;
+use decisions::Decided;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
 pub use solve::Limits;
-use solve::{Decided, RuleSets, Solution, solve};
+use solve::{Credit, RuleSets, Solution, solve};
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
@@ -57,6 +68,8 @@ pub struct LowerConfig {
     /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
     /// cannot lose to plain.
     pub exits_kept: BTreeSet<String>,
+    /// Sets of collectives, each of which becomes one ([`coalescible`]).
+    pub coalesced: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
@@ -74,7 +87,8 @@ impl LowerConfig {
             symmetric: None,
             overlap: Overlap::Possible,
             exits_kept: BTreeSet::new(),
-            numerics: Numerics::STRICT,
+            coalesced: Vec::new(),
+            numerics: Numerics::EXACT,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
     }
@@ -115,53 +129,165 @@ pub fn lower_with_report(
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
     let graph = narrowed(graph, config)?;
-    let context = context(&graph, config)?;
-    let regions = region::cut(&graph, &config.bound, config.numerics, &context);
-    let rules = RuleSets::compiled(config.numerics).map_err(PassError::Internal)?;
-    let mut known: HashMap<&Key, usize> = HashMap::new();
-    let mut solutions: Vec<Solution> = Vec::new();
-    let mut solved = Vec::with_capacity(regions.len());
-    for region in &regions {
-        let at = match known.get(&region.key) {
-            Some(&at) => at,
-            None => {
-                let solution = solve(&region.key, &context, &rules, &config.limits)
-                    .ok_or_else(|| unsolved(&graph, region))?;
-                known.insert(&region.key, solutions.len());
-                solutions.push(solution);
-                solutions.len() - 1
-            }
-        };
-        solved.push(at);
+    let mut context = context(&graph, config)?;
+    let sets = &config.coalesced;
+    if sets.is_empty() {
+        return choose(&graph, context, config);
     }
-    let solved: Vec<build::Solved> = regions
-        .iter()
-        .zip(solved)
-        .map(|(region, at)| build::Solved { region, solution: &solutions[at] })
-        .collect();
-    let (out, names) = build::build(&graph, &solved)
-        .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))?;
+    let Coalesced { graph: coalesced, names } = coalesced::build(&graph, sets)
+        .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
+    coalesce::rename(&graph, sets, &names, &mut context);
+    let (out, decisions, mut report) = choose(&coalesced, context.clone(), config)?;
+    report.fired.insert(COALESCE.into(), sets.len());
+    let decisions = coalesce::decisions(&graph, sets, &names, &context, decisions);
+    Ok((out, decisions, report))
+}
+
+/// Chooses how each collective runs.
+fn choose(
+    graph: &Graph,
+    context: Context,
+    config: &LowerConfig,
+) -> Result<(Graph, Vec<Decision>, Report), PassError> {
+    let context = Arc::new(context);
+    let regions = region::cut(graph, &config.bound, config.numerics, &context);
+    let mut solver = Solver {
+        graph,
+        regions: &regions,
+        context: &context,
+        rules: RuleSets::compiled(config.numerics).map_err(PassError::Internal)?,
+        limits: &config.limits,
+        solutions: Vec::new(),
+        of_region: Vec::new(),
+    };
+    solver.solve_regions()?;
+    let (mut out, mut names) = solver.build()?;
+    if solver.credit_new_all_reduces(&out, &names)? {
+        (out, names) = solver.build()?;
+    }
     if cfg!(debug_assertions) {
         verified_after("lower", &out)?;
     }
     let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
-    for (s, names) in solved.iter().zip(&names) {
-        for decided in &s.solution.decisions {
-            let node = s.region.nodes[decided.node];
+    for (region, (&at, names)) in regions.iter().zip(solver.of_region.iter().zip(&names)) {
+        for decided in &solver.solutions[at].decisions {
+            let node = region.nodes[decided.node];
             decisions.push((node, decision(graph.node_name(node), decided, names)));
         }
     }
     decisions.sort_by_key(|(node, _)| *node);
+    let decisions = decisions.into_iter().map(|(_, d)| d).collect();
     let mut report = Report {
         regions: regions.len(),
-        distinct: solutions.len(),
+        distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
         fired: IndexMap::new(),
         overlapped: regions.iter().filter(|r| r.key.beside > 0).count(),
     };
-    for (rule, times) in solutions.iter().flat_map(|s| &s.fired) {
+    for (rule, times) in solver.solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
     }
-    Ok((out, decisions.into_iter().map(|(_, d)| d).collect(), report))
+    Ok((out, decisions, report))
+}
+
+/// The sets of collectives that are faster as one collective each, by the profile. Whether a program is faster with them depends on
+/// its schedule, too.
+///
+/// # Errors
+/// As [`lower()`].
+pub fn coalescible(
+    graph: &Graph,
+    config: &LowerConfig,
+    coalesce: &CoalesceConfig,
+) -> Result<Vec<CoalescedSet>, PassError> {
+    let graph = narrowed(graph, config)?;
+    Ok(coalesce::sets(&graph, &context(&graph, config)?, coalesce))
+}
+
+/// Solves the regions of a program, equal ones once.
+struct Solver<'a> {
+    graph: &'a Graph,
+    regions: &'a [Region],
+    context: &'a Arc<Context>,
+    rules: RuleSets,
+    limits: &'a Limits,
+    solutions: Vec<Solution>,
+    /// The solution of each region.
+    of_region: Vec<usize>,
+}
+
+impl<'a> Solver<'a> {
+    fn solve_regions(&mut self) -> Result<(), PassError> {
+        let mut known: HashMap<&Key, usize> = HashMap::new();
+        for region in self.regions {
+            let at = match known.get(&region.key) {
+                Some(&at) => at,
+                None => self.solve(region, &[])?,
+            };
+            known.insert(&region.key, at);
+            self.of_region.push(at);
+        }
+        Ok(())
+    }
+
+    /// Adds a solution.
+    fn solve(&mut self, region: &Region, credits: &[Credit]) -> Result<usize, PassError> {
+        let solution = solve(&region.key, self.context, &self.rules, self.limits, credits);
+        self.solutions.push(solution.ok_or_else(|| unsolved(self.graph, region))?);
+        Ok(self.solutions.len() - 1)
+    }
+
+    /// The program with its regions solved, and the names of the steps of each region.
+    fn build(&self) -> Result<(Graph, Vec<Vec<String>>), PassError> {
+        let solved = self.regions.iter().zip(&self.of_region);
+        let solved: Vec<build::Solved> =
+            solved.map(|(region, &at)| build::Solved { region, solution: &self.solutions[at] }).collect();
+        build::build(self.graph, &solved)
+            .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))
+    }
+
+    /// Chooses the variants of all-reduces that rules made once more, now that it is known which of them are one step with the
+    /// addition behind them. Returns whether there are any.
+    fn credit_new_all_reduces(&mut self, built: &Graph, names: &[Vec<String>]) -> Result<bool, PassError> {
+        let regions = self.regions;
+        let rewritten: Vec<usize> = (0..regions.len())
+            .filter(|&r| {
+                let solution = &self.solutions[self.of_region[r]];
+                solution.new_all_reduces(&regions[r].key).next().is_some()
+            })
+            .collect();
+        if rewritten.is_empty() {
+            return Ok(false);
+        }
+        let open = without_variants(built.clone());
+        let credited = symmc_dispatch::residuals(&open, &self.context.profile);
+        let mut variants: HashMap<&str, Vec<Variant>> = HashMap::new();
+        for &(value, variant) in &credited {
+            variants.entry(open.name_of(value)).or_default().push(variant);
+        }
+        let mut known: HashMap<(usize, Vec<Credit>), usize> = HashMap::new();
+        for r in rewritten {
+            let at = self.of_region[r];
+            let new = self.solutions[at].new_all_reduces(&regions[r].key);
+            let credits: Vec<Credit> = new
+                .flat_map(|step| {
+                    let of = variants.get(names[r][step].as_str()).into_iter().flatten();
+                    of.map(move |&variant| (step, variant))
+                })
+                .collect();
+            if credits.is_empty() {
+                continue;
+            }
+            self.of_region[r] = match known.get(&(at, credits.clone())) {
+                Some(&again) => again,
+                None => {
+                    let again = self.solve(&regions[r], &credits)?;
+                    known.insert((at, credits), again);
+                    again
+                }
+            };
+        }
+        Ok(!known.is_empty())
+    }
 }
 
 /// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
@@ -170,7 +296,7 @@ pub fn lower_with_report(
 /// As [`lower()`].
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrowed(graph, config)?;
-    Ok(beside::computation_us(&graph, &*context(&graph, config)?))
+    Ok(beside::computation_us(&graph, &context(&graph, config)?))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
@@ -184,15 +310,20 @@ fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
         }
         (out.symbols[id].min, out.symbols[id].max) = (min, max);
     }
-    for node in out.nodes.values_mut() {
+    Ok(without_variants(out))
+}
+
+/// A program whose collectives have no variants.
+fn without_variants(mut graph: Graph) -> Graph {
+    for node in graph.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {
             c.variant = None;
         }
     }
-    Ok(out)
+    graph
 }
 
-fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassError> {
+fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
     for (n, node) in graph.nodes.iter() {
         let Op::Collective(c) = &node.op else { continue };
         if config.profile.curve(&c.kind, Variant::Plain, None, 2).is_none() {
@@ -203,7 +334,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
             });
         }
     }
-    Ok(Arc::new(Context {
+    Ok(Context {
         profile: config.profile.clone(),
         sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
         symbols: graph.symbols.clone(),
@@ -211,7 +342,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         symmetric: config.symmetric,
         overlap: config.overlap.clone(),
         exits_kept: config.exits_kept.clone(),
-    }))
+    })
 }
 
 fn unsolved(graph: &Graph, region: &Region) -> PassError {

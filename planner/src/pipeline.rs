@@ -81,7 +81,7 @@ impl Default for PlanConfig {
                 exact: 400_000,
                 capacity: None,
             },
-            numerics: Numerics::STRICT,
+            numerics: Numerics::EXACT,
         }
     }
 }

@@ -278,6 +278,7 @@ pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>, PlanError> {
                 symmetric_operand: false,
                 symmetric_result: false,
                 in_place: false,
+                same_bits: false,
             };
             Some(Peers { group, contract })
         })),

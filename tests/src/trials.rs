@@ -215,7 +215,7 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
     };
     let config = Config::default().with_profile(profile).with_buckets(specs(graph, r)).with_bind(bind);
     let classes: Numerics = NumericsClass::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
-    let config = config.with_numerics(if r.one_in(2) { classes } else { Numerics::STRICT });
+    let config = config.with_numerics(if r.one_in(2) { classes } else { Numerics::EXACT });
     let mut config = config.with_variants(r.one_in(2).then_some(variants)).with_order(order(r));
     *story += &format!(
         ", {machine}, {}, variants {:?}, {:?}, {:?}, {:?}",

@@ -161,7 +161,7 @@ symmc_status symmc_options_set_bind_arguments(symmc_options *options, int32_t al
 /* Sets the most bytes that the symmetric arena may take, 0 for no limit. */
 symmc_status symmc_options_set_symmetric_limit(symmc_options *options, uint64_t bytes);
 
-/* Sets the changes of rounding that the plan may make: `strict` for none, or one or more of `reassociate`, `narrow` and
+/* Sets the changes of rounding that the plan may make: `exact` for none, or one or more of `reassociate`, `narrow` and
  * `narrow-f16`, separated by commas. */
 symmc_status symmc_options_set_numerics(symmc_options *options, const char *classes);
 

@@ -144,7 +144,7 @@ pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
     })
 }
 
-/// Sets the changes of rounding that the plan may make: `strict` for none, or one or more of `reassociate`, `narrow` and
+/// Sets the changes of rounding that the plan may make: `exact` for none, or one or more of `reassociate`, `narrow` and
 /// `narrow-f16`, separated by commas.
 ///
 /// # Safety

@@ -92,7 +92,7 @@ fn profile(name: &Path) -> PyResult<Profile> {
 /// that the profile knows unless given. order: how the steps are ordered (`chosen`, `lean`, …). slack: how much more memory than the leanest order the
 /// chosen one may take at most, as a fraction. memory_price: how many microseconds a run must become faster, by estimate, for
 /// each MiB of memory that overlap takes. symm_limit: the bytes that the symmetric arena may take. numerics: which changes of
-/// rounding the plan may make: "strict" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
+/// rounding the plan may make: "exact" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
 /// commas.
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
@@ -231,7 +231,7 @@ impl Plan {
         &self.0.source.name
     }
 
-    /// The numerics classes that it was made with, separated by commas; "strict" for none.
+    /// The numerics classes that it was made with, separated by commas; "exact" for none.
     #[getter]
     fn numerics(&self) -> String {
         self.0.numerics.to_string()

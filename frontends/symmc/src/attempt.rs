@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::Profile;
 use symmc_ir::parallel;
-use symmc_passes::Overlap;
+use symmc_passes::{CoalescedSet, Overlap};
 use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Unresolved};
 use symmc_planner::BucketInput;
 
@@ -12,6 +12,10 @@ use symmc_planner::BucketInput;
 pub struct Attempt {
     /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
+    /// Of each bucket the sets of collectives that are one; none where buckets are missing.
+    pub coalesced: Vec<Vec<CoalescedSet>>,
+    /// Of each bucket what its variants were chosen with; nothing where buckets are missing.
+    pub chosen_with: Vec<Seen>,
     /// The plan.
     pub plan: Plan,
     /// Of each bucket the estimated microseconds of a run, with memory at its price, except fixed memory.
@@ -60,7 +64,7 @@ impl Attempt {
                 exits_kept: exits_kept(program, bucket).map_err(|e| e.to_string())?,
             });
         }
-        Ok(Attempt { inputs, plan, costs, seen })
+        Ok(Attempt { inputs, coalesced: Vec::new(), chosen_with: Vec::new(), plan, costs, seen })
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Config {
     /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
     /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
-    /// The changes of rounding that the plan may make; strict by default.
+    /// The changes of rounding that the plan may make; exact by default.
     pub numerics: Numerics,
 }
 
@@ -44,7 +44,7 @@ impl Default for Config {
             slack,
             memory_price,
             symm_limit,
-            numerics: Numerics::STRICT,
+            numerics: Numerics::EXACT,
         }
     }
 }

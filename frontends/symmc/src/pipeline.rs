@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
-use symmc_passes::{LowerConfig, PassError};
+use symmc_passes::{CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach};
 use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
 
@@ -50,8 +50,10 @@ impl Pipeline<'_> {
             return Ok(Planned { plan, by_schedule: false });
         }
         let kept = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
-        let again =
-            plan.buckets.iter().zip(overlapped).map(|(bucket, overlapped)| overlapped || kept(bucket));
+        let none = vec![BTreeSet::new(); buckets.len()];
+        let sets = self.coalescible(buckets, &none, WIDEST)?;
+        let shown = plan.buckets.iter().zip(overlapped).zip(&sets);
+        let again = shown.map(|((bucket, overlapped), sets)| overlapped || kept(bucket) || !sets.is_empty());
         let again: Vec<bool> = again.collect();
         let by_schedule = again.contains(&true);
         let plan = if by_schedule { self.some_chosen_again(buckets, inputs, plan, &again)? } else { plan };
@@ -93,8 +95,7 @@ impl Pipeline<'_> {
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
         let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
             parallel::map(buckets, nodes, |(b, symbols)| {
-                let seen = choice.seen.get(b).cloned().unwrap_or_default();
-                let choice = BucketChoice { symbols, seen, choice };
+                let choice = BucketChoice { number: b, symbols, choice };
                 let (graph, decisions, report) = lower(self.canonical, self.config, self.bound, choice)?;
                 let collectives = collectives(&graph);
                 let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
@@ -109,8 +110,8 @@ impl Pipeline<'_> {
     }
 
     /// The plan on trial, or a cheaper one by estimate: the first choice of variants assumes all overlap that is possible, and that exit
-    /// barriers are dropped; others are made with the overlap and the barriers that a plan has, and with plain collectives
-    /// alone. Each bucket takes the best of them.
+    /// barriers are dropped; others are made with the overlap and the barriers that a plan has, with plain collectives alone, and with
+    /// coalesced collectives. Each bucket takes the best of them.
     fn chosen_again(
         &self,
         buckets: &[BucketRequest],
@@ -118,6 +119,14 @@ impl Pipeline<'_> {
         plan: Plan,
     ) -> Result<Attempt, Error> {
         let mut best = self.attempt(inputs, plan)?;
+        self.chosen_by_schedule(buckets, &mut best)?;
+        self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
+        self.coalesced(buckets, &mut best)?;
+        Ok(best)
+    }
+
+    /// Chooses variants with the overlap and the exit barriers that the best plan so far has.
+    fn chosen_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
         let mut kept: Vec<BTreeSet<String>> = Vec::new();
         for _ in 0..ROUNDS {
             let mut seen = best.seen.clone();
@@ -127,12 +136,50 @@ impl Pipeline<'_> {
                 kept.append(&mut seen.exits_kept);
                 seen.exits_kept.clone_from(kept);
             }
-            if !self.improve(buckets, &mut best, &Choice { seen, ..Choice::default() })? {
+            let coalesced = best.coalesced.clone();
+            if !self.improve(buckets, best, &Choice { seen, coalesced, ..Choice::default() })? {
                 break;
             }
         }
-        self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
-        Ok(best)
+        Ok(())
+    }
+
+    /// Coalesces collectives, within each of a few reaches, where that costs less.
+    fn coalesced(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
+        let rewritten: Vec<BTreeSet<String>> = best.plan.buckets.iter().map(rewritten).collect();
+        let nodes = self.canonical.nodes.len() * buckets.len();
+        let tries = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
+        let mut tried: Vec<Vec<Vec<CoalescedSet>>> = Vec::new();
+        for &reach in tries {
+            let sets = self.coalescible(buckets, &rewritten, reach)?;
+            if sets.iter().all(Vec::is_empty) || tried.contains(&sets) {
+                continue;
+            }
+            let choice =
+                Choice { seen: best.chosen_with.clone(), coalesced: sets.clone(), ..Choice::default() };
+            tried.push(sets);
+            if self.improve(buckets, best, &choice)? {
+                self.chosen_by_schedule(buckets, best)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of each bucket the sets of collectives that would be faster as one, without those that rewriting uses.
+    fn coalescible(
+        &self,
+        buckets: &[BucketRequest],
+        rewritten: &[BTreeSet<String>],
+        reach: Reach,
+    ) -> Result<Vec<Vec<CoalescedSet>>, Error> {
+        let sets = buckets.iter().enumerate().map(|(b, bucket)| {
+            let choice = Choice::default();
+            let choice = BucketChoice { number: b, symbols: &bucket.ranges, choice: &choice };
+            let config = lower_config(self.canonical, self.config, self.bound, choice);
+            let kept = rewritten.get(b).cloned().unwrap_or_default();
+            symmc_passes::coalescible(self.canonical, &config, &CoalesceConfig { reach, kept })
+        });
+        sets.collect::<Result<_, _>>().map_err(|e| Error::pass(&self.program.graph.name, e))
     }
 
     /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
@@ -144,16 +191,23 @@ impl Pipeline<'_> {
         }
         let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(false) };
         let mut other = self.attempt(inputs, plan)?;
+        other.coalesced.clone_from(&choice.coalesced);
+        other.chosen_with.clone_from(&choice.seen);
         let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {
             return Ok(false);
         }
         if better.contains(&false) {
-            let mixed = best.inputs.iter().zip(other.inputs).zip(better);
-            let mixed: Vec<BucketInput> =
-                mixed.map(|((a, b), better)| if better { b } else { a.clone() }).collect();
+            let of = |b: usize| if better[b] { &other } else { &*best };
+            let buckets_of = || 0..better.len();
+            let coalesced =
+                buckets_of().map(|b| of(b).coalesced.get(b).cloned().unwrap_or_default()).collect();
+            let chosen_with =
+                buckets_of().map(|b| of(b).chosen_with.get(b).cloned().unwrap_or_default()).collect();
+            let mixed: Vec<BucketInput> = buckets_of().map(|b| of(b).inputs[b].clone()).collect();
             let Ok(plan) = self.plan(buckets, &mixed) else { return Ok(false) };
             other = self.attempt(mixed, plan)?;
+            (other.coalesced, other.chosen_with) = (coalesced, chosen_with);
             // Buckets share arenas, and their orders can differ in company.
             if other.costs.iter().zip(&best.costs).any(|(a, b)| a > b) {
                 return Ok(false);
@@ -206,6 +260,20 @@ impl Pipeline<'_> {
 /// How often variants are chosen again with the overlap of a schedule.
 const ROUNDS: u32 = 2;
 
+/// Which collectives are coalesced, of all sizes and however far from each other.
+const WIDEST: Reach = Reach { window_us: f64::INFINITY, least_startup: 0.0 };
+/// What is tried. Small collectives are those of whose time half is start-up; the rates of the machine profile say which these are.
+const COALESCING: &[Reach] = &[
+    Reach { window_us: 160.0, least_startup: 0.5 },
+    Reach { window_us: f64::INFINITY, least_startup: 0.5 },
+    Reach { window_us: 10.0, least_startup: 0.0 },
+    Reach { window_us: 160.0, least_startup: 0.0 },
+    Reach { window_us: 640.0, least_startup: 0.0 },
+];
+/// The number of these that are tried for programs whose buckets have more than [`LARGE`] nodes together.
+const FEW: usize = 2;
+const LARGE: usize = 4_000;
+
 /// What a choice of variants is made with, for all buckets.
 #[derive(Default)]
 pub struct Choice {
@@ -215,14 +283,16 @@ pub struct Choice {
     plain: bool,
     /// What a plan shows of each bucket; nothing is known of others.
     seen: Vec<Seen>,
+    /// Of each bucket the sets of collectives that become one; none of others.
+    coalesced: Vec<Vec<CoalescedSet>>,
 }
 
 /// What a choice of variants is made with, for one bucket.
 pub struct BucketChoice<'a> {
+    /// Its position among the buckets.
+    pub number: usize,
     /// Its ranges.
     pub symbols: &'a Ranges,
-    /// What a plan shows of it.
-    pub seen: Seen,
     /// What holds for all buckets.
     pub choice: &'a Choice,
 }
@@ -275,7 +345,8 @@ pub fn lower_config(
     bound: &BTreeSet<InputId>,
     bucket: BucketChoice<'_>,
 ) -> LowerConfig {
-    let BucketChoice { symbols, seen, choice } = bucket;
+    let BucketChoice { number, symbols, choice } = bucket;
+    let seen = choice.seen.get(number).cloned().unwrap_or_default();
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     LowerConfig {
@@ -285,9 +356,16 @@ pub fn lower_config(
         symmetric: choice.symmetric,
         overlap: seen.overlap,
         exits_kept: seen.exits_kept,
+        coalesced: choice.coalesced.get(number).cloned().unwrap_or_default(),
         numerics: config.numerics,
         ..LowerConfig::new(config.profile.clone())
     }
+}
+
+/// The collectives that rewriting uses: those that are run by other nodes than one of their name.
+fn rewritten(bucket: &Bucket) -> BTreeSet<String> {
+    let decisions = bucket.decisions.iter().filter(|d| !d.nodes.contains(&d.collective));
+    decisions.map(|d| d.collective.clone()).collect()
 }
 
 /// The collectives of a program by the name of their node.

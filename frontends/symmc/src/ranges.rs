@@ -6,7 +6,6 @@ use symmc_ir::decision::Decision;
 use symmc_ir::{Graph, InputId, SymbolId, parallel};
 use symmc_passes::{LowerConfig, PassError};
 
-use crate::attempt::Seen;
 use crate::config::{BucketSpec, Config};
 use crate::divide::{self, BucketRequest, Chooser, Ranges};
 use crate::error::Error;
@@ -80,7 +79,7 @@ struct AtSizes<'a> {
 
 impl AtSizes<'_> {
     fn lowering(&self, symbols: &Ranges) -> LowerConfig {
-        let bucket = BucketChoice { symbols, seen: Seen::default(), choice: &Choice::default() };
+        let bucket = BucketChoice { number: 0, symbols, choice: &Choice::default() };
         lower_config(self.canonical, self.config, self.bound, bucket)
     }
 

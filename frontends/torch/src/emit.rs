@@ -8,6 +8,7 @@ use crate::dtype::{self, Weight};
 use crate::error::ImportError;
 use crate::lower::{Lowered, Stop};
 use crate::ratios;
+use crate::shards::RankPiece;
 
 impl Emit for Call<'_, '_> {
     type Error = ImportError;
@@ -96,11 +97,19 @@ impl Call<'_, '_> {
         }
     }
 
-    /// The rows of an axis that a rank takes: a view, in programs with ops that write.
-    pub fn part(&mut self, x: ValueId, axis: usize, index: ValueId) -> Lowered<ValueId> {
+    /// The rows of an axis that a rank takes: a view, in programs with ops that write. `positions` are those of the ranks if these are
+    /// equal pieces.
+    pub fn part(
+        &mut self,
+        x: ValueId,
+        axis: usize,
+        index: ValueId,
+        positions: Option<Vec<usize>>,
+    ) -> Lowered<ValueId> {
         let y = self.emit("take", Op::Take { axis }, &[x, index])?;
         if let Def::Node(node, _) = self.lowering.builder.graph().values[y].def {
             self.lowering.parts.insert(node);
+            self.lowering.rank_pieces.extend(positions.map(|positions| RankPiece { node, axis, positions }));
         }
         Ok(y)
     }

@@ -269,7 +269,11 @@ fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Lowered<Valu
         at = match node.op {
             Op::Permute { perm } => c.permute(at, perm)?,
             Op::Take { axis } => match node.inputs.get(1) {
-                Some(&index) => c.part(at, axis, index)?,
+                Some(&index) => {
+                    let piece = c.lowering.rank_pieces.iter().find(|piece| piece.node == id);
+                    let positions = piece.map(|piece| piece.positions.clone());
+                    c.part(at, axis, index, positions)?
+                }
                 None => return refused("expected an index of a part, found none"),
             },
             op => c.emit_as("view", op, &[at], ty)?,

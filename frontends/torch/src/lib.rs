@@ -47,6 +47,7 @@ mod parts;
 mod ratios;
 mod schema;
 mod scope;
+mod shards;
 mod sharing;
 mod signature;
 mod stored;
@@ -257,8 +258,10 @@ fn lowered<'p>(
     let numbers = signature::numbers_by_rank(&mut lowering, program);
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
-    let Lowering { builder, weights: written, buffers, notes, .. } = lowering;
-    let graph = verified(builder.finish()).map_err(ImportError::Graph)?;
+    let Lowering { builder, weights: written, buffers, notes, rank_pieces, .. } = lowering;
+    let mut graph = builder.finish();
+    shards::make_shards(&mut graph, rank_pieces);
+    let graph = verified(graph).map_err(ImportError::Graph)?;
     let mut of_ranks = Vec::with_capacity(stores.len());
     for (rank, of_rank) in stores.iter_mut().enumerate() {
         let mut weights = written.clone();

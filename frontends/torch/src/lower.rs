@@ -12,6 +12,7 @@ use crate::effects::{self, Effects};
 use crate::error::ImportError;
 use crate::schema::{self, Argument, Node, STRIDED};
 use crate::scope::{Scope, tensor_names};
+use crate::shards::RankPiece;
 use crate::symbols::Symbols;
 
 /// Why a rule does not lower a node.
@@ -36,6 +37,8 @@ pub(crate) struct Lowering<'p> {
     pub by_rank: IndexMap<String, ValueId>,
     /// The nodes whose results are views of their first operand although their op is none: parts that ranks take.
     pub parts: HashSet<NodeId>,
+    /// Those of them that are equal pieces of an axis.
+    pub rank_pieces: Vec<RankPiece>,
     /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// The names of the parameters that are buffers and have data in the archive.
@@ -66,6 +69,7 @@ impl<'p> Lowering<'p> {
             groups: IndexMap::new(),
             by_rank: IndexMap::new(),
             parts: HashSet::new(),
+            rank_pieces: Vec::new(),
             weights: IndexMap::new(),
             buffers: Vec::new(),
             written: IndexMap::new(),

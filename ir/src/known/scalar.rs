@@ -1,5 +1,6 @@
 //! Arithmetic on scalars as a tensor of a dtype would do it.
 
+use crate::collective::ReduceOp;
 use crate::op::BinaryOp;
 use crate::tensor::{read_f64, read_i64, write_f64, write_i64};
 use crate::types::{DType, Float, Scalar};
@@ -106,4 +107,25 @@ fn compare(op: BinaryOp, order: std::cmp::Ordering) -> Option<bool> {
         BinaryOp::Ge => order.is_ge(),
         _ => return None,
     })
+}
+
+/// The reduction of `ranks` copies of `s`, in rank order; none for means and products of integers and for bools.
+pub fn reduced(op: ReduceOp, s: Scalar, dtype: DType, ranks: u32) -> Option<Scalar> {
+    let again = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |all, _| f(all, first));
+    let narrow = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
+    match (op, s) {
+        (ReduceOp::Max | ReduceOp::Min, _) => Some(s),
+        (_, Scalar::Float(Float(x))) if dtype.is_float() => {
+            let x = match op {
+                ReduceOp::Prod => again(x, &|a, b| narrow(a * b)),
+                ReduceOp::Avg => narrow(again(x, &|a, b| narrow(a + b)) / f64::from(ranks)),
+                _ => again(x, &|a, b| narrow(a + b)),
+            };
+            stored(dtype, Scalar::Float(Float(x)))
+        }
+        (ReduceOp::Sum, Scalar::Int(x)) if dtype != DType::Bool => {
+            Some(Scalar::Int(x.wrapping_mul(i64::from(ranks))).wrapped(dtype))
+        }
+        _ => None,
+    }
 }

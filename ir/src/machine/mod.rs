@@ -51,7 +51,7 @@ pub use capability::{
 };
 pub use contention::Contention;
 pub use curve::{Copying, Curve, Provenance};
-pub use moved::Memory;
+pub use moved::{Memory, Moved};
 pub use throughput::{Operations, ProductRate, Throughput};
 use timeline::TimedStep;
 

@@ -3,11 +3,29 @@
 //! Of a value that is read several times the largest read counts; a read through a view moves the elements of the view. A table
 //! lookup reads the elements that it selects, not the table, and a grouped product the matrices of at most as many groups as
 //! there are rows. A store into a value that lies in the memory of its result (a cache) moves what is stored alone.
+//!
+//! A concatenation runs one kernel for each operand that does not lie in its piece of the result yet, and moves these alone.
 
 use std::collections::BTreeMap;
 
 use crate::graph::{Graph, Node};
 use crate::{NodeId, Op, ValueId};
+
+/// What a step moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moved {
+    /// The bytes that it reads and writes.
+    pub bytes: u64,
+    /// The kernels that do so, one after another.
+    pub kernels: u64,
+}
+
+impl Moved {
+    /// These bytes, by one kernel.
+    pub fn by_one_kernel(bytes: u64) -> Moved {
+        Moved { bytes, kernels: 1 }
+    }
+}
 
 /// What the bytes of a step depend on, besides the graph.
 pub struct Memory<Base, Bytes, InPlace> {
@@ -15,7 +33,8 @@ pub struct Memory<Base, Bytes, InPlace> {
     pub base: Base,
     /// The bytes of a value.
     pub bytes: Bytes,
-    /// Whether the result, the second value, lies in the memory of the base that is stored into.
+    /// Whether an operand, by its position among the inputs of a node, lies where the first result of the node has its elements.
+    /// Asked of values that are stored into and of operands of concatenations.
     pub in_place: InPlace,
 }
 
@@ -23,8 +42,33 @@ impl<Base, Bytes, InPlace> Memory<Base, Bytes, InPlace>
 where
     Base: Fn(ValueId) -> ValueId,
     Bytes: Fn(ValueId) -> u64,
-    InPlace: Fn(ValueId, ValueId) -> bool,
+    InPlace: Fn(NodeId, usize) -> bool,
 {
+    /// What a step moves that consists of these nodes; for the rest see [`moved`](Self::moved).
+    pub fn moved_by_step(
+        &self,
+        graph: &Graph,
+        mut nodes: impl Iterator<Item = NodeId>,
+        reads: impl Iterator<Item = (NodeId, usize)>,
+        writes: impl Iterator<Item = ValueId>,
+    ) -> Moved {
+        match (nodes.next(), nodes.next()) {
+            (Some(n), None) if matches!(graph.nodes[n].op, Op::Concat { .. }) => {
+                self.moved_by_concat(n, &graph.nodes[n])
+            }
+            _ => Moved::by_one_kernel(self.moved(graph, reads, writes)),
+        }
+    }
+
+    fn moved_by_concat(&self, n: NodeId, node: &Node) -> Moved {
+        let bytes = |k: usize| (self.bytes)(node.inputs[k]);
+        let copied = (0..node.inputs.len()).filter(|&k| bytes(k) > 0 && !(self.in_place)(n, k));
+        copied.fold(Moved::default(), |all, k| Moved {
+            bytes: all.bytes.saturating_add(bytes(k).saturating_mul(2)),
+            kernels: all.kernels + 1,
+        })
+    }
+
     /// The bytes of a step that reads these operands, each a position among the inputs of a node, and writes these values.
     pub fn moved(
         &self,
@@ -41,7 +85,7 @@ where
             *most = (*most).max(self.read(graph, node, k, value).min((self.bytes)(base)));
         }
         let written = writes.map(|v| match graph.def_node(v).map(|n| &graph.nodes[n]) {
-            Some(node) => self.stored_in_place(node).unwrap_or_else(|| (self.bytes)(v)),
+            Some(node) => self.stored_in_place(graph, node).unwrap_or_else(|| (self.bytes)(v)),
             None => (self.bytes)(v),
         });
         read.into_values().chain(written).fold(0, u64::saturating_add)
@@ -56,10 +100,10 @@ where
             }
             (Op::GroupedMatMul, 1) => self.matrices(graph, node).map_or(whole, |most| whole.min(most)),
             (Op::ScatterElements { combine: None, .. } | Op::IndexPut { accumulate: false, .. }, 0) => {
-                self.stored_in_place(node).map_or(whole, |_| 0)
+                self.stored_in_place(graph, node).map_or(whole, |_| 0)
             }
             (Op::ScatterElements { .. } | Op::IndexPut { .. } | Op::IndexAdd { .. }, 0) => {
-                self.stored_in_place(node).unwrap_or(whole)
+                self.stored_in_place(graph, node).unwrap_or(whole)
             }
             _ => whole,
         }
@@ -77,15 +121,15 @@ where
     }
 
     /// The bytes that a node stores into the memory of its first operand, if its result lies there.
-    fn stored_in_place(&self, node: &Node) -> Option<u64> {
+    fn stored_in_place(&self, graph: &Graph, node: &Node) -> Option<u64> {
         let source = match &node.op {
             Op::ScatterElements { .. } | Op::IndexAdd { .. } => 2,
             Op::IndexPut { .. } => 1,
             _ => return None,
         };
-        let (&into, &source, &result) =
-            (node.inputs.first()?, node.inputs.get(source)?, node.outputs.first()?);
-        (self.in_place)((self.base)(into), result).then(|| (self.bytes)(source))
+        let n = graph.def_node(*node.outputs.first()?)?;
+        let &source = node.inputs.get(source)?;
+        (self.in_place)(n, 0).then(|| (self.bytes)(source))
     }
 }
 
@@ -140,6 +184,26 @@ mod tests {
         assert_eq!(moved(put, true), 2 * source + 16 * 8);
         assert_eq!(moved(put, false), 2 * cache + source + 16 * 8);
         assert_eq!(moved(&put.replace("=false", "=true"), true), 3 * source + 16 * 8);
+    }
+
+    #[test]
+    fn concatenations_move_the_operands_that_do_not_lie_in_place() {
+        let text = "program \"p\" ranks 1\narg %a: f32[4]\narg %b: f32[16]\narg %e: f32[0]\n\
+            %y: f32[20] = concat %a, %b, %e axis=0\nreturn %y\n";
+        let graph = text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        let (n, node) = graph.nodes.iter().next().expect("a node");
+        let moved = |in_place: &[usize]| {
+            let memory = Memory {
+                base: |v| v,
+                bytes: |v| u64::try_from(graph.ty(v).bytes().upper(&graph.symbols)).expect("bytes"),
+                in_place: |_, k| in_place.contains(&k),
+            };
+            let reads = (0..node.inputs.len()).map(|k| (n, k));
+            memory.moved_by_step(&graph, [n].into_iter(), reads, node.outputs.iter().copied())
+        };
+        assert_eq!(moved(&[]), Moved { bytes: 2 * (16 + 64), kernels: 2 });
+        assert_eq!(moved(&[1]), Moved { bytes: 2 * 16, kernels: 1 });
+        assert_eq!(moved(&[0, 1]), Moved { bytes: 0, kernels: 0 });
     }
 
     #[test]

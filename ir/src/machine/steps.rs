@@ -1,11 +1,12 @@
 //! Estimated time of steps: memory traffic, operations and the least time of a kernel.
 //!
 //! A step that computes takes the longest of three times: moving the bytes that it reads and writes once ([`Profile::copy_us`]; a copy moves
-//! each byte twice), its operations at the [`Throughput`] of the machine, and the least time of a kernel.
+//! each byte twice), its operations at the [`Throughput`] of the machine, and the least time of each of its kernels. A step without
+//! kernels, as a concatenation of what lies in place already, takes no time.
 
-use super::Profile;
 use super::throughput::{Operations, ProductRate};
 use super::timeline::{TimedStep, nanoseconds};
+use super::{Moved, Profile};
 use crate::collective::CollectiveKind;
 use crate::graph::{Graph, Node};
 use crate::{Dim, NodeId, Op};
@@ -19,14 +20,13 @@ impl Profile {
         self.throughput.map_or(0, |t| nanoseconds(t.crossing_us))
     }
 
-    /// A step of these nodes, which read and write so many bytes together, with its estimated time; `size` is the size of a
-    /// dim, and `exit` says whether a droppable exit barrier is kept. A step with a collective takes the time of that: what it
+    /// A step of these nodes, which move this together, with its estimated time; `size` is the size of a dim, and `exit` says whether a droppable exit barrier is kept. A step with a collective takes the time of that: what it
     /// computes besides is done while it communicates. A collective without a curve takes 8 µs and 10 µs for each MB.
     pub fn timed_step(
         &self,
         graph: &Graph,
         nodes: impl Iterator<Item = NodeId>,
-        moved: u64,
+        moved: Moved,
         exit: Option<bool>,
         size: impl Fn(&Dim) -> u64,
     ) -> TimedStep {
@@ -47,10 +47,14 @@ impl Profile {
             let unknown = TimedStep { communicates: true, ..TimedStep::compute(8000 + bytes / 100) };
             return known.unwrap_or(unknown);
         }
-        let us = self.compute_us(moved, operations);
+        if moved.kernels == 0 {
+            return TimedStep::compute(0);
+        }
+        let least = self.throughput.map_or(0.0, |t| t.kernel_us * moved.kernels as f64);
+        let us = self.compute_us(moved.bytes, operations).max(least);
         // A reduction by itself is done in pieces where rows are few.
         let rows = rows.filter(|_| count > 1);
-        TimedStep::compute(nanoseconds(rows.map_or(us, |rows| us.max(self.rows_us(Some(rows), moved)))))
+        TimedStep::compute(nanoseconds(rows.map_or(us, |rows| us.max(self.rows_us(Some(rows), moved.bytes)))))
     }
 
     /// The estimated time in microseconds of a step that reads and writes so many bytes and does these operations.

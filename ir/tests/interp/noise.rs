@@ -52,7 +52,7 @@ return %tie
 
 #[test]
 fn noise_moves_what_is_sensitive_and_nothing_else() {
-    let found = spreads(PROGRAM, Numerics::STRICT);
+    let found = spreads(PROGRAM, Numerics::EXACT);
     let off = |k: usize, by: f64| {
         let (expected, spread) = &found[k];
         let moved = expected.to_f64().iter().map(|x| x + by).collect::<Vec<_>>();
@@ -75,7 +75,7 @@ fn noise_moves_what_is_sensitive_and_nothing_else() {
 
 #[test]
 fn equal_seeds_give_equal_noise() {
-    assert_eq!(spreads(PROGRAM, Numerics::STRICT), spreads(PROGRAM, Numerics::STRICT));
+    assert_eq!(spreads(PROGRAM, Numerics::EXACT), spreads(PROGRAM, Numerics::EXACT));
 }
 
 /// Sums among ranks may be off by what bf16 is off by, and maxima may not.
@@ -88,7 +88,7 @@ fn noise_goes_as_far_as_the_classes() {
         compare_with_spread(&moved, expected, Tolerance::EXACT, spread).beyond
     };
     let narrow = Numerics::from(NumericsClass::Narrow);
-    assert!(off(narrow, 1) == 0 && off(Numerics::STRICT, 1) > 32 && off(narrow, 2) > 32);
+    assert!(off(narrow, 1) == 0 && off(Numerics::EXACT, 1) > 32 && off(narrow, 2) > 32);
 }
 
 /// A bf16 program whose f32 result averages over many rounded values.
@@ -118,7 +118,7 @@ fn averages_are_more_exact_than_their_terms() {
         expected.iter().zip(&histories).map(|(e, h)| Tolerance::of_own_type(h, e)).collect();
     assert!(widened.iter().all(|t| t.relative == Tolerance::fraction(symmc_ir::DType::F32)));
     for seed in 0..8 {
-        let noise = Noise { seed, numerics: Numerics::STRICT };
+        let noise = Noise { seed, numerics: Numerics::EXACT };
         let noisy =
             run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), noise).expect("it runs");
         for (k, tolerance) in widened.iter_mut().enumerate() {
@@ -160,7 +160,7 @@ return %small
     for (classes, overflows) in [
         (Numerics::from(NumericsClass::NarrowF16), true),
         (Numerics::from(NumericsClass::Narrow), false),
-        (Numerics::STRICT, false),
+        (Numerics::EXACT, false),
     ] {
         let found = spreads(program, classes);
         let passes = |k: usize, x: f64| {

@@ -113,7 +113,7 @@ fn only_a_class_that_is_used_extends_the_history() {
     let bf16s = RoundingHistory::rounded_to(symmc_ir::DType::BF16);
     let f16s = RoundingHistory::rounded_to(symmc_ir::DType::F16);
     let class = |class: NumericsClass| Numerics::from(class);
-    for numerics in [Numerics::STRICT, class(NumericsClass::Reassociate), class(NumericsClass::NarrowF16)] {
+    for numerics in [Numerics::EXACT, class(NumericsClass::Reassociate), class(NumericsClass::NarrowF16)] {
         assert_eq!(f32s.allowing(numerics, &bf16s), f32s, "{numerics}");
     }
     assert_eq!(describe(&f32s.allowing(class(NumericsClass::Narrow), &bf16s)), "f32 bf16");

@@ -39,8 +39,9 @@ fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
     let graph = facts.graph;
     let mut out = Table::filled(false, graph.nodes.len());
     for (id, node) in graph.nodes.iter().rev() {
-        let small =
-            node.op.fits_map() || node.op.is_view() || matches!(node.op, Op::Reduce { .. } | Op::Copy);
+        let small = node.op.fits_map()
+            || node.op.is_view()
+            || matches!(node.op, Op::Reduce { .. } | Op::Copy | Op::Concat { .. });
         let communicates = node.op.as_collective().is_some();
         let users = node.outputs.iter().flat_map(|&v| &facts.users[v]);
         out[id] = (small || communicates) && users.into_iter().all(|n| out[*n]);

@@ -2,8 +2,7 @@
 //!
 //! Every rule keeps the bits of the program, except for orders of summation that a collective chooses by itself.
 
-use symmc_ir::known::Known;
-use symmc_ir::{Collective, CollectiveKind, DType, Float, Op, ReduceOp, Scalar, Splits, Type, ValueId};
+use symmc_ir::{Collective, CollectiveKind, Op, Scalar, Splits, Type, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
@@ -17,11 +16,6 @@ pub const RULES: &[Rule] = &[
         name: "group_of_one",
         equation: "a collective or a shard on groups of one rank = x; permute without a sender = full(0)",
         apply: group_of_one,
-    },
-    Rule {
-        name: "collective_of_full",
-        equation: "a collective that gathers, exchanges, broadcasts or reduces full(s) = full(s), or the reduction of s and itself",
-        apply: collective_of_full,
     },
     Rule {
         name: "exchange_of_exchange",
@@ -59,40 +53,6 @@ fn group_of_one(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
             Some(Rewrite::Node(Op::Full(zero), vec![]))
         }
         _ => Some(Rewrite::Value(*node.inputs.first()?)),
-    }
-}
-
-fn collective_of_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let (Op::Collective(c), &[x]) = (&node.op, &node.inputs[..]) else { return None };
-    let s = cx.known(x).and_then(Known::full)?;
-    let ranks = cx.graph().group_size(c.group)?;
-    let s = match &c.kind {
-        CollectiveKind::AllGather
-        | CollectiveKind::AllToAll(Splits::Even)
-        | CollectiveKind::Broadcast { .. } => s,
-        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => {
-            reduced(*op, s, cx.ty(x).dtype, ranks)?
-        }
-        CollectiveKind::AllToAll(Splits::Device) | CollectiveKind::Permute { .. } => return None,
-    };
-    Some(Rewrite::Node(Op::Full(s), vec![]))
-}
-
-/// The reduction of `ranks` copies of `s`, in rank order; none for means and products of integers and for bools.
-fn reduced(op: ReduceOp, s: Scalar, dtype: DType, ranks: u32) -> Option<Scalar> {
-    let again = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |all, _| f(all, first));
-    let narrow = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
-    match (op, s) {
-        (ReduceOp::Max | ReduceOp::Min, _) => Some(s),
-        (_, Scalar::Float(Float(x))) if dtype.is_float() => Some(Scalar::Float(Float(match op {
-            ReduceOp::Prod => again(x, &|a, b| narrow(a * b)),
-            ReduceOp::Avg => narrow(again(x, &|a, b| narrow(a + b)) / f64::from(ranks)),
-            _ => again(x, &|a, b| narrow(a + b)),
-        }))),
-        (ReduceOp::Sum, Scalar::Int(x)) if dtype != DType::Bool => {
-            Some(Scalar::Int(x.wrapping_mul(i64::from(ranks))).wrapped(dtype))
-        }
-        _ => None,
     }
 }
 

@@ -54,21 +54,7 @@ fn cast_of_widening(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
     let middle = cx.ty(node.inputs[0]).dtype;
     let Some((Op::Cast, &[x])) = cx.def(node.inputs[0]) else { return None };
-    widens(cx.ty(x).dtype, middle).then_some(Rewrite::Node(Op::Cast, vec![x]))
-}
-
-/// Whether every value of `from` is a value of `to`.
-fn widens(from: DType, to: DType) -> bool {
-    use DType::*;
-    from == to
-        || match from {
-            Bool => true,
-            U8 => to != Bool,
-            I32 => matches!(to, I64 | F64),
-            F16 | BF16 => matches!(to, F32 | F64),
-            F32 => to == F64,
-            I64 | F64 => false,
-        }
+    middle.represents(cx.ty(x).dtype).then_some(Rewrite::Node(Op::Cast, vec![x]))
 }
 
 fn scalar_operand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {

@@ -13,7 +13,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Memory, Operations};
-use symmc_ir::{Graph, Node, NodeId};
+use symmc_ir::{Graph, Node, NodeId, Op};
 
 use super::context::{Context, Overlap};
 
@@ -73,8 +73,12 @@ fn words(regions: &[&[NodeId]]) -> Vec<Vec<usize>> {
 
 /// The estimated microseconds of all computation of a program, one node after another.
 pub fn computation_us(graph: &Graph, context: &Context) -> f64 {
-    let computing = graph.nodes.iter().filter(|(_, node)| computes(node));
-    computing.map(|(id, _)| compute_us(graph, id, context)).sum()
+    graph.nodes.keys().map(|id| computation_of(graph, id, context)).sum()
+}
+
+/// The estimated microseconds of a node that computes; none of views and collectives.
+pub fn computation_of(graph: &Graph, node: NodeId, context: &Context) -> f64 {
+    if computes(&graph.nodes[node]) { compute_us(graph, node, context) } else { 0.0 }
 }
 
 /// Each node near these regions, at most as many as a word has bits, with those that it neither needs nor is needed by. `before`
@@ -119,11 +123,25 @@ fn computes(node: &Node) -> bool {
 
 /// The time of a node that computes.
 fn compute_us(graph: &Graph, node: NodeId, context: &Context) -> f64 {
-    let memory = Memory { base: |v| v, bytes: |v| context.bytes(graph.ty(v)), in_place: |_, _| true };
+    let in_place = |n: NodeId, _| match graph.nodes[n].op {
+        Op::Concat { axis } => is_outermost(graph, n, axis),
+        _ => true,
+    };
+    let memory = Memory { base: |v| v, bytes: |v| context.bytes(graph.ty(v)), in_place };
     let operands = (0..graph.nodes[node].inputs.len()).map(|k| (node, k));
-    let moved = memory.moved(graph, operands, graph.nodes[node].outputs.iter().copied());
+    let results = graph.nodes[node].outputs.iter().copied();
+    let moved = memory.moved_by_step(graph, [node].into_iter(), operands, results);
+    if moved.kernels == 0 {
+        return 0.0;
+    }
     let operations = Operations::of(graph, &graph.nodes[node], |d| context.upper(d));
-    context.profile.compute_us(moved, operations)
+    context.profile.compute_us(moved.bytes, operations)
+}
+
+/// Whether operands of a concatenation are contiguous pieces of the result.
+fn is_outermost(graph: &Graph, node: NodeId, axis: usize) -> bool {
+    let shape = graph.nodes[node].outputs.first().map_or(&[][..], |&v| &graph.ty(v).shape);
+    shape.iter().take(axis).all(|d| d.as_const() == Some(1))
 }
 
 /// Rounded down to three binary digits, or to nothing.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
 
+use super::placing::Operand;
 use super::region::Region;
-use super::solve::{Operand, Solution};
+use super::solve::Solution;
 use crate::rewrite::Names;
 
 /// A region with how it is run.

@@ -25,6 +25,7 @@ pub struct Surroundings {
 }
 
 /// See the [module](self).
+#[derive(Clone)]
 pub struct Context {
     /// The times of the machine.
     pub profile: Profile,

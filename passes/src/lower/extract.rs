@@ -70,6 +70,7 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
         }
         // One more operand to read.
         Lang::Add(_) => us(1.5 * copy(class)?),
+        Lang::Sum(terms) => us(1.5 * copy(class)? * terms.len().saturating_sub(1) as f64),
         Lang::Collective(..) => {
             let (collective, operands) = language::as_collective(graph, node)?;
             let contract = collective.variant?.contract(&collective.kind)?;

@@ -30,8 +30,10 @@ pub enum Lang {
     Reshape([Id; 2]),
     /// `(cast dtype x)`.
     Cast([Id; 2]),
-    /// `(add x y)`, of one shape.
+    /// `(add x y)`.
     Add([Id; 2]),
+    /// `(sum_of x y ..)`: the sum of terms, of which some may broadcast, one after another.
+    Sum(Vec<Id>),
     /// `(sum_pieces op group dtype x)`: the sum, or the average, of as many equal pieces of the leading axis as the group has ranks,
     /// in their order, each cast to the dtype of the result. Floats accumulate as collectives of that dtype do.
     SumPieces([Id; 4]),
@@ -121,6 +123,7 @@ impl Language for Lang {
             (Lang::Attr(a), Lang::Attr(b)) => a == b,
             (Lang::Collective(a, v, x), Lang::Collective(b, w, y)) => (a, v, x.len()) == (b, w, y.len()),
             (Lang::Result(a, _), Lang::Result(b, _)) => a == b,
+            (Lang::Sum(x), Lang::Sum(y)) => x.len() == y.len(),
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
         }
     }
@@ -128,7 +131,7 @@ impl Language for Lang {
     fn children(&self) -> &[Id] {
         match self {
             Lang::Leaf(_) | Lang::Attr(_) => &[],
-            Lang::Collective(_, _, x) => x,
+            Lang::Collective(_, _, x) | Lang::Sum(x) => x,
             Lang::Reshape(x) | Lang::Cast(x) | Lang::Add(x) => x,
             Lang::SumPieces(x) => x,
             Lang::Result(_, x) => x,
@@ -138,7 +141,7 @@ impl Language for Lang {
     fn children_mut(&mut self) -> &mut [Id] {
         match self {
             Lang::Leaf(_) | Lang::Attr(_) => &mut [],
-            Lang::Collective(_, _, x) => x,
+            Lang::Collective(_, _, x) | Lang::Sum(x) => x,
             Lang::Reshape(x) | Lang::Cast(x) | Lang::Add(x) => x,
             Lang::SumPieces(x) => x,
             Lang::Result(_, x) => x,
@@ -159,6 +162,7 @@ impl fmt::Display for Lang {
             Lang::Reshape(_) => f.write_str("reshape"),
             Lang::Cast(_) => f.write_str("cast"),
             Lang::Add(_) => f.write_str("add"),
+            Lang::Sum(_) => f.write_str("sum_of"),
             Lang::SumPieces(_) => f.write_str("sum_pieces"),
             Lang::Result(i, _) => write!(f, "result{i}"),
         }
@@ -287,6 +291,14 @@ fn computed(graph: &Graph, node: &Lang) -> Option<Value> {
             Some(fresh(vec![Type::new(*dtype, x.ty()?.shape.clone())]))
         }
         Lang::Add(operands) => infer(&Op::Binary(BinaryOp::Add), operands, None).map(fresh),
+        Lang::Sum(terms) => {
+            let mut types = terms.iter().map(|&x| value(graph, x)?.ty());
+            let first = types.next()??.clone();
+            let add = |sum: Type, ty: Option<&Type>| {
+                infer::infer(&Op::Binary(BinaryOp::Add), &[&sum, ty?], None).ok()??.into_iter().next()
+            };
+            types.try_fold(first, add).map(|ty| fresh(vec![ty]))
+        }
         Lang::SumPieces([_, group, dtype, x]) => {
             let Some(Attr::Group(group)) = attr(graph, *group) else { return None };
             let Some(Attr::DType(dtype)) = attr(graph, *dtype) else { return None };

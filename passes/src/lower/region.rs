@@ -8,19 +8,20 @@
 //! rules do not look across their ends, and what one piece gives is a leaf of the next.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{
-    BinaryOp, CollectiveKind, Def, Dim, Graph, InputId, Node, NodeId, Numerics, NumericsClass, Op, ReduceOp,
-    Splits, Type, ValueId, Variant,
+    BinaryOp, CollectiveKind, Def, Dim, Graph, GroupId, InputId, Node, NodeId, Numerics, NumericsClass, Op,
+    ReduceOp, Splits, Type, ValueId, Variant,
 };
 
 use super::beside::beside;
 use super::context::Context;
 use super::language::Value;
+use super::sums;
 
 /// A region of a program.
 pub struct Region {
@@ -83,7 +84,9 @@ pub const MOST: usize = 48;
 
 /// The regions of a program, in order of their first node.
 pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, numerics: Numerics, context: &Context) -> Vec<Region> {
-    let pieces = pieces(graph, &members(graph, numerics));
+    let sums =
+        if numerics.allows(NumericsClass::Reassociate) { sums::joined(graph) } else { BTreeMap::new() };
+    let pieces = pieces(graph, &members(graph, numerics, &sums), &sums);
     let mut piece_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (i, nodes) in pieces.iter().enumerate() {
         nodes.iter().for_each(|n| piece_of[n.index()] = Some(i));
@@ -103,12 +106,25 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, numerics: Numerics, context
 }
 
 /// The members that are connected, in pieces of at most [`MOST`] in program order, by their first nodes.
-fn pieces(graph: &Graph, members: &BTreeSet<NodeId>) -> Vec<Vec<NodeId>> {
+fn pieces(
+    graph: &Graph,
+    members: &BTreeSet<NodeId>,
+    sums: &BTreeMap<NodeId, Vec<NodeId>>,
+) -> Vec<Vec<NodeId>> {
     let mut connected = UnionFind::<usize>::new(graph.nodes.len());
+    let mut reduced: HashMap<(ValueId, ReduceOp, GroupId), NodeId> = HashMap::new();
     for &n in members {
-        let operands = graph.nodes[n].inputs.iter().filter_map(|&v| graph.def_node(v));
-        for d in operands.filter(|d| members.contains(d)) {
+        let node = &graph.nodes[n];
+        let operands = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+        // A sum of another tree is a term of this one and no part of it.
+        let is_joined = |d: &NodeId| sums.get(&n).is_none_or(|inside| inside.contains(d));
+        for d in operands.filter(|d| members.contains(d) && is_joined(d)) {
             connected.union(n.index(), d.index());
+        }
+        // Reductions of one value can share their work.
+        if let Some((op, group)) = reduction(node) {
+            let first = *reduced.entry((node.inputs[0], op, group)).or_insert(n);
+            connected.union(n.index(), first.index());
         }
     }
     let mut whole: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
@@ -122,8 +138,7 @@ fn pieces(graph: &Graph, members: &BTreeSet<NodeId>) -> Vec<Vec<NodeId>> {
 }
 
 /// The nodes that belong to regions, in program order.
-fn members(graph: &Graph, numerics: Numerics) -> BTreeSet<NodeId> {
-    let reassociates = numerics.allows(NumericsClass::Reassociate);
+fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId>>) -> BTreeSet<NodeId> {
     let narrows = numerics.allows(NumericsClass::Narrow) || numerics.allows(NumericsClass::NarrowF16);
     let follows_all_reduce = |v: ValueId| {
         let node = graph.def_node(v).map(|n| &graph.nodes[n]);
@@ -131,12 +146,9 @@ fn members(graph: &Graph, numerics: Numerics) -> BTreeSet<NodeId> {
     };
     let mut out = BTreeSet::new();
     for (n, node) in graph.nodes.iter() {
-        let same_shape = node.inputs.iter().all(|&v| graph.ty(v).shape == graph.ty(node.outputs[0]).shape);
         let is_member = match &node.op {
             Op::Collective(_) => true,
-            Op::Binary(BinaryOp::Add) if reassociates => {
-                same_shape && node.inputs.iter().all(|&v| follows_all_reduce(v))
-            }
+            Op::Binary(BinaryOp::Add) => sums.contains_key(&n),
             Op::Cast => {
                 let x = node.inputs[0];
                 (narrows && follows_all_reduce(x))
@@ -178,6 +190,15 @@ fn cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
     let node = &graph.nodes[cast];
     let size = |v: ValueId| graph.ty(v).dtype.size();
     size(node.outputs[0]).cmp(&size(node.inputs[0]))
+}
+
+/// How an all-reduce or a reduce-scatter combines elements, and among which group.
+fn reduction(node: &Node) -> Option<(ReduceOp, GroupId)> {
+    let collective = node.op.as_collective()?;
+    match collective.kind {
+        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some((op, collective.group)),
+        _ => None,
+    }
 }
 
 /// The reduction of an all-reduce.

@@ -1,7 +1,7 @@
 //! The rules of the e-graph, as data.
 //!
 //! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others
-//! are [`rewriting_rules`]. A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
+//! change more ([`rewriting_rules`]). A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
 //! condition may also bind variables that only the right side has, such as the shape of a reshape. A rule whose two sides
 //! differ in a bit names the numerics class that allows it, and is only used for plans of that class.
 //!
@@ -14,6 +14,7 @@ use egg::{Applier, Id, Pattern, PatternAst, Rewrite, SearchMatches, Subst, Symbo
 use symmc_ir::{CollectiveKind, DType, Dim, Numerics, NumericsClass, ReduceOp, Splits, Type, Variant};
 
 use super::language::{self, Attr, Facts, Graph, Lang};
+use super::sums::{self, SumRule};
 
 /// See the [module](self).
 pub struct Rule {
@@ -60,16 +61,22 @@ pub fn variant_rules() -> Vec<VariantRule> {
     out
 }
 
+/// The name of the rule of a variant of a collective.
+pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: Variant) -> String {
+    let listed = match kind {
+        CollectiveKind::AllToAll(Splits::Device) => "all_to_all_sizes",
+        CollectiveKind::Permute { .. } => "permute",
+        _ => kind.name(),
+    };
+    format!("{listed}_{variant}")
+}
+
 fn variant_rule(kind: &CollectiveKind, variant: Variant) -> VariantRule {
     let name = kind.name();
     let own = if language::attribute_count(kind.named()) > 1 { "?own " } else { "" };
-    let (listed, operands) = match kind {
-        CollectiveKind::AllToAll(Splits::Device) => ("all_to_all_sizes", "?x ?sizes"),
-        CollectiveKind::Permute { .. } => ("permute", "?x"),
-        _ => (name, "?x"),
-    };
+    let operands = if *kind == CollectiveKind::AllToAll(Splits::Device) { "?x ?sizes" } else { "?x" };
     VariantRule {
-        name: format!("{listed}_{variant}"),
+        name: variant_rule_name(kind, variant),
         from: format!("({name} {own}?g {operands})"),
         to: format!("({name}.{variant} {own}?g {operands})"),
     }
@@ -107,8 +114,14 @@ pub const MOVEMENT_RULES: [[Rule; 2]; 4] = [
     cast_across!("broadcast", "?own ?g"),
 ];
 
-/// All rules that change more than the variant.
-pub fn rewriting_rules() -> impl Iterator<Item = &'static Rule> {
+/// The name and the equation of each rule that changes more than the variant.
+pub fn rewriting_rules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let with_patterns = pattern_rules().map(|rule| (rule.name, rule.equation));
+    with_patterns.chain(sums::RULES.iter().map(|rule| (rule.name, rule.equation)))
+}
+
+/// The rules with patterns that change more than the variant.
+fn pattern_rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().chain(MOVEMENT_RULES.as_flattened())
 }
 
@@ -129,6 +142,22 @@ const RULES: &[Rule] = &[
         from: "(all_reduce ?op ?g ?x)",
         to: "(reshape ?shape (all_gather ?g (reduce_scatter ?op ?g (reshape ?flat ?x))))",
         when: When::Holds(elements_divide),
+        class: None,
+    },
+    Rule {
+        name: "cast_of_widened",
+        equation: "cast(cast(x)) = cast(x) where the inner cast loses nothing",
+        from: "(cast ?t (cast ?wide ?x))",
+        to: "(cast ?t ?x)",
+        when: When::Holds(inner_cast_loses_nothing),
+        class: None,
+    },
+    Rule {
+        name: "cast_back",
+        equation: "cast(cast(x)) = x where the inner cast loses nothing and the outer one leads back to the type of x",
+        from: "(cast ?t (cast ?wide ?x))",
+        to: "?x",
+        when: When::Holds(casts_lead_back),
         class: None,
     },
     Rule {
@@ -154,14 +183,6 @@ const RULES: &[Rule] = &[
         to: "(sum_pieces ?op ?g ?t (all_to_all even ?g ?x))",
         when: When::Holds(widened_pieces_are_summed),
         class: None,
-    },
-    Rule {
-        name: "sum_of_all_reduces",
-        equation: "all_reduce(x) + all_reduce(y) = all_reduce(x + y)",
-        from: "(add (all_reduce sum ?g ?x) (all_reduce sum ?g ?y))",
-        to: "(all_reduce sum ?g (add ?x ?y))",
-        when: When::Holds(range_is_wide),
-        class: Some(NumericsClass::Reassociate),
     },
     Rule {
         name: "narrow_before_all_reduce",
@@ -229,8 +250,9 @@ pub(super) fn compiled(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Facts>>, 
     };
     let rules =
         variant_rules().into_iter().map(|rule| rewrite(&rule.name, &rule.from, &rule.to, When::VariantRuns));
-    let usable = rewriting_rules().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
-    rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
+    let usable = pattern_rules().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
+    let sums = sums::RULES.iter().filter(|rule| numerics.allows(rule.class)).map(SumRule::compiled);
+    rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).chain(sums).collect()
 }
 
 /// The right side of a rule behind its condition.
@@ -350,6 +372,22 @@ fn widens(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     element_bytes(graph, subst).filter(|[from, to]| to > from).map(|_| ())
 }
 
+/// The type of `?x` and that of the outer cast, if the inner one loses nothing.
+fn types_of_casts(graph: &Graph, subst: &Subst) -> Option<[DType; 2]> {
+    let Attr::DType(outer) = language::attr(graph, bound(subst, "?t")?)? else { return None };
+    let Attr::DType(wide) = language::attr(graph, bound(subst, "?wide")?)? else { return None };
+    let own = type_of(graph, subst, "?x")?.dtype;
+    wide.represents(own).then_some([own, *outer])
+}
+
+fn inner_cast_loses_nothing(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    types_of_casts(graph, subst).filter(|[own, outer]| own != outer).map(|_| ())
+}
+
+fn casts_lead_back(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
+    types_of_casts(graph, subst).filter(|[own, outer]| own == outer).map(|_| ())
+}
+
 fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     let n = ranks_of(graph, subst, "?g")?;
     let x = type_of(graph, subst, "?x")?;
@@ -362,11 +400,6 @@ fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     subst.insert("?flat".parse().ok()?, flat);
     subst.insert("?shape".parse().ok()?, shape);
     Some(())
-}
-
-/// Whether sums of the operands may be taken in places where they are larger than in the program: not those of f16.
-fn range_is_wide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
-    (type_of(graph, subst, "?x")?.dtype != DType::F16).then_some(())
 }
 
 /// A cast next to an all-reduce.

@@ -12,7 +12,8 @@
 //! give an equal value of the same type and must not undo another; a bound on the number of steps for one node
 //! keeps a mistake from running forever.
 //!
-//! For each value the rewriter also knows its contents where they are simple ([`Known`]).
+//! For each value the rewriter also knows its contents where they are simple ([`Known`]), and which ranks hold the same bits of it
+//! ([`Replication`]).
 
 mod compact;
 
@@ -22,7 +23,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use indexmap::IndexMap;
 use symmc_ir::known::{Context, Known};
-use symmc_ir::{BoundsChecks, Def, Dim, Graph, NodeId, Op, Output, Symbol, SymbolId, Table, Type, ValueId};
+use symmc_ir::{
+    BoundsChecks, Def, Dim, Graph, Group, GroupId, Members, NodeId, Op, Output, Replication, Symbol,
+    SymbolId, Table, Type, ValueId,
+};
 
 use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
@@ -79,6 +83,7 @@ const MAX_DEPTH: usize = 32;
 pub struct Rewriter<'r> {
     graph: Graph,
     known: Table<ValueId, Option<Known>>,
+    replication: Table<ValueId, Replication>,
     facts: Facts,
     /// Whether the bounds checks of the source cover the node that is being rewritten.
     covers_node: bool,
@@ -152,16 +157,18 @@ fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
 impl<'r> Rewriter<'r> {
     fn new(graph: &Graph, rules: &'r [&'r [Rule]]) -> Self {
         let mut out = graph.without_nodes();
-        let mut known = Table::new();
+        let (mut known, mut replication) = (Table::new(), Table::new());
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
             let ty = value.ty.clone();
             known.push(input.data.as_ref().and_then(|data| Known::of_tensor(data)));
+            replication.push(Replication::of_input(graph, input.data.is_some()));
             out.add_input(input.kind, value.name.clone(), input.source.clone(), ty, input.data.clone());
         }
         Rewriter {
             graph: out,
             known,
+            replication,
             facts: Facts::default(),
             covers_node: false,
             covered: HashSet::new(),
@@ -205,6 +212,37 @@ impl<'r> Rewriter<'r> {
     /// The contents of a value, where they are known.
     pub fn known(&self, value: ValueId) -> Option<&Known> {
         self.known[value].as_ref()
+    }
+
+    /// Which ranks hold the same bits of a value.
+    pub fn replication(&self, value: ValueId) -> &Replication {
+        &self.replication[value]
+    }
+
+    /// The group with these cells, each with its ranks in this order. It is added, under this name, if there is none; `None` if another
+    /// group has the name.
+    pub fn group_of(&mut self, cells: Vec<Vec<u32>>, name: &str) -> Option<GroupId> {
+        let known = self.graph.group_with_cells(&cells);
+        let is_taken = self.graph.groups.values().any(|g| g.name == name);
+        if known.is_some() || is_taken {
+            return known;
+        }
+        Some(self.graph.groups.push(Group { name: name.to_string(), members: Members::Cells(cells) }))
+    }
+
+    /// The result of a node with these operands and one result of this type, if there is one.
+    pub fn existing(&self, op: &Op, inputs: &[ValueId], ty: &Type) -> Option<ValueId> {
+        let same = self.interned.get(&Self::hash(op, inputs, std::iter::once(ty)))?;
+        let results =
+            same.iter().map(|&n| &self.graph.nodes[n]).filter(|n| n.op == *op && n.inputs == inputs);
+        results.filter_map(|n| n.outputs.first().copied()).find(|&v| self.ty(v) == ty)
+    }
+
+    fn hash<'t>(op: &Op, inputs: &[ValueId], types: impl Iterator<Item = &'t Type>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (op, inputs).hash(&mut hasher);
+        types.for_each(|ty| ty.hash(&mut hasher));
+        hasher.finish()
     }
 
     /// The graph, with the contents of its values.
@@ -360,10 +398,7 @@ impl<'r> Rewriter<'r> {
 
     /// The node of this op on these operands, added if there is none yet.
     fn intern(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
-        let mut hasher = DefaultHasher::new();
-        (&op, &inputs).hash(&mut hasher);
-        results.iter().for_each(|r| r.1.hash(&mut hasher));
-        let hash = hasher.finish();
+        let hash = Self::hash(&op, &inputs, results.iter().map(|r| &r.1));
         // What is not known to be a function of its operands alone is never merged.
         let mergeable = !matches!(op, Op::Opaque { .. } | Op::Custom(_));
         if mergeable && let Some(same) = self.interned.get(&hash) {
@@ -379,10 +414,12 @@ impl<'r> Rewriter<'r> {
             [(_, ty)] => Known::of_node(self.context(), &op, &inputs, ty),
             _ => None,
         };
+        let replication = Replication::of_node(&self.graph, &self.replication, &op, &inputs);
         let n = self.graph.add_node(op, inputs, results);
         let count = self.graph.nodes[n].outputs.len();
         (0..count).for_each(|i| {
             self.known.push(if i == 0 { known.clone() } else { None });
+            self.replication.push(replication.clone());
         });
         self.interned.entry(hash).or_default().push(n);
         n

@@ -16,7 +16,8 @@ use symmc_passes::canonicalize;
 /// Elements of every operand.
 const N: usize = 2;
 
-fn specials(dtype: DType) -> Vec<Scalar> {
+/// Numbers of a dtype that rules could get wrong.
+pub(crate) fn specials(dtype: DType) -> Vec<Scalar> {
     let floats = |of: &[f64]| of.iter().map(|&x| Scalar::Float(Float(x))).collect();
     let ints = |of: &[i64]| of.iter().map(|&x| Scalar::Int(x)).collect();
     match dtype {

@@ -1,7 +1,7 @@
 //! Lowering on small programs: `tests/lower/*.symm`.
 //!
 //! The words behind a case's name: `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
-//! `only=VARIANT`, `numerics=CLASS`; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
+//! `only=VARIANT`, `numerics=CLASS`, `coalesce=MICROSECONDS` of computation between coalesced collectives; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -10,9 +10,9 @@ use std::fmt::Write as _;
 use symmc_ir::decision::Decision;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, NumericsClass, Op, Variant, text};
-use symmc_passes::lower::lower_with_report;
 use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
-use symmc_passes::{LowerConfig, lower};
+use symmc_passes::lower::{COALESCE, lower_with_report};
+use symmc_passes::{CoalesceConfig, LowerConfig, Reach, coalescible, lower};
 
 use crate::common::{Case, bindings, check, difference};
 
@@ -20,6 +20,7 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
     let mut config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
     let mut rules = Vec::new();
     let mut only = Vec::new();
+    let mut window_us = None;
     for word in &case.words {
         match word.split_once('=') {
             Some(("machine", name)) => config.profile = Profile::builtin(name).unwrap(),
@@ -29,6 +30,7 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
             Some(("numerics", name)) => {
                 config.numerics = config.numerics.with(NumericsClass::from_name(name).unwrap());
             }
+            Some(("coalesce", us)) => window_us = Some(us.parse().unwrap()),
             Some(("only", name)) => only.push(Variant::from_name(name).unwrap()),
             Some((symbol, range)) => {
                 let (min, max) = range.split_once("..").unwrap();
@@ -39,6 +41,11 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
         }
     }
     config.variants = (!only.is_empty()).then_some(only);
+    if let Some(window_us) = window_us {
+        let reach = Reach { window_us, least_startup: 0.0 };
+        let coalesce = CoalesceConfig { reach, kept: BTreeSet::new() };
+        config.coalesced = coalescible(&case.program, &config, &coalesce).unwrap();
+    }
     (config, rules)
 }
 
@@ -92,10 +99,16 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
         for rule in &choice.rules {
             // Only what says how it is run takes time.
             let runs = variant_rules().iter().any(|way| way.name == rule.name);
-            assert!(runs || rewriting_rules().any(|r| r.name == rule.name), "{}: {choice:?}", case.at);
+            assert!(
+                runs || rule.name == COALESCE || rewriting_rules().any(|(name, _)| name == rule.name),
+                "{}: {choice:?}",
+                case.at
+            );
             assert_eq!(rule.us.is_some(), runs, "{}: {choice:?}", case.at);
         }
-        if let [rule] = &choice.rules[..] {
+        if let [rule] = &choice.rules[..]
+            && rule.name != COALESCE
+        {
             assert_eq!(rule.us, us(&choice.chosen), "{}: {choice:?}", case.at);
         }
         for name in &choice.nodes {
@@ -107,8 +120,11 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
 #[test]
 fn cases() {
     let seen: RefCell<BTreeSet<String>> = RefCell::default();
-    let known: BTreeSet<String> =
-        rewriting_rules().map(|r| r.name.into()).chain(variant_rules().into_iter().map(|w| w.name)).collect();
+    let known: BTreeSet<String> = rewriting_rules()
+        .map(|(name, _)| name.into())
+        .chain(variant_rules().into_iter().map(|w| w.name))
+        .collect();
+    let known: BTreeSet<String> = known.into_iter().chain([COALESCE.into()]).collect();
     check("lower", |case: &Case| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower_with_report(&case.program, &config).unwrap();
@@ -130,7 +146,7 @@ fn cases() {
             let bindings = bindings(&out, which);
             let worst = difference(&case.program, &out, &bindings, 3);
             assert!(
-                worst <= if config.numerics.is_strict() { 0.0 } else { 1e-2 },
+                worst <= if config.numerics.is_exact() { 0.0 } else { 1e-2 },
                 "{}: differs by {worst}",
                 case.at
             );

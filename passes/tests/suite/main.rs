@@ -1,6 +1,7 @@
 //! The passes, in one binary, because each takes seconds to link.
 
 mod canon;
+mod coalesce;
 mod common;
 mod errors;
 mod folding;
@@ -8,5 +9,6 @@ mod lower;
 mod masks;
 mod programs;
 mod random;
+mod replicated;
 mod rotary;
 mod shards;

@@ -10,8 +10,8 @@ use std::collections::hash_map::Entry;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, Output, OutputKind, Scalar,
-    Symbol, SymbolId, Table, Tensor, Type, ValueId,
+    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, Output, OutputKind,
+    Replication, Scalar, Symbol, SymbolId, Table, Tensor, Type, ValueId,
 };
 
 use crate::axes::AxisSets;
@@ -47,6 +47,8 @@ pub struct Leaf {
     pub strides: Vec<i64>,
     /// The dtype that the program gives it.
     pub dtype: DType,
+    /// Which ranks hold the same elements, if that is known.
+    pub replication: Option<Replication>,
     /// The data, if they are part of the program.
     pub data: Option<std::sync::Arc<Tensor>>,
 }
@@ -69,6 +71,8 @@ pub struct Template<'a> {
     pub axes: AxisSets<'a>,
     /// The ranks that run it.
     pub ranks: u32,
+    /// Which ranks hold the same bits of the elements of a class.
+    pub replication: &'a HashMap<Class, Replication>,
 }
 
 impl Template<'_> {
@@ -233,7 +237,15 @@ impl<'a> Builder<'a> {
             window.iter().zip(&strides).filter_map(|(span, stride)| Some(span.as_ref()?.start * stride));
         let offset = number(&elements.offset, self.sizes)? + first.sum::<i64>();
         self.map.insert((leaf, window), new);
-        Ok(Leaf { class: elements.class, offset, strides, dtype: program.types[leaf].dtype, data })
+        let replication = self.template.replication.get(&elements.class).cloned();
+        Ok(Leaf {
+            class: elements.class,
+            replication,
+            offset,
+            strides,
+            dtype: program.types[leaf].dtype,
+            data,
+        })
     }
 
     /// The type of a window of a value. What depends on no input keeps its dtype.

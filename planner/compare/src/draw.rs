@@ -1,7 +1,8 @@
 //! Draws the elements of leaves of regions by their position in the class, so that both programs read the same elements.
 //!
 //! Several kinds of draws are needed: values of moderate size; small values, which reveal added constants; and wide draws with
-//! large magnitudes and with values near the constants of the programs.
+//! large magnitudes and with values near the constants of the programs. Ranks that hold the same bits of a value
+//! ([`symmc_ir::Replication`]) draw the same.
 
 use std::collections::BTreeMap;
 
@@ -110,6 +111,7 @@ impl Drawing {
             }
             .ok_or_else(wrong);
         }
+        let rank = leaf.replication.as_ref().map_or(rank, |held| held.first(rank));
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
         let stream = self.stream(leaf.class, (seed, rank));
         let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));

@@ -11,7 +11,8 @@
 //! of a model, run once.
 //!
 //! # What is trusted
-//! The identities of `number`, the interpreter, and that a part that agrees on the drawn values agrees. The passes are
+//! The identities of `number`, the interpreter, which ranks hold the same bits of a value of the source
+//! ([`symmc_ir::Replication`], so that drawn values are the same there), and that a part that agrees on the drawn values agrees. The passes are
 //! not used here.
 //!
 //! # Bounds

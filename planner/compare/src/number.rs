@@ -4,7 +4,8 @@
 //! operands, and equal terms are one class. Few identities are built in, all of them bit for bit: views are offsets and
 //! strides; a copy, a cast to the same dtype and a collective on groups of one rank are their operand; element-wise ops,
 //! reductions and norms do not depend on the division of their positions into axes, nor products on that of the rows of their left
-//! operand; values that are constant along an axis are computed once; a scalar operand is a tensor of that scalar. Variants and
+//! operand; values that are constant along an axis are computed once; a scalar operand is a tensor of that scalar; a slice that is a
+//! part of a concatenation is that part, also where a collective made each element of those at the same position. Variants and
 //! dispatches are ignored, groups are equal by their cells, dims by their values within the ranges of the planned program.
 //!
 //! Opaque and custom ops are unknown functions of their operands: the n-th use on equal operands in one program is
@@ -41,9 +42,20 @@ enum Term {
 #[derive(Default)]
 pub struct Numbering {
     terms: HashMap<Term, Class>,
+    /// The parts of classes that are concatenations, or collectives of such that make each element of those at the same position.
+    parts: HashMap<Class, Vec<Part>>,
     cells: HashMap<Vec<Vec<u32>>, usize>,
     /// The symbols of the source with the ranges of the planned program, then those that only the planned program has.
     pub symbols: Table<SymbolId, Symbol>,
+}
+
+/// Elements of a class that lie one after the other.
+#[derive(Clone)]
+struct Part {
+    start: Dim,
+    count: Dim,
+    /// The same elements, along one axis.
+    elements: Elements,
 }
 
 /// The elements of all values of one program that its outputs need.
@@ -61,6 +73,16 @@ pub struct Numbered<'a> {
     map: HashMap<SymbolId, SymbolId>,
     dims: HashMap<Dim, Dim>,
     uses: HashMap<(Op, Vec<Elements>), u32>,
+}
+
+/// Whether an op of operands that are the same on all ranks, and known, gives such results.
+fn is_same_everywhere(op: &Op) -> bool {
+    use CollectiveKind::{AllGather, AllReduce, Broadcast};
+    match op {
+        Op::Opaque { .. } | Op::Custom(_) => false,
+        Op::Collective(c) => matches!(c.kind, AllGather | AllReduce(_) | Broadcast { .. }),
+        op => op.group().is_none(),
+    }
 }
 
 impl Numbered<'_> {
@@ -121,10 +143,10 @@ impl Numbering {
             node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
         let Some(operands) = operands else { return };
         let op = self.op(program, &node.op);
-        let is_apart = matches!(node.op, Op::Opaque { .. } | Op::Custom(_)) || node.op.group().is_some();
-        let closed = !is_apart && node.inputs.iter().all(|&v| program.closed[v]);
-        node.outputs.iter().for_each(|&v| program.closed[v] = closed);
         let alone = self.group_of_one(graph, &node.op);
+        let closed =
+            (alone || is_same_everywhere(&node.op)) && node.inputs.iter().all(|&v| program.closed[v]);
+        node.outputs.iter().for_each(|&v| program.closed[v] = closed);
         if let &[result] = &node.outputs[..]
             && let Some(found) = self.simple(program, (&op, alone), (&node.inputs, &operands), result)
         {
@@ -140,11 +162,63 @@ impl Numbering {
             _ => 0,
         };
         let results: Vec<Type> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
+        let parts = self.parts_of_concat(&op, &operands, &results);
         for (result, &v) in node.outputs.iter().enumerate() {
             let (op, operands, results) = (op.clone(), operands.clone(), results.clone());
             let class = self.class(Term::Node { op, operands, results, result, use_ });
             program.elements[v] = Some(Elements::whole(class, &program.types[v].shape));
+            if let Some(parts) = &parts {
+                self.parts.insert(class, parts.clone());
+            }
         }
+    }
+
+    /// The parts of a concatenation along the outermost axis that is not 1.
+    fn parts_of_concat(&mut self, op: &Op, operands: &[Elements], results: &[Type]) -> Option<Vec<Part>> {
+        let (Op::Concat { axis }, [ty]) = (op, results) else { return None };
+        let outer = ty.shape.iter().take(*axis);
+        if !outer.into_iter().all(is_unit) {
+            return None;
+        }
+        let mut start = Dim::from(0);
+        let parts = operands.iter().map(|x| {
+            let count = product(&x.shape);
+            let (own, flat) =
+                (Type::new(ty.dtype, x.shape.clone()), Type::new(ty.dtype, vec![count.clone()]));
+            let elements = x.viewed(&Op::Reshape, &own, &flat, &self.symbols)?;
+            let part = Part { start: start.clone(), count: count.clone(), elements };
+            start = start.clone() + count;
+            Some(part)
+        });
+        parts.collect()
+    }
+
+    /// Lets the parts of an operand be parts of what a collective makes of it position by position.
+    fn reduce_parts(&mut self, op: &Op, x: &Elements, result: &Elements, dtype: DType) {
+        let Some(parts) = self.parts.get(&x.class).cloned() else { return };
+        let end = parts.last().map(|p| p.start.clone() + p.count.clone());
+        let is_whole = |e: &Elements| {
+            e.offset == Dim::from(0) && e.strides == contiguous(&e.shape) && Some(product(&e.shape)) == end
+        };
+        if !is_whole(x) || !is_whole(result) || self.parts.contains_key(&result.class) {
+            return;
+        }
+        let reduced = parts.into_iter().map(|part| {
+            let ty = Type::new(dtype, vec![part.count.clone()]);
+            Part { elements: self.pointwise(op.clone(), std::slice::from_ref(&part.elements), &ty), ..part }
+        });
+        let reduced = reduced.collect();
+        self.parts.insert(result.class, reduced);
+    }
+
+    /// A view that shows just one part of its class, as what that part is.
+    fn as_part(&self, view: &Elements, ty: &Type) -> Option<Elements> {
+        let parts = self.parts.get(&view.class)?;
+        let count = product(&view.shape);
+        let is_run = view.strides == contiguous(&view.shape);
+        let part = parts.iter().find(|p| is_run && p.start == view.offset && p.count == count)?;
+        let flat = Type::new(ty.dtype, vec![count]);
+        part.elements.viewed(&Op::Reshape, &flat, ty, &self.symbols)
     }
 
     fn class(&mut self, term: Term) -> Class {
@@ -243,6 +317,7 @@ impl Numbering {
                 let view = elements.viewed(op, x, ty, &self.symbols);
                 match op {
                     Op::Reshape if view.is_none() => Some(self.run(elements, &ty.shape)),
+                    Op::Slice { .. } => view.map(|view| self.as_part(&view, ty).unwrap_or(view)),
                     _ => view,
                 }
             }
@@ -255,7 +330,11 @@ impl Numbering {
                 let operands = if *scalar_left { [b, a] } else { [a, b] };
                 Some(self.pointwise(Op::Binary(*op), &operands, ty))
             }
-            Op::Collective(c) if pointwise(&c.kind) => Some(self.pointwise(op.clone(), operands, ty)),
+            Op::Collective(c) if pointwise(&c.kind) => {
+                let found = self.pointwise(op.clone(), operands, ty);
+                self.reduce_parts(op, operands.first()?, &found, ty.dtype);
+                Some(found)
+            }
             op if op.is_element_wise() => Some(self.pointwise(op.clone(), operands, ty)),
             Op::MatMul => self.product(operands, ty),
             Op::Reduce { op: kind, axes, .. } => Some(self.reduction(*kind, axes, of(0)?.1, ty)),
@@ -352,6 +431,11 @@ impl Numbering {
         let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
         Some(self.nested(op.clone(), operands, (ty, &ty.shape[..lead]), &outer, inner))
     }
+}
+
+/// The number of elements of a shape.
+fn product(shape: &[Dim]) -> Dim {
+    shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
 }
 
 /// Whether a collective makes each element of those at the same position on the ranks.

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::bounds::BoundsChecks;
 use symmc_ir::numerics::Numerics;
 use symmc_ir::text::forms::op_dims_mut;
-use symmc_ir::{Bindings, Graph, Symbol, SymbolId, Table, ValueId, text};
+use symmc_ir::{Bindings, Graph, Replication, Symbol, SymbolId, Table, ValueId, text};
 use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
@@ -96,6 +96,8 @@ pub struct Programs<'p, 'a> {
     pub symbols: &'p Table<SymbolId, Symbol>,
     pub buckets: &'p [(usize, &'a Bucket)],
     pub ranks: u32,
+    /// Which ranks hold the same bits of the elements of a class.
+    pub replication: &'p HashMap<Class, Replication>,
 }
 
 impl<'p, 'a> Programs<'p, 'a> {
@@ -116,7 +118,7 @@ impl<'p, 'a> Programs<'p, 'a> {
         let of = [(self.source, of_source), (self.planned, of_planned)];
         let templates = of.map(|(program, region)| {
             let axes = AxisSets::new(program, region);
-            Template { program, region, axes, ranks }
+            Template { program, region, axes, ranks, replication: self.replication }
         });
         let mut conditions = Conditions::default();
         of.into_iter().for_each(|(program, region)| conditions.add(program, region));
@@ -172,7 +174,8 @@ impl<'p, 'a> Programs<'p, 'a> {
                     // The class stands for the data of the program, which may be large.
                     let class = Region::is_constant(program, leaf).then_some(elements.class);
                     let (offset, strides) = (&elements.offset, &elements.strides);
-                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?}\n"));
+                    let held = self.replication.get(&elements.class).filter(|held| !held.is_none());
+                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {held:?}\n"));
                 }
             }
             for &n in &region.nodes {

@@ -1,5 +1,7 @@
 //! Sweeps over ops: a window of a value is what a run of the whole value gives there.
 
+use std::collections::HashMap;
+
 use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{Bindings, DType, Tensor, text};
 
@@ -67,7 +69,8 @@ fn at(source: &str, window: &dyn Fn(&[i64]) -> Window, precision: Precision) -> 
     let root = graph.outputs[0].value;
     let region = region(&program, root, MOST_NODES, |_| false).expect("a small region");
     let axes = AxisSets::new(&program, &region);
-    let template = Template { program: &program, region: &region, axes, ranks: 2 };
+    let template =
+        Template { program: &program, region: &region, axes, ranks: 2, replication: &HashMap::new() };
     let sizes = Bindings::new();
     let shape = template.root_shape(&sizes).expect("numbers");
     let whole = template.at(&sizes, &vec![None; shape.len()], precision).expect("a program");

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use symmc_ir::{DType, Graph, NodeId, Op, Table, ValueId};
+use symmc_ir::{DType, Graph, NodeId, Op, Replication, Table, ValueId};
 use symmc_plan::Bucket;
 
 use crate::comparison::{ComparedPart, SourceStatus};
@@ -42,6 +42,8 @@ pub(crate) struct Walk<'a, 's> {
     in_source: HashSet<Class>,
     in_planned: HashSet<Class>,
     by_name: HashMap<&'a str, ValueId>,
+    /// Which ranks hold the same bits of the elements of each class of the source.
+    replication: HashMap<Class, Replication>,
     suspects: HashMap<ValueId, Suspect>,
     /// The classes that were taken as equal without a comparison.
     assumed: HashSet<Class>,
@@ -67,6 +69,12 @@ impl<'a, 's> Walk<'a, 's> {
         }
         let of_planned = numbering.begin(planned);
         let classes = |of: &Numbered<'_>| of.elements.values().flatten().map(|e| e.class).collect();
+        let mut replication = HashMap::new();
+        for (v, held) in Replication::of_graph(source).iter() {
+            if let Some(elements) = &numbered.elements[v] {
+                replication.entry(elements.class).or_insert_with(|| held.clone());
+            }
+        }
         let by_name = source.values.iter().filter(|(v, _)| numbered.elements[*v].is_some());
         Walk {
             buckets,
@@ -74,6 +82,7 @@ impl<'a, 's> Walk<'a, 's> {
             in_source: classes(&numbered),
             in_planned: classes(&of_planned),
             by_name: by_name.map(|(v, value)| (value.name.as_str(), v)).collect(),
+            replication,
             numbering,
             source: numbered,
             planned: of_planned,
@@ -357,6 +366,7 @@ impl<'a, 's> Walk<'a, 's> {
             symbols: &self.numbering.symbols,
             buckets: self.buckets,
             ranks: self.ranks,
+            replication: &self.replication,
         };
         let outcome = programs.compare(regions, self.shared);
         if matches!(outcome.verdict, Verdict::Equal(_)) {

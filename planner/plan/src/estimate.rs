@@ -2,8 +2,8 @@
 
 use indexmap::IndexMap;
 use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate};
-use symmc_ir::machine::{Memory, Profile};
-use symmc_ir::{Dim, NodeId, ValueId};
+use symmc_ir::machine::{Memory, Moved, Profile};
+use symmc_ir::{Dim, Node, NodeId, Op, ValueId};
 
 use crate::{Bucket, ExitBarrier, Lane, ReadProgram, Run, Symbols, Unresolved};
 
@@ -106,26 +106,47 @@ impl ReadProgram {
         Ok(Estimate { total_us, compute_us, exposed_us: us(total.saturating_sub(compute)), communication })
     }
 
-    /// The bytes that a step reads and writes.
-    fn moved(&self, run: Run, bucket: &Bucket, symbols: &Symbols) -> u64 {
-        let place = |v: ValueId| bucket.places.get(self.graph.name_of(v));
+    /// What a step moves.
+    fn moved(&self, run: Run, bucket: &Bucket, symbols: &Symbols) -> Moved {
         let memory = Memory {
             base: |v| self.base(v),
             bytes: |v| size(&self.graph.ty(v).bytes(), symbols),
-            in_place: |of: ValueId, result: ValueId| {
-                place(of)
-                    .zip(place(result))
-                    .is_some_and(|(a, b)| (a.memory, &a.offset) == (b.memory, &b.offset))
-            },
+            in_place: |n: NodeId, k: usize| self.is_in_place(n, k, bucket, symbols).unwrap_or(false),
         };
         let reads = run.operands(self).map(|(n, k, _)| (n, k));
-        memory.moved(&self.graph, reads, run.results(self).into_iter())
+        memory.moved_by_step(&self.graph, run.nodes(), reads, run.results(self).into_iter())
+    }
+
+    /// Whether the operand `k` of a node lies where the result has its elements: all of the result, or a piece of a concatenation.
+    fn is_in_place(&self, node: NodeId, k: usize, bucket: &Bucket, symbols: &Symbols) -> Option<bool> {
+        let graph = &self.graph;
+        let Node { op, inputs, outputs } = &graph.nodes[node];
+        let (&operand, &result) = (inputs.get(k)?, outputs.first()?);
+        let place = |v: ValueId| bucket.places.get(graph.name_of(v));
+        let (of, to) = (place(self.base(operand))?, place(result)?);
+        let Op::Concat { axis } = *op else {
+            return Some((of.memory, &of.offset) == (to.memory, &to.offset));
+        };
+        let outer = graph.ty(result).shape.iter().take(axis);
+        let layout = self.layout(operand);
+        let contiguous = layout.is_contiguous(graph.ty(operand)) && outer.into_iter().all(is_one);
+        if !contiguous || (of.memory, &of.by_rank) != (to.memory, &to.by_rank) {
+            return Some(false);
+        }
+        let start = |place| self.place("", place, symbols).ok().map(|p| p.offset);
+        let before = inputs.iter().take(k).fold(Dim::from(0), |sum, &v| sum + graph.ty(v).bytes());
+        let inner = layout.offset.clone() * Dim::from(graph.ty(operand).dtype.size() as i64);
+        Some(start(of)? + inner == start(to)? + before)
     }
 
     /// The node of a step that communicates.
     fn communicating(&self, run: Run) -> NodeId {
         run.nodes().find(|&n| self.graph.nodes[n].op.as_collective().is_some()).unwrap_or(run.first)
     }
+}
+
+fn is_one(dim: &Dim) -> bool {
+    dim.as_const() == Some(1)
 }
 
 /// A dim at the upper ends of the ranges.

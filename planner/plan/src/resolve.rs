@@ -98,6 +98,11 @@ impl ReadProgram {
         self.names.get(name).copied()
     }
 
+    /// Where the elements of a value lie in its base.
+    pub(crate) fn layout(&self, value: ValueId) -> &Layout {
+        &self.layouts[value]
+    }
+
     /// The base of a value.
     pub fn base(&self, value: ValueId) -> ValueId {
         self.layouts[value].base
@@ -159,7 +164,8 @@ impl ReadProgram {
         (out, errors)
     }
 
-    fn place(&self, name: &str, place: &Place, symbols: &Symbols) -> Result<Placed, Unresolved> {
+    /// Where the value of this name lies.
+    pub(crate) fn place(&self, name: &str, place: &Place, symbols: &Symbols) -> Result<Placed, Unresolved> {
         let dim = |text: &str| {
             // Most offsets are numbers.
             if (1..18).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit()) {

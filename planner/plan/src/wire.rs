@@ -86,9 +86,9 @@ pub struct Plan {
     /// The number of ranks.
     pub ranks: u32,
     /// The numerics classes that the planned programs make use of, or may: `["reassociate", "narrow"]`. Absent where the
-    /// plan is strict, as in all plans from before there were classes. Nothing of safety rests on it; it says how far
+    /// plan is exact, as in all plans from before there were classes. Nothing of safety rests on it; it says how far
     /// results may differ from those of the source ([`Numerics`]).
-    #[serde(default, skip_serializing_if = "Numerics::is_strict")]
+    #[serde(default, skip_serializing_if = "Numerics::is_exact")]
     pub numerics: Numerics,
     /// The text of each planned program; a bucket names one by its index.
     pub programs: Vec<String>,

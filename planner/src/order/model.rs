@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::timeline::TimedStep;
-use symmc_ir::machine::{Memory, Profile};
-use symmc_ir::{CollectiveKind, Def, Dim, Graph, Op, OutputKind, ValueId};
+use symmc_ir::machine::{Memory, Moved, Profile};
+use symmc_ir::{CollectiveKind, Def, Dim, Node, NodeId, Op, OutputKind, ValueId};
 use symmc_plan::{ALIGN, CopyReason, Lane, Symbols};
 
 use crate::prepare::Prepared;
@@ -106,8 +106,8 @@ impl Lists {
 impl Tasks {
     /// The tasks of `steps` with sizes at the upper bounds of `symbols` and times from `profile`.
     pub fn new(program: &Prepared, steps: &Steps, symbols: &Symbols, profile: Option<&Profile>) -> Tasks {
-        let sizes: Vec<u64> =
-            program.bytes.values().map(|d| d.upper(symbols).clamp(0, 1 << 52) as u64).collect();
+        let size = |dim: &Dim| dim.upper(symbols).clamp(0, 1 << 52) as u64;
+        let sizes: Vec<u64> = program.graph.values.values().map(|v| size(&v.ty.bytes())).collect();
         let readers = steps.readers();
         let mut before: Vec<Vec<u32>> =
             steps.list.iter().map(|s| s.reads.iter().filter_map(|&v| steps.def[v]).collect()).collect();
@@ -119,6 +119,7 @@ impl Tasks {
         let before = Lists::from_rows(before.into_iter());
         let mut shared = Shared::new(program, steps, &readers, &sizes);
         shared.merge();
+        let together: Vec<usize> = program.graph.values.keys().map(|v| shared.find(v)).collect();
         let (classes, of) = shared.classes();
         let class = |v: &ValueId| Some(of[v.index()]).filter(|&c| c != NONE);
         let touches = Lists::from_rows(steps.list.iter().map(|s| {
@@ -137,7 +138,7 @@ impl Tasks {
             OutputKind::Mutates(input) => Some(input.index()),
             OutputKind::Returned => None,
         });
-        let memory = Replaceable { steps, readers: &readers, replaced: replaced.collect() };
+        let memory = InPlace { program, steps, readers: &readers, replaced: replaced.collect(), together };
         let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
             timed(program, moved(program, &sizes, (at, step), &memory), step, symbols, profile)
         });
@@ -294,16 +295,29 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The bases whose last reader, in program order, can store into their memory: those that steps define, and inputs that outputs
-/// replace.
-struct Replaceable<'a> {
+/// Which operands lie where the result has its elements.
+struct InPlace<'a> {
+    program: &'a Prepared,
     steps: &'a Steps,
     readers: &'a Readers,
+    /// The inputs that outputs replace.
     replaced: BTreeSet<usize>,
+    /// For each value a number that those share which share memory in every order.
+    together: Vec<usize>,
 }
 
-impl Replaceable<'_> {
-    fn by(&self, base: ValueId, step: usize, graph: &Graph) -> bool {
+impl InPlace<'_> {
+    /// Whether an operand of a node of this step is a piece of its result, or can be overwritten in program order: by its last
+    /// reader, if a step defines it or an output replaces it.
+    fn is_in_place(&self, step: usize, node: NodeId, k: usize) -> bool {
+        let graph = &self.program.graph;
+        let Node { op, inputs, outputs } = &graph.nodes[node];
+        let Some(base) = inputs.get(k).map(|&v| self.program.base[v]) else { return false };
+        if matches!(op, Op::Concat { .. }) {
+            let whole = self.program.whole[inputs[k]] && self.steps.def[base].is_some();
+            let of = |v: ValueId| self.together[v.index()];
+            return whole && outputs.first().is_some_and(|&result| of(result) == of(base));
+        }
         let owned = match graph.values[base].def {
             Def::Input(input) => self.replaced.contains(&input.index()),
             Def::Node(..) => self.steps.def[base].is_some(),
@@ -312,8 +326,8 @@ impl Replaceable<'_> {
     }
 }
 
-/// The bytes that a step reads and writes.
-fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), memory: &Replaceable<'_>) -> u64 {
+/// What a step moves.
+fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), in_place: &InPlace<'_>) -> Moved {
     let graph = &program.graph;
     let own = |base: ValueId| {
         let nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
@@ -322,18 +336,18 @@ fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), memo
     let memory = Memory {
         base: |v| program.base[v],
         bytes: |v: ValueId| sizes[v.index()],
-        in_place: |of: ValueId, _| memory.by(of, at, graph),
+        in_place: |n, k| in_place.is_in_place(at, n, k),
     };
     let reads = step.nodes().flat_map(|n| (0..graph.nodes[n].inputs.len()).map(move |k| (n, k)));
     let reads = reads.filter(|&(n, k)| !own(program.base[graph.nodes[n].inputs[k]]));
-    memory.moved(graph, reads, step.writes.iter().copied())
+    memory.moved_by_step(graph, step.nodes(), reads, step.writes.iter().copied())
 }
 
 /// A step with its estimated time; without a profile, a nanosecond for each two bytes that
 /// computation moves, and for each 100 of communication.
 fn timed(
     program: &Prepared,
-    moved: u64,
+    moved: Moved,
     step: &StepInfo,
     symbols: &Symbols,
     profile: Option<&Profile>,
@@ -344,8 +358,8 @@ fn timed(
             let extent = |d: &Dim| u64::try_from(d.upper(symbols).max(1)).unwrap_or(u64::MAX);
             profile.timed_step(&program.graph, step.nodes(), moved, Some(false), extent)
         }
-        None if communicates => TimedStep::compute(8000 + moved / 100),
-        None => TimedStep::compute(1000 + moved / 2),
+        None if communicates => TimedStep::compute(8000 + moved.bytes / 100),
+        None => TimedStep::compute(1000 * moved.kernels + moved.bytes / 2),
     };
     TimedStep { communicates, ..timed }
 }

@@ -10,6 +10,7 @@
 pub mod bounds;
 mod case;
 mod compare;
+pub mod idioms;
 mod kernels;
 mod large;
 mod layout;

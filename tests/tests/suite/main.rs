@@ -6,5 +6,7 @@ mod generate;
 mod gradients;
 mod programs;
 mod relocation;
+mod replication;
+mod rewrites;
 mod sessions;
 mod trials;

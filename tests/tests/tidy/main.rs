@@ -45,7 +45,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("frontends/capi", &["symmc"]),
     (
         "tests",
-        &["symmc", "symmc-cases", "symmc-check", "symmc-ir", "symmc-plan", "symmc-planner", "symmc-runtime"],
+        &[
+            "symmc",
+            "symmc-cases",
+            "symmc-check",
+            "symmc-ir",
+            "symmc-passes",
+            "symmc-plan",
+            "symmc-planner",
+            "symmc-runtime",
+        ],
     ),
     ("tests/cases", &["symmc-ir", "symmc-runtime"]),
 ];

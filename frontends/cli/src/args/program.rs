@@ -72,9 +72,9 @@ pub struct CompileArgs {
     /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
-    /// The changes of rounding that rewriting collectives may make: strict for none, or one or more of reassociate (sums in
+    /// The changes of rounding that rewriting collectives may make: exact for none, or one or more of reassociate (sums in
     /// another order), narrow (f32 values that were or will be rounded to bf16 are transferred and added as bf16) and
-    /// narrow-f16 (the same with f16, where sums can become infinite) [default: strict]
+    /// narrow-f16 (the same with f16, where sums can become infinite) [default: exact]
     #[arg(long, value_name = "CLASS,…", value_parser = |text: &str| text.parse::<Numerics>())]
     pub numerics: Option<Numerics>,
 }

@@ -62,7 +62,7 @@ fn a_summary_has_the_documented_fields_and_no_others() {
             (&summary["version"], &summary["machine"], &summary["ranks"]),
             (&1.into(), &machine.into(), &4.into())
         );
-        assert!(summary["program"].is_string() && summary["numerics"] == "strict", "{json}");
+        assert!(summary["program"].is_string() && summary["numerics"] == "exact", "{json}");
         for bucket in summary["buckets"].as_array().expect("buckets") {
             assert_eq!(keys(bucket), of_bucket);
             for range in bucket["symbols"].as_object().expect("symbols").values() {

@@ -104,16 +104,16 @@ fn plans_of_every_class_state_it_check_and_run() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = write(&dir, "sums.symm", SUMS);
     let plan = dir.path().join("plan.json");
-    for classes in ["strict", "reassociate", "narrow", "narrow-f16", "reassociate,narrow,narrow-f16"] {
+    for classes in ["exact", "reassociate", "narrow", "narrow-f16", "reassociate,narrow,narrow-f16"] {
         let (program, plan) = (program.display(), plan.display());
         let report = stdout(&format!("plan {program} --machine h200x4 --numerics {classes} -o {plan}"));
-        assert_eq!(report.contains(&format!("numerics {classes}")), classes != "strict", "{report}");
+        assert_eq!(report.contains(&format!("numerics {classes}")), classes != "exact", "{report}");
         let text = std::fs::read_to_string(dir.path().join("plan.json")).expect("the plan");
-        assert_eq!(text.contains("\"numerics\""), classes != "strict");
+        assert_eq!(text.contains("\"numerics\""), classes != "exact");
         let planned = text.split("\"programs\"").nth(1).expect("programs");
         let sums = planned.matches("f32[65536] = all_reduce").count()
             - planned.matches("bf16[65536] = all_reduce").count();
-        assert!(sums <= if classes == "strict" { 4 } else { 3 }, "{classes}: {sums}");
+        assert!(sums <= if classes == "exact" { 4 } else { 3 }, "{classes}: {sums}");
         let checked = stdout(&format!("check {plan}"));
         assert!(checked.contains("safe on 4 ranks"), "{classes}: {checked}");
         stdout(&format!("run {plan} --seed 1 --compare interpreter --backend threads"));
@@ -152,7 +152,8 @@ fn other_classes_are_refused_by_name() {
         |classes: &str| failure(&mut symmc(&format!("plan hf_llama_tp2.pt2 --numerics {classes}")), 2);
     let text = refusal("relaxed");
     assert!(text.contains("reassociate,narrow,narrow-f16"), "{text}");
-    for classes in ["fast", "narrow,,reassociate", "strict,narrow", "Narrow"] {
+    assert!(refusal("strict").contains("called exact"));
+    for classes in ["fast", "narrow,,reassociate", "exact,narrow", "Narrow"] {
         let text = refusal(classes);
         assert!(text.contains("--numerics") && text.contains("found"), "{classes}: {text}");
     }

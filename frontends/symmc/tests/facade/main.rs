@@ -4,6 +4,7 @@
 mod against_source;
 mod bad_data;
 mod buffer;
+mod coalesce;
 mod definition;
 mod divided;
 mod errors;

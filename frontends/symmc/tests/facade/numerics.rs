@@ -187,7 +187,7 @@ fn every_plan_of_every_class_is_accepted_and_adds_no_traffic() {
         let draw = Draw::default().with_seed(seed).with_arguments(true);
         let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
         let work = work.unwrap_or_else(|e| panic!("{e}"));
-        let mut strict = (0, 0);
+        let mut exact = (0, 0);
         for numerics in sets_of_classes() {
             let at = format!("seed {seed}, {machine}, {numerics}");
             let profile = Profile::builtin(machine).unwrap_or_else(|| panic!("{machine}"));
@@ -202,12 +202,12 @@ fn every_plan_of_every_class_is_accepted_and_adds_no_traffic() {
             assert!(compared.differences.is_empty(), "{at}: {:?}", compared.differences);
             check_run(&plan, &work, &at);
             let carried = traffic(&lowered[0]);
-            if numerics.is_strict() {
-                strict = carried;
+            if numerics.is_exact() {
+                exact = carried;
             }
             let counts = spared.entry(numerics.to_string()).or_default();
-            counts.0 += usize::from(carried.0 < strict.0);
-            counts.1 += usize::from(carried.1 < strict.1);
+            counts.0 += usize::from(carried.0 < exact.0);
+            counts.1 += usize::from(carried.1 < exact.1);
         }
     }
     assert!(spared["reassociate"].0 > 2, "{spared:?}");
@@ -234,7 +234,7 @@ fn check_run(plan: &CheckedPlan, work: &Workload, at: &str) {
 }
 
 #[test]
-fn strict_programs_have_equal_bits() {
+fn exact_programs_have_equal_bits() {
     for seed in 0..PROGRAMS {
         let program = Program::from_graph(program(seed)).unwrap_or_else(|e| panic!("{e}"));
         let config =

@@ -6,6 +6,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Type, ValueId};
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
+use crate::shards;
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.slice.Tensor", "slice", slice),
@@ -93,7 +94,7 @@ fn slice_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lo
     match rows_by_rank(c, x, axis, step)? {
         None => Ok(None),
         Some((Rows::Same(start), len)) => c.slice(x, axis, start, len, step).map(Some),
-        Some((Rows::OfRank(index), _)) => c.part(x, axis, index).map(Some),
+        Some((Rows::OfRank { index, positions }, _)) => c.part(x, axis, index, positions).map(Some),
     }
 }
 
@@ -101,8 +102,8 @@ fn slice_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lo
 enum Rows {
     /// From here on, on all ranks.
     Same(Dim),
-    /// Those of an index, which every rank has its own of.
-    OfRank(ValueId),
+    /// Those of an index, which every rank has its own of, with the positions of the ranks if these are equal pieces.
+    OfRank { index: ValueId, positions: Option<Vec<usize>> },
 }
 
 /// What a slice takes whose start or end is another on each rank, and how many; `None` where neither is.
@@ -146,7 +147,9 @@ fn rows_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Low
     let start = c.number_of_rank(start)?;
     let line = c.iota(len.into(), 0, step, DType::I64)?;
     let index = c.binary(BinaryOp::Add, line, start)?;
-    Ok(Some((Rows::OfRank(index), len.into())))
+    let starts: Vec<Dim> = starts.into_iter().map(Dim::from).collect();
+    let positions = if step == 1 { shards::positions(&starts, &len.into(), &n) } else { None };
+    Ok(Some((Rows::OfRank { index, positions }, len.into())))
 }
 
 /// The rows and their number of a slice that begins at another size on each rank, such as a multiple of its length.
@@ -200,13 +203,17 @@ fn symbolic_rows(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lo
     let start = c.emit("take", Op::Take { axis: 0 }, &[table, rank])?;
     let line = c.iota(len.clone(), 0, 1, DType::I64)?;
     let index = c.binary(BinaryOp::Add, line, start)?;
-    Ok(Some((Rows::OfRank(index), len)))
+    let positions = shards::positions(&starts, &len, &n);
+    Ok(Some((Rows::OfRank { index, positions }, len)))
 }
 
 /// An element of an axis that is another on each rank.
 fn select_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<Option<ValueId>> {
     let Some(index) = index_by_rank(c, x, axis)? else { return Ok(None) };
-    let one = c.part(x, axis, index)?;
+    let at = c.ints_by_rank("index").map_or(&[][..], |(_, at)| at);
+    let starts: Vec<Dim> = at.iter().map(|&i| Dim::from(i)).collect();
+    let positions = shards::positions(&starts, &1.into(), &c.extent(x, axis));
+    let one = c.part(x, axis, index, positions)?;
     c.drop_axis(one, axis).map(Some)
 }
 
@@ -477,7 +484,7 @@ pub(super) fn put_slice(
     let index = match rows {
         Rows::Same(start) if step == 1 => return replace(c, x, source, axis, start),
         Rows::Same(start) => c.positions(&start, step, len)?,
-        Rows::OfRank(index) => index,
+        Rows::OfRank { index, .. } => index,
     };
     c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, DType, InputKind, Members, Tensor};
+use symmc_ir::{Bindings, DType, InputKind, Members, Op, Tensor};
 use symmc_torch::{ImportError, ImportOptions, Imported, import_ranks};
 
 use crate::common::Fake;
@@ -368,7 +368,33 @@ fn parts_are_one_program_in_every_spelling() {
         let ranks: Vec<Fake> = (0..3).map(|r| part(form, r)).collect();
         let imported = joined(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{form}");
+        let shards =
+            imported.graph.nodes.values().filter(|n| matches!(n.op, Op::Shard { axis: 0, .. })).count();
+        assert_eq!(shards, usize::from(forms.contains(&form)), "{form}");
     }
+}
+
+#[test]
+fn pieces_are_those_of_a_group_with_the_positions() {
+    let rank = |r: usize| {
+        let gather = format!("input=%own group_size=2 group_name='{}'", ["6", "7"][r % 2]);
+        Fake::new()
+            .input("x", "i64[4]")
+            .node(
+                "aten.slice.Tensor",
+                &format!("self=%x dim=0 start={} end={}", r / 2 * 2, r / 2 * 2 + 2),
+                &[("own", "i64[2]")],
+            )
+            .node("_c10d_functional.all_gather_into_tensor.default", &gather, &[("all", "i64[4]")])
+            .node("_c10d_functional.wait_tensor.default", "tensor=%all", &[("y", "i64[4]")])
+            .output("y")
+    };
+    let imported = joined(&[0, 1, 2, 3].map(rank)).expect("one program");
+    let graph = &imported.graph;
+    let groups: Vec<_> = graph.nodes.values().filter_map(|n| n.op.group()).collect();
+    assert_eq!(graph.groups.len(), 1, "{:?}", graph.groups);
+    assert_eq!(groups.len(), 2, "the shard and the gather");
+    assert_eq!(graph.numbers(groups[0]), Some(vec![0, 0, 1, 1]));
 }
 
 /// A rank that writes its part of a copy of `x` in place: as a slice, by an index, or with what it read of it before.
@@ -463,6 +489,7 @@ fn parts_begin_at_multiples_of_sizes_that_vary() {
     for form in ["slice", "chunk"] {
         let ranks: Vec<Fake> = (0..3).map(|r| symbolic(form, r)).collect();
         let imported = joined(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
+        assert!(imported.graph.nodes.values().any(|n| matches!(n.op, Op::Shard { .. })), "{form}");
         for size in 1..=4usize {
             let x = ints(&(0..3 * size as i64).collect::<Vec<_>>());
             let mut bindings = Bindings::new();

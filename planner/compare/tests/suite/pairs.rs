@@ -39,9 +39,37 @@ fn what_only_moves_is_equal_node_for_node() {
             "%a: f32[t, 1, 16] = reshape %x\n%b: f32[t, 1, 16] = matmul %a, %w\n%y: f32[t, 16] = reshape %b\nreturn %y\n",
             "%y: f32[t, 16] = matmul %x, %w\nreturn %y\n",
         ),
+        (
+            "%a: f32[2*t, 16] = concat %x, %x axis=0\n%y: f32[t, 16] = slice %a axis=0 start=t step=1\n\
+             %z: f32[t, 16] = exp %y\nreturn %z\n",
+            "%z: f32[t, 16] = exp %x\nreturn %z\n",
+        ),
     ] {
         let (found, all) = outcome(source, planned);
         assert_eq!(found, SourceStatus::Equal, "{source}\nto\n{planned}\n{all:#?}");
+    }
+}
+
+#[test]
+fn collectives_of_several_values_are_those_of_each() {
+    let source = "%m: f32[16, 16] = neg %w\n%r: f32[t, 16] = all_reduce %x op=sum group=@w\n\
+        %s: f32[16, 16] = all_reduce %m op=sum group=@w\n%u: f32[t, 16] = exp %r\n%v: f32[16, 16] = exp %s\n\
+        return %u\nreturn %v\n";
+    let planned = "%m: f32[16, 16] = neg %w\n%a: f32[16*t] = reshape %x\n%b: f32[256] = reshape %m\n\
+        %c: f32[16*t + 256] = concat %a, %b axis=0\n%d: f32[16*t + 256] = all_reduce %c op=sum group=@w\n\
+        %e: f32[16*t] = slice %d axis=0 start=0 step=1\n%r: f32[t, 16] = reshape %e\n\
+        %f: f32[256] = slice %d axis=0 start=16*t step=1\n%s: f32[16, 16] = reshape %f\n\
+        %u: f32[t, 16] = exp %r\n%v: f32[16, 16] = exp %s\nreturn %u\nreturn %v\n";
+    let (found, all) = outcome(source, planned);
+    assert_eq!(found, SourceStatus::Equal, "{all:#?}");
+    // Other positions, another reduction, and another value in the place of one.
+    for (from, to) in [
+        ("start=16*t step", "start=16*t - 1 step"),
+        ("%c op=sum", "%c op=max"),
+        ("= reshape %m", "= reshape %w"),
+    ] {
+        let (found, all) = outcome(source, &planned.replace(from, to));
+        assert_eq!(found, SourceStatus::Different, "{from}\nto\n{to}\n{all:#?}");
     }
 }
 
@@ -75,16 +103,46 @@ fn what_is_written_in_another_way_is_equal_by_comparison() {
             "%y: f32[t, 16] = mul %x, %x\n%z: f32[t, 16] = neg %y\nreturn %z\n".into(),
         ),
         (
-            "%a: f32[2*t, 16] = concat %x, %x axis=0\n%y: f32[t, 16] = slice %a axis=0 start=t step=1\n\
-             %z: f32[t, 16] = exp %y\nreturn %z\n"
+            "%a: f32[2*t, 16] = concat %x, %x axis=0\n%y: f32[1, 16] = slice %a axis=0 start=t step=1\n\
+             %z: f32[1, 16] = exp %y\nreturn %z\n"
                 .into(),
-            "%z: f32[t, 16] = exp %x\nreturn %z\n".into(),
+            "%y: f32[1, 16] = slice %x axis=0 start=0 step=1\n%z: f32[1, 16] = exp %y\nreturn %z\n".into(),
         ),
     ] {
         let (found, all) = outcome(&source, &planned);
         assert_eq!(found, SourceStatus::EqualByParts, "{source}\nto\n{planned}\n{all:#?}");
         assert!(!all.parts.is_empty() && all.elements > 0 && all.left_out.is_empty(), "{all:#?}");
     }
+}
+
+/// Many nodes between what gives ranks a common value and the node that is compared, of which each is a node of both programs.
+fn layers(from: &str) -> String {
+    let one = |i: usize| {
+        format!(
+            "%p{i}: f32[t, 16] = matmul %h{i}, %v\n%r{i}: f32[t, 16] = rms_norm %p{i}, %g axes=1 eps=1e-5 round_first=false\n\
+             %h{}: f32[t, 16] = add %r{i}, %h{i}\n",
+            i + 1
+        )
+    };
+    let common = "%v: f32[16, 16] = broadcast %w root=0 group=@w\n";
+    let layers: String = (0..20).map(one).collect();
+    // The weight of the norms is the same on all ranks as well.
+    format!("{common}{from}%u: f32[16] = broadcast %g root=1 group=@w\n{}", layers.replace(", %g ", ", %u "))
+}
+
+#[test]
+fn ranks_draw_what_they_have_in_common() {
+    let same = layers("%h0: f32[t, 16] = all_reduce %x op=sum group=@w\n");
+    let source = format!(
+        "{same}%b: f32[t, 16] = broadcast %h20 root=1 group=@w\n%y: f32[t, 16] = exp %b\nreturn %y\n"
+    );
+    let planned = format!("{same}%y: f32[t, 16] = exp %h20\nreturn %y\n");
+    let (found, all) = outcome(&source, &planned);
+    assert_eq!(found, SourceStatus::EqualByParts, "{all:#?}");
+    // Without the all-reduce each rank has its own.
+    let other = layers("%h0: f32[t, 16] = neg %x\n");
+    let (found, _) = outcome(&source.replace(&same, &other), &planned.replace(&same, &other));
+    assert_eq!(found, SourceStatus::Different);
 }
 
 #[test]

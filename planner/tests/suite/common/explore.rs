@@ -32,6 +32,7 @@ const CUSTOM: Contract = Contract {
     symmetric_operand: false,
     symmetric_result: false,
     in_place: false,
+    same_bits: false,
 };
 
 /// One run of a sequence: a bucket and the value of each symbol by name.

@@ -36,8 +36,8 @@ class Options:
     """How the steps are ordered: ``chosen`` (the default), ``lean``, or the name of a simple rule."""
     fallback: str = "inductor"
     """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
-    numerics: str = "strict"
-    """The changes of rounding that plans may make: ``strict`` for none, or one or more of ``reassociate``, ``narrow`` and
+    numerics: str = "exact"
+    """The changes of rounding that plans may make: ``exact`` for none, or one or more of ``reassociate``, ``narrow`` and
     ``narrow-f16``, separated by commas."""
     memory_price: float | None = None
     """How many microseconds a call must become faster, by estimate, for each MiB of memory that overlap takes; None for the

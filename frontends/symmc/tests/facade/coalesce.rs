@@ -1,0 +1,125 @@
+//! Coalesced collectives: which programs have them once they are planned, and what they compute then.
+
+use symmc::{Backend, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Weights, Workload};
+
+/// Two values, each of which is computed, and what is done with the all-reduces of both.
+const HEAD: &str = "program \"p\" ranks 4\ngroup @w world\ngroup @v [[0, 1], [2, 3]]\ngroup @u [[0, 1, 2, 3]]\n\
+    arg %x: i32[4, 96]\narg %y: i32[3]\n%a: i32[4, 96] = neg %x\n%b: i32[3] = abs %y\n";
+
+fn program(text: &str) -> Program {
+    let graph = symmc::unstable::ir::text::parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    Program::from_graph(graph).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+fn planned(program: &Program) -> CheckedPlan {
+    let profile = Profile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4"));
+    symmc::compile(program, &Config::default().with_profile(profile)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The collectives that a plan has for its first bucket.
+fn collectives(plan: &CheckedPlan) -> usize {
+    let graph = symmc::unstable::ir::text::parse(&plan.programs[plan.buckets[0].program]);
+    let graph = graph.unwrap_or_else(|e| panic!("{e}"));
+    graph.nodes.values().filter(|node| node.op.as_collective().is_some()).count()
+}
+
+/// Host ranks compute what the interpreter computes for the source, to the bit, and the plan is the source, node for node.
+fn check(program: &Program, plan: &CheckedPlan) {
+    let compared = symmc::compare_with_source(plan);
+    assert!(compared.differences.is_empty() && compared.parts.is_empty(), "{compared:?}");
+    let draw = Draw::default().with_seed(7).with_arguments(true);
+    let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
+    let work = work.unwrap_or_else(|e| panic!("{e}"));
+    let run =
+        |backend| symmc::run(plan, &work, &backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(run(Backend::Threads), run(Backend::Interpreter), "{}", plan.source.text);
+}
+
+#[test]
+fn small_collectives_that_do_not_need_each_other_are_one() {
+    let both = |r: &str, s: &str| {
+        format!(
+            "%r: i32[4, 96] = {r}\n%s: i32[3] = {s}\n%t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n"
+        )
+    };
+    let reduce = |x: &str, op: &str, group: &str| format!("all_reduce %{x} op={op} group=@{group}");
+    let sums = both(&reduce("a", "sum", "w"), &reduce("b", "sum", "w"));
+    let cases = [
+        (1, sums.clone()),
+        (1, both(&reduce("a", "max", "v"), &reduce("b", "max", "v"))),
+        (1, both(&reduce("a", "sum", "w"), &reduce("b", "sum", "u"))),
+        (1, both("broadcast %a root=2 group=@w", "broadcast %b root=2 group=@w")),
+        (
+            1,
+            both(
+                "permute_ranks %a pairs=[0->3, 1->0] group=@w",
+                "permute_ranks %b pairs=[0->3, 1->0] group=@w",
+            ),
+        ),
+        (2, both(&reduce("a", "sum", "w"), &reduce("b", "max", "w"))),
+        (2, both(&reduce("a", "sum", "w"), &reduce("b", "sum", "v"))),
+        (2, both("broadcast %a root=2 group=@w", "broadcast %b root=1 group=@w")),
+        // What the collectives give is returned, or what they take is given.
+        (2, sums.replace("return %t\nreturn %u", "return %r\nreturn %s")),
+        (2, both(&reduce("x", "sum", "w"), &reduce("y", "sum", "w"))),
+        // One is read by the other.
+        (
+            2,
+            format!(
+                "%r: i32[4, 96] = {}\n%c: i32[3] = reduce %r op=max axes=[0, 1] keep=false\n",
+                reduce("a", "sum", "w")
+            )
+            .replace("%c: i32[3]", "%m: i32[]")
+                + &format!(
+                    "%c: i32[3] = add %b, %m\n%s: i32[3] = {}\n%u: i32[3] = neg %s\nreturn %u\n",
+                    reduce("c", "sum", "w")
+                ),
+        ),
+        // An input that the program replaces.
+        (1, sums.replace("return %t", "mutate %x = %t")),
+    ];
+    for (expected, body) in cases {
+        let program = program(&(HEAD.to_string() + &body));
+        let plan = planned(&program);
+        assert_eq!(collectives(&plan), expected, "{body}\n{}", plan.programs[0]);
+        check(&program, &plan);
+    }
+}
+
+/// Every collective of the source, and every one that is planned, is part of a decision.
+#[test]
+fn decisions_name_what_was_coalesced() {
+    let body = "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: i32[3] = all_reduce %b op=sum group=@w\n\
+        %t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n";
+    let plan = planned(&program(&(HEAD.to_string() + body)));
+    let [first, second] = &plan.buckets[0].decisions[..] else { panic!("{:?}", plan.buckets[0].decisions) };
+    assert_eq!((first.collective.as_str(), second.collective.as_str()), ("r", "s"));
+    assert_eq!((&first.nodes[..], &second.nodes[..]), (&["r.coalesced".to_string()][..], &[][..]));
+    assert_eq!((first.bytes, second.bytes, second.chosen.as_str()), (4 * 96 * 4 + 12, 12, "absorbed"));
+    for decision in [first, second] {
+        assert_eq!(decision.rules[0].name, "coalesce_collectives");
+    }
+}
+
+/// The gradients of a data-parallel step: those of biases are coalesced, and matrices do not wait for all others.
+#[test]
+fn gradients_are_coalesced_as_far_as_the_run_becomes_faster() {
+    let mut text = "program \"p\" ranks 4\ngroup @w world\narg %x: bf16[1024, 1024]\n".to_string();
+    let (mut last, mut returned) = ("x".to_string(), String::new());
+    for i in 0..12 {
+        text += &format!(
+            "%m{i}: bf16[1024, 1024] = matmul %{last}, %x\n%g{i}: bf16[1024, 1024] = matmul %m{i}, %m{i}\n\
+             %b{i}: bf16[1024] = reduce %m{i} op=sum axes=[0] keep=false\n\
+             %r{i}: bf16[1024, 1024] = all_reduce %g{i} op=avg group=@w\n%s{i}: bf16[1024] = all_reduce %b{i} op=avg group=@w\n\
+             %u{i}: bf16[1024, 1024] = neg %r{i}\n%v{i}: bf16[1024] = neg %s{i}\n"
+        );
+        returned += &format!("return %u{i}\nreturn %v{i}\n");
+        last = format!("m{i}");
+    }
+    let program = program(&(text + &returned));
+    let plan = planned(&program);
+    let compared = symmc::compare_with_source(&plan);
+    assert!(compared.differences.is_empty() && compared.parts.is_empty(), "{compared:?}");
+    let count = collectives(&plan);
+    assert!((2..16).contains(&count), "{count}");
+}

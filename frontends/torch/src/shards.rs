@@ -1,0 +1,103 @@
+//! Pieces of values that ranks take by their positions in a group.
+//!
+//! A rank takes its part of a value as a `take` at indices of its own, in whatever way the program spells that, so that ops that
+//! write into the part find these indices. At the end of an import the parts that are equal pieces of an axis, one for each position
+//! in the cells of a group, become [`Op::Shard`], which needs no indices. The group is one of the program's where one of them has these
+//! positions. Otherwise a group is added: any cells with these positions mean the same.
+
+use symmc_ir::{Dim, Graph, Group, GroupId, Members, NodeId, Op};
+
+/// A part that is the piece of each rank's position.
+pub(crate) struct RankPiece {
+    /// The node that takes it from its first operand.
+    pub node: NodeId,
+    /// The axis that is divided.
+    pub axis: usize,
+    /// The position of each rank.
+    pub positions: Vec<usize>,
+}
+
+/// The positions of ranks whose parts of an axis begin here, each of this length; `None` if these are not equal pieces of the whole axis.
+pub(crate) fn positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
+    let ranks = i64::try_from(starts.len()).ok()?;
+    let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
+    let at = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
+    let found = starts.iter().map(|start| at(start).and_then(|p| usize::try_from(p).ok()));
+    let found = found.collect::<Option<Vec<usize>>>()?;
+    let times = |p: usize| found.iter().filter(|&&q| q == p).count();
+    let often = times(0);
+    let are_cells = often > 0 && (1..usize::try_from(count).ok()?).all(|p| times(p) == often);
+    are_cells.then_some(found)
+}
+
+/// Makes shards of the parts of a graph that is read.
+pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankPiece>) {
+    for RankPiece { node, axis, positions } in pieces {
+        if graph.ranks.and_then(|n| usize::try_from(n).ok()) != Some(positions.len()) {
+            continue;
+        }
+        let group = group_with(graph, &positions);
+        let node = &mut graph.nodes[node];
+        if matches!(node.op, Op::Take { .. }) {
+            node.op = Op::Shard { axis, group };
+            node.inputs.truncate(1);
+        }
+    }
+}
+
+/// A group in which ranks have these positions.
+fn group_with(graph: &mut Graph, positions: &[usize]) -> GroupId {
+    if let Some(known) = graph.groups.keys().find(|&g| graph.numbers(g).as_deref() == Some(positions)) {
+        return known;
+    }
+    let count = positions.iter().max().map_or(1, |p| p + 1);
+    let mut cells = vec![vec![0; count]; positions.len() / count];
+    let mut seen = vec![0; count];
+    for (rank, &p) in positions.iter().enumerate() {
+        cells[seen[p]][p] = rank as u32;
+        seen[p] += 1;
+    }
+    let is_taken = |name: &String| graph.groups.values().any(|g| g.name == *name);
+    let names =
+        (0..=graph.groups.len()).map(|i| if i == 0 { "shards".to_string() } else { format!("shards.{i}") });
+    let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
+    graph.groups.push(Group { name, members: Members::Cells(cells) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(starts: &[i64], len: i64, extent: i64) -> Option<Vec<usize>> {
+        let starts: Vec<Dim> = starts.iter().map(|&s| Dim::from(s)).collect();
+        positions(&starts, &len.into(), &extent.into())
+    }
+
+    #[test]
+    fn equal_pieces_of_a_whole_axis_have_positions() {
+        assert_eq!(found(&[0, 2, 4], 2, 6), Some(vec![0, 1, 2]));
+        assert_eq!(found(&[4, 0, 2], 2, 6), Some(vec![2, 0, 1]));
+        assert_eq!(found(&[3, 0, 3, 0], 3, 6), Some(vec![1, 0, 1, 0]));
+        // Other lengths, a rest, a piece that nobody takes or that more ranks take, and starts between pieces.
+        assert_eq!(found(&[0, 2], 2, 5), None);
+        assert_eq!(found(&[0, 2], 2, 6), None);
+        assert_eq!(found(&[0, 0, 3], 3, 6), None);
+        assert_eq!(found(&[0, 1], 3, 6), None);
+        assert_eq!(found(&[0, 0], 6, 6), None);
+    }
+
+    #[test]
+    fn groups_have_the_positions() {
+        let mut graph = Graph::new("g");
+        graph.ranks = Some(4);
+        let world = graph.groups.push(Group { name: "shards".into(), members: Members::World });
+        assert_eq!(group_with(&mut graph, &[0, 1, 2, 3]), world);
+        for positions in [[3, 1, 0, 2], [1, 0, 0, 1], [0, 0, 1, 1]] {
+            let group = group_with(&mut graph, &positions);
+            assert_eq!(graph.numbers(group).as_deref(), Some(&positions[..]));
+            assert_eq!(group_with(&mut graph, &positions), group);
+        }
+        let names: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
+        assert_eq!(names, ["shards", "shards.1", "shards.2", "shards.3"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! Which ranks hold the same bits of a value.
+//!
+//! A [`Replication`] is a partition of the ranks: ranks of one part hold the same bits of the value in every run, on every
+//! backend. Ranks of different parts may hold the same bits or not. Constants are the same on all ranks. Arguments and parameters
+//! count as different on each. A collective gives the same bits to ranks that get the same parts of the same operands
+//! ([`Contract::same_bits`](crate::Contract::same_bits)). Every other op gives the same bits wherever its operands have them: GPUs of a run
+//! use the kernels that rank 0 chooses, and no kernel depends on the order in which threads finish. Kernels of custom ops
+//! and opaque ops promise nothing.
+//!
+//! Groups count by their cells here, never by their names. A sum of floats over the ranks of a cell may be taken in another order in
+//! another cell, so its bits are only known to be the same within the cell.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::collective::{CollectiveKind, ReduceOp};
+use crate::entity::Table;
+use crate::graph::{Def, Graph};
+use crate::ids::{GroupId, ValueId};
+use crate::op::Op;
+use crate::types::DType;
+
+/// See the [module](self).
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Replication {
+    /// For each rank the lowest rank of its part.
+    first: Arc<[u32]>,
+}
+
+impl Replication {
+    /// Every rank may hold other bits.
+    pub fn none(ranks: u32) -> Self {
+        Replication { first: (0..ranks).collect() }
+    }
+
+    /// Whether no two ranks are known to hold the same bits.
+    pub fn is_none(&self) -> bool {
+        self.first.iter().enumerate().all(|(rank, &first)| first as usize == rank)
+    }
+
+    /// All ranks hold the same bits.
+    pub fn everywhere(ranks: u32) -> Self {
+        Replication { first: vec![0; ranks as usize].into() }
+    }
+
+    /// Ranks with equal keys hold the same bits.
+    fn by_key<K: std::hash::Hash + Eq>(keys: impl Iterator<Item = K>) -> Self {
+        let mut first = HashMap::new();
+        Replication {
+            first: keys.enumerate().map(|(rank, key)| *first.entry(key).or_insert(rank as u32)).collect(),
+        }
+    }
+
+    /// The lowest rank that is known to hold what this rank holds.
+    pub fn first(&self, rank: u32) -> u32 {
+        self.first.get(rank as usize).copied().unwrap_or(rank)
+    }
+
+    /// Whether two ranks hold the same bits.
+    pub fn are_equal(&self, a: u32, b: u32) -> bool {
+        let part = |rank: u32| self.first.get(rank as usize);
+        part(a).is_some() && part(a) == part(b)
+    }
+
+    /// Whether the ranks of each of these cells hold the same bits.
+    pub fn holds_within(&self, cells: &[Vec<u32>]) -> bool {
+        cells.iter().all(|cell| cell.iter().all(|&rank| self.are_equal(rank, cell[0])))
+    }
+
+    /// What holds for a function of a value with this replication and of one with that.
+    #[must_use]
+    pub fn and(&self, other: &Replication) -> Self {
+        if Arc::ptr_eq(&self.first, &other.first) || self == other || other.first.iter().all(|&f| f == 0) {
+            return self.clone();
+        }
+        if self.first.iter().all(|&f| f == 0) {
+            return other.clone();
+        }
+        Replication::by_key(self.first.iter().zip(other.first.iter()))
+    }
+
+    /// For all values of a graph.
+    pub fn of_graph(graph: &Graph) -> Table<ValueId, Replication> {
+        let mut out: Table<ValueId, Replication> = Table::new();
+        for value in graph.values.values() {
+            let found = match value.def {
+                Def::Input(input) => Replication::of_input(graph, graph.inputs[input].data.is_some()),
+                Def::Node(node, _) => {
+                    let node = &graph.nodes[node];
+                    Replication::of_node(graph, &out, &node.op, &node.inputs)
+                }
+            };
+            out.push(found);
+        }
+        out
+    }
+
+    /// For an input, which has data where it is a constant of the program.
+    pub fn of_input(graph: &Graph, has_data: bool) -> Self {
+        let ranks = graph.ranks.unwrap_or(0);
+        if has_data { Replication::everywhere(ranks) } else { Replication::none(ranks) }
+    }
+
+    /// For all results of an op on operands for which it is known.
+    pub fn of_node(graph: &Graph, known: &Table<ValueId, Replication>, op: &Op, inputs: &[ValueId]) -> Self {
+        let ranks = graph.ranks.unwrap_or(0);
+        if matches!(op, Op::Opaque { .. } | Op::Custom(_)) {
+            return Replication::none(ranks);
+        }
+        let operands = inputs.iter().map(|&v| &known[v]);
+        let all = operands
+            .fold(None, |all: Option<Replication>, x| Some(all.map_or_else(|| x.clone(), |all| all.and(x))));
+        let all = all.unwrap_or_else(|| Replication::everywhere(ranks));
+        let of_group = |group: GroupId| Cells::new(graph, group);
+        match op {
+            Op::Shard { group, .. } => of_group(*group).map(|cells| cells.shard(&all)),
+            Op::Collective(c) => {
+                let dtype = inputs.first().map_or(DType::Bool, |&x| graph.ty(x).dtype);
+                of_group(c.group).map(|cells| cells.collective(&c.kind, dtype, &all))
+            }
+            _ => Some(all),
+        }
+        .unwrap_or_else(|| Replication::none(ranks))
+    }
+}
+
+/// The cells of a group, and for each rank its cell and its number within that.
+struct Cells {
+    cells: Vec<Vec<u32>>,
+    place: Vec<(usize, usize)>,
+}
+
+impl Cells {
+    fn new(graph: &Graph, group: GroupId) -> Option<Cells> {
+        let cells = graph.cells(group)?;
+        let mut place = vec![(0, 0); graph.ranks? as usize];
+        for (c, cell) in cells.iter().enumerate() {
+            for (number, &rank) in cell.iter().enumerate() {
+                *place.get_mut(rank as usize)? = (c, number);
+            }
+        }
+        Some(Cells { cells, place })
+    }
+
+    fn shard(&self, x: &Replication) -> Replication {
+        Replication::by_key(self.place.iter().zip(x.first.iter()).map(|((_, number), part)| (*number, *part)))
+    }
+
+    /// What holds for the result of a collective of values for which `x` holds.
+    fn collective(&self, kind: &CollectiveKind, dtype: DType, x: &Replication) -> Replication {
+        let parts =
+            |cell: &Vec<u32>| -> Vec<u32> { cell.iter().map(|&rank| x.first[rank as usize]).collect() };
+        // Cells with equal numbers have the same operands, in the same order.
+        let mut numbers = HashMap::new();
+        let of_cell: Vec<usize> = self
+            .cells
+            .iter()
+            .map(|cell| {
+                let next = numbers.len();
+                *numbers.entry(parts(cell)).or_insert(next)
+            })
+            .collect();
+        let ends = |op: &ReduceOp| !dtype.is_float() || matches!(op, ReduceOp::Max | ReduceOp::Min);
+        let places = || self.place.iter().copied();
+        match kind {
+            CollectiveKind::AllReduce(op) if ends(op) => {
+                Replication::by_key(places().map(|(cell, _)| of_cell[cell]))
+            }
+            CollectiveKind::AllReduce(_) => Replication::by_key(places().map(|(cell, _)| cell)),
+            CollectiveKind::AllGather => Replication::by_key(places().map(|(cell, _)| of_cell[cell])),
+            CollectiveKind::ReduceScatter(op) if !ends(op) => Replication::by_key(places()),
+            CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_) => {
+                Replication::by_key(places().map(|(cell, number)| (of_cell[cell], number)))
+            }
+            CollectiveKind::Broadcast { root } => {
+                let sent =
+                    |cell: usize| self.cells[cell].get(*root as usize).map(|&rank| x.first[rank as usize]);
+                Replication::by_key(places().map(|(cell, _)| sent(cell)))
+            }
+            CollectiveKind::Permute { pairs } => {
+                let sender = |cell: usize, number: usize| {
+                    let (from, _) = pairs.iter().find(|(_, to)| *to as usize == number)?;
+                    self.cells[cell].get(*from as usize).map(|&rank| x.first[rank as usize])
+                };
+                Replication::by_key(places().map(|(cell, number)| sender(cell, number)))
+            }
+        }
+    }
+}

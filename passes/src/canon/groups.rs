@@ -1,0 +1,144 @@
+//! Groups by their cells: collectives on two groups with the same cells, and collectives on groups that together have the ranks of a third,
+//! as the rows and columns of a mesh have those of the mesh.
+
+use symmc_ir::{Collective, CollectiveKind, Graph, GroupId, Op, ReduceOp, ValueId};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "equal_groups",
+        equation: "a collective or a shard = the same on another group with the same cells, where the program has that",
+        apply: equal_groups,
+    },
+    Rule {
+        name: "gather_of_gather",
+        equation: "all_gather(all_gather(x)) = all_gather(x) on the group whose cells have the ranks of both in order",
+        apply: gather_of_gather,
+    },
+    Rule {
+        name: "all_reduce_of_all_reduce",
+        equation: "all_reduce(all_reduce(x)) = all_reduce(x) on the group whose cells have the ranks of both, for maxima, minima and \
+                   sums of integers",
+        apply: all_reduce_of_all_reduce,
+    },
+];
+
+fn equal_groups(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let group = node.op.group()?;
+    let graph = cx.graph();
+    let others: Vec<GroupId> =
+        graph.groups.keys().filter(|&g| g != group && graph.have_same_cells(g, group)).collect();
+    others.into_iter().find_map(|other| {
+        let mut op = node.op.clone();
+        *op.group_mut()? = other;
+        cx.existing(&op, &node.inputs, &node.ty).map(Rewrite::Value)
+    })
+}
+
+/// A collective of a collective of the same kind, which nothing else needs.
+struct Nested {
+    kind: CollectiveKind,
+    outer: GroupId,
+    inner: GroupId,
+    x: ValueId,
+}
+
+impl Nested {
+    fn of(cx: &Rewriter, node: &Candidate) -> Option<Nested> {
+        let (Op::Collective(outer), &[between]) = (&node.op, &node.inputs[..]) else { return None };
+        let Some((Op::Collective(inner), &[x])) = cx.def(between) else { return None };
+        let is_nested = inner.kind == outer.kind && !cx.is_shared(between);
+        is_nested.then(|| Nested { kind: outer.kind.clone(), outer: outer.group, inner: inner.group, x })
+    }
+
+    fn on(&self, group: GroupId) -> Rewrite {
+        let kind = self.kind.clone();
+        Rewrite::Node(Op::Collective(Collective { kind, group, variant: None }), vec![self.x])
+    }
+
+    /// The group with the ranks of both, added if the program has none.
+    fn group(&self, cx: &mut Rewriter, order: Order) -> Option<GroupId> {
+        let cells = cells_of_both(cx.graph(), self.inner, self.outer, order)?;
+        let graph = cx.graph();
+        let sorted = sorted_cells(cells.clone());
+        let same_ranks = || {
+            graph.groups.keys().find(|&group| graph.cells(group).map(sorted_cells).as_ref() == Some(&sorted))
+        };
+        if order == Order::Any
+            && let Some(group) = same_ranks()
+        {
+            return Some(group);
+        }
+        let name = |group: GroupId| &graph.groups[group].name;
+        let name = format!("{}.{}", name(self.inner), name(self.outer));
+        cx.group_of(cells, &name)
+    }
+}
+
+/// Whether the order of the ranks of a cell changes the result.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Order {
+    Given,
+    Any,
+}
+
+fn sorted_cells(mut cells: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
+    cells.iter_mut().for_each(|cell| cell.sort_unstable());
+    cells.sort_unstable();
+    cells
+}
+
+/// The ranks from which each rank has operands after a collective on `inner` and then one on `outer`, in their order, as the cells of one group.
+/// `None` if these are no cells, or if a rank would be in a cell twice.
+fn cells_of_both(graph: &Graph, inner: GroupId, outer: GroupId, order: Order) -> Option<Vec<Vec<u32>>> {
+    let ranks = graph.ranks? as usize;
+    let within = graph.cells(inner)?;
+    let mut cell_of = vec![None; ranks];
+    for (number, cell) in within.iter().enumerate() {
+        cell.iter().for_each(|&rank| cell_of[rank as usize] = Some(number));
+    }
+    let mut cells: Vec<Vec<u32>> = Vec::new();
+    let mut number_of = vec![None; ranks];
+    for cell in graph.cells(outer)? {
+        let mut from = Vec::new();
+        for &rank in &cell {
+            from.extend_from_slice(&within[cell_of[rank as usize]?]);
+        }
+        if order == Order::Any {
+            from.sort_unstable();
+        }
+        let known = cells.iter().position(|known| *known == from);
+        let number = known.unwrap_or(cells.len());
+        if known.is_none() {
+            cells.push(from);
+        }
+        cell.iter().for_each(|&rank| number_of[rank as usize] = Some(number));
+    }
+    let mut times = vec![0; ranks];
+    cells.iter().flatten().for_each(|&rank| times[rank as usize] += 1);
+    let holds_own =
+        |(number, cell): (usize, &Vec<u32>)| cell.iter().all(|&r| number_of[r as usize] == Some(number));
+    let are_cells = times.iter().all(|&n| n == 1) && cells.iter().enumerate().all(holds_own);
+    are_cells.then_some(cells)
+}
+
+fn gather_of_gather(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let nested = Nested::of(cx, node).filter(|nested| nested.kind == CollectiveKind::AllGather)?;
+    let group = nested.group(cx, Order::Given)?;
+    Some(nested.on(group))
+}
+
+fn all_reduce_of_all_reduce(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let nested = Nested::of(cx, node)?;
+    let CollectiveKind::AllReduce(op) = nested.kind else { return None };
+    let order = match (op, node.ty.dtype.is_float()) {
+        (ReduceOp::Avg, _) | (ReduceOp::Sum | ReduceOp::Prod, true) => return None,
+        // Of zeros of both signs the first is taken.
+        (ReduceOp::Max | ReduceOp::Min, true) => Order::Given,
+        (_, false) => Order::Any,
+    };
+    let group = nested.group(cx, order)?;
+    Some(nested.on(group))
+}

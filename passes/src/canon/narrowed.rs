@@ -1,0 +1,210 @@
+//! Casts next to collectives, also where views stand between them.
+//!
+//! The e-graph moves a cast across a collective to the side with fewer bytes, but it has no views. So a collective that only moves
+//! elements, and whose result is only read by casts to one narrower type, behind views and concatenations, is cast right behind it; and
+//! an operand that is a view of widened values is widened right in front of its collective. As many elements are cast as before, or
+//! those that a slice leaves out as well, which then cost fewer bytes on the way. That rests on all readers of a value, so it is no
+//! rule of the rewriter, which sees a node before those that read it.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::{CollectiveKind, DType, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId};
+
+/// The graph with casts next to collectives; `None` if there are none to move.
+pub fn casts_at_collectives(graph: &Graph) -> Option<Graph> {
+    let communicates = |node: &Node| moves(&node.op) || scatters(&node.op);
+    if !graph.nodes.values().any(communicates) {
+        return None;
+    }
+    let narrowed = narrowed(graph);
+    let widened = widened(graph);
+    let is_found = !widened.is_empty() || narrowed.values().any(Option::is_some);
+    is_found.then(|| rebuilt(graph, &narrowed, &widened))?
+}
+
+/// Whether an op is a collective of one operand that only moves elements.
+fn moves(op: &Op) -> bool {
+    use CollectiveKind::{AllGather, AllToAll, Broadcast, Permute};
+    let kind = op.as_collective().map(|c| &c.kind);
+    matches!(kind, Some(AllGather | AllToAll(Splits::Even) | Broadcast { .. } | Permute { .. }))
+}
+
+fn scatters(op: &Op) -> bool {
+    matches!(op.as_collective().map(|c| &c.kind), Some(CollectiveKind::ReduceScatter(_)))
+}
+
+/// Whether elements of the result are elements of the operands.
+fn rearranges(op: &Op) -> bool {
+    op.is_view() || matches!(op, Op::Concat { .. })
+}
+
+/// The type to which each value can be cast earlier: results of collectives that are not cast right away, and what rearranges them.
+fn narrowed(graph: &Graph) -> Table<ValueId, Option<DType>> {
+    // Of a concatenation all operands are cast earlier or none.
+    let mut kept: BTreeSet<NodeId> = BTreeSet::new();
+    loop {
+        let read_as = read_as(graph, &kept);
+        let mut out: Table<ValueId, Option<DType>> = Table::filled(None, graph.values.len());
+        let mut is_stable = true;
+        for (id, node) in graph.nodes.iter() {
+            let &[result] = &node.outputs[..] else { continue };
+            let Some(to) = read_as[result] else { continue };
+            if moves(&node.op) {
+                out[result] = Some(to);
+            } else if rearranges(&node.op) {
+                let casts = node.inputs.iter().filter(|&&v| out[v] == Some(to)).count();
+                if casts == node.inputs.len() {
+                    out[result] = Some(to);
+                } else if casts > 0 {
+                    is_stable = false;
+                    kept.insert(id);
+                }
+            }
+        }
+        if is_stable {
+            drop_what_is_cast_already(graph, &mut out);
+            return out;
+        }
+    }
+}
+
+/// The one narrower type to which all readers of a value cast it, behind what rearranges it.
+fn read_as(graph: &Graph, kept: &BTreeSet<NodeId>) -> Table<ValueId, Option<DType>> {
+    let mut out: Table<ValueId, Option<DType>> = Table::filled(None, graph.values.len());
+    let mut differs: Table<ValueId, bool> = Table::filled(false, graph.values.len());
+    graph.outputs.iter().for_each(|output| differs[output.value] = true);
+    for (id, node) in graph.nodes.iter().rev() {
+        let to = match (&node.op, &node.outputs[..]) {
+            (Op::Cast, &[result]) => Some(graph.ty(result).dtype),
+            (op, &[result]) if rearranges(op) && !kept.contains(&id) => out[result],
+            _ => None,
+        };
+        for &v in &node.inputs {
+            let is_narrower = |to: &DType| to.size() < graph.ty(v).dtype.size();
+            match to.filter(is_narrower) {
+                Some(to) if out[v].is_none_or(|other| other == to) && !differs[v] => out[v] = Some(to),
+                _ => {
+                    differs[v] = true;
+                    out[v] = None;
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Leaves out collectives of which every reader is a cast.
+fn drop_what_is_cast_already(graph: &Graph, narrowed: &mut Table<ValueId, Option<DType>>) {
+    let mut is_rearranged = Table::filled(false, graph.values.len());
+    for node in graph.nodes.values().filter(|node| rearranges(&node.op)) {
+        node.inputs.iter().for_each(|&v| is_rearranged[v] = true);
+    }
+    for node in graph.nodes.values().filter(|node| moves(&node.op)) {
+        node.outputs.iter().filter(|&&v| !is_rearranged[v]).for_each(|&v| narrowed[v] = None);
+    }
+}
+
+/// The collectives whose operand rearranges values that were widened, all from one type, and that nothing else reads.
+fn widened(graph: &Graph) -> BTreeSet<NodeId> {
+    let mut readers: Table<ValueId, usize> = Table::filled(0, graph.values.len());
+    graph.nodes.values().flat_map(|node| &node.inputs).for_each(|&v| readers[v] += 1);
+    graph.outputs.iter().for_each(|output| readers[output.value] += 1);
+    let mut sources: Table<ValueId, Option<DType>> = Table::filled(None, graph.values.len());
+    let mut out = BTreeSet::new();
+    for (id, node) in graph.nodes.iter() {
+        let (Some(&x), &[result]) = (node.inputs.first(), &node.outputs[..]) else { continue };
+        let is_single = |v: &ValueId| readers[*v] == 1;
+        match &node.op {
+            Op::Cast => {
+                let from = graph.ty(x).dtype;
+                let widens = from.size() < graph.ty(result).dtype.size();
+                sources[result] = widens.then_some(from);
+            }
+            // More elements would be cast behind an expansion than in front of it.
+            op if rearranges(op) && *op != Op::Expand => {
+                let same = |v: &ValueId| sources[*v].is_some() && sources[*v] == sources[x];
+                let all = node.inputs.iter().all(|v| same(v) && is_single(v));
+                sources[result] = if all { sources[x] } else { None };
+            }
+            op if moves(op) || scatters(op) => {
+                let is_rearranged = graph.def_node(x).is_some_and(|def| rearranges(&graph.nodes[def].op));
+                if is_rearranged && sources[x].is_some() && is_single(&x) {
+                    out.insert(id);
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// The graph with casts moved; none if a value is missing, which would change the outputs.
+fn rebuilt(
+    graph: &Graph,
+    narrowed: &Table<ValueId, Option<DType>>,
+    widened: &BTreeSet<NodeId>,
+) -> Option<Graph> {
+    let mut to = graph.without_nodes();
+    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
+    for input in graph.inputs.values() {
+        let value = &graph.values[input.value];
+        let (source, data) = (input.source.clone(), input.data.clone());
+        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
+    }
+    for (id, node) in graph.nodes.iter() {
+        if let (Op::Cast, &[x], &[result]) = (&node.op, &node.inputs[..], &node.outputs[..])
+            && narrowed[x] == Some(graph.ty(result).dtype)
+        {
+            map[result] = map[x];
+            continue;
+        }
+        let inputs = if widened.contains(&id) {
+            let &x = node.inputs.first()?;
+            let narrow = before_widening(graph, x, &map, &mut to)?;
+            vec![cast(&mut to, narrow, graph.ty(x).dtype, graph.name_of(x))]
+        } else {
+            node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?
+        };
+        let is_moved = moves(&node.op);
+        let results = node.outputs.iter().map(|&v| {
+            let own = graph.ty(v);
+            let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(own.dtype);
+            (graph.name_of(v).to_string(), Type::new(dtype, own.shape.clone()))
+        });
+        let new = to.add_node(node.op.clone(), inputs, results.collect());
+        for (k, &old) in node.outputs.iter().enumerate() {
+            let value = to.nodes[new].outputs[k];
+            let narrow = narrowed[old].filter(|_| is_moved);
+            map[old] = Some(narrow.map_or(value, |dtype| cast(&mut to, value, dtype, graph.name_of(old))));
+        }
+    }
+    let outputs = graph.outputs.iter().map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
+    to.outputs = outputs.collect::<Option<_>>()?;
+    Some(to)
+}
+
+/// What a value that rearranges widened values is, of these as they were before.
+fn before_widening(
+    graph: &Graph,
+    v: ValueId,
+    map: &Table<ValueId, Option<ValueId>>,
+    to: &mut Graph,
+) -> Option<ValueId> {
+    let node = &graph.nodes[graph.def_node(v)?];
+    if node.op == Op::Cast {
+        return map[*node.inputs.first()?];
+    }
+    let inputs: Option<Vec<ValueId>> =
+        node.inputs.iter().map(|&x| before_widening(graph, x, map, to)).collect();
+    let inputs = inputs?;
+    let ty = Type::new(to.ty(*inputs.first()?).dtype, graph.ty(v).shape.clone());
+    let name = format!("{}.narrow", graph.name_of(v));
+    let new = to.add_node(node.op.clone(), inputs, vec![(name, ty)]);
+    to.nodes[new].outputs.first().copied()
+}
+
+fn cast(to: &mut Graph, x: ValueId, dtype: DType, near: &str) -> ValueId {
+    let ty = Type::new(dtype, to.ty(x).shape.clone());
+    let new = to.add_node(Op::Cast, vec![x], vec![(format!("{near}.cast"), ty)]);
+    to.nodes[new].outputs[0]
+}

@@ -1,0 +1,339 @@
+//! Collectives of values that have the same bits on all ranks of a cell, and pieces of values that ranks take for themselves.
+//!
+//! Which ranks hold the same bits is known from [`symmc_ir::Replication`]. Groups are compared by their cells. Every rule keeps
+//! all bits, except for orders of summation that a collective chooses by itself: sums of equal values are written as products only
+//! where the product is what adding rank by rank gives.
+
+use symmc_ir::{
+    BinaryOp, Collective, CollectiveKind, DType, Dim, Float, GroupId, Op, ReduceOp, Scalar, Splits, Type,
+    ValueId,
+};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "collective_of_replicated",
+        equation: "a collective of x, which the ranks of a cell all have, = x, n * x, x n times, or pieces of these",
+        apply: collective_of_replicated,
+    },
+    Rule {
+        name: "gather_of_shards",
+        equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, where the ranks \
+                   of a cell all have x, f works element by element, and y is small",
+        apply: gather_of_shards,
+    },
+    Rule {
+        name: "shard_of_gather",
+        equation: "shard(all_gather(x)) = x along the leading axis of one group",
+        apply: shard_of_gather,
+    },
+    Rule {
+        name: "shard_of_all_reduce",
+        equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, where nothing else needs the sum",
+        apply: shard_of_all_reduce,
+    },
+    Rule {
+        name: "shard_of_moved",
+        equation: "shard(f(x, y)) = f(shard(x), shard(y)) where f works element by element or permutes axes, nothing else needs its \
+                   result, and the pieces of all operands but one need no copy",
+        apply: shard_of_moved,
+    },
+];
+
+/// The most bytes of a reduced value for which an all-reduce is taken instead of a reduce_scatter and an all_gather: up to here
+/// the time of a message counts, not that of its bytes, and element-wise work on all pieces takes no longer than on one.
+const MOST_REDUCED: i64 = 256 << 10;
+
+fn collective_of_replicated(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Collective(Collective { kind, group, .. }), &[x]) = (&node.op, &node.inputs[..]) else {
+        return None;
+    };
+    let ranks = cx.graph().group_size(*group).filter(|&n| n > 1)?;
+    if !cx.replication(x).holds_within(&cx.graph().cells(*group)?) {
+        return None;
+    }
+    match kind {
+        CollectiveKind::AllReduce(op) => {
+            let repeated = Repeated::new(*op, node.ty.dtype, ranks)?;
+            Some(repeated.applied(cx, x))
+        }
+        CollectiveKind::ReduceScatter(op) => {
+            let repeated = Repeated::new(*op, node.ty.dtype, ranks)?;
+            let own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], node.ty.clone());
+            Some(repeated.applied(cx, own))
+        }
+        CollectiveKind::AllGather => Some(copies(cx, x, ranks)),
+        CollectiveKind::AllToAll(Splits::Even) => {
+            let mut ty = node.ty.clone();
+            ty.shape[0] = ty.shape[0].exact_div(&Dim::from(i64::from(ranks)))?;
+            let own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
+            Some(copies(cx, own, ranks))
+        }
+        CollectiveKind::AllToAll(Splits::Device) => None,
+        CollectiveKind::Broadcast { .. } => Some(Rewrite::Value(x)),
+        // A rank to which nobody sends has zeros.
+        CollectiveKind::Permute { pairs } => {
+            (0..ranks).all(|rank| pairs.iter().any(|(_, to)| *to == rank)).then_some(Rewrite::Value(x))
+        }
+    }
+}
+
+/// A reduction of equal values, as it can be computed from one of them with the same bits.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Repeated {
+    /// It is the value.
+    Same,
+    /// It is this many times the value.
+    Times(u32),
+    /// It is this many times the value divided by as many, in f32 where the value is narrower.
+    Average(u32),
+}
+
+impl Repeated {
+    /// Of so many values of a dtype.
+    ///
+    /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x, rounded once, for up to five: 2x and
+    /// 4x are exact, and the rounding of 3x is undone when x is added to it. The sum of six is not: adding x to the rounded 5x
+    /// differs from 6x. Numbers of 8 or 11 bits are summed in f32 without rounding, as far as their number has as few bits.
+    fn new(op: ReduceOp, dtype: DType, ranks: u32) -> Option<Repeated> {
+        let exact = match dtype {
+            DType::F32 | DType::F64 => ranks <= 5,
+            DType::BF16 => ranks <= 1 << 8,
+            DType::F16 => ranks <= 1 << 11,
+            _ => true,
+        };
+        match op {
+            ReduceOp::Max | ReduceOp::Min => Some(Repeated::Same),
+            ReduceOp::Sum if exact && dtype != DType::Bool => Some(Repeated::Times(ranks)),
+            // Sums of f16 stay far below the end of f32.
+            ReduceOp::Avg if exact && dtype == DType::F16 => Some(Repeated::Same),
+            ReduceOp::Avg if exact && dtype.is_float() => Some(Repeated::Average(ranks)),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod => None,
+        }
+    }
+
+    fn applied(self, cx: &mut Rewriter, x: ValueId) -> Rewrite {
+        let ty = cx.ty(x).clone();
+        let by = |op: BinaryOp, n: u32| {
+            let scalar = match ty.dtype.is_float() {
+                true => Scalar::Float(Float(f64::from(n))),
+                false => Scalar::Int(i64::from(n)).wrapped(ty.dtype),
+            };
+            Op::BinaryScalar { op, scalar, scalar_left: false }
+        };
+        match self {
+            Repeated::Same => Rewrite::Value(x),
+            Repeated::Times(n) => Rewrite::Node(by(BinaryOp::Mul, n), vec![x]),
+            Repeated::Average(n) if ty.dtype == DType::BF16 => {
+                let wide = Type::new(DType::F32, ty.shape.clone());
+                let wider = cx.emit("wide", Op::Cast, &[x], wide.clone());
+                let sum = cx.emit("sum", by(BinaryOp::Mul, n), &[wider], wide.clone());
+                let average = cx.emit("average", by(BinaryOp::Div, n), &[sum], wide);
+                Rewrite::Node(Op::Cast, vec![average])
+            }
+            Repeated::Average(n) => {
+                let sum = cx.emit("sum", by(BinaryOp::Mul, n), &[x], ty.clone());
+                Rewrite::Node(by(BinaryOp::Div, n), vec![sum])
+            }
+        }
+    }
+}
+
+/// A value several times, one behind the other along the leading axis.
+fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
+    let mut shape = cx.shape(x).to_vec();
+    shape.insert(0, Dim::from(1));
+    let one = cx.reshape(x, shape.clone());
+    shape[0] = Dim::from(i64::from(n));
+    let several = cx.expand(one, shape);
+    Rewrite::Node(Op::Reshape, vec![several])
+}
+
+fn gather_of_shards(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Collective(Collective { kind: CollectiveKind::AllGather, group, .. }), &[x]) =
+        (&node.op, &node.inputs[..])
+    else {
+        return None;
+    };
+    if matches!(cx.def(x), Some((Op::Collective(_), _))) {
+        // A gather of scattered sums without a change is a matter of cost, and left to the lowering.
+        return None;
+    }
+    let (cells, ranks) = (cx.graph().cells(*group)?, cx.graph().group_size(*group)?);
+    let gathered = Gathered { group: *group, cells, ranks };
+    if !gathered.can_compute(cx, x) {
+        return None;
+    }
+    gathered.computed(cx, x).map(Rewrite::Value)
+}
+
+/// What a gather of pieces is, computed from whole values.
+struct Gathered {
+    group: GroupId,
+    cells: Vec<Vec<u32>>,
+    ranks: u32,
+}
+
+impl Gathered {
+    fn has_cells_of(&self, cx: &Rewriter, group: GroupId) -> bool {
+        cx.graph().have_same_cells(self.group, group)
+    }
+
+    /// Whether what the ranks of a cell have as `x` can be computed as a whole on each of them.
+    fn can_compute(&self, cx: &Rewriter, x: ValueId) -> bool {
+        let Some((op, inputs)) = cx.def(x) else { return false };
+        match op {
+            Op::Shard { axis: 0, group } => {
+                self.has_cells_of(cx, *group) && cx.replication(inputs[0]).holds_within(&self.cells)
+            }
+            Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(_), group, .. }) => {
+                let is_small = cx.ty(inputs[0]).bytes().upper(cx.symbols()) <= MOST_REDUCED;
+                is_small && self.has_cells_of(cx, *group) && !cx.is_shared(x)
+            }
+            op if op.is_element_wise() && !op.divides_integers(cx.ty(x).dtype) && !cx.is_shared(x) => {
+                inputs.iter().all(|&v| self.is_same_for_all_pieces(cx, v, x) || self.can_compute(cx, v))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an element-wise operand of `result` has no leading axis and the same bits on all ranks of a cell.
+    fn is_same_for_all_pieces(&self, cx: &Rewriter, operand: ValueId, result: ValueId) -> bool {
+        let (own, rank) = (cx.shape(operand), cx.shape(result).len());
+        let is_broadcast = own.len() < rank || own.first().is_some_and(|d| d.as_const() == Some(1));
+        is_broadcast && cx.replication(operand).holds_within(&self.cells)
+    }
+
+    fn computed(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
+        let (op, inputs) = cx.def(x)?;
+        let (op, inputs) = (op.clone(), inputs.to_vec());
+        let mut ty = cx.ty(x).clone();
+        ty.shape[0] = ty.shape[0].clone() * Dim::from(i64::from(self.ranks));
+        match op {
+            Op::Shard { .. } => inputs.first().copied(),
+            Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(op), group, .. }) => {
+                let kind = CollectiveKind::AllReduce(op);
+                Some(cx.emit(
+                    "reduced",
+                    Op::Collective(Collective { kind, group, variant: None }),
+                    &inputs,
+                    ty,
+                ))
+            }
+            op => {
+                let whole = |&v: &ValueId| match self.is_same_for_all_pieces(cx, v, x) {
+                    true => Some(v),
+                    false => self.computed(cx, v),
+                };
+                let operands = inputs.iter().map(whole).collect::<Option<Vec<ValueId>>>()?;
+                Some(cx.emit("whole", op, &operands, ty))
+            }
+        }
+    }
+}
+
+/// The collective that gives a value, and its operand.
+fn collective_of(cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId)> {
+    match cx.def(v)? {
+        (Op::Collective(c), &[x]) => Some((c.clone(), x)),
+        _ => None,
+    }
+}
+
+/// The group, and the operand, of a shard along the leading axis.
+fn leading_shard(node: &Candidate) -> Option<(GroupId, ValueId)> {
+    match (&node.op, &node.inputs[..]) {
+        (Op::Shard { axis: 0, group }, &[x]) => Some((*group, x)),
+        _ => None,
+    }
+}
+
+fn shard_of_gather(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (group, gathered) = leading_shard(node)?;
+    let (c, x) = collective_of(cx, gathered)?;
+    let is_inverse = c.kind == CollectiveKind::AllGather && cx.graph().have_same_cells(c.group, group);
+    is_inverse.then_some(Rewrite::Value(x))
+}
+
+fn shard_of_all_reduce(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (group, sum) = leading_shard(node)?;
+    let (c, x) = collective_of(cx, sum)?;
+    let CollectiveKind::AllReduce(op) = c.kind else { return None };
+    if !cx.graph().have_same_cells(c.group, group) || cx.is_shared(sum) {
+        return None;
+    }
+    let scatter = Collective { kind: CollectiveKind::ReduceScatter(op), group: c.group, variant: None };
+    Some(Rewrite::Node(Op::Collective(scatter), vec![x]))
+}
+
+/// The most element-wise nodes between a shard and what it is moved to.
+const MOST_MOVED: usize = 8;
+
+/// How many copies it takes to compute the piece of a value from pieces: none of a gather, or of a sum that nothing else needs.
+fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, depth: usize) -> usize {
+    let has_piece = |c: &Collective| {
+        let takes = match c.kind {
+            CollectiveKind::AllGather => true,
+            CollectiveKind::AllReduce(_) => !cx.is_shared(v),
+            _ => false,
+        };
+        axis == 0 && takes && cx.graph().have_same_cells(c.group, group)
+    };
+    match cx.def(v) {
+        Some((Op::Collective(c), _)) if has_piece(c) => 0,
+        Some((op, inputs)) if depth > 0 && is_moved(cx, op, v) && !cx.is_shared(v) => {
+            let operands = divided_operands(cx, op, inputs, axis, cx.shape(v).len());
+            operands.into_iter().map(|(i, at)| copies_for_piece(cx, inputs[i], at, group, depth - 1)).sum()
+        }
+        _ => 1,
+    }
+}
+
+/// Whether an op that gives `v` computes a piece of it from pieces of its operands.
+fn is_moved(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
+    op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
+}
+
+/// The operands of an element-wise op of which a piece along an axis of the result needs pieces, each with its axis.
+fn divided_operands(
+    cx: &Rewriter,
+    op: &Op,
+    inputs: &[ValueId],
+    axis: usize,
+    rank: usize,
+) -> Vec<(usize, usize)> {
+    if let Op::Permute { perm } = op {
+        return perm.get(axis).map(|&at| (0, at)).into_iter().collect();
+    }
+    let along = |v: &ValueId| {
+        let own = cx.shape(*v);
+        let at = (axis + own.len()).checked_sub(rank)?;
+        (own.get(at)?.as_const() != Some(1)).then_some(at)
+    };
+    inputs.iter().enumerate().filter_map(|(i, v)| Some((i, along(v)?))).collect()
+}
+
+fn shard_of_moved(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (&Op::Shard { axis, group }, &[moved]) = (&node.op, &node.inputs[..]) else { return None };
+    let (op, inputs) = cx.def(moved)?;
+    let most = match op {
+        // A piece of a permuted value is stored in the order in which it is read.
+        Op::Permute { .. } => 0,
+        op if is_moved(cx, op, moved) => 1,
+        _ => return None,
+    };
+    let divided = divided_operands(cx, op, inputs, axis, node.ty.rank());
+    let copies = |&(i, at): &(usize, usize)| copies_for_piece(cx, inputs[i], at, group, MOST_MOVED);
+    if divided.is_empty() || divided.iter().map(copies).sum::<usize>() > most || cx.is_shared(moved) {
+        return None;
+    }
+    let (op, mut inputs) = (op.clone(), inputs.to_vec());
+    for (operand, at) in divided {
+        let mut ty = cx.ty(inputs[operand]).clone();
+        ty.shape[at] = node.ty.shape[axis].clone();
+        inputs[operand] = cx.emit("own", Op::Shard { axis: at, group }, &[inputs[operand]], ty);
+    }
+    Some(Rewrite::Node(op, inputs))
+}

@@ -1,0 +1,468 @@
+//! Which collectives are worth coalescing: one collective of several operands instead of one each (bucketing; XLA's collective
+//! combiner).
+//!
+//! Collectives of one kind, with the same attributes, between the same cells and of one dtype can be coalesced where none needs
+//! another. Sets are chosen in one walk in program order, except that collectives come right after their operands: a program may have
+//! the all-reduces of all gradients at its end. A collective joins an open set if that saves time by the profile: what it
+//! takes alone, against what the larger collective takes more, and the copies that its operand and its result need. Sets whose first
+//! member is too long ago, measured in computation, are closed: members would wait for each other. Whether waiting is worth it depends
+//! on the schedule, so the driver tries several such distances and compares plans.
+//!
+//! Coalescing must leave a program that can be ordered. For each node the walk knows the open sets that it depends on, and for each
+//! open set those that it depends on, as bits. A collective joins no set that it depends on, also by way of other sets. So no two sets
+//! ever depend on each other.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc_ir::decision::{Alternative, AppliedRule, Decision};
+use symmc_ir::entity::Entity;
+use symmc_ir::layout::{Layout, layouts, view_of};
+use symmc_ir::machine::Operations;
+use symmc_ir::{
+    Collective, CollectiveKind, DType, Dim, Graph, Node, NodeId, Op, Splits, Table, Type, ValueId, Variant,
+};
+
+use super::beside;
+use super::context::{Context, Overlap, Surroundings};
+
+/// Collectives that become one, in the order in which their operands are there.
+pub type Set = Vec<NodeId>;
+
+/// The most bytes of a coalesced collective: of larger ones a start-up is no part that counts.
+const MOST_BYTES: u64 = 1 << 28;
+/// The most sets that are open at once: they are bits of a word.
+const OPEN: usize = u64::BITS as usize;
+/// The least that a member has to save, in microseconds; less is noise of the profile.
+const LEAST_US: f64 = 0.25;
+
+/// Which collectives are near and small enough for one set.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Reach {
+    /// How much computation may stand between the operands of the first and the last member, in microseconds.
+    pub window_us: f64,
+    /// The least part of the time of a member, alone, that is start-up, from 0 to 1: 0 for collectives of all sizes.
+    pub least_startup: f64,
+}
+
+/// How the collectives of a program are coalesced.
+#[derive(Clone, Debug)]
+pub struct CoalesceConfig {
+    /// Which collectives can be in one set.
+    pub reach: Reach,
+    /// The collectives, by the names of their results, that stay as they are.
+    pub kept: BTreeSet<String>,
+}
+
+/// The rule by which decisions name coalescing.
+pub const COALESCE: &str = "coalesce_collectives";
+/// The way of a collective that another one stands for.
+const ABSORBED: &str = "absorbed";
+
+/// Lets what a schedule shows of the members of each set hold for the collective of this name that stands for the set.
+pub fn rename(graph: &Graph, sets: &[Set], names: &[String], context: &mut Context) {
+    for (set, name) in sets.iter().zip(names) {
+        let members = || set.iter().map(|&id| graph.node_name(id));
+        if let Overlap::Scheduled(overlap) = &mut context.overlap {
+            let us = members().filter_map(|member| overlap.get(member)).sum();
+            overlap.insert(name.clone(), us);
+        }
+        if members().any(|member| context.exits_kept.contains(member)) {
+            context.exits_kept.insert(name.clone());
+        }
+    }
+}
+
+/// The decisions of a program with coalesced collectives as decisions of the program before: the first member of each set stands for
+/// the coalesced collective, and the others are absorbed.
+pub fn decisions(
+    graph: &Graph,
+    sets: &[Set],
+    names: &[String],
+    context: &Context,
+    decisions: Vec<Decision>,
+) -> Vec<Decision> {
+    let rule = || AppliedRule { name: COALESCE.into(), us: None };
+    let set_of: HashMap<&str, &Set> = names.iter().map(String::as_str).zip(sets).collect();
+    let mut out = Vec::with_capacity(decisions.len());
+    for mut decision in decisions {
+        let Some((&first, others)) = set_of.get(decision.collective.as_str()).and_then(|s| s.split_first())
+        else {
+            out.push(decision);
+            continue;
+        };
+        decision.collective = graph.node_name(first).to_string();
+        decision.rules.insert(0, rule());
+        out.push(decision);
+        for &id in others {
+            let Some((collective, bytes)) = sized(graph, context, &graph.nodes[id]) else { continue };
+            let estimate = |v| {
+                context.estimate(&collective.kind, collective.group, v, bytes, 0.0, Surroundings::default())
+            };
+            let way = |name: &str, us: f64| Alternative {
+                name: name.into(),
+                us: (us * 1000.0).round() / 1000.0,
+                copy_us: 0.0,
+                saved_us: 0.0,
+            };
+            let mut alternatives = vec![way(ABSORBED, 0.0)];
+            alternatives.extend(estimate(Variant::Plain).map(|us| way(Variant::Plain.name(), us)));
+            out.push(Decision {
+                collective: graph.node_name(id).to_string(),
+                nodes: Vec::new(),
+                chosen: ABSORBED.into(),
+                bytes,
+                alternatives,
+                rules: vec![rule()],
+            });
+        }
+    }
+    out
+}
+
+/// What collectives have in common that can be coalesced.
+#[derive(PartialEq, Eq, Hash)]
+struct Kinship {
+    kind: CollectiveKind,
+    cells: Option<Vec<Vec<u32>>>,
+    dtype: DType,
+}
+
+/// How the members of a set lie within the coalesced operand and result, each as rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// The rows of the operand: 1, or as many as the group has ranks.
+    pub operand: i64,
+    /// The rows of the result.
+    pub result: i64,
+}
+
+impl Rows {
+    /// Those of a kind of collective among so many ranks; none for what cannot be coalesced.
+    pub fn of(kind: &CollectiveKind, ranks: u32) -> Option<Rows> {
+        if ranks < 2 {
+            return None;
+        }
+        let n = i64::from(ranks);
+        let (operand, result) = match kind {
+            CollectiveKind::AllReduce(_) => (1, 1),
+            CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. } => (1, 1),
+            CollectiveKind::AllGather => (1, n),
+            CollectiveKind::ReduceScatter(_) => (n, 1),
+            CollectiveKind::AllToAll(Splits::Even) => (n, n),
+            CollectiveKind::AllToAll(Splits::Device) => return None,
+        };
+        Some(Rows { operand, result })
+    }
+}
+
+/// A collective that may be coalesced with others.
+struct Candidate {
+    /// Its [`Kinship`], by number.
+    kin: usize,
+    bytes: u64,
+    /// What it takes alone.
+    alone_us: f64,
+    /// What copies take if it is coalesced.
+    copies_us: f64,
+}
+
+/// The sets of a program that save time by the profile, each with at least two members.
+pub fn sets(graph: &Graph, context: &Context, config: &CoalesceConfig) -> Vec<Set> {
+    let candidates = candidates(graph, context, config);
+    if candidates.is_empty() {
+        return Vec::new();
+    }
+    let needs = vec![0; graph.nodes.len()];
+    let mut walk = Walk { graph, context, config, needs, open: Vec::new(), done: Vec::new() };
+    let mut now_us = 0.0;
+    for id in by_operands(graph) {
+        walk.close_before(now_us);
+        let defs = graph.nodes[id].inputs.iter().filter_map(|&v| graph.def_node(v));
+        walk.needs[id.index()] = defs.fold(0, |all, def| all | walk.needs[def.index()]);
+        match candidates.get(&id) {
+            Some(candidate) => {
+                let slot = walk.join(id, candidate, now_us);
+                walk.needs[id.index()] = 1 << slot;
+            }
+            None => now_us += beside::computation_of(graph, id, context),
+        }
+    }
+    walk.open.drain(..).flatten().for_each(|open| walk.done.push(open.members));
+    walk.done.retain(|set| set.len() > 1);
+    walk.done.sort_unstable();
+    walk.done
+}
+
+/// The nodes in an order in which they can run: program order, with collectives and views right after their operands.
+fn by_operands(graph: &Graph) -> Vec<NodeId> {
+    // For each node the last one in front of it that stays in its place.
+    let mut place: Table<NodeId, NodeId> = graph.nodes.keys().collect();
+    for (id, node) in graph.nodes.iter() {
+        if node.op.is_view() || node.op.as_collective().is_some() {
+            let operands = node.inputs.iter().filter_map(|&v| graph.def_node(v)).map(|def| place[def]);
+            place[id] = operands.max().unwrap_or(NodeId::new(0));
+        }
+    }
+    let mut order: Vec<NodeId> = graph.nodes.keys().collect();
+    order.sort_by_key(|&id| (place[id], id));
+    order
+}
+
+/// The collectives that have others like them.
+fn candidates(graph: &Graph, context: &Context, config: &CoalesceConfig) -> HashMap<NodeId, Candidate> {
+    let mut numbers: HashMap<Kinship, usize> = HashMap::new();
+    let mut of: Vec<Vec<NodeId>> = Vec::new();
+    for (id, node) in graph.nodes.iter() {
+        let Some(kinship) =
+            kinship(graph, context, node).filter(|_| !config.kept.contains(graph.node_name(id)))
+        else {
+            continue;
+        };
+        let next = numbers.len();
+        let number = *numbers.entry(kinship).or_insert(next);
+        of.resize(numbers.len(), Vec::new());
+        of[number].push(id);
+    }
+    of.retain(|nodes| nodes.len() > 1 && !is_chain(graph, nodes));
+    if of.is_empty() {
+        return HashMap::new();
+    }
+    let copies = Copies::new(graph, context);
+    let mut taken = BTreeSet::new();
+    let mut out = HashMap::new();
+    for (kin, nodes) in of.into_iter().enumerate() {
+        for id in nodes {
+            let node = &graph.nodes[id];
+            let Some((collective, bytes)) = sized(graph, context, node) else { continue };
+            let times = fastest(context, collective, bytes).zip(fastest(context, collective, 1));
+            let Some((alone_us, startup_us)) = times else { continue };
+            if startup_us < config.reach.least_startup * alone_us {
+                continue;
+            }
+            let copies_us = copies.needed_us(node, collective, &mut taken);
+            out.insert(id, Candidate { kin, bytes, alone_us, copies_us });
+        }
+    }
+    out
+}
+
+/// Whether each of these nodes, in program order, needs the one before it, however far away: the layers of a model.
+fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
+    let mut next = nodes.iter().peekable();
+    // How many of the nodes stand on the longest way to each node.
+    let mut depth: Vec<usize> = Vec::with_capacity(graph.nodes.len());
+    for (id, node) in graph.nodes.iter() {
+        let defs = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+        let longest = defs.map(|def| depth[def.index()]).max().unwrap_or(0);
+        depth.push(longest + usize::from(next.next_if_eq(&&id).is_some()));
+    }
+    nodes.iter().map(|id| depth[id.index()]).eq(1..=nodes.len())
+}
+
+/// What a collective has in common with those that it can be coalesced with, if any can be.
+fn kinship(graph: &Graph, context: &Context, node: &Node) -> Option<Kinship> {
+    let (collective, bytes) = sized(graph, context, node)?;
+    Rows::of(&collective.kind, context.ranks(collective.group))?;
+    let dtype = graph.ty(*node.inputs.first()?).dtype;
+    let kind = collective.kind.clone();
+    (bytes > 0 && bytes < MOST_BYTES).then(|| Kinship { kind, cells: graph.cells(collective.group), dtype })
+}
+
+/// A collective with the bytes that its estimates are for.
+fn sized<'g>(graph: &'g Graph, context: &Context, node: &'g Node) -> Option<(&'g Collective, u64)> {
+    let (collective, &[operand], &[result]) = (node.op.as_collective()?, &node.inputs[..], &node.outputs[..])
+    else {
+        return None;
+    };
+    Some((collective, context.collective_bytes(&collective.kind, graph.ty(operand), graph.ty(result))))
+}
+
+/// The time of the fastest variant with nothing next to it.
+fn fastest(context: &Context, collective: &Collective, bytes: u64) -> Option<f64> {
+    let kind = &collective.kind;
+    let variants = context.profile.variants(kind).into_iter();
+    let of = |v| context.estimate(kind, collective.group, v, bytes, 0.0, Surroundings::default());
+    variants.filter_map(of).min_by(f64::total_cmp)
+}
+
+/// What copies coalescing needs.
+struct Copies<'a> {
+    graph: &'a Graph,
+    context: &'a Context,
+    layouts: Table<ValueId, Layout>,
+    returned: BTreeSet<ValueId>,
+    /// All-reduces that are one kernel with the addition of a residual.
+    added: BTreeSet<ValueId>,
+}
+
+impl<'a> Copies<'a> {
+    fn new(graph: &'a Graph, context: &'a Context) -> Self {
+        let added = symmc_dispatch::residuals(graph, &context.profile).into_iter().map(|(value, _)| value);
+        Copies {
+            graph,
+            context,
+            layouts: layouts(graph),
+            returned: graph.outputs.iter().map(|o| o.value).collect(),
+            added: added.collect(),
+        }
+    }
+
+    /// The time of the copies of a member's operand and result. `taken` holds the bases that lie in a coalesced operand already.
+    fn needed_us(&self, node: &Node, collective: &Collective, taken: &mut BTreeSet<ValueId>) -> f64 {
+        let Some(rows) = Rows::of(&collective.kind, self.context.ranks(collective.group)) else { return 0.0 };
+        let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return 0.0 };
+        let copied = !self.can_lie_in_place(operand, rows.operand, taken);
+        let out = self.returned.contains(&result) || !self.is_view(result, rows.result);
+        let of = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
+        // The addition is a kernel of its own otherwise.
+        let added = if self.added.contains(&result) {
+            self.context.profile.compute_us(0, Operations::default())
+        } else {
+            0.0
+        };
+        of(copied, operand) + of(out, result) + added
+    }
+
+    fn kernel_us(&self, value: ValueId) -> f64 {
+        let moved = self.context.bytes(self.graph.ty(value)).saturating_mul(2);
+        self.context.profile.compute_us(moved, Operations::default())
+    }
+
+    /// Whether an operand can be computed where it lies in the coalesced operand.
+    fn can_lie_in_place(&self, operand: ValueId, rows: i64, taken: &mut BTreeSet<ValueId>) -> bool {
+        let (graph, layout) = (self.graph, &self.layouts[operand]);
+        let (own, base) = (graph.ty(operand), graph.ty(layout.base));
+        let whole = layout.is_contiguous(own) && own.numel() == base.numel();
+        let computed = graph.def_node(layout.base).is_some() && !self.returned.contains(&layout.base);
+        rows == 1 && whole && computed && taken.insert(layout.base)
+    }
+
+    /// Whether a part of the coalesced result, of so many rows, has the shape of a result as it lies there.
+    fn is_view(&self, result: ValueId, rows: i64) -> bool {
+        let ty = self.graph.ty(result);
+        if rows == 1 {
+            return true;
+        }
+        let Some(columns) = ty.numel().exact_div(&Dim::from(rows)) else { return false };
+        let part = Type::new(ty.dtype, vec![Dim::from(rows), columns.clone()]);
+        // Any distance of rows that is not that of their elements.
+        let strides = vec![columns * Dim::from(2), Dim::from(1)];
+        let layout = Layout { base: result, offset: Dim::from(0), strides };
+        view_of(&Op::Reshape, &layout, &part, ty).is_some()
+    }
+}
+
+/// A set that may still grow.
+struct Open {
+    kin: usize,
+    members: Set,
+    bytes: u64,
+    /// What its members save, each by itself in the order in which they joined.
+    saved_us: f64,
+    alone_us: f64,
+    copies_us: f64,
+    /// The computation in front of its first member.
+    since_us: f64,
+    /// The open sets that it depends on.
+    needs: u64,
+}
+
+struct Walk<'a> {
+    graph: &'a Graph,
+    context: &'a Context,
+    config: &'a CoalesceConfig,
+    /// For each node of the walk so far the open sets that it depends on, apart from those that these depend on.
+    needs: Vec<u64>,
+    /// The open sets by their bits.
+    open: Vec<Option<Open>>,
+    done: Vec<Set>,
+}
+
+impl Walk<'_> {
+    /// Adds a collective to the open set that gains most by it, or opens one. Gives the bit of the set.
+    fn join(&mut self, id: NodeId, candidate: &Candidate, now_us: f64) -> usize {
+        let before = self.closure(self.needs[id.index()]);
+        let gains = self.open.iter().enumerate().filter_map(|(slot, open)| {
+            let open = open.as_ref().filter(|open| open.kin == candidate.kin && before & (1 << slot) == 0)?;
+            let saved_us = self.saved_us(id, open, candidate)?;
+            let more_us = saved_us - open.saved_us;
+            (more_us > LEAST_US).then_some((slot, saved_us))
+        });
+        let best = gains.max_by(|(a, x), (b, y)| x.total_cmp(y).then(b.cmp(a)));
+        let Some((slot, saved_us)) = best else {
+            let slot = self.free_slot();
+            let before = self.closure(self.needs[id.index()]);
+            let &Candidate { kin, bytes, alone_us, copies_us } = candidate;
+            let (members, since_us) = (vec![id], now_us);
+            let open =
+                Open { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, since_us, needs: before };
+            self.open[slot] = Some(open);
+            return slot;
+        };
+        if let Some(open) = &mut self.open[slot] {
+            open.members.push(id);
+            open.bytes = open.bytes.saturating_add(candidate.bytes);
+            open.alone_us += candidate.alone_us;
+            open.copies_us += candidate.copies_us;
+            open.saved_us = saved_us;
+        }
+        for (other, open) in self.open.iter_mut().enumerate() {
+            if let Some(open) = open.as_mut().filter(|open| other == slot || open.needs & (1 << slot) != 0) {
+                open.needs |= before;
+            }
+        }
+        slot
+    }
+
+    /// What a set saves with another member.
+    fn saved_us(&self, id: NodeId, open: &Open, candidate: &Candidate) -> Option<f64> {
+        let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MOST_BYTES)?;
+        let collective = self.graph.nodes[id].op.as_collective()?;
+        let joined_us = fastest(self.context, collective, bytes)?;
+        let copies_us = open.copies_us + candidate.copies_us;
+        Some(open.alone_us + candidate.alone_us - joined_us - copies_us)
+    }
+
+    /// These open sets and those that they depend on.
+    fn closure(&self, sets: u64) -> u64 {
+        let needed = self.open.iter().enumerate().filter(|(slot, _)| sets & (1 << slot) != 0);
+        needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |all, open| all | open.needs)
+    }
+
+    /// Closes the sets that began too long ago.
+    fn close_before(&mut self, now_us: f64) {
+        for slot in 0..self.open.len() {
+            let is_late = |open: &Open| now_us - open.since_us > self.config.reach.window_us;
+            if self.open[slot].as_ref().is_some_and(is_late) {
+                self.close(slot);
+            }
+        }
+    }
+
+    fn free_slot(&mut self) -> usize {
+        if let Some(slot) = self.open.iter().position(Option::is_none) {
+            return slot;
+        }
+        if self.open.len() < OPEN {
+            self.open.push(None);
+            return self.open.len() - 1;
+        }
+        let first = |slot: &usize| self.open[*slot].as_ref().and_then(|open| open.members.first().copied());
+        let oldest = (0..self.open.len()).min_by_key(first).unwrap_or(0);
+        self.close(oldest);
+        oldest
+    }
+
+    /// Ends a set: what depends on it depends on what it depends on.
+    fn close(&mut self, slot: usize) {
+        let Some(closed) = self.open[slot].take() else { return };
+        let bit = 1 << slot;
+        self.open.iter_mut().flatten().for_each(|open| open.needs &= !bit);
+        for needs in &mut self.needs {
+            if *needs & bit != 0 {
+                *needs = (*needs & !bit) | closed.needs;
+            }
+        }
+        self.done.push(closed.members);
+    }
+}

@@ -1,0 +1,262 @@
+//! How each collective of a region is run, beside all other ways to run it.
+
+use std::collections::BTreeSet;
+
+use egg::{Id, Language};
+use symmc_ir::Op;
+
+use super::extract::{self, Cost, Taken, Uses};
+use super::imported::Imported;
+use super::language::{self, Graph, Lang};
+use super::placing::{Operand, Plan};
+use super::region::Key;
+
+/// How one collective of a region was chosen.
+pub struct Decided {
+    /// The node of the region.
+    pub node: usize,
+    /// The node of the region whose value the steps give: the same, or a sum of several collectives.
+    pub root: usize,
+    /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
+    pub steps: Vec<usize>,
+    /// The name of the way taken.
+    pub chosen: String,
+    /// The bytes of the estimates.
+    pub bytes: u64,
+    /// The name and cost of every way, cheapest first.
+    pub alternatives: Vec<(String, Cost)>,
+    /// The names of the rules on the way, each with the microseconds of what it put in place, if that can be
+    /// run.
+    pub rules: Vec<(String, Option<f64>)>,
+}
+
+/// The way of a collective whose value nothing needs any more.
+pub const ABSORBED: &str = "absorbed";
+/// The way that every collective has.
+const PLAIN: &str = "plain";
+/// Nodes between a collective and the parts that it was taken apart into.
+const MAX_DEPTH: usize = 16;
+
+/// What decides about one region.
+pub struct Chooser<'a> {
+    /// Its e-graph.
+    pub graph: &'a Graph,
+    /// Its nodes.
+    pub imported: &'a Imported,
+    /// How its classes are used.
+    pub uses: &'a Uses,
+    /// The nodes that are run.
+    pub taken: &'a Taken,
+    /// For every class the cheapest node.
+    pub best: &'a Taken,
+    /// The region as it was imported, run by plain.
+    pub plain: &'a Taken,
+}
+
+impl Chooser<'_> {
+    /// The values that stand for the results of the nodes of the region.
+    pub fn results(&self, plan: &Plan) -> Vec<Vec<Option<Operand>>> {
+        let of = |&id: &Id| plan.at.get(&self.graph.find(id)).copied();
+        self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
+    }
+
+    /// A decision for each collective of the region.
+    pub fn decisions(&self, key: &Key, plan: &Plan) -> Option<Vec<Decided>> {
+        let mut out = Vec::new();
+        let mut claimed: BTreeSet<usize> = BTreeSet::new();
+        for (i, node) in key.nodes.iter().enumerate() {
+            let Op::Collective(collective) = &node.op else { continue };
+            let class = self.graph.find(self.imported.nodes[i].class);
+            let x = self.imported.nodes[i].node.children().get(self.attributes(i))?;
+            let operand = language::value(self.graph, *x)?.ty()?.clone();
+            let result = node.types.first()?;
+            let bytes = self.graph.analysis.context.collective_bytes(&collective.kind, &operand, result);
+            let (name, steps) = match (plan.at.get(&class), self.taken.get(&class)) {
+                (Some(_), Some(taken)) => {
+                    let mut steps = Vec::new();
+                    self.steps_of(class, plan, &mut steps);
+                    // What an equal collective before it is run by counts with that one.
+                    steps.retain(|&step| claimed.insert(step));
+                    let way =
+                        if steps.is_empty() { ABSORBED.to_string() } else { self.way(i, class, taken)?.0 };
+                    (way, steps)
+                }
+                _ => (ABSORBED.to_string(), Vec::new()),
+            };
+            let alternatives = self.alternatives(i, class, &name)?;
+            out.push(Decided {
+                node: i,
+                root: i,
+                steps,
+                chosen: name,
+                bytes,
+                alternatives,
+                rules: Vec::new(),
+            });
+        }
+        self.claim(plan, &claimed, &mut out)?;
+        Some(out)
+    }
+
+    /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these. One that
+    /// is absorbed by an equal one is not among them if there are others.
+    fn claim(&self, plan: &Plan, claimed: &BTreeSet<usize>, decisions: &mut [Decided]) -> Option<()> {
+        let mut names = Vec::new();
+        let mut sum = Cost::default();
+        let mut steps = Vec::new();
+        let mut root = None;
+        for (&class, &source) in &plan.at {
+            let (Operand::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
+            let Lang::Collective(name, Some(variant), _) = node else { continue };
+            if !claimed.contains(&step) {
+                let own = extract::cost(self.graph, class, node, self.uses)?;
+                sum += own;
+                root = root.or_else(|| self.served(class));
+                names.push(format!("{name}.{variant}"));
+                steps.push(step);
+            }
+        }
+        let equal = |d: &Decided| plan.at.contains_key(&self.graph.find(self.imported.nodes[d.node].class));
+        let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
+        let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
+        if !steps.is_empty() {
+            first.root = root.unwrap_or(first.node);
+            first.steps = steps;
+            first.chosen = names.join(" + ");
+            first.alternatives.retain(|(name, _)| name != ABSORBED);
+            first.alternatives.push((first.chosen.clone(), sum));
+            first.alternatives.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+        }
+        Some(())
+    }
+
+    /// The node of the region whose value a class is, or is needed for.
+    fn served(&self, class: Id) -> Option<usize> {
+        let mut open = vec![class];
+        while let Some(class) = open.pop() {
+            if let Some(node) = self.imported.find(self.graph, class) {
+                return Some(node);
+            }
+            let reads = |node: &Lang| node.children().iter().any(|&child| self.graph.find(child) == class);
+            open.extend(self.taken.iter().filter(|(_, node)| reads(node)).map(|(&reader, _)| reader));
+        }
+        None
+    }
+
+    fn attributes(&self, node: usize) -> usize {
+        match &self.imported.nodes[node].node {
+            Lang::Collective(name, ..) => language::attribute_count(*name),
+            _ => 0,
+        }
+    }
+
+    /// The collective steps that run a class, up to other nodes of the region.
+    fn steps_of(&self, class: Id, plan: &Plan, out: &mut Vec<usize>) {
+        let Some(node) = self.taken.get(&class) else { return };
+        for child in node.children().iter().map(|&c| self.graph.find(c)) {
+            if self.imported.find(self.graph, child).is_none() {
+                self.steps_of(child, plan, out);
+            }
+        }
+        if let (Lang::Collective(..), Some(Operand::Step(step, 0))) = (node, plan.at.get(&class))
+            && !out.contains(step)
+        {
+            out.push(*step);
+        }
+    }
+
+    /// The ways to run a collective of the region, cheapest first.
+    fn alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
+        let mut out: Vec<(String, Cost)> = Vec::new();
+        if chosen == ABSORBED {
+            out.push((ABSORBED.to_string(), Cost::default()));
+        }
+        let mut nodes: Vec<&Lang> = self.graph[class].nodes.iter().collect();
+        nodes.sort_unstable();
+        for n in nodes {
+            self.ways(node, class, n, &mut out);
+        }
+        out.retain(|(name, _)| name != PLAIN);
+        out.push((PLAIN.to_string(), self.as_imported(class, &self.imported.by_plain(self.graph, node))?));
+        out.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+        let mut names = BTreeSet::new();
+        out.retain(|(name, _)| names.insert(name.clone()));
+        out.iter().any(|(name, _)| name == chosen).then_some(out)
+    }
+
+    /// The cost of a collective of the region as it was imported, `node` by plain, with the collectives that it needs and
+    /// nothing else does.
+    fn as_imported(&self, class: Id, node: &Lang) -> Option<Cost> {
+        let mut sum = extract::cost(self.graph, class, node, self.uses)?;
+        for child in node.children().iter().map(|&c| self.graph.find(c)) {
+            if !self.taken.contains_key(&child) {
+                let below = self.as_imported(child, self.plain.get(&child)?)?;
+                sum += below;
+            }
+        }
+        Some(sum)
+    }
+
+    /// The ways that begin with a node of a class: one for a collective, for others one for each node of what
+    /// they are computed from.
+    fn ways(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
+        let Some((name, cost)) = self.way(imported, class, node) else { return };
+        out.push((name, cost));
+        let (Lang::Reshape([_, x]) | Lang::Cast([_, x]) | Lang::SumPieces([.., x])) = node else { return };
+        let below = self.graph.find(*x);
+        let Some(own) = extract::cost(self.graph, class, node, self.uses) else { return };
+        let mut nodes: Vec<&Lang> = self.graph[below].nodes.iter().collect();
+        nodes.sort_unstable();
+        for n in nodes.into_iter().filter(|n| matches!(n, Lang::Collective(..))) {
+            if let Some((name, mut cost)) = self.way(imported, below, n) {
+                cost += own;
+                out.push((name, cost));
+            }
+        }
+    }
+
+    /// The name and the cost of running a collective of the region by a node of its class, and what only that
+    /// needs. `None` if the node cannot be run.
+    fn way(&self, imported: usize, class: Id, node: &Lang) -> Option<(String, Cost)> {
+        let mut parts = Vec::new();
+        let mut sum = Cost::default();
+        self.walk(class, node, 0, &mut parts, &mut sum)?;
+        let own = match &self.imported.nodes[imported].node {
+            Lang::Collective(name, ..) => name.name(),
+            _ => "",
+        };
+        let name = match &parts[..] {
+            [] => return None,
+            [(kind, variant)] if *kind == own => variant.to_string(),
+            _ => parts.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
+        };
+        Some((name, sum))
+    }
+
+    fn walk(
+        &self,
+        class: Id,
+        node: &Lang,
+        depth: usize,
+        parts: &mut Vec<(&'static str, &'static str)>,
+        sum: &mut Cost,
+    ) -> Option<()> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        for child in node.children().iter().map(|&c| self.graph.find(c)) {
+            let elsewhere =
+                self.imported.find(self.graph, child).is_some() && self.taken.contains_key(&child);
+            if !elsewhere {
+                let below = self.taken.get(&child).or(self.best.get(&child))?;
+                self.walk(child, below, depth + 1, parts, sum)?;
+            }
+        }
+        if let Lang::Collective(name, Some(variant), _) = node {
+            parts.push((name.name(), variant.name()));
+        }
+        let own = extract::cost(self.graph, class, node, self.uses)?;
+        *sum += own;
+        Some(())
+    }
+}

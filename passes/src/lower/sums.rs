@@ -1,0 +1,221 @@
+//! Sums of all-reduces: where several terms of a sum are all-reduces among one group, one all-reduce of their sum is enough.
+//!
+//! Additions that follow one another are a tree whose leaves are terms: `(h + all_reduce(x)) + all_reduce(y)` has the terms `h`,
+//! `all_reduce(x)` and `all_reduce(y)`. [`joined`] finds the trees in a program. In the e-graph a tree becomes one [`Lang::Sum`] of all
+//! terms, and the all-reduces among them one ([`RULES`]), however the program nested its additions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egg::{Applier, EGraph, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
+use symmc_ir::{
+    BinaryOp, CollectiveKind, CollectiveName, DType, GroupId, NodeId, NumericsClass, Op, ReduceOp, Table,
+    ValueId,
+};
+
+use super::language::{self, Attr, Facts, Graph, Lang};
+
+/// A rule about sums of any number of terms, which no pattern can write.
+pub struct SumRule {
+    /// The name under which plans list it.
+    pub name: &'static str,
+    /// What equals what, for people.
+    pub equation: &'static str,
+    /// The class that a plan needs for it.
+    pub class: NumericsClass,
+    /// The class of the right side for a class that has the left side.
+    apply: fn(&mut Graph, Id) -> Option<Id>,
+}
+
+/// The rules about sums.
+pub const RULES: [SumRule; 2] = [
+    SumRule {
+        name: "sum_of_terms",
+        equation: "(x + y) + z = x + (y + z) = the sum of x, y and z",
+        class: NumericsClass::Reassociate,
+        apply: sum_of_terms,
+    },
+    SumRule {
+        name: "sum_of_all_reduces",
+        equation: "the sum of all_reduce(x), all_reduce(y) and other terms = the sum of all_reduce(x + y) and the other terms",
+        class: NumericsClass::Reassociate,
+        apply: sum_of_all_reduces,
+    },
+];
+
+impl SumRule {
+    /// The rule for the e-graph.
+    ///
+    /// # Errors
+    /// None, as no variables are bound.
+    pub(super) fn compiled(&self) -> Result<Rewrite<Lang, Facts>, String> {
+        Rewrite::new(self.name, ClassesOfSums, OnClass { apply: self.apply })
+    }
+}
+
+/// Finds the classes of sums.
+struct ClassesOfSums;
+
+impl Searcher<Lang, Facts> for ClassesOfSums {
+    fn search_eclass_with_limit(
+        &self,
+        graph: &Graph,
+        class: Id,
+        limit: usize,
+    ) -> Option<SearchMatches<'_, Lang>> {
+        let is_sum = graph[class].nodes.iter().any(|node| matches!(node, Lang::Add(_) | Lang::Sum(_)));
+        (is_sum && limit > 0).then(|| SearchMatches {
+            eclass: class,
+            substs: vec![Subst::default()],
+            ast: None,
+        })
+    }
+
+    fn vars(&self) -> Vec<Var> {
+        Vec::new()
+    }
+}
+
+/// Unites a class with what a rule makes of it.
+struct OnClass {
+    apply: fn(&mut Graph, Id) -> Option<Id>,
+}
+
+impl Applier<Lang, Facts> for OnClass {
+    fn apply_one(
+        &self,
+        graph: &mut EGraph<Lang, Facts>,
+        class: Id,
+        _: &Subst,
+        _: Option<&PatternAst<Lang>>,
+        rule: Symbol,
+    ) -> Vec<Id> {
+        match (self.apply)(graph, class) {
+            Some(equal) if graph.union_trusted(class, equal, rule) => vec![equal],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The terms of a class: those of its longest sum, or itself.
+fn terms(graph: &Graph, class: Id) -> Vec<Id> {
+    let sums = graph[class].nodes.iter().filter_map(|node| match node {
+        Lang::Sum(terms) => Some(terms),
+        _ => None,
+    });
+    sums.max_by_key(|terms| terms.len()).map_or_else(|| vec![class], |terms| terms.clone())
+}
+
+fn sum_of_terms(graph: &mut Graph, class: Id) -> Option<Id> {
+    let [x, y] = graph[class].nodes.iter().find_map(|node| match node {
+        Lang::Add(operands) => Some(*operands),
+        _ => None,
+    })?;
+    let mut all = terms(graph, x);
+    all.extend(terms(graph, y));
+    (all.len() > terms(graph, class).len()).then(|| graph.add(Lang::Sum(all)))
+}
+
+fn sum_of_all_reduces(graph: &mut Graph, class: Id) -> Option<Id> {
+    let all = terms(graph, class);
+    let dtype = language::value(graph, class)?.ty()?.dtype;
+    // Partial sums can be larger than the whole, which the range of f16 may not hold.
+    if all.len() < 2 || dtype == DType::F16 {
+        return None;
+    }
+    let reduced: Vec<Option<(GroupId, Id)>> =
+        all.iter().map(|&term| summed_by_all_reduce(graph, term)).collect();
+    let group = reduced.iter().flatten().map(|(group, _)| *group).find(|group| {
+        let same = reduced.iter().flatten().filter(|(other, _)| other == group);
+        same.count() > 1
+    })?;
+    let (mut rest, mut operands) = (Vec::new(), Vec::new());
+    for (&term, reduced) in all.iter().zip(&reduced) {
+        match reduced {
+            Some((of, x)) if *of == group => operands.push(*x),
+            _ => rest.push(term),
+        }
+    }
+    let attributes = [Attr::Reduce(ReduceOp::Sum), Attr::Group(group)].map(|a| graph.add(Lang::Attr(a)));
+    let operand = graph.add(Lang::Sum(operands));
+    let children = attributes.into_iter().chain([operand]).collect();
+    let one = graph.add(Lang::Collective(CollectiveName::AllReduce, None, children));
+    if rest.is_empty() {
+        return Some(one);
+    }
+    rest.push(one);
+    Some(graph.add(Lang::Sum(rest)))
+}
+
+/// The group and the operand of the all-reduce that gives a class as a sum.
+fn summed_by_all_reduce(graph: &Graph, class: Id) -> Option<(GroupId, Id)> {
+    graph[class].nodes.iter().find_map(|node| {
+        let (collective, operands) = language::as_collective(graph, node)?;
+        let sums =
+            collective.variant.is_none() && collective.kind == CollectiveKind::AllReduce(ReduceOp::Sum);
+        sums.then_some((collective.group, *operands.first()?))
+    })
+}
+
+/// The additions of trees that have several all-reduces among one group as terms, each with those of its operands, additions of the
+/// tree and such all-reduces, that nothing else reads.
+pub fn joined(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
+    let mut readers: Table<ValueId, u32> = Table::filled(0, graph.values.len());
+    let read = graph.nodes.values().flat_map(|node| node.inputs.iter().copied());
+    read.chain(graph.outputs.iter().map(|output| output.value)).for_each(|v| readers[v] += 1);
+    let trees = Trees { graph, readers };
+    let mut out = BTreeMap::new();
+    let mut inner: BTreeSet<NodeId> = BTreeSet::new();
+    for id in graph.nodes.keys().rev() {
+        if !trees.is_add(id) || inner.contains(&id) {
+            continue;
+        }
+        let (mut additions, mut reduced) = (BTreeMap::new(), Vec::new());
+        trees.collect(id, &mut additions, &mut reduced);
+        inner.extend(additions.keys());
+        let mut groups = BTreeSet::new();
+        if reduced.iter().any(|group| !groups.insert(*group)) {
+            out.extend(additions);
+        }
+    }
+    out
+}
+
+struct Trees<'a> {
+    graph: &'a symmc_ir::Graph,
+    /// How often each value is read or returned.
+    readers: Table<ValueId, u32>,
+}
+
+impl Trees<'_> {
+    fn is_add(&self, node: NodeId) -> bool {
+        self.graph.nodes[node].op == Op::Binary(BinaryOp::Add)
+    }
+
+    /// The additions below one, with the operands that belong to the tree, and the groups of all-reduces among its terms.
+    fn collect(
+        &self,
+        root: NodeId,
+        additions: &mut BTreeMap<NodeId, Vec<NodeId>>,
+        reduced: &mut Vec<GroupId>,
+    ) {
+        let mut open = vec![root];
+        while let Some(add) = open.pop() {
+            let node = &self.graph.nodes[add];
+            let ty = self.graph.ty(node.outputs[0]);
+            let mut inside = Vec::new();
+            for &operand in &node.inputs {
+                let Some(def) = self.graph.def_node(operand) else { continue };
+                if self.readers[operand] != 1 || self.graph.ty(operand) != ty {
+                    continue;
+                }
+                match self.graph.nodes[def].op.as_collective() {
+                    Some(c) if c.kind == CollectiveKind::AllReduce(ReduceOp::Sum) => reduced.push(c.group),
+                    None if self.is_add(def) => open.push(def),
+                    _ => continue,
+                }
+                inside.push(def);
+            }
+            additions.insert(add, inside);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Coalescing on random programs: which sets can be one collective, and what they compute then.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::machine::Profile;
+use symmc_ir::random::SplitMix;
+use symmc_ir::*;
+use symmc_passes::{CoalesceConfig, LowerConfig, PassError, Reach, coalescible, lower};
+
+use crate::common::{bindings, difference};
+
+/// A program of collectives of all kinds that can be coalesced, element-wise ops between them, and values of several dtypes.
+fn grow(rng: &mut SplitMix) -> Graph {
+    let mut b = Builder::new("random", Some(4));
+    let t = b.symbol("t", 1, 3);
+    let groups = [
+        b.group("all", Members::World),
+        b.group("same", Members::Cells(vec![vec![0, 1, 2, 3]])),
+        b.group("rows", Members::Cells(vec![vec![0, 1], vec![2, 3]])),
+        b.group("columns", Members::Cells(vec![vec![0, 2], vec![1, 3]])),
+    ];
+    let shapes: [Vec<Dim>; 4] = [
+        vec![4.into(), 3.into()],
+        vec![Dim::from(t) * Dim::from(4), 2.into()],
+        vec![8.into()],
+        vec![4.into(), 0.into()],
+    ];
+    let mut values = Vec::new();
+    for i in 0..5 {
+        let ty = Type::new(
+            rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::I32]),
+            shapes[rng.below(4)].clone(),
+        );
+        values.push(b.input(InputKind::Argument, &format!("x{i}"), "", ty, None));
+    }
+    for _ in 0..24 {
+        let x = values[values.len() - 1 - rng.below(values.len().min(8))];
+        let group = rng.pick(&groups);
+        let kind = match rng.below(8) {
+            0 | 1 => CollectiveKind::AllReduce(rng.pick(&[ReduceOp::Sum, ReduceOp::Max])),
+            2 => CollectiveKind::AllGather,
+            3 => CollectiveKind::ReduceScatter(ReduceOp::Sum),
+            4 => CollectiveKind::AllToAll(Splits::Even),
+            5 => CollectiveKind::Broadcast { root: 1 },
+            6 => CollectiveKind::Permute { pairs: vec![(1, 0)] },
+            _ => {
+                if let Ok(y) = b.op("n", Op::Unary(UnaryOp::Neg), &[x]) {
+                    values.push(y);
+                }
+                continue;
+            }
+        };
+        let op = Op::Collective(Collective { kind, group, variant: None });
+        if let Ok(y) = b.op("c", op, &[x])
+            && b.graph().ty(y).bytes().upper(&b.graph().symbols) <= 1 << 12
+        {
+            values.push(y);
+        }
+    }
+    for &v in values.iter().rev().take(6) {
+        b.output(v);
+    }
+    b.finish()
+}
+
+/// For each node the nodes that it needs, however far away.
+fn needed(graph: &Graph) -> Vec<BTreeSet<NodeId>> {
+    let mut out: Vec<BTreeSet<NodeId>> = Vec::new();
+    for node in graph.nodes.values() {
+        let mut own = BTreeSet::new();
+        for def in node.inputs.iter().filter_map(|&v| graph.def_node(v)) {
+            own.insert(def);
+            own.extend(out[symmc_ir::entity::Entity::index(def)].iter().copied());
+        }
+        out.push(own);
+    }
+    out
+}
+
+/// A few collectives of one kind, one set of cells and one dtype, whether or not they need each other.
+fn alike(graph: &Graph, rng: &mut SplitMix) -> Option<Vec<NodeId>> {
+    let what = |id: NodeId| {
+        let node = &graph.nodes[id];
+        let c = node.op.as_collective()?;
+        Some((c.kind.clone(), graph.cells(c.group), graph.ty(node.inputs[0]).dtype))
+    };
+    let collectives: Vec<NodeId> = graph.nodes.keys().filter(|&id| what(id).is_some()).collect();
+    let first = what(*collectives.get(rng.below(collectives.len().max(1)))?);
+    let set: Vec<NodeId> = collectives.into_iter().filter(|&id| what(id) == first).collect();
+    let set: Vec<NodeId> = set.into_iter().filter(|_| !rng.one_in(4)).collect();
+    (set.len() > 1).then_some(set)
+}
+
+fn compare(graph: &Graph, lowered: &Graph, case: u64) {
+    for which in [0, 2] {
+        let worst = difference(graph, lowered, &bindings(graph, which), case);
+        assert_eq!(worst, 0.0, "{}\nagainst\n{}", text::print(graph), text::print(lowered));
+    }
+}
+
+/// A set can be one collective exactly where no member needs another, and then nothing changes.
+#[test]
+fn sets_whose_members_do_not_need_each_other_are_one_collective() {
+    let profile = Profile::builtin("h200x4").unwrap();
+    let mut rng = SplitMix(23);
+    let (mut coalesced, mut refused) = (0, 0);
+    for case in 0..400 {
+        let graph = grow(&mut rng);
+        let Some(set) = alike(&graph, &mut rng) else { continue };
+        let needed = needed(&graph);
+        let apart = set.iter().all(|&id| set.iter().all(|m| !needed[entity::Entity::index(id)].contains(m)));
+        let config = LowerConfig { coalesced: vec![set.clone()], ..LowerConfig::new(profile.clone()) };
+        match lower(&graph, &config) {
+            Ok((out, decisions)) => {
+                assert!(apart, "{set:?}\n{}", text::print(&graph));
+                compare(&graph, &out, case);
+                let absorbed = decisions.iter().filter(|d| d.nodes.is_empty()).count();
+                assert!(absorbed >= set.len() - 1, "{decisions:?}");
+                coalesced += 1;
+            }
+            Err(PassError::Internal(_)) => {
+                assert!(!apart, "{set:?}\n{}", text::print(&graph));
+                refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(coalesced > 50 && refused > 20, "{coalesced} {refused}");
+}
+
+/// Sets that are found never need each other, also not by way of other sets.
+#[test]
+fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
+    let mut rng = SplitMix(5);
+    let mut found = 0;
+    for case in 0..300 {
+        let graph = grow(&mut rng);
+        let config = LowerConfig::new(Profile::builtin(rng.pick(&["h200x4", "host"])).unwrap());
+        let window_us = rng.pick(&[0.0, 4.0, f64::INFINITY]);
+        let reach = Reach { window_us, least_startup: rng.pick(&[0.0, 0.5]) };
+        let sets = coalescible(&graph, &config, &CoalesceConfig { reach, kept: BTreeSet::new() }).unwrap();
+        found += sets.len();
+        let (out, _) = lower(&graph, &LowerConfig { coalesced: sets, ..config }).unwrap();
+        compare(&graph, &out, case);
+    }
+    assert!(found > 50, "{found}");
+}
+
+/// Many members, and collectives that stay as they are.
+#[test]
+fn many_small_collectives_are_one() {
+    let mut b = Builder::new("many", Some(4));
+    let all = b.group("all", Members::World);
+    let ty = |n: i64| Type::new(DType::F32, vec![n.into()]);
+    for i in 0..64 {
+        let x = b.input(InputKind::Argument, &format!("x{i}"), "", ty(1 + i % 3), None);
+        let y = b.op("n", Op::Unary(UnaryOp::Neg), &[x]).unwrap();
+        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let z = b
+            .op(&format!("r{i}"), Op::Collective(Collective { kind, group: all, variant: None }), &[y])
+            .unwrap();
+        let z = b.op("e", Op::Unary(UnaryOp::Exp), &[z]).unwrap();
+        b.output(z);
+    }
+    let graph = b.finish();
+    let config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
+    let reach = Reach { window_us: f64::INFINITY, least_startup: 0.5 };
+    for (kept, size) in [(vec![], 64), (vec!["r0".to_string(), "r63".to_string()], 62)] {
+        let coalesce = CoalesceConfig { reach, kept: kept.into_iter().collect() };
+        let sets = coalescible(&graph, &config, &coalesce).unwrap();
+        assert_eq!(sets.iter().map(Vec::len).collect::<Vec<_>>(), [size]);
+        let (out, _) = lower(&graph, &LowerConfig { coalesced: sets, ..config.clone() }).unwrap();
+        let left = out.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
+        assert_eq!(left, 65 - size);
+        compare(&graph, &out, 1);
+    }
+}

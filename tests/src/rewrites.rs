@@ -1,0 +1,267 @@
+//! Trials of what passes make of random programs of the idioms that they rewrite ([`symmc_cases::idioms`]).
+//!
+//! Each program is brought into canonical form and lowered for every built-in machine, for several numerics classes. The reference
+//! interpreter runs the program and every form of it on the same inputs: small integers, fractions, NaN with infinities and both zeros,
+//! numbers at the ends of the range of their type, the same on all ranks and others on each. In the class `exact` all bits must be equal
+//! (one NaN counts as another); sums whose order the program leaves open, and the other classes, have the tolerance of their history. For one
+//! of the machines a plan is made and checked.
+//!
+//! The suite `rewrites` runs some in each test run; `cargo run --release -p symmc-tests --example check_rewrites -- COUNT` runs as many
+//! as wanted.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use symmc::{Config, ErrorKind, Numerics, NumericsClass, Profile, Program, SourceStatus};
+use symmc_cases::idioms::{self, Idioms};
+use symmc_ir::entity::Entity;
+use symmc_ir::interp::{self, RoundingHistory, Runs, Tolerance};
+use symmc_ir::random::SplitMix;
+use symmc_ir::{Bindings, DType, Graph, Op, Tensor, text};
+use symmc_passes::{LowerConfig, canonicalize, lower};
+
+/// What trials did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Rewritten {
+    /// Runs of forms of programs that were compared.
+    pub runs: usize,
+    /// Forms that are not the program with variants.
+    pub forms: usize,
+    /// Programs of which some form has fewer collectives.
+    pub with_fewer_collectives: usize,
+}
+
+/// How inputs are drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Numbers {
+    SmallIntegers,
+    Fractions,
+    Special,
+    Extreme,
+}
+
+/// The draws of every program: the numbers, and whether all ranks have the same.
+const DRAWS: [(Numbers, bool); 8] = [
+    (Numbers::SmallIntegers, false),
+    (Numbers::SmallIntegers, true),
+    (Numbers::Fractions, false),
+    (Numbers::Fractions, true),
+    (Numbers::Special, false),
+    (Numbers::Special, true),
+    (Numbers::Extreme, false),
+    (Numbers::Extreme, true),
+];
+
+/// One trial.
+///
+/// # Errors
+/// What went wrong, with all that is needed to see it again.
+pub fn trial(seed: u64, all: &mut Rewritten) -> Result<(), String> {
+    let program = idioms::program(seed);
+    let tried = AssertUnwindSafe(|| compare_forms(seed, &program, all));
+    let result = catch_unwind(tried).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")))
+    });
+    result.map_err(|error| format!("seed {seed}: {error}\n{}", text::print(&program.graph)))
+}
+
+fn compare_forms(seed: u64, program: &Idioms, all: &mut Rewritten) -> Result<(), String> {
+    let forms = forms(&program.graph)?;
+    let least = forms.iter().map(|form| needed_collectives(&form.graph)).min().unwrap_or_default();
+    all.forms += forms.len();
+    all.with_fewer_collectives += usize::from(least < needed_collectives(&program.graph));
+    for (draw, &(numbers, is_shared)) in DRAWS.iter().enumerate() {
+        let mut r = SplitMix(seed ^ (draw as u64 + 1) << 40);
+        let mut bindings = Bindings::new();
+        for (id, symbol) in program.graph.symbols.iter() {
+            bindings.set(id, symbol.min + r.below((symbol.max - symbol.min) as usize + 1) as i64);
+        }
+        let inputs = inputs(&program.graph, &bindings, numbers, is_shared, &mut r);
+        let expected = interp::run(&program.graph, &bindings, &inputs).map_err(|e| e.to_string())?;
+        for form in &forms {
+            let is_exact = form.numerics.is_exact();
+            if !is_exact && matches!(numbers, Numbers::Special | Numbers::Extreme) {
+                continue;
+            }
+            let found = interp::run(&form.graph, &bindings, &with_constants(&form.graph, &inputs));
+            let found = found.map_err(|e| format!("{}: {e}", form.name))?;
+            for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    let same = if is_exact && !program.has_open_sums {
+                        has_same_bits(found, expected)
+                    } else {
+                        is_near(found, expected, &form.histories[k], &inputs)
+                    };
+                    if !same {
+                        return Err(format!(
+                            "{}: output {k} of rank {rank} differs with {numbers:?}, shared {is_shared}\n{}\n{:?}\n{:?}",
+                            form.name,
+                            text::print(&form.graph),
+                            found.to_f64(),
+                            expected.to_f64()
+                        ));
+                    }
+                }
+            }
+            all.runs += 1;
+        }
+    }
+    plan_and_check(seed, &program.graph)
+}
+
+/// The number of collectives that results of a program need.
+fn needed_collectives(graph: &Graph) -> usize {
+    let mut is_needed = vec![false; graph.values.len()];
+    graph.outputs.iter().for_each(|output| is_needed[output.value.index()] = true);
+    let mut count = 0;
+    for node in graph.nodes.values().rev() {
+        if node.outputs.iter().any(|v| is_needed[v.index()]) {
+            node.inputs.iter().for_each(|v| is_needed[v.index()] = true);
+            count += usize::from(node.op.as_collective().is_some());
+        }
+    }
+    count
+}
+
+/// A form of a program.
+struct Form {
+    name: String,
+    graph: Graph,
+    numerics: Numerics,
+    histories: Vec<RoundingHistory>,
+}
+
+/// The forms of a program that differ in more than variants.
+fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
+    let canonical = canonicalize(graph).map_err(|e| e.to_string())?;
+    let mut seen = BTreeSet::from([text::print(graph)]);
+    let mut out = Vec::new();
+    let mut add = |name: String, form: Graph, numerics: Numerics| {
+        if seen.insert(text::print(&form)) {
+            let own = interp::output_histories(&form, Runs::Several);
+            let source = interp::output_histories(graph, Runs::Several);
+            let histories = own.into_iter().zip(source).map(|(a, b)| a.join(b)).collect();
+            out.push(Form { name, graph: form, numerics, histories });
+        }
+    };
+    add("canonical form".into(), canonical.clone(), Numerics::EXACT);
+    let narrow = [NumericsClass::Reassociate, NumericsClass::Narrow].into_iter().collect();
+    for numerics in [Numerics::EXACT, NumericsClass::Reassociate.into(), narrow] {
+        for machine in Profile::builtin_names() {
+            let profile = Profile::builtin(machine).ok_or("no such machine")?;
+            let config = LowerConfig { numerics, ..LowerConfig::new(profile) };
+            let (mut lowered, _) = lower(&canonical, &config).map_err(|e| e.to_string())?;
+            for node in lowered.nodes.values_mut() {
+                if let Op::Collective(c) = &mut node.op {
+                    c.variant = None;
+                }
+            }
+            add(format!("{machine}, {numerics}"), lowered, numerics);
+        }
+    }
+    Ok(out)
+}
+
+fn plan_and_check(seed: u64, graph: &Graph) -> Result<(), String> {
+    let mut r = SplitMix(seed ^ 0x0b1a_4ced);
+    let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
+    let profile = Profile::builtin(r.pick(&Profile::builtin_names())).ok_or("no such machine")?;
+    let classes: Numerics = NumericsClass::ALL.iter().copied().filter(|_| r.one_in(3)).collect();
+    let config = Config::default().with_profile(profile).with_numerics(classes);
+    let plan = match symmc::compile(&program, &config) {
+        Err(e) if e.kind() == ErrorKind::Unsupported => return Ok(()),
+        plan => plan.map_err(|e| e.to_string())?,
+    };
+    let compared = symmc::compare_with_source(&plan);
+    if compared.status() == SourceStatus::Different {
+        return Err(format!("the plan differs from its source: {:?}", compared.differences));
+    }
+    Ok(())
+}
+
+fn inputs(
+    graph: &Graph,
+    bindings: &Bindings,
+    numbers: Numbers,
+    is_shared: bool,
+    r: &mut SplitMix,
+) -> Vec<Vec<Arc<Tensor>>> {
+    let ranks = graph.ranks.unwrap_or(1) as usize;
+    let mut all = vec![Vec::new(); ranks];
+    for input in graph.inputs.values() {
+        let ty = graph.ty(input.value);
+        let shape: Vec<usize> =
+            ty.shape.iter().map(|d| d.eval(bindings).map_or(0, |n| n.max(0) as usize)).collect();
+        let draw = |r: &mut SplitMix| Arc::new(tensor(ty.dtype, &shape, numbers, r));
+        let shared = draw(r);
+        all.iter_mut().for_each(|own| own.push(if is_shared { shared.clone() } else { draw(r) }));
+    }
+    all
+}
+
+/// The inputs with the constants that a form has behind those of the program.
+fn with_constants(form: &Graph, inputs: &[Vec<Arc<Tensor>>]) -> Vec<Vec<Arc<Tensor>>> {
+    let more = |own: &Vec<Arc<Tensor>>| {
+        let constants = form.inputs.values().skip(own.len()).filter_map(|input| input.data.clone());
+        own.iter().cloned().chain(constants).collect()
+    };
+    inputs.iter().map(more).collect()
+}
+
+fn tensor(dtype: DType, shape: &[usize], numbers: Numbers, r: &mut SplitMix) -> Tensor {
+    let mut one = || {
+        let integer = r.below(7) as f64 - 3.0;
+        let largest = match dtype {
+            DType::F16 => 60000.0,
+            DType::F64 => 1e308,
+            DType::I32 => f64::from(i32::MAX),
+            DType::I64 => 2f64.powi(62),
+            DType::U8 => 255.0,
+            _ => 3e38,
+        };
+        match numbers {
+            Numbers::SmallIntegers => integer,
+            Numbers::Fractions if dtype.is_float() => r.symmetric(),
+            Numbers::Special if dtype.is_float() => {
+                r.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -2.0, 1e-40, integer])
+            }
+            Numbers::Extreme => r.pick(&[largest, -largest, largest / 2.0, 1.0, 0.0, integer]),
+            _ => integer,
+        }
+    };
+    let count: usize = shape.iter().product();
+    let elements: Vec<f64> = (0..count).map(|_| one()).collect();
+    Tensor::from_f64(dtype, shape.to_vec(), &elements).expect("as many elements as the shape has")
+}
+
+/// Whether all elements have the same bits, or are both NaN.
+fn has_same_bits(a: &Tensor, b: &Tensor) -> bool {
+    let size = a.dtype().size();
+    let bits = a.data().chunks_exact(size).zip(b.data().chunks_exact(size));
+    let is_nan = |x: f64| x.is_nan();
+    a.shape() == b.shape()
+        && bits.enumerate().all(|(i, (x, y))| x == y || (is_nan(a.get_f64(i)) && is_nan(b.get_f64(i))))
+}
+
+/// Whether a tensor is as near to the one that the program gives as its rounding history explains.
+fn is_near(
+    found: &Tensor,
+    expected: &Tensor,
+    history: &RoundingHistory,
+    inputs: &[Vec<Arc<Tensor>>],
+) -> bool {
+    let numbers =
+        |t: &Tensor| t.to_f64().into_iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
+    // Terms that cancel are as large as inputs, at least.
+    let scale = inputs.iter().flatten().fold(numbers(expected), |most, t| most.max(numbers(t)));
+    let fraction = match history.types().map(|dtype| dtype.size()).min() {
+        None => 0.0,
+        Some(2) => 3e-2,
+        Some(_) => 1e-4,
+    };
+    let default = Tolerance::of_history(history, expected);
+    let tolerance = Tolerance { absolute: default.absolute.max(scale * fraction), ..default };
+    interp::compare(found, expected, tolerance).agrees()
+}
