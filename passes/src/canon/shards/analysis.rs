@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{
-    ArgOp, CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Reduction, Table, Type, ValueId,
+    ArgOp, CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Reduction, Replication, Table, Type,
+    ValueId,
 };
 
 use super::gathered::{Gathered, Window};
 use super::picks::{pick, take};
 use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
-use super::same::same_values;
 use super::terms::{TermId, Terms};
 
 /// What a value is to the shards of a gathered value.
@@ -40,7 +40,7 @@ pub struct Analysis<'g> {
     pub replacements: Table<ValueId, Option<Replacement>>,
     /// For each all_gather another one with which it must be replaced.
     joined: HashMap<NodeId, NodeId>,
-    same: HashMap<GroupId, Table<ValueId, bool>>,
+    replication: Table<ValueId, Replication>,
     users: Table<ValueId, Vec<NodeId>>,
 }
 
@@ -54,7 +54,7 @@ impl<'g> Analysis<'g> {
             facts: Table::filled(None, values),
             replacements: Table::filled(None, values),
             joined: HashMap::new(),
-            same: HashMap::new(),
+            replication: Replication::of_graph(graph),
             users: graph.users(),
         };
         for (id, node) in graph.nodes.iter() {
@@ -97,9 +97,9 @@ impl<'g> Analysis<'g> {
         }
     }
 
-    fn is_same(&mut self, v: ValueId, group: GroupId) -> bool {
-        let graph = self.graph;
-        self.same.entry(group).or_insert_with(|| same_values(graph, group))[v]
+    /// Whether the ranks of each cell of a group hold the same bits of a value.
+    fn is_same(&self, v: ValueId, group: GroupId) -> bool {
+        self.graph.cells(group).is_some_and(|cells| self.replication[v].holds_within(&cells))
     }
 
     fn add(&mut self, node: &Node) {
