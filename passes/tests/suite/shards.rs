@@ -185,7 +185,11 @@ const READERS: &[Reader] = &[
         &["%w: W[D, 5] = window %v", "%y: K[D, 2] = gather_elements %w, %t axis=A"],
     ),
     exact("slices at positions", any, &["%y: P[D, 3] = take %v, %q axis=A"]),
-    exact("slices at one position", any, &["%w: W[D, 5] = window %v", "%y: Q[D] = take %w, %s axis=A"]),
+    exact(
+        "slices at one position of a window",
+        any,
+        &["%w: W[D, 5] = window %v", "%y: Q[D] = take %w, %s axis=A"],
+    ),
     exact(
         "slices at positions that all ranks look for",
         any,
@@ -483,17 +487,24 @@ fn other_readers_and_operands_that_differ_keep_the_gather() {
 #[test]
 fn positions_outside_of_the_axis_stay_errors() {
     let group = GROUPS[2];
-    for name in ["elements at positions", "elements of a window at positions"] {
+    for (name, input) in [
+        ("elements at positions", "t"),
+        ("elements of a window at positions", "t"),
+        ("slices at positions", "q"),
+        ("slices at one position of a window", "s"),
+    ] {
         let reader = READERS.iter().find(|r| r.name == name).unwrap();
         let source = program("permuted", DType::F32, group, reader).unwrap();
         let found = reduce_shards_that_save(&source, 0).unwrap();
+        let input = source.inputs.values().position(|i| source.name_of(i.value) == input).unwrap();
         let cropped = if name.contains("window") { 5 } else { 0 };
         let extent = EXTENT * group.2 - cropped;
         for (index, fails) in [(-1, true), (extent, true), (extent - 1, false), (0, false)] {
             let mut inputs = inputs(&source, Draw::Ties, 1, &mut SplitMix(1));
-            let t = &inputs[1][1];
-            let elements: Vec<i64> = (0..t.numel()).map(|i| if i == 3 { index } else { 0 }).collect();
-            inputs[1][1] = Arc::new(Tensor::from_i64(DType::I64, t.shape(), &elements).unwrap());
+            let t = &inputs[1][input];
+            let last = t.numel() - 1;
+            let elements: Vec<i64> = (0..=last).map(|i| if i == last { index } else { 0 }).collect();
+            inputs[1][input] = Arc::new(Tensor::from_i64(DType::I64, t.shape(), &elements).unwrap());
             for graph in [&source, &found] {
                 let result = interp::run(graph, &Bindings::new(), &inputs);
                 assert_eq!(result.is_err(), fails, "{name} at {index}");

@@ -2,12 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use symmc_ir::{CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Table, Type, ValueId};
+use symmc_ir::{
+    ArgOp, CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Reduction, Replication, Table, Type,
+    ValueId,
+};
 
 use super::gathered::{Gathered, Window};
 use super::picks::{pick, take};
 use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
-use super::same::same_values;
 use super::terms::{TermId, Terms};
 
 /// What a value is to the shards of a gathered value.
@@ -38,7 +40,8 @@ pub struct Analysis<'g> {
     pub replacements: Table<ValueId, Option<Replacement>>,
     /// For each all_gather another one with which it must be replaced.
     joined: HashMap<NodeId, NodeId>,
-    same: HashMap<GroupId, Table<ValueId, bool>>,
+    replication: Table<ValueId, Replication>,
+    users: Table<ValueId, Vec<NodeId>>,
 }
 
 impl<'g> Analysis<'g> {
@@ -51,7 +54,8 @@ impl<'g> Analysis<'g> {
             facts: Table::filled(None, values),
             replacements: Table::filled(None, values),
             joined: HashMap::new(),
-            same: HashMap::new(),
+            replication: Replication::of_graph(graph),
+            users: graph.users(),
         };
         for (id, node) in graph.nodes.iter() {
             if bases.contains(&id) {
@@ -93,9 +97,9 @@ impl<'g> Analysis<'g> {
         }
     }
 
-    fn is_same(&mut self, v: ValueId, group: GroupId) -> bool {
-        let graph = self.graph;
-        self.same.entry(group).or_insert_with(|| same_values(graph, group))[v]
+    /// Whether the ranks of each cell of a group hold the same bits of a value.
+    fn is_same(&self, v: ValueId, group: GroupId) -> bool {
+        self.graph.cells(group).is_some_and(|cells| self.replication[v].holds_within(&cells))
     }
 
     fn add(&mut self, node: &Node) {
@@ -120,16 +124,19 @@ impl<'g> Analysis<'g> {
     /// What stands for the results of a node that reduces a gathered value along its axis.
     fn reduced(&mut self, node: &Node, g: &Gathered) -> Option<Vec<(TermId, NodeId)>> {
         let ty = self.graph.ty(*node.outputs.first()?);
-        let terms = &mut self.terms;
         let found = match &node.op {
+            Op::Reduce { op, axes, .. } if self.has_arg_reduce(node, *op, axes) => {
+                let op = if *op == Reduction::Max { ArgOp::Max } else { ArgOp::Min };
+                vec![arg_reduce(&mut self.terms, g, op, &ty.shape)?.value]
+            }
             Op::Reduce { op, axes, keep } if axes.contains(&g.axis) => {
-                vec![reduce(terms, g, ReduceParams { op: *op, axes, keep: *keep })?]
+                vec![reduce(&mut self.terms, g, ReduceParams { op: *op, axes, keep: *keep })?]
             }
             Op::ArgReduce { op, axis, .. } if *axis == g.axis => {
-                vec![arg_reduce(terms, g, *op, &ty.shape)?]
+                vec![arg_reduce(&mut self.terms, g, *op, &ty.shape)?.place]
             }
             Op::TopK { axis, largest } if *axis == g.axis => {
-                top_k(terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
+                top_k(&mut self.terms, g, *largest, ty.shape[*axis].as_const()?)?.to_vec()
             }
             Op::GatherElements { axis } | Op::Take { axis } if *axis == g.axis => {
                 let index = *node.inputs.get(1)?;
@@ -145,6 +152,18 @@ impl<'g> Analysis<'g> {
         Some(found.into_iter().map(shaped).collect())
     }
 
+    /// Whether the position of the element that this reduction of a gathered value finds is needed as well.
+    fn has_arg_reduce(&self, node: &Node, op: Reduction, axes: &[usize]) -> bool {
+        let (Some(x), &[of]) = (node.inputs.first(), axes) else { return false };
+        let is_its_position = |user: &NodeId| match &self.graph.nodes[*user].op {
+            Op::ArgReduce { op: ArgOp::Max, axis, .. } => op == Reduction::Max && *axis == of,
+            Op::ArgReduce { op: ArgOp::Min, axis, .. } => op == Reduction::Min && *axis == of,
+            _ => false,
+        };
+        self.gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
+    }
+
+    /// What the result of a node is.
     fn fact(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
         if let Op::Concat { axis } = node.op {
             return self.concat(node, axis).map(Fact::Gathered);

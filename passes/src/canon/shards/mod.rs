@@ -5,7 +5,7 @@
 //!
 //! [`analysis`] finds values that are shards one after another ([`gathered`]), in whatever way the program writes that, and
 //! follows them through views and element-wise work. Element-wise work moves to the shards: of an operand that is the same on all
-//! ranks ([`same`]) and varies along the axis, each rank takes its piece. An operand that may differ, as a temperature for each
+//! ranks ([`symmc_ir::Replication`]) and varies along the axis, each rank takes its piece. An operand that may differ, as a temperature for each
 //! row, is gathered, and each rank computes for all. [`reductions`] and [`picks`] state what stands for the readers of such values, as [`terms`], which
 //! become nodes only if the all_gather disappears and if that saves enough bytes. It is no rule of the rewriter because it rests on
 //! all readers of a value.
@@ -17,7 +17,6 @@ mod analysis;
 mod gathered;
 mod picks;
 mod reductions;
-mod same;
 mod terms;
 
 use std::collections::{HashMap, HashSet};

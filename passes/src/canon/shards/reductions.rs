@@ -113,9 +113,18 @@ fn reduce_window(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) 
 /// several.
 const MOST_COMPARED: usize = 8;
 
-/// The position of the largest or smallest element along the axis of the shards, as a term of this shape: the first of equals and
+/// The largest or smallest element along an axis and its position.
+#[derive(Clone, Copy, Debug)]
+pub struct Best {
+    /// The element.
+    pub value: TermId,
+    /// Its position.
+    pub place: TermId,
+}
+
+/// The largest or smallest element along the axis of the shards and its position, as terms of this shape: the first of equals and
 /// the first NaN, since ranks are compared in the order of the axis.
-pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim]) -> Option<TermId> {
+pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim]) -> Option<Best> {
     let extent = x.extent(terms).as_const()?;
     let segments = x.segments(terms)?;
     let (mut values, mut places) = (Vec::new(), Vec::new());
@@ -134,13 +143,14 @@ pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim])
     let values = segments.in_order(&values, terms)?;
     let places = segments.in_order(&places, terms)?;
     let best = terms.arg_reduce(op, 0, values)?;
-    let place = terms.gather_elements(places, best, 0)?;
+    let [value, place] = [values, places].map(|all| terms.gather_elements(all, best, 0));
     let rank = terms.with_number(BinaryOp::Add, best, segments.first_rank)?;
-    let found = global(terms, x, rank, place, extent)?;
-    Some(terms.reshape(found, shape.to_vec()))
+    let place = global(terms, x, rank, place?, extent)?;
+    let [value, place] = [value?, place].map(|t| terms.reshape(t, shape.to_vec()));
+    Some(Best { value, place })
 }
 
-/// The position of the best of the values that ranks have found in each part, compared from the last rank to the first.
+/// The best of the values that ranks have found in each part and its position, compared from the last rank to the first.
 fn compare_ranks(
     terms: &mut Terms<'_>,
     x: &Gathered,
@@ -148,13 +158,13 @@ fn compare_ranks(
     segments: &Segments,
     [values, places]: [&[TermId]; 2],
     shape: &[Dim],
-) -> Option<TermId> {
+) -> Option<Best> {
     let extent = x.extent(terms).as_const()?;
     let (is_better, better) = match op {
         ArgOp::Max => (BinaryOp::Ge, BinaryOp::Max),
         ArgOp::Min => (BinaryOp::Le, BinaryOp::Min),
     };
-    let mut best: Option<(TermId, TermId)> = None;
+    let mut best: Option<Best> = None;
     for (i, &part) in segments.of_ranks.iter().enumerate().rev() {
         let rank = segments.first_rank + i as i64;
         let [value, place] = [values, places].map(|found| {
@@ -164,19 +174,19 @@ fn compare_ranks(
         let first = rank * extent - x.window.map_or(0, |w| w.start);
         let place = terms.with_number(BinaryOp::Add, place, first)?;
         best = Some(match best {
-            None => (value, place),
-            Some((most, at)) => {
-                let mut wins = terms.binary(is_better, value, most)?;
+            None => Best { value, place },
+            Some(last) => {
+                let mut wins = terms.binary(is_better, value, last.value)?;
                 if terms.ty(value).dtype.is_float() {
                     let is_nan = terms.unary(UnaryOp::IsNan, value)?;
                     wins = terms.binary(BinaryOp::Or, wins, is_nan)?;
                 }
-                let at = terms.op(Op::Select, &[wins, place, at])?;
-                (terms.binary(better, value, most)?, at)
+                let place = terms.op(Op::Select, &[wins, place, last.place])?;
+                Best { value: terms.binary(better, value, last.value)?, place }
             }
         });
     }
-    best.map(|(_, at)| at)
+    best
 }
 
 /// The position in a gathered value of a position in the shard of a rank.
