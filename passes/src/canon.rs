@@ -14,6 +14,8 @@
 //! - reductions of gathered shards are reductions of shards ([`shards`]),
 //! - casts stand next to collectives instead of behind views of these ([`narrowed`]),
 //! - attention and its gradients store their results in the order in which they are read ([`stored`]),
+//! - collectives of values that ranks have already are gone, and pieces of gathers and sums are taken without these ([`replicated`]),
+//! - the same collective on groups with the same cells runs once, and gathers over the rows and columns of a mesh are one ([`groups`]),
 //! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
 //!   combined element by element are one ([`collectives`]),
 //! - equal nodes exist once.

@@ -1,7 +1,7 @@
 //! The bytes that a step moves: those that it reads and writes.
 //!
 //! Of a value that is read several times the largest read counts; a read through a view moves the elements of the view. A table
-//! lookup reads the elements that it selects, not the table, and a grouped product the matrices of at most as many groups as
+//! lookup reads the elements that it selects, not the table, a shard its piece, and a grouped product the matrices of at most as many groups as
 //! there are rows. A store into a value that lies in the memory of its result (a cache) moves what is stored alone.
 //!
 //! A concatenation runs one kernel for each operand that does not lie in its piece of the result yet, and moves these alone.
@@ -95,7 +95,7 @@ where
     fn read(&self, graph: &Graph, node: &Node, k: usize, value: ValueId) -> u64 {
         let whole = (self.bytes)(value);
         match (&node.op, k) {
-            (Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. }, 0) => {
+            (Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } | Op::Shard { .. }, 0) => {
                 node.outputs.first().map_or(whole, |&result| (self.bytes)(result))
             }
             (Op::GroupedMatMul, 1) => self.matrices(graph, node).map_or(whole, |most| whole.min(most)),
@@ -148,7 +148,7 @@ mod tests {
 
     /// The bytes that the last node of a program moves, at 16 of each symbol.
     fn moved(body: &str, in_place: bool) -> u64 {
-        let text = format!("program \"p\" ranks 1\nsymbol t in 1..=16\n{body}");
+        let text = format!("program \"p\" ranks 4\nsymbol t in 1..=16\n{body}");
         let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let (n, node) = graph.nodes.iter().next_back().expect("a node");
         let memory = Memory {
@@ -170,6 +170,8 @@ mod tests {
         assert_eq!(moved(index, false), 2 * rows + 16 * 8);
         let gather = "arg %x: bf16[16, 9000]\narg %i: i64[16, 4]\n%y: bf16[16, 4] = gather_elements %x, %i axis=1\nreturn %y\n";
         assert_eq!(moved(gather, false), 16 * 4 * (2 + 2 + 8));
+        let shard = "group @w world\narg %x: bf16[1000, 64]\n%y: bf16[1000, 16] = shard %x axis=1 group=@w\nreturn %y\n";
+        assert_eq!(moved(shard, false), 2 * 1000 * 16 * 2);
         // A table that is smaller than what is selected is read once.
         let small =
             "param %e: bf16[2, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = take %e, %i axis=0\nreturn %y\n";
