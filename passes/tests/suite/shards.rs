@@ -15,13 +15,15 @@ const ROWS: i64 = 3;
 const EXTENT: i64 = 512;
 
 /// Groups of ranks: the number of ranks, the members, and the size of a cell.
-const GROUPS: [(u32, &str, i64); 6] = [
+const GROUPS: [(u32, &str, i64); 7] = [
     (2, "world", 2),
     (3, "world", 3),
     (4, "world", 4),
     (4, "[[0, 2], [3, 1]]", 2),
     (4, "[[3, 0, 2, 1]]", 4),
     (8, "world", 8),
+    // More than are compared one by one.
+    (12, "world", 12),
 ];
 
 const SPELLINGS: [&str; 6] = ["rows", "permuted", "slices", "stacked", "three axes", "transposed"];
