@@ -51,7 +51,7 @@ pub use capability::{
 };
 pub use contention::Contention;
 pub use curve::{Copying, Curve, Provenance};
-pub use moved::{Memory, Moved};
+pub use moved::{LONG_RUN, Memory, Moved, PARTS_OF_KERNEL};
 pub use throughput::{Operations, ProductRate, Throughput};
 use timeline::TimedStep;
 

@@ -4,12 +4,17 @@
 //! lookup reads the elements that it selects, not the table, a shard its piece, and a grouped product the matrices of at most as many groups as
 //! there are rows. A store into a value that lies in the memory of its result (a cache) moves what is stored alone.
 //!
-//! A concatenation runs one kernel for each operand that does not lie in its piece of the result yet, and moves these alone.
+//! A concatenation moves the operands that do not lie in their pieces of the result yet, several of one shape by one kernel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::graph::{Graph, Node};
-use crate::{NodeId, Op, ValueId};
+use crate::{NodeId, Op, Type, ValueId};
+
+/// The most operands of a concatenation that one kernel moves, all of one shape.
+pub const PARTS_OF_KERNEL: usize = 8;
+/// The bytes from which on a run of memory is copied by itself.
+pub const LONG_RUN: u64 = 1 << 20;
 
 /// What a step moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,21 +57,34 @@ where
         reads: impl Iterator<Item = (NodeId, usize)>,
         writes: impl Iterator<Item = ValueId>,
     ) -> Moved {
-        match (nodes.next(), nodes.next()) {
-            (Some(n), None) if matches!(graph.nodes[n].op, Op::Concat { .. }) => {
-                self.moved_by_concat(n, &graph.nodes[n])
-            }
+        let single = nodes.next().filter(|_| nodes.next().is_none());
+        match single.map(|n| (n, &graph.nodes[n].op)) {
+            Some((n, Op::Concat { axis })) => self.moved_by_concat(graph, n, *axis),
             _ => Moved::by_one_kernel(self.moved(graph, reads, writes)),
         }
     }
 
-    fn moved_by_concat(&self, n: NodeId, node: &Node) -> Moved {
-        let bytes = |k: usize| (self.bytes)(node.inputs[k]);
-        let copied = (0..node.inputs.len()).filter(|&k| bytes(k) > 0 && !(self.in_place)(n, k));
-        copied.fold(Moved::default(), |all, k| Moved {
-            bytes: all.bytes.saturating_add(bytes(k).saturating_mul(2)),
-            kernels: all.kernels + 1,
-        })
+    fn moved_by_concat(&self, graph: &Graph, n: NodeId, axis: usize) -> Moved {
+        let node = &graph.nodes[n];
+        let outer = node.outputs.first().map_or(&[][..], |&v| &graph.ty(v).shape).iter().take(axis);
+        let in_runs = outer.into_iter().all(|d| d.as_const() == Some(1));
+        let mut moved = Moved::default();
+        // The operands of each shape that kernels move.
+        let mut by_shape: HashMap<&Type, usize> = HashMap::new();
+        for (k, &value) in node.inputs.iter().enumerate() {
+            let bytes = (self.bytes)(value);
+            if bytes == 0 || (self.in_place)(n, k) {
+                continue;
+            }
+            moved.bytes = moved.bytes.saturating_add(bytes.saturating_mul(2));
+            if in_runs && bytes >= LONG_RUN {
+                moved.kernels += 1;
+            } else {
+                *by_shape.entry(graph.ty(value)).or_default() += 1;
+            }
+        }
+        moved.kernels += by_shape.values().map(|count| count.div_ceil(PARTS_OF_KERNEL) as u64).sum::<u64>();
+        moved
     }
 
     /// The bytes of a step that reads these operands, each a position among the inputs of a node, and writes these values.
@@ -190,11 +208,13 @@ mod tests {
 
     #[test]
     fn concatenations_move_the_operands_that_do_not_lie_in_place() {
-        let text = "program \"p\" ranks 1\narg %a: f32[4]\narg %b: f32[16]\narg %e: f32[0]\n\
-            %y: f32[20] = concat %a, %b, %e axis=0\nreturn %y\n";
-        let graph = text::parse(text).unwrap_or_else(|e| panic!("{e}"));
-        let (n, node) = graph.nodes.iter().next().expect("a node");
-        let moved = |in_place: &[usize]| {
+        let moved = |body: &str, in_place: &[usize]| {
+            let text = format!(
+                "program \"p\" ranks 1\narg %a: f32[1, 4]\narg %b: f32[1, 16]\narg %e: f32[1, 0]\n\
+                arg %h: f32[512, 1024]\n{body}return %y\n"
+            );
+            let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let (n, node) = graph.nodes.iter().next().expect("a node");
             let memory = Memory {
                 base: |v| v,
                 bytes: |v| u64::try_from(graph.ty(v).bytes().upper(&graph.symbols)).expect("bytes"),
@@ -203,9 +223,24 @@ mod tests {
             let reads = (0..node.inputs.len()).map(|k| (n, k));
             memory.moved_by_step(&graph, [n].into_iter(), reads, node.outputs.iter().copied())
         };
-        assert_eq!(moved(&[]), Moved { bytes: 2 * (16 + 64), kernels: 2 });
-        assert_eq!(moved(&[1]), Moved { bytes: 2 * 16, kernels: 1 });
-        assert_eq!(moved(&[0, 1]), Moved { bytes: 0, kernels: 0 });
+        let three = "%y: f32[1, 20] = concat %a, %b, %e axis=1\n";
+        assert_eq!(moved(three, &[]), Moved { bytes: 2 * (16 + 64), kernels: 2 });
+        assert_eq!(moved(three, &[1]), Moved { bytes: 2 * 16, kernels: 1 });
+        assert_eq!(moved(three, &[0, 1]), Moved { bytes: 0, kernels: 0 });
+        // Of one shape, nine are more than one kernel moves.
+        let nine = format!("%y: f32[1, 36] = concat {} axis=1\n", ["%a"; 9].join(", "));
+        assert_eq!(moved(&nine, &[]), Moved { bytes: 2 * 9 * 16, kernels: 2 });
+        assert_eq!(moved(&nine, &[3]), Moved { bytes: 2 * 8 * 16, kernels: 1 });
+        // Long runs are copied one by one.
+        let whole = 512 * 1024 * 4;
+        assert_eq!(
+            moved("%y: f32[1024, 1024] = concat %h, %h axis=0\n", &[]),
+            Moved { bytes: 4 * whole, kernels: 2 }
+        );
+        assert_eq!(
+            moved("%y: f32[512, 2048] = concat %h, %h axis=1\n", &[]),
+            Moved { bytes: 4 * whole, kernels: 1 }
+        );
     }
 
     #[test]

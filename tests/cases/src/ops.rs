@@ -483,9 +483,11 @@ fn movement(r: &mut SplitMix) -> Draft {
         1 => case(Op::Sort { axis, descending: r.one_in(2) }, vec![x]),
         2 => {
             let mut operands = vec![x];
-            for _ in 0..r.below(3) {
+            // Few of any shapes, or many of two shapes.
+            let many = r.one_in(4);
+            for _ in 0..if many { 19 } else { r.below(3) } {
                 let mut t = s.clone();
-                t[axis] = r.below(4);
+                t[axis] = if many { 1 + r.below(2) } else { r.below(4) };
                 operands.push(tensor(r, dtype, &t));
             }
             case(Op::Concat { axis }, operands)

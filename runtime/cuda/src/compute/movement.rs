@@ -1,5 +1,8 @@
 //! Ops that move elements: copies, concat, pad, and gathers at positions that are data.
 
+use std::collections::HashMap;
+
+use symmc_ir::machine::{LONG_RUN, PARTS_OF_KERNEL};
 use symmc_ir::{Dim, Op, Scalar};
 use symmc_runtime::exec::Located;
 
@@ -41,6 +44,12 @@ impl Part {
     }
 }
 
+/// Whether the elements of a part lie where another of the same shape has them, or there are none.
+fn is_in_place(from: &Part, to: &Part) -> bool {
+    let same = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
+    to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same)
+}
+
 /// The elements of one part, in row-major order, to another of the same shape; nothing where they lie
 /// there already.
 fn transfer(
@@ -50,19 +59,54 @@ fn transfer(
     size: usize,
     l: &mut Lowering<'_>,
 ) -> Option<Command> {
-    let n: usize = to.shape.iter().product();
-    let still =
-        from.at == to.at && (0..to.shape.len()).all(|a| to.shape[a] == 1 || from.strides[a] == to.strides[a]);
-    if n == 0 || still {
+    if is_in_place(from, to) {
         return None;
     }
-    if from.is_dense() && to.is_dense() && n * size >= 1 << 20 {
-        return Some(Command::Copy { to: to.at, from: from.at, bytes: n * size });
+    if let Some(bytes) = run_bytes(from, to, size) {
+        return Some(Command::Copy { to: to.at, from: from.at, bytes });
     }
     let mut map = Map::over(&to.shape);
     let value = map.load(from.at, kind, from.strides.clone());
     map.store(to.at, to.strides.clone(), value);
     map.finish("copy", l)
+}
+
+/// The bytes of a part that is copied as one run of memory, without a kernel.
+fn run_bytes(from: &Part, to: &Part, size: usize) -> Option<usize> {
+    let bytes = to.shape.iter().product::<usize>() * size;
+    (from.is_dense() && to.is_dense() && bytes as u64 >= LONG_RUN).then_some(bytes)
+}
+
+/// The elements of parts to others of the same shape, by one kernel for up to [`PARTS_OF_KERNEL`] parts of one shape. The parts that
+/// are read lie apart from those that are written.
+fn transfer_all(
+    parts: Vec<(Part, Part)>,
+    kind: &'static str,
+    size: usize,
+    l: &mut Lowering<'_>,
+) -> Vec<Command> {
+    let mut out = Vec::new();
+    // The kernels with the number of parts of each, and the last one for each shape.
+    let mut kernels: Vec<(Map, usize)> = Vec::new();
+    let mut last: HashMap<Vec<usize>, usize> = HashMap::new();
+    for (from, to) in parts.into_iter().filter(|(from, to)| !is_in_place(from, to)) {
+        if let Some(bytes) = run_bytes(&from, &to, size) {
+            out.push(Command::Copy { to: to.at, from: from.at, bytes });
+            continue;
+        }
+        let known = last.get(&to.shape).copied().filter(|&k| kernels[k].1 < PARTS_OF_KERNEL);
+        let k = known.unwrap_or_else(|| {
+            kernels.push((Map::over(&to.shape), 0));
+            last.insert(to.shape.clone(), kernels.len() - 1);
+            kernels.len() - 1
+        });
+        let (map, count) = &mut kernels[k];
+        let value = map.load(from.at, kind, from.strides);
+        map.store(to.at, to.strides, value);
+        *count += 1;
+    }
+    out.extend(kernels.into_iter().filter_map(|(map, _)| map.finish("copy", l)));
+    out
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
@@ -95,7 +139,7 @@ pub(super) fn concat(
     l: &mut Lowering<'_>,
 ) -> Result<Vec<Command>, CudaError> {
     let whole = Part::of(result, l);
-    let (mut start, mut out) = (0, Vec::new());
+    let (mut start, mut parts) = (0, Vec::with_capacity(operands.len()));
     for x in operands {
         let rank = result.shape.len();
         let fits = axis < rank
@@ -108,10 +152,10 @@ pub(super) fn concat(
         }
         let mut to = whole.clone();
         to.cut(axis, start, x.shape[axis], x.dtype.size());
-        out.extend(transfer(&Part::of(x, l), &to, moved(x.dtype), x.dtype.size(), l));
+        parts.push((Part::of(x, l), to));
         start += x.shape[axis];
     }
-    Ok(out)
+    Ok(transfer_all(parts, moved(result.dtype), result.dtype.size(), l))
 }
 
 /// `x` between elements of `value`.
