@@ -2,7 +2,7 @@
 //!
 //! Every plan states its classes, is accepted by the comparison with its source, and runs as the interpreter says. No plan
 //! has more collectives than its program, or collectives of more bytes, and none takes sums in f16 or narrower than its
-//! classes allow. Strict plans have equal bits.
+//! classes allow. Exact plans have equal bits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,11 @@ use symmc::{
 };
 
 const PROGRAMS: u64 = 28;
-const INPUTS: [DType; 5] = [DType::I32, DType::F64, DType::F16, DType::BF16, DType::F32];
+/// Two arguments of each type.
+const INPUTS: [DType; 10] = {
+    use DType::{BF16, F16, F32, F64, I32};
+    [I32, F64, F16, BF16, F32, I32, F64, F16, BF16, F32]
+};
 
 /// A program in which sums and casts stand before and after collectives, and many values are needed twice.
 fn program(seed: u64) -> Graph {
@@ -52,8 +56,12 @@ fn program(seed: u64) -> Graph {
             }
             // Sums of all-reduces, whose parts may be needed again.
             2 | 3 => {
-                let parts =
-                    [x, r.pick(&like)].map(|v| b.collective("r", sum.clone(), group, &[v]).map(|v| v[0]));
+                // Ranks hold the same bits of most other values, which need no all-reduce.
+                let arguments = values.iter().take(INPUTS.len()).copied();
+                let apart: Vec<ValueId> = arguments.filter(|v| like.contains(v)).collect();
+                let of =
+                    if r.one_in(2) && apart.len() > 1 { [apart[0], apart[1]] } else { [x, r.pick(&like)] };
+                let parts = of.map(|v| b.collective("r", sum.clone(), group, &[v]).map(|v| v[0]));
                 let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
                 values.extend(parts.iter().filter(|_| r.one_in(3)));
                 b.op("s", Op::Binary(BinaryOp::Add), &parts)
