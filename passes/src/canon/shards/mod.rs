@@ -3,10 +3,10 @@
 //! A vocabulary-parallel head computes logits in shards, gathers them along the vocabulary and reduces them along it: an argmax, a
 //! top-k, a cross-entropy. The gathered logits take megabytes, what is left of them kilobytes.
 //!
-//! [`analysis`] finds values that are shards one after another ([`gathered`]), in whatever way the program writes that, and
+//! `analysis` finds values that are shards one after another (`gathered`), in whatever way the program writes that, and
 //! follows them through views and element-wise work. Element-wise work moves to the shards: of an operand that is the same on all
 //! ranks ([`symmc_ir::Replication`]) and varies along the axis, each rank takes its piece. An operand that may differ, as a temperature for each
-//! row, is gathered, and each rank computes for all. [`reductions`] and [`picks`] state what stands for the readers of such values, as [`terms`], which
+//! row, is gathered, and each rank computes for all. `reductions` and `picks` state what stands for the readers of such values, as `terms`, which
 //! become nodes only if the all_gather disappears and if that saves enough bytes. It is no rule of the rewriter because it rests on
 //! all readers of a value.
 //!
