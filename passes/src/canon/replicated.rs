@@ -4,6 +4,8 @@
 //! all bits, except for orders of summation that a collective chooses by itself: sums of equal values are written as products only
 //! where the product is what adding rank by rank gives.
 
+use std::collections::{HashMap, HashSet};
+
 use symmc_ir::{
     BinaryOp, Collective, CollectiveKind, DType, Dim, Float, GroupId, Op, ReduceOp, Scalar, Splits, Type,
     ValueId,
@@ -163,11 +165,11 @@ fn gather_of_shards(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
     let (cells, ranks) = (cx.graph().cells(*group)?, cx.graph().group_size(*group)?);
     let gathered = Gathered { group: *group, cells, ranks };
-    if !gathered.can_compute(cx, x) {
-        return None;
-    }
     gathered.computed(cx, x).map(Rewrite::Value)
 }
+
+/// The most values that are computed whole in the place of one gather.
+const MOST_WHOLE: usize = 32;
 
 /// What a gather of pieces is, computed from whole values.
 struct Gathered {
@@ -181,21 +183,51 @@ impl Gathered {
         cx.graph().have_same_cells(self.group, group)
     }
 
-    /// Whether what the ranks of a cell have as `x` can be computed as a whole on each of them.
-    fn can_compute(&self, cx: &Rewriter, x: ValueId) -> bool {
-        let Some((op, inputs)) = cx.def(x) else { return false };
+    /// The values that are computed whole, on each rank of a cell, to have `x` of all these ranks: each after those that it needs.
+    /// `None` if one cannot be, or if there are too many.
+    fn values_to_compute(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
+        let mut order = Vec::new();
+        let mut seen = HashSet::new();
+        // Each with whether its operands stand before it.
+        let mut open = vec![(x, false)];
+        while let Some((v, is_ready)) = open.pop() {
+            if is_ready {
+                order.push(v);
+            } else if seen.insert(v) {
+                if seen.len() > MOST_WHOLE {
+                    return None;
+                }
+                open.push((v, true));
+                open.extend(self.divided_operands(cx, v)?.into_iter().map(|operand| (operand, false)));
+            }
+        }
+        Some(order)
+    }
+
+    /// The operands of which the whole is needed for the whole of `x`; `None` if `x` cannot be computed whole.
+    fn divided_operands(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
+        let (op, inputs) = cx.def(x)?;
         match op {
             Op::Shard { axis: 0, group } => {
-                self.has_cells_of(cx, *group) && cx.replication(inputs[0]).holds_within(&self.cells)
+                let is_known =
+                    self.has_cells_of(cx, *group) && cx.replication(inputs[0]).holds_within(&self.cells);
+                is_known.then(Vec::new)
             }
             Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(_), group, .. }) => {
                 let is_small = cx.ty(inputs[0]).bytes().upper(cx.symbols()) <= MOST_REDUCED;
-                is_small && self.has_cells_of(cx, *group) && !cx.is_shared(x)
+                (is_small && self.has_cells_of(cx, *group) && !cx.is_shared(x)).then(Vec::new)
             }
             op if op.is_element_wise() && !op.divides_integers(cx.ty(x).dtype) && !cx.is_shared(x) => {
-                inputs.iter().all(|&v| self.is_same_for_all_pieces(cx, v, x) || self.can_compute(cx, v))
+                let divided: Vec<ValueId> =
+                    inputs.iter().copied().filter(|&v| !self.is_same_for_all_pieces(cx, v, x)).collect();
+                // An operand that broadcasts along the leading axis would not, if it were whole.
+                let spans = |&v: &ValueId| {
+                    let (own, result) = (cx.shape(v), cx.shape(x));
+                    own.len() == result.len() && own.first() == result.first()
+                };
+                divided.iter().all(spans).then_some(divided)
             }
-            _ => false,
+            _ => None,
         }
     }
 
@@ -206,31 +238,31 @@ impl Gathered {
         is_broadcast && cx.replication(operand).holds_within(&self.cells)
     }
 
+    /// `x` of all ranks of a cell, from whole values.
     fn computed(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
-        let (op, inputs) = cx.def(x)?;
-        let (op, inputs) = (op.clone(), inputs.to_vec());
-        let mut ty = cx.ty(x).clone();
-        ty.shape[0] = ty.shape[0].clone() * Dim::from(i64::from(self.ranks));
-        match op {
-            Op::Shard { .. } => inputs.first().copied(),
-            Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(op), group, .. }) => {
-                let kind = CollectiveKind::AllReduce(op);
-                Some(cx.emit(
-                    "reduced",
-                    Op::Collective(Collective { kind, group, variant: None }),
-                    &inputs,
-                    ty,
-                ))
-            }
-            op => {
-                let whole = |&v: &ValueId| match self.is_same_for_all_pieces(cx, v, x) {
-                    true => Some(v),
-                    false => self.computed(cx, v),
-                };
-                let operands = inputs.iter().map(whole).collect::<Option<Vec<ValueId>>>()?;
-                Some(cx.emit("whole", op, &operands, ty))
-            }
+        let mut whole: HashMap<ValueId, ValueId> = HashMap::new();
+        for v in self.values_to_compute(cx, x)? {
+            let divided = self.divided_operands(cx, v)?;
+            let (op, inputs) = cx.def(v)?;
+            let (op, inputs) = (op.clone(), inputs.to_vec());
+            let mut ty = cx.ty(v).clone();
+            ty.shape[0] = ty.shape[0].clone() * Dim::from(i64::from(self.ranks));
+            let found = match op {
+                Op::Shard { .. } => *inputs.first()?,
+                Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(op), group, .. }) => {
+                    let kind = CollectiveKind::AllReduce(op);
+                    let collective = Collective { kind, group, variant: None };
+                    cx.emit("reduced", Op::Collective(collective), &inputs, ty)
+                }
+                op => {
+                    let of = |v: &ValueId| if divided.contains(v) { whole.get(v).copied() } else { Some(*v) };
+                    let operands = inputs.iter().map(of).collect::<Option<Vec<ValueId>>>()?;
+                    cx.emit("whole", op, &operands, ty)
+                }
+            };
+            whole.insert(v, found);
         }
+        whole.get(&x).copied()
     }
 }
 
