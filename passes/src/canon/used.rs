@@ -219,19 +219,22 @@ fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
             Some(needs)
         }
         Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => queries(graph, node, part_at),
-        Op::Collective(c) => match c.kind {
-            CollectiveKind::AllReduce(_)
-            | CollectiveKind::Broadcast { .. }
-            | CollectiveKind::Permute { .. } => Some(only_first(part.axis)),
-            CollectiveKind::AllGather if part.shards > 1 => {
-                Some(vec![Used::Part(Part { shards: 1, ..part.clone() })])
-            }
-            CollectiveKind::AllGather
-            | CollectiveKind::ReduceScatter(_)
-            | CollectiveKind::AllToAll(Splits::Even) => unless_axis(0),
-            CollectiveKind::AllToAll(Splits::Device) => None,
-        },
+        Op::Collective(c) => Some(vec![Used::Part(collective_part(&c.kind, part)?)]),
         _ => None,
+    }
+}
+
+/// The part of its operand that a collective needs for a part of its result.
+fn collective_part(kind: &CollectiveKind, part: &Part) -> Option<Part> {
+    match kind {
+        CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. } => {
+            Some(part.clone())
+        }
+        CollectiveKind::AllGather if part.shards > 1 => Some(Part { shards: 1, ..part.clone() }),
+        CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter(_)
+        | CollectiveKind::AllToAll(Splits::Even) => (part.axis != 0).then(|| part.clone()),
+        CollectiveKind::AllToAll(Splits::Device) => None,
     }
 }
 
