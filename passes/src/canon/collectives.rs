@@ -30,8 +30,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "concat_of_collectives",
-        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), and so of all_gathers along another axis than \
-                   theirs, where nothing else needs them and they are small",
+        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), also if these are reshaped, and so of \
+                   all_gathers along another axis than theirs, where nothing else needs them and they are small",
         apply: concat_of_collectives,
     },
 ];
@@ -81,6 +81,16 @@ fn collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, Va
     }
 }
 
+/// As [`collective_of`], also for a reshaped all_reduce: its operand can be reshaped as well.
+fn reshaped_collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
+    match cx.def(v)? {
+        (Op::Reshape, &[reduced]) if !cx.is_shared(v) => {
+            collective_of(cx, reduced).filter(|(c, _)| matches!(c.kind, CollectiveKind::AllReduce(_)))
+        }
+        _ => collective_of(cx, v),
+    }
+}
+
 fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     if !node.op.is_element_wise() || node.op.divides_integers(node.ty.dtype) || !are_several(&node.inputs) {
         return None;
@@ -105,7 +115,7 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite>
     if !are_several(&node.inputs) || bytes > MOST_JOINED {
         return None;
     }
-    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();
+    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| reshaped_collective_of(cx, v)).collect();
     let found = found?;
     let first = found[0].0.clone();
     let can_be_one = match first.kind {
@@ -116,10 +126,15 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite>
     if !can_be_one || found.iter().any(|(c, _)| **c != first) {
         return None;
     }
-    let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
+    let mut operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
     let mut shape = node.ty.shape.clone();
     if first.kind == CollectiveKind::AllGather {
         shape[0] = cx.shape(operands[0])[0].clone();
+    } else {
+        for (operand, &result) in operands.iter_mut().zip(&node.inputs) {
+            let shape = cx.shape(result).to_vec();
+            *operand = cx.reshape(*operand, shape);
+        }
     }
     let own = cx.emit("own", Op::Concat { axis }, &operands, Type::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Collective(first), vec![own]))

@@ -2,7 +2,9 @@
 //!
 //! The parts are found from the outputs backwards. A slice uses a part of its operand. An op whose elements along an axis depend on
 //! those of its operands at the same positions alone passes that part on to its operands. A value that is used in several parts is
-//! computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. That
+//! computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. For a part
+//! of one shard of a gathered value, every rank gives that part of its own shard. So the last token is also found where shards of the
+//! vocabulary are gathered, split and concatenated, and where shards of tokens are gathered. That
 //! rests on all readers of a value, so it is no rule of the rewriter, which sees a node before those that read it.
 //!
 //! Bits stay the same except for the order of sums that a library or a collective chooses by size. Ops that report bad data are not
@@ -10,14 +12,22 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{CollectiveKind, Dim, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId};
+use symmc_ir::{CollectiveKind, Def, Dim, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId};
 
-/// A part of a value: `len` positions along an axis, from `start` on.
+/// A part of a value: `len` positions along an axis, from `start` on; of each shard, if there are several on the axis.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Part {
     axis: usize,
     start: Dim,
     len: Dim,
+    shards: u32,
+}
+
+impl Part {
+    /// The extent of the axis of the part.
+    fn extent(&self) -> Dim {
+        self.len.clone() * Dim::from(i64::from(self.shards))
+    }
 }
 
 /// How much of a value is used.
@@ -76,6 +86,10 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
         }
         let needs = needs.unwrap_or_else(|| operands_for_whole(graph, id));
         for (&v, need) in node.inputs.iter().zip(needs) {
+            let need = match &need {
+                Used::Part(part) => of_each_shard(graph, v, part).map_or(need, |(_, part)| Used::Part(part)),
+                _ => need,
+            };
             used[v].join(need);
         }
     }
@@ -104,8 +118,46 @@ fn slice_of(graph: &Graph, node: &Node) -> Option<Part> {
     let Op::Slice { axis, start, step: 1 } = &node.op else { return None };
     let (x, result) = (node.inputs.first()?, node.outputs.first()?);
     let [extent, len] = [x, result].map(|&v| graph.ty(v).shape[*axis].clone());
-    let is_small = extent.upper(&graph.symbols) >= len.upper(&graph.symbols).saturating_mul(2);
-    is_small.then(|| Part { axis: *axis, start: start.clone(), len })
+    is_small(graph, &len, &extent).then(|| Part { axis: *axis, start: start.clone(), len, shards: 1 })
+}
+
+/// Whether this many positions are at most half of an axis.
+fn is_small(graph: &Graph, len: &Dim, extent: &Dim) -> bool {
+    extent.upper(&graph.symbols) >= len.upper(&graph.symbols).saturating_mul(2)
+}
+
+/// The number of shards that are gathered in a value, and the extent of each.
+fn shards_of(graph: &Graph, v: ValueId) -> Option<(u32, &Dim)> {
+    let Def::Node(node, _) = graph.values[v].def else { return None };
+    let node = &graph.nodes[node];
+    match &node.op {
+        Op::Collective(c) if c.kind == CollectiveKind::AllGather => {
+            Some((graph.group_size(c.group)?, graph.ty(*node.inputs.first()?).shape.first()?))
+        }
+        _ => None,
+    }
+}
+
+/// For a small part of one shard of a gathered value: the shard, and the same part of each shard.
+fn of_each_shard(graph: &Graph, v: ValueId, part: &Part) -> Option<(u32, Part)> {
+    let (shards, extent) = shards_of(graph, v)?;
+    if part.axis != 0 || part.shards != 1 || !is_small(graph, &part.len, extent) {
+        return None;
+    }
+    let last = extent.clone() - part.len.clone();
+    (0..shards).find_map(|shard| {
+        let start = part.start.clone() - extent.clone() * Dim::from(i64::from(shard));
+        let symbols = &graph.symbols;
+        let is_inside = Dim::from(0).provably_le(&start, symbols) && start.provably_le(&last, symbols);
+        is_inside.then(|| (shard, Part { start, shards, ..part.clone() }))
+    })
+}
+
+/// The part of a gathered value that a part of its reshape is, where shards and their rows are axes of their own there.
+fn of_split_shards(graph: &Graph, shape: &[Dim], part: &Part, x: ValueId) -> Option<Used> {
+    let (shards, extent) = shards_of(graph, x)?;
+    let is_split = part.axis == 1 && shape[0] == Dim::from(i64::from(shards)) && shape[1] == *extent;
+    is_split.then(|| Used::Part(Part { axis: 0, shards, ..part.clone() }))
 }
 
 /// What a node with one result needs of its operands to give a part of it; `None` if it needs them whole.
@@ -136,7 +188,13 @@ fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
         Op::Copy => Some(only_first(part.axis)),
         Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
         Op::Permute { perm } => Some(only_first(*perm.get(part.axis)?)),
-        Op::Reshape => Some(only_first(reshaped(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape)?)),
+        Op::Reshape => match reshaped(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape) {
+            Some(axis) => Some(only_first(axis)),
+            None => Some(vec![of_split_shards(graph, &ty.shape, part, node.inputs[0])?]),
+        },
+        Op::Concat { axis } if *axis != part.axis => {
+            Some(node.inputs.iter().map(|_| part_at(part.axis)).collect())
+        }
         Op::Slice { axis, start, step: 1 } if *axis == part.axis => {
             let start = start.clone() + part.start.clone();
             Some(vec![Used::Part(Part { start, ..part.clone() })])
@@ -161,16 +219,22 @@ fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
             Some(needs)
         }
         Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => queries(graph, node, part_at),
-        Op::Collective(c) => match c.kind {
-            CollectiveKind::AllReduce(_)
-            | CollectiveKind::Broadcast { .. }
-            | CollectiveKind::Permute { .. } => Some(only_first(part.axis)),
-            CollectiveKind::AllGather
-            | CollectiveKind::ReduceScatter(_)
-            | CollectiveKind::AllToAll(Splits::Even) => unless_axis(0),
-            CollectiveKind::AllToAll(Splits::Device) => None,
-        },
+        Op::Collective(c) => Some(vec![Used::Part(collective_part(&c.kind, part)?)]),
         _ => None,
+    }
+}
+
+/// The part of its operand that a collective needs for a part of its result.
+fn collective_part(kind: &CollectiveKind, part: &Part) -> Option<Part> {
+    match kind {
+        CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. } => {
+            Some(part.clone())
+        }
+        CollectiveKind::AllGather if part.shards > 1 => Some(Part { shards: 1, ..part.clone() }),
+        CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter(_)
+        | CollectiveKind::AllToAll(Splits::Even) => (part.axis != 0).then(|| part.clone()),
+        CollectiveKind::AllToAll(Splits::Device) => None,
     }
 }
 
@@ -260,7 +324,7 @@ impl<'g> Rebuilt<'g> {
         let results = node.outputs.iter().map(|&v| {
             let mut ty = self.from.ty(v).clone();
             if let Some(part) = &part {
-                ty.shape[part.axis] = part.len.clone();
+                ty.shape[part.axis] = part.extent();
             }
             (self.from.name_of(v).to_string(), ty)
         });
@@ -293,13 +357,41 @@ impl<'g> Rebuilt<'g> {
         if let Some(&slice) = self.slices.get(&(v, part.clone())) {
             return Some(slice);
         }
-        let mut ty = self.from.ty(v).clone();
-        ty.shape[part.axis] = part.len.clone();
-        let op = Op::Slice { axis: part.axis, start: part.start.clone(), step: 1 };
-        let node = self.to.add_node(op, vec![found], vec![(name.to_string(), ty)]);
-        let slice = self.to.nodes[node].outputs[0];
+        let slice = match of_each_shard(self.from, v, part) {
+            Some((shard, kept)) if self.used[v] == Used::Part(kept.clone()) => {
+                let start = part.len.clone() * Dim::from(i64::from(shard));
+                self.slice(found, &Part { start, ..part.clone() }, name)
+            }
+            _ if part.shards > 1 => self.slice_of_shards(found, part, name)?,
+            _ => self.slice(found, part, name),
+        };
         self.slices.insert((v, part.clone()), slice);
         Some(slice)
+    }
+
+    fn slice(&mut self, x: ValueId, part: &Part, name: &str) -> ValueId {
+        let mut shape = self.to.ty(x).shape.clone();
+        shape[part.axis] = part.len.clone();
+        self.view(x, Op::Slice { axis: part.axis, start: part.start.clone(), step: 1 }, shape, name)
+    }
+
+    /// A part of each shard of a gathered value that is computed whole.
+    fn slice_of_shards(&mut self, x: ValueId, part: &Part, name: &str) -> Option<ValueId> {
+        let shape = self.to.ty(x).shape.clone();
+        let (rows, rest) = shape.split_first()?;
+        let shards = Dim::from(i64::from(part.shards));
+        let split = [&[shards.clone(), rows.exact_div(&shards)?], rest].concat();
+        let split = self.view(x, Op::Reshape, split, &format!("{name}.shards"));
+        let taken = Part { axis: 1, ..part.clone() };
+        let taken = self.slice(split, &taken, &format!("{name}.rows"));
+        let shape = [&[part.extent()], rest].concat();
+        Some(self.view(taken, Op::Reshape, shape, name))
+    }
+
+    fn view(&mut self, x: ValueId, op: Op, shape: Vec<Dim>, name: &str) -> ValueId {
+        let ty = Type::new(self.to.ty(x).dtype, shape);
+        let node = self.to.add_node(op, vec![x], vec![(name.to_string(), ty)]);
+        self.to.nodes[node].outputs[0]
     }
 }
 
