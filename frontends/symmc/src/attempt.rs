@@ -12,15 +12,15 @@ use symmc_planner::BucketInput;
 pub struct Attempt {
     /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
-    /// Of each bucket the sets of collectives that are one; none where buckets are missing.
+    /// For each bucket the sets of coalesced collectives; none where buckets are missing.
     pub coalesced: Vec<Vec<CoalescedSet>>,
-    /// Of each bucket what its variants were chosen with; nothing where buckets are missing.
+    /// For each bucket the overlap and the exit barriers that were assumed when variants were chosen; none where buckets are missing.
     pub chosen_with: Vec<Seen>,
     /// The plan.
     pub plan: Plan,
-    /// Of each bucket the estimated microseconds of a run, with memory at its price, except fixed memory.
+    /// For each bucket the estimated microseconds of a run, with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
-    /// Of each bucket what it shows.
+    /// For each bucket the overlap and the exit barriers of its schedule.
     pub seen: Vec<Seen>,
 }
 

@@ -223,7 +223,7 @@ pub fn program(
     answers.read()
 }
 
-/// Where ranks write what they measure: a file for each, without a name, which goes with this process.
+/// One anonymous temporary file for the measurements of each rank; it is gone when this process exits.
 struct Answers {
     files: Vec<File>,
 }
@@ -234,7 +234,7 @@ impl Answers {
         Ok(Answers { files: files.map_err(|e| failure(&e))? })
     }
 
-    /// By which processes of this user open the files.
+    /// The paths through which the processes of ranks open the files.
     fn paths(&self) -> Vec<PathBuf> {
         let process = std::process::id();
         self.files.iter().map(|file| format!("/proc/{process}/fd/{}", file.as_raw_fd()).into()).collect()

@@ -70,7 +70,7 @@ impl Nested {
     }
 }
 
-/// The group of which a collective stands for one on an inner and then one on an outer group.
+/// The group on which one collective replaces a collective on an inner group followed by one on an outer group.
 enum GroupOfBoth {
     Known(GroupId),
     New { cells: Vec<Vec<u32>>, name: String },

@@ -1,10 +1,10 @@
 //! Casts next to collectives, also where views stand between them.
 //!
-//! The e-graph moves a cast across a collective to the side with fewer bytes, but it has no views. So a collective that only moves
-//! elements, and whose result is only read by casts to one narrower type, behind views and concatenations, is cast right behind it; and
-//! an operand that is a view of widened values is widened right in front of its collective. As many elements are cast as before, or
-//! those that a slice leaves out as well, which then cost fewer bytes on the way. That rests on all readers of a value, so it is no
-//! rule of the rewriter, which sees a node before those that read it.
+//! The e-graph moves a cast across a collective to the side with fewer bytes, but it has no views. This pass moves views out of the way.
+//! If every reader of a collective's result casts it to one narrower type, possibly after views or concatenations, the cast moves
+//! directly after the collective. If the operand of a collective is a view of widened values, the values are widened directly
+//! before the collective. As many elements are cast as before, or those that a slice leaves out as well, which then cost fewer bytes on
+//! the way. It is no rule of the rewriter, which sees a node before those that read it.
 
 use std::collections::BTreeSet;
 

@@ -94,7 +94,7 @@ enum Repeated {
 }
 
 impl Repeated {
-    /// Of so many values of a dtype.
+    /// The reduction of `ranks` equal values of a dtype.
     ///
     /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x, rounded once, for up to five: 2x and
     /// 4x are exact, and the rounding of 3x is undone when x is added to it. The sum of six is not: adding x to the rounded 5x
@@ -143,7 +143,7 @@ impl Repeated {
     }
 }
 
-/// A value several times, one behind the other along the leading axis.
+/// Copies of a value, concatenated along the leading axis.
 fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
     let mut shape = cx.shape(x).to_vec();
     shape.insert(0, Dim::from(1));
@@ -328,7 +328,7 @@ fn is_moved(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
     op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
 }
 
-/// The operands of an element-wise op of which a piece along an axis of the result needs pieces, each with its axis.
+/// The operands that must be sharded to compute a shard of an element-wise result, each with its axis.
 fn divided_operands(
     cx: &Rewriter,
     op: &Op,

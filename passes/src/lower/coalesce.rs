@@ -337,7 +337,7 @@ impl<'a> Copies<'a> {
         rows == 1 && whole && computed && taken.insert(layout.base)
     }
 
-    /// Whether a part of the coalesced result, of so many rows, has the shape of a result as it lies there.
+    /// Whether a result is a view of its columns of the coalesced result, which has `rows` rows.
     fn is_view(&self, result: ValueId, rows: i64) -> bool {
         let ty = self.graph.ty(result);
         if rows == 1 {

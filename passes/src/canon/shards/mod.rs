@@ -31,7 +31,7 @@ use terms::{Emitted, TermId};
 /// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
 pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
 
-/// Of the bytes that all_gathers give, the replacement communicates at most one in so many. A gather of what is there early may run
+/// A replacement may communicate at most one byte for each so many gathered bytes. A gather of what is there early may run
 /// beside computation, while the replacement waits for the shards, so that few bytes saved of many may save no time.
 const LEAST_REDUCTION: i64 = 4;
 

@@ -122,8 +122,7 @@ fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, ex
     terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)
 }
 
-/// The term of which another is an element-wise function and that alone varies along an axis; and the steps from it to that, in
-/// order.
+/// The innermost operand that varies along an axis, and the element-wise terms from it to `x`, in order.
 fn element_wise_leaf(terms: &Terms<'_>, x: TermId, axis: usize) -> (TermId, Vec<TermId>) {
     let mut leaf = x;
     let mut steps = Vec::new();
