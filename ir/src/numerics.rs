@@ -135,7 +135,7 @@ pub enum NumericsError {
     )]
     Relaxed,
     /// The former name of `exact`.
-    #[error("strict is called exact now")]
+    #[error("expected exact, which is the new name of strict, found \"strict\"")]
     Strict,
     /// `exact` together with classes.
     #[error("exact excludes all classes, found {found:?}")]

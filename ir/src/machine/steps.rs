@@ -20,7 +20,8 @@ impl Profile {
         self.throughput.map_or(0, |t| nanoseconds(t.crossing_us))
     }
 
-    /// A step of these nodes, which move this together, with its estimated time; `size` is the size of a dim, and `exit` says whether a droppable exit barrier is kept. A step with a collective takes the time of that: what it
+    /// A step of these nodes, which move this together, with its estimated time; `size` is the size of a dim, and `exit` says whether a
+    /// droppable exit barrier is kept. A step with a collective takes the time of that: what it
     /// computes besides is done while it communicates. A collective without a curve takes 8 µs and 10 µs for each MB.
     pub fn timed_step(
         &self,

@@ -152,7 +152,7 @@ fn other_classes_are_refused_by_name() {
         |classes: &str| failure(&mut symmc(&format!("plan hf_llama_tp2.pt2 --numerics {classes}")), 2);
     let text = refusal("relaxed");
     assert!(text.contains("reassociate,narrow,narrow-f16"), "{text}");
-    assert!(refusal("strict").contains("called exact"));
+    assert!(refusal("strict").contains("new name of strict"));
     for classes in ["fast", "narrow,,reassociate", "exact,narrow", "Narrow"] {
         let text = refusal(classes);
         assert!(text.contains("--numerics") && text.contains("found"), "{classes}: {text}");
