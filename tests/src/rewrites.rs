@@ -16,10 +16,12 @@ use std::sync::Arc;
 use symmc::{Config, ErrorKind, Numerics, NumericsClass, Profile, Program, SourceStatus};
 use symmc_cases::idioms::{self, Idioms};
 use symmc_ir::entity::Entity;
-use symmc_ir::interp::{self, RoundingHistory, Runs, Tolerance};
+use symmc_ir::interp::{self, RoundingHistory, Runs};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, DType, Graph, Op, Tensor, text};
 use symmc_passes::{LowerConfig, canonicalize, lower};
+
+use crate::trials::{largest, tolerance_of};
 
 /// What trials did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -252,16 +254,8 @@ fn is_near(
     history: &RoundingHistory,
     inputs: &[Vec<Arc<Tensor>>],
 ) -> bool {
-    let numbers =
-        |t: &Tensor| t.to_f64().into_iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
     // Terms that cancel are as large as inputs, at least.
-    let scale = inputs.iter().flatten().fold(numbers(expected), |most, t| most.max(numbers(t)));
-    let fraction = match history.types().map(|dtype| dtype.size()).min() {
-        None => 0.0,
-        Some(2) => 3e-2,
-        Some(_) => 1e-4,
-    };
-    let default = Tolerance::of_history(history, expected);
-    let tolerance = Tolerance { absolute: default.absolute.max(scale * fraction), ..default };
+    let scale = inputs.iter().flatten().fold(largest(expected), |most, t| most.max(largest(t)));
+    let tolerance = tolerance_of(history, expected, scale);
     interp::compare(found, expected, tolerance).agrees()
 }

@@ -549,18 +549,25 @@ fn compare(
     Ok(())
 }
 
-/// What was never rounded is equal. All else differs by a fraction of the largest number that is near it: by more where
-/// something in its history has two bytes.
-fn near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
-    let finite = expected.to_f64().into_iter().filter(|x| x.is_finite());
-    let scale = finite.fold(1.0f64, |most, x| most.max(x.abs()));
+/// The largest finite magnitude of a tensor, at least one.
+pub fn largest(tensor: &Tensor) -> f64 {
+    tensor.to_f64().into_iter().filter(|x| x.is_finite()).fold(1.0f64, |most, x| most.max(x.abs()))
+}
+
+/// The tolerance of an output whose terms are of magnitudes up to `scale`. What was never rounded is equal. All else differs by a
+/// fraction of the scale: by more where something in its history has two bytes.
+pub fn tolerance_of(history: &RoundingHistory, expected: &Tensor, scale: f64) -> Tolerance {
     let fraction = match history.types().map(|dtype| dtype.size()).min() {
         None => 0.0,
         Some(2) => 3e-2,
         Some(_) => 1e-4,
     };
     let default = Tolerance::of_history(history, expected);
-    let tolerance = Tolerance { absolute: default.absolute.max(scale * fraction), ..default };
+    Tolerance { absolute: default.absolute.max(scale * fraction), ..default }
+}
+
+fn near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
+    let tolerance = tolerance_of(history, expected, largest(expected));
     let comparison = interp::compare(found, expected, tolerance);
     if comparison.agrees() { Ok(()) } else { Err(format!("{comparison} (allowed {tolerance})")) }
 }

@@ -52,14 +52,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let canonical = canonical(program)?;
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let pipeline = Pipeline {
-        program,
-        config,
-        canonical: &canonical,
-        bound: &bound,
-        among_others: false,
-        coalesces: true,
-    };
+    let pipeline = Pipeline::new(program, config, &canonical, &bound);
     let buckets = ranges::buckets(&canonical, config, &bound)?;
     lap("divide");
     let plan = refined(&pipeline, buckets, &ranges::unasked(&canonical, config))?;
@@ -84,14 +77,7 @@ pub fn plan_to_estimate(
 ) -> Result<ReadPlan, Error> {
     let canonical = canonical(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let pipeline = Pipeline {
-        program,
-        config,
-        canonical: &canonical,
-        bound: &bound,
-        among_others: false,
-        coalesces: false,
-    };
+    let pipeline = Pipeline { coalesces: false, ..Pipeline::new(program, config, &canonical, &bound) };
     let plan = pipeline.planned(buckets)?.plan;
     let defect = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Defect, error.to_string());
     let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
@@ -185,14 +171,7 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
     let canonical = canonical(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let buckets = ranges::buckets(&canonical, config, &bound)?;
-    let pipeline = Pipeline {
-        program,
-        config,
-        canonical: &canonical,
-        bound: &bound,
-        among_others: false,
-        coalesces: true,
-    };
+    let pipeline = Pipeline::new(program, config, &canonical, &bound);
     let lowered = pipeline.lower(&buckets, &Choice::default())?;
     Ok(lowered.inputs.into_iter().map(|input| input.graph).collect())
 }

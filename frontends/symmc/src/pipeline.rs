@@ -33,7 +33,17 @@ pub struct Pipeline<'a> {
     pub coalesces: bool,
 }
 
-impl Pipeline<'_> {
+impl<'a> Pipeline<'a> {
+    /// For all buckets of a program, with coalesced collectives.
+    pub fn new(
+        program: &'a Program,
+        config: &'a Config,
+        canonical: &'a Graph,
+        bound: &'a BTreeSet<InputId>,
+    ) -> Pipeline<'a> {
+        Pipeline { program, config, canonical, bound, among_others: false, coalesces: true }
+    }
+
     fn failed(&self, error: PlanError) -> Error {
         Error::planner(&self.program.graph.name, error)
     }
@@ -173,7 +183,7 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Of each bucket the sets of collectives that would be faster as one, without those that rewriting uses.
+    /// For each bucket the sets of collectives that would be faster as one, except those that rewriting uses.
     fn coalescible(
         &self,
         buckets: &[BucketRequest],

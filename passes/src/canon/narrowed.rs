@@ -8,11 +8,13 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::{CollectiveKind, DType, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId};
+use symmc_ir::{CollectiveKind, DType, Graph, Node, NodeId, Op, Table, Type, ValueId};
+
+use crate::rewrite::{Copied, copy_inputs, copy_outputs, moves_elements};
 
 /// The graph with casts next to collectives; `None` if there are none to move.
 pub fn casts_at_collectives(graph: &Graph) -> Option<Graph> {
-    let communicates = |node: &Node| moves(&node.op) || scatters(&node.op);
+    let communicates = |node: &Node| moves_elements(&node.op) || scatters(&node.op);
     if !graph.nodes.values().any(communicates) {
         return None;
     }
@@ -20,13 +22,6 @@ pub fn casts_at_collectives(graph: &Graph) -> Option<Graph> {
     let widened = widened(graph);
     let is_found = !widened.is_empty() || narrowed.values().any(Option::is_some);
     is_found.then(|| rebuilt(graph, &narrowed, &widened))?
-}
-
-/// Whether an op is a collective of one operand that only moves elements.
-fn moves(op: &Op) -> bool {
-    use CollectiveKind::{AllGather, AllToAll, Broadcast, Permute};
-    let kind = op.as_collective().map(|c| &c.kind);
-    matches!(kind, Some(AllGather | AllToAll(Splits::Even) | Broadcast { .. } | Permute { .. }))
 }
 
 fn scatters(op: &Op) -> bool {
@@ -49,7 +44,7 @@ fn narrowed(graph: &Graph) -> Table<ValueId, Option<DType>> {
         for (id, node) in graph.nodes.iter() {
             let &[result] = &node.outputs[..] else { continue };
             let Some(to) = read_as[result] else { continue };
-            if moves(&node.op) {
+            if moves_elements(&node.op) {
                 out[result] = Some(to);
             } else if rearranges(&node.op) {
                 let casts = node.inputs.iter().filter(|&&v| out[v] == Some(to)).count();
@@ -99,7 +94,7 @@ fn drop_what_is_cast_already(graph: &Graph, narrowed: &mut Table<ValueId, Option
     for node in graph.nodes.values().filter(|node| rearranges(&node.op)) {
         node.inputs.iter().for_each(|&v| is_rearranged[v] = true);
     }
-    for node in graph.nodes.values().filter(|node| moves(&node.op)) {
+    for node in graph.nodes.values().filter(|node| moves_elements(&node.op)) {
         node.outputs.iter().filter(|&&v| !is_rearranged[v]).for_each(|&v| narrowed[v] = None);
     }
 }
@@ -126,7 +121,7 @@ fn widened(graph: &Graph) -> BTreeSet<NodeId> {
                 let all = node.inputs.iter().all(|v| same(v) && is_single(v));
                 sources[result] = if all { sources[x] } else { None };
             }
-            op if moves(op) || scatters(op) => {
+            op if moves_elements(op) || scatters(op) => {
                 let is_rearranged = graph.def_node(x).is_some_and(|def| rearranges(&graph.nodes[def].op));
                 if is_rearranged && sources[x].is_some() && is_single(&x) {
                     out.insert(id);
@@ -144,13 +139,7 @@ fn rebuilt(
     narrowed: &Table<ValueId, Option<DType>>,
     widened: &BTreeSet<NodeId>,
 ) -> Option<Graph> {
-    let mut to = graph.without_nodes();
-    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
-    for input in graph.inputs.values() {
-        let value = &graph.values[input.value];
-        let (source, data) = (input.source.clone(), input.data.clone());
-        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
-    }
+    let (mut to, mut map) = copy_inputs(graph);
     for (id, node) in graph.nodes.iter() {
         if let (Op::Cast, &[x], &[result]) = (&node.op, &node.inputs[..], &node.outputs[..])
             && narrowed[x] == Some(graph.ty(result).dtype)
@@ -165,7 +154,7 @@ fn rebuilt(
         } else {
             node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?
         };
-        let is_moved = moves(&node.op);
+        let is_moved = moves_elements(&node.op);
         let results = node.outputs.iter().map(|&v| {
             let own = graph.ty(v);
             let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(own.dtype);
@@ -178,18 +167,12 @@ fn rebuilt(
             map[old] = Some(narrow.map_or(value, |dtype| cast(&mut to, value, dtype, graph.name_of(old))));
         }
     }
-    let outputs = graph.outputs.iter().map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
-    to.outputs = outputs.collect::<Option<_>>()?;
+    to.outputs = copy_outputs(graph, &map)?;
     Some(to)
 }
 
 /// What a value that rearranges widened values is, of these as they were before.
-fn before_widening(
-    graph: &Graph,
-    v: ValueId,
-    map: &Table<ValueId, Option<ValueId>>,
-    to: &mut Graph,
-) -> Option<ValueId> {
+fn before_widening(graph: &Graph, v: ValueId, map: &Copied, to: &mut Graph) -> Option<ValueId> {
     let node = &graph.nodes[graph.def_node(v)?];
     if node.op == Op::Cast {
         return map[*node.inputs.first()?];

@@ -12,7 +12,9 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{CollectiveKind, Def, Dim, Graph, Node, NodeId, Op, Output, Splits, Table, Type, ValueId};
+use symmc_ir::{CollectiveKind, Def, Dim, Graph, Node, NodeId, Op, Splits, Table, Type, ValueId};
+
+use crate::rewrite::{Copied, copy_inputs, copy_outputs, keeps_effects};
 
 /// A part of a value: `len` positions along an axis, from `start` on; of each shard, if there are several on the axis.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -97,11 +99,6 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
         used[input.value] = Used::Whole;
     }
     used
-}
-
-/// Whether an op may have effects other than its results.
-fn keeps_effects(op: &Op) -> bool {
-    matches!(op, Op::Opaque { .. } | Op::Custom(_))
 }
 
 /// What a node needs of its operands to give its whole results.
@@ -272,31 +269,24 @@ struct Rebuilt<'g> {
     used: Table<ValueId, Used>,
     to: Graph,
     /// What stands for each value: its used part or the whole.
-    map: Table<ValueId, Option<ValueId>>,
+    map: Copied,
     /// Parts of values that are computed whole.
     slices: HashMap<(ValueId, Part), ValueId>,
 }
 
 impl<'g> Rebuilt<'g> {
     fn new(from: &'g Graph, used: Table<ValueId, Used>) -> Self {
-        let map = Table::filled(None, from.values.len());
-        Rebuilt { from, used, to: from.without_nodes(), map, slices: HashMap::new() }
+        let (to, map) = copy_inputs(from);
+        Rebuilt { from, used, to, map, slices: HashMap::new() }
     }
 
     /// The graph; none if a value is missing, which would change the outputs.
     fn graph(mut self) -> Option<Graph> {
         let from = self.from;
-        for input in from.inputs.values() {
-            let value = &from.values[input.value];
-            let (source, data) = (input.source.clone(), input.data.clone());
-            let new = self.to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data);
-            self.map[input.value] = Some(new);
-        }
         for (id, node) in from.nodes.iter() {
             self.add(id, node)?;
         }
-        let outputs = from.outputs.iter().map(|o| Some(Output { value: self.map[o.value]?, kind: o.kind }));
-        self.to.outputs = outputs.collect::<Option<_>>()?;
+        self.to.outputs = copy_outputs(from, &self.map)?;
         Some(self.to)
     }
 

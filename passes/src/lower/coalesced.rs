@@ -17,7 +17,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Collective, CollectiveKind, Dim, Graph, NodeId, Op, Output, Table, Type, ValueId};
 
 use super::coalesce::{Rows, Set};
-use crate::rewrite::Names;
+use crate::rewrite::{Names, copy_inputs};
 
 /// A program with coalesced collectives.
 pub struct Coalesced {
@@ -127,15 +127,9 @@ struct Member {
 
 impl<'a> Builder<'a> {
     fn new(from: &'a Graph) -> Self {
-        let mut to = from.without_nodes();
-        let mut map = Table::filled(None, from.values.len());
+        let (to, map) = copy_inputs(from);
         let mut names = Names::default();
         from.values.values().for_each(|value| names.reserve(&value.name));
-        for input in from.inputs.values() {
-            let value = &from.values[input.value];
-            let (name, source, ty) = (value.name.clone(), input.source.clone(), value.ty.clone());
-            map[input.value] = Some(to.add_input(input.kind, name, source, ty, input.data.clone()));
-        }
         Builder { from, to, names, map, pieces: HashMap::new() }
     }
 

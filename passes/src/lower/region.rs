@@ -15,13 +15,14 @@ use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{
     BinaryOp, CollectiveKind, Def, Dim, Graph, GroupId, InputId, Node, NodeId, Numerics, NumericsClass, Op,
-    ReduceOp, Splits, Type, ValueId, Variant,
+    ReduceOp, Type, ValueId, Variant,
 };
 
 use super::beside::beside;
 use super::context::Context;
 use super::language::Value;
 use super::sums;
+use crate::rewrite::moves_elements;
 
 /// A region of a program.
 pub struct Region {
@@ -162,7 +163,7 @@ fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId
         // Casts that feed a collective. Of those that feed an all-reduce only maxima and minima can be taken before it in every plan.
         let extremum = |op| matches!(op, ReduceOp::Max | ReduceOp::Min);
         let takes_any = all_reduce(node).is_some_and(|op| narrows || extremum(op));
-        let takes_wider = moves(&node.op)
+        let takes_wider = moves_elements(&node.op)
             || matches!(node.op.as_collective(), Some(c) if matches!(c.kind, CollectiveKind::ReduceScatter(_)));
         let casts =
             node.inputs.iter().filter_map(|&v| graph.def_node(v)).filter(|&d| graph.nodes[d].op == Op::Cast);
@@ -173,16 +174,9 @@ fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId
     out
 }
 
-/// Whether an op is a collective of one operand that only moves elements.
-fn moves(op: &Op) -> bool {
-    use CollectiveKind::{AllGather, AllToAll, Broadcast, Permute};
-    let kind = op.as_collective().map(|c| &c.kind);
-    matches!(kind, Some(AllGather | AllToAll(Splits::Even) | Broadcast { .. } | Permute { .. }))
-}
-
-/// Whether a value is the result of such a collective.
+/// Whether a value is the result of a collective that only moves elements.
 fn is_moved(graph: &Graph, v: ValueId) -> bool {
-    graph.def_node(v).is_some_and(|n| moves(&graph.nodes[n].op))
+    graph.def_node(v).is_some_and(|n| moves_elements(&graph.nodes[n].op))
 }
 
 /// Whether the elements that a cast gives have less, as many or more bytes than those that it reads.

@@ -16,6 +16,7 @@
 //! ([`Replication`]).
 
 mod compact;
+mod copying;
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -30,6 +31,7 @@ use symmc_ir::{
 
 use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
+pub use copying::{Copied, copy_inputs, copy_outputs, keeps_effects, moves_elements};
 
 /// An equation and when it holds.
 pub struct Rule {

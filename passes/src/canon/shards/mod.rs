@@ -21,9 +21,9 @@ mod terms;
 
 use std::collections::{HashMap, HashSet};
 
-use symmc_ir::{Graph, NodeId, Op, Output, Table, ValueId};
+use symmc_ir::{Graph, NodeId, Table, ValueId};
 
-use crate::rewrite::compact;
+use crate::rewrite::{compact, copy_inputs, copy_outputs, keeps_effects};
 use analysis::{Analysis, Replacement, large_gathers};
 use terms::{Emitted, TermId};
 
@@ -59,11 +59,6 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
         }
         bases.retain(|base| !kept.contains(base));
     }
-}
-
-/// Whether an op may have effects other than its results.
-fn keeps_effects(op: &Op) -> bool {
-    matches!(op, Op::Opaque { .. } | Op::Custom(_))
 }
 
 /// The values that are computed if all replacements are made.
@@ -126,13 +121,7 @@ fn not_worth_it(
 
 /// The graph with the replacements and without what nothing needs any more.
 fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) -> Option<Graph> {
-    let mut to = graph.without_nodes();
-    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
-    for input in graph.inputs.values() {
-        let value = &graph.values[input.value];
-        let (source, data) = (input.source.clone(), input.data.clone());
-        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
-    }
+    let (mut to, mut map) = copy_inputs(graph);
     let mut emitted = Emitted::default();
     for node in graph.nodes.values() {
         let is_added = |v: &ValueId| live[*v] && analysis.replacements[*v].is_none();
@@ -152,7 +141,6 @@ fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) 
             }
         }
     }
-    let outputs = graph.outputs.iter().map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
-    to.outputs = outputs.collect::<Option<_>>()?;
+    to.outputs = copy_outputs(graph, &map)?;
     Some(compact(&to))
 }

@@ -1,0 +1,35 @@
+//! What passes that build a changed copy of a graph have in common.
+
+use symmc_ir::{CollectiveKind, Graph, Op, Output, Splits, Table, ValueId};
+
+/// The value of a copy that stands for each value of a graph, once there is one.
+pub type Copied = Table<ValueId, Option<ValueId>>;
+
+/// A graph with the inputs of another and without nodes.
+pub fn copy_inputs(graph: &Graph) -> (Graph, Copied) {
+    let mut to = graph.without_nodes();
+    let mut map: Copied = Table::filled(None, graph.values.len());
+    for input in graph.inputs.values() {
+        let value = &graph.values[input.value];
+        let (source, data) = (input.source.clone(), input.data.clone());
+        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
+    }
+    (to, map)
+}
+
+/// The outputs of a graph as those of its copy; `None` if a value is missing there, which would change the outputs.
+pub fn copy_outputs(graph: &Graph, map: &Copied) -> Option<Vec<Output>> {
+    graph.outputs.iter().map(|o| Some(Output { value: map[o.value]?, kind: o.kind })).collect()
+}
+
+/// Whether an op may have effects other than its results.
+pub fn keeps_effects(op: &Op) -> bool {
+    matches!(op, Op::Opaque { .. } | Op::Custom(_))
+}
+
+/// Whether an op is a collective of one operand that only moves elements.
+pub fn moves_elements(op: &Op) -> bool {
+    use CollectiveKind::{AllGather, AllToAll, Broadcast, Permute};
+    let kind = op.as_collective().map(|c| &c.kind);
+    matches!(kind, Some(AllGather | AllToAll(Splits::Even) | Broadcast { .. } | Permute { .. }))
+}
