@@ -307,7 +307,8 @@ impl Profile {
 
     /// The rate of a collective beside computation that fills the machine.
     fn rate_beside(&self, kind: &CollectiveKind, variant: Variant, ranks: u32) -> f64 {
-        self.contention_of(kind, variant, ranks).map_or(model::RATE_BESIDE, |measured| measured.rate)
+        self.contention_of(kind, variant, ranks)
+            .map_or_else(|| model::rate_beside(variant), |measured| measured.rate)
     }
 
     /// The measurement of the nearest number of ranks.

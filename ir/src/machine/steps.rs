@@ -61,7 +61,7 @@ impl Profile {
     /// The estimated time in microseconds of a step that reads and writes so many bytes and does these operations.
     pub fn compute_us(&self, moved: u64, operations: Operations) -> f64 {
         let moving = self.copy_us(moved / 2);
-        let Operations { matmul_16bit, matmul, attention, rows } = operations;
+        let Operations { matmul_16bit, matmul, attention, attention_block, rows } = operations;
         let Some(t) = &self.throughput else {
             let all = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
             return moving.max(self.copy_us((all / OPERATIONS_PER_BYTE) as u64));
@@ -71,7 +71,10 @@ impl Profile {
         let rates = &self.product_rates;
         let narrow = ProductRate::at(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
         let wide = ProductRate::at(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
-        let computing = us(matmul_16bit, narrow) + us(matmul, wide) + us(attention, t.attention);
+        let of_block =
+            us(attention_block.saturating_mul(u64::from(self.multiprocessors.unwrap_or(1))), t.attention);
+        let attending = us(attention, t.attention).max(of_block);
+        let computing = us(matmul_16bit, narrow) + us(matmul, wide) + attending;
         moving.max(computing).max(t.kernel_us)
     }
 }
@@ -118,7 +121,14 @@ mod tests {
              return %y\n"
         ));
         let pairs = 4 * 16 * 16 * (8 + 8) * 2;
-        assert_eq!(gradient, Operations { attention: pairs / 2 * 5 / 2, ..Operations::default() });
+        assert_eq!(
+            gradient,
+            Operations {
+                attention: pairs / 2 * 5 / 2,
+                attention_block: 16 * 16 * (8 + 8) * 2 * 5 / 2,
+                ..Operations::default()
+            }
+        );
         let sum = operations("arg %a: f32[8, 32]\n%c: f32[8, 32] = relu %a\nreturn %c\n");
         assert_eq!(sum, Operations::default());
     }

@@ -80,6 +80,8 @@ pub struct Operations {
     pub matmul: u64,
     /// Of attention.
     pub attention: u64,
+    /// Of attention, those of the block of rows that has the most: one multiprocessor computes it, however many are idle.
+    pub attention_block: u64,
     /// The most rows of the result of a product.
     pub rows: u64,
 }
@@ -112,7 +114,9 @@ impl Operations {
                     _ => 1,
                 };
             }
-            op => out.attention = of_attention(op, &node.inputs, graph, &size),
+            op => {
+                (out.attention, out.attention_block) = of_attention(op, &node.inputs, graph, &size);
+            }
         }
         out
     }
@@ -123,33 +127,47 @@ impl Operations {
             matmul_16bit: self.matmul_16bit.saturating_add(other.matmul_16bit),
             matmul: self.matmul.saturating_add(other.matmul),
             attention: self.attention.saturating_add(other.attention),
+            attention_block: self.attention_block.saturating_add(other.attention_block),
             rows: self.rows.max(other.rows),
         }
     }
 }
 
 /// The operations of attention or its gradient, which computes weights again and has four products more: two and a half times
-/// as many. Of other ops none.
-fn of_attention(op: &Op, inputs: &[ValueId], graph: &Graph, size: &impl Fn(&Dim) -> u64) -> u64 {
-    let moves_with_row = |bounds: &[Bound]| bounds.iter().any(|b| b.row);
+/// as many. All of them, and those of the block of rows that has the most. Of other ops none.
+fn of_attention(op: &Op, inputs: &[ValueId], graph: &Graph, size: &impl Fn(&Dim) -> u64) -> (u64, u64) {
     match op {
         Op::Permuted { op, .. } => of_attention(op, inputs, graph, size),
-        Op::Attention { bounds, .. } => attention(graph, inputs, moves_with_row(bounds), size),
+        Op::Attention { bounds, .. } => attention(graph, inputs, bounds, size),
         Op::AttentionGradient { bounds, .. } => {
             let forward = inputs.get(3..).unwrap_or_default();
-            attention(graph, forward, moves_with_row(bounds), size).saturating_mul(5) / 2
+            let (all, block) = attention(graph, forward, bounds, size);
+            (all.saturating_mul(5) / 2, block.saturating_mul(5) / 2)
         }
-        _ => 0,
+        _ => (0, 0),
     }
 }
 
-/// The operations of attention: queries by keys, and weights by values.
-fn attention(graph: &Graph, inputs: &[ValueId], halved: bool, size: &impl Fn(&Dim) -> u64) -> u64 {
-    let [q, k, v, ..] = inputs[..] else { return 0 };
+/// The rows of queries that kernels of attention give to one block of threads.
+const ROWS_OF_BLOCK: u64 = 128;
+
+/// The operations of attention: queries by keys, and weights by values. Where a bound moves with the row, rows see half of the keys, but
+/// the last block of rows sees them all; where several do, as in a window, no block sees more than others.
+fn attention(graph: &Graph, inputs: &[ValueId], bounds: &[Bound], size: &impl Fn(&Dim) -> u64) -> (u64, u64) {
+    let [q, k, v, ..] = inputs[..] else { return (0, 0) };
     let [q, k, v] = [q, k, v].map(|x| &graph.ty(x).shape[..]);
-    let (Some((width, rows)), Some(value), [.., keys, _]) = (q.split_last(), v.last(), k) else { return 0 };
+    let (Some((width, rows)), Some(value), [.., keys, _]) = (q.split_last(), v.last(), k) else {
+        return (0, 0);
+    };
+    let rows_of_head = rows.last().map_or(1, size);
     let rows = rows.iter().map(size).fold(1, u64::saturating_mul);
-    let each = size(width).saturating_add(size(value)).saturating_mul(2);
-    let all = rows.saturating_mul(size(keys)).saturating_mul(each);
-    if halved && rows > 0 && q.len() > 1 && size(&q[q.len() - 2]) > 1 { all / 2 } else { all }
+    let of_row = size(width).saturating_add(size(value)).saturating_mul(2).saturating_mul(size(keys));
+    let all = rows.saturating_mul(of_row);
+    let block = rows_of_head.min(ROWS_OF_BLOCK).saturating_mul(of_row);
+    match bounds.iter().filter(|b| b.row).count() {
+        _ if rows_of_head <= 1 => (all, 0),
+        0 => (all, block),
+        1 => (all / 2, block),
+        _ => (all / 2, 0),
+    }
 }
