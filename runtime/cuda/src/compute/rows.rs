@@ -340,7 +340,7 @@ pub(super) fn arg_reduce(
     let (xs, rs) = (Split::new(x, &[axis], l), per_row(result, l));
     let group = Group::of(rows, n, &[&xs]);
     let call = format!("arg_rows<@_L, {}, {}>", op == ArgOp::Max, group.args());
-    let layout = layout(rows, n, 1, &xs, &rs, "");
+    let layout = layout(rows, n, group.width, &xs, &rs, "");
     let params = [("x", xs.at), ("r", rs.at)];
     Ok(launch("arg_reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
 }

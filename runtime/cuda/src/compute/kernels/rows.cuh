@@ -216,16 +216,29 @@ template <bool LARGEST, class C> SC_FN bool before(C x, i64 i, C y, i64 j) {
     return LARGEST ? x > y : x < y;
 }
 
+// Whether x is more extreme than y, which comes first.
+template <bool LARGEST, class C> SC_FN bool exceeds(C x, C y) {
+    return (LARGEST ? x > y : x < y) || (x != x && y == y);
+}
+
 template <class L, bool LARGEST, int G, int THREADS> SC_FN void arg_rows(const void *x, void *r) {
-    typedef typename Computed<typename L::X>::C C;
+    typedef typename L::X X;
+    typedef typename Computed<X>::C C;
+    static const int V = L::V;
     u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
     if (row >= L::ROWS) return;
-    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+    const X *from = (const X *)x + L::x_row(row);
     C best = 0;
     i64 at = -1;
-    for (i64 k = lane; k < L::N; k += G) {
-        C c = get(from[L::x_in(k)]);
-        if (at < 0 || before<LARGEST>(c, k, best, at)) best = c, at = k;
+#pragma unroll 4
+    for (i64 k = (i64)lane * V; k < L::N; k += (i64)G * V) {
+        Few<X, V> few;
+        read<X, V>(few, from + L::x_in(k));
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+            C c = get(few.e[j]);
+            if (at < 0 || exceeds<LARGEST>(c, best)) best = c, at = k + j;
+        }
     }
     if (G > 1) {
         for (int m = 16; m > 0; m >>= 1) {
