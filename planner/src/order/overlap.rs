@@ -88,8 +88,14 @@ pub struct Prefetches {
     unused: Vec<bool>,
 }
 
-/// The most steps that are moved ahead for one prefetch.
+/// The most steps that are moved ahead for one prefetch, and the nanoseconds that they may take beside those of the prefetch itself: a
+/// cast of a small parameter takes longer than its gather.
 const MOVED: usize = 16;
+const MOVED_TIME: u64 = 20_000;
+
+/// The turn of the first step. Where communication takes longer than the computation in front of its use, latest starts are before it,
+/// and prefetches keep the order of their uses.
+const FIRST: u64 = 1 << 60;
 
 impl Prefetches {
     /// Those of an order, which start earlier than at their latest start by `lead` percent of their time.
@@ -105,10 +111,10 @@ impl Prefetches {
                 unused[s as usize] = tasks.after.of(s as usize).is_empty();
             }
         }
-        let mut turn = vec![0; tasks.len()];
-        let mut now = 0u64;
+        let mut turn = vec![FIRST; tasks.len()];
+        let mut now = FIRST;
         // When the steps that are not moved begin, ascending.
-        let mut begins = vec![0];
+        let mut begins = vec![FIRST];
         for &s in order {
             turn[s as usize] = now;
             if tasks.lane[s as usize] == Lane::Compute && !moved[s as usize] {
@@ -136,7 +142,7 @@ impl Prefetches {
                 before = before.saturating_sub(tasks.timed[f as usize].time);
                 // In front of the step that would run at that time.
                 let begin = begins[begins.partition_point(|&b| b <= before).saturating_sub(1)];
-                turn[f as usize] = turn[f as usize].min(begin);
+                turn[f as usize] = turn[f as usize].min(begin.min(before));
             }
         }
         Prefetches { turn, earliest, moved, unused }
@@ -144,7 +150,7 @@ impl Prefetches {
 }
 
 /// What a collective needs before it can start, in order, if that is little enough to move it ahead: no other collective, and
-/// computation that takes no longer than it.
+/// computation that takes no longer than it, or no longer than [`MOVED_TIME`].
 fn feeds(tasks: &Tasks, collective: usize) -> Option<Vec<u32>> {
     let mut found = BTreeSet::new();
     let mut open = vec![collective];
@@ -155,7 +161,7 @@ fn feeds(tasks: &Tasks, collective: usize) -> Option<Vec<u32>> {
                 continue;
             }
             time = time.saturating_add(tasks.timed[b as usize].time);
-            let little = found.len() <= MOVED && time <= tasks.timed[collective].time;
+            let little = found.len() <= MOVED && time <= tasks.timed[collective].time.max(MOVED_TIME);
             if tasks.lane[b as usize] == Lane::Comm || !little {
                 return None;
             }
