@@ -131,13 +131,16 @@ impl Prefetches {
             (turn[s], earliest[s]) = (now, Some(0));
         }
         let mut next = u64::MAX;
+        // The earliest starts of the prefetch that is used next, and of the computation that is moved ahead for it: none that is used
+        // before has to wait for these.
+        let (mut start, mut before) = (u64::MAX, u64::MAX);
         for &(used, s) in by_use.iter().rev() {
             let s = s as usize;
             let time = beside(tasks, s);
             next = next.min(used).saturating_sub(time.saturating_add(tasks.crossing));
-            let start = next.saturating_sub(time.saturating_mul(lead) / 100);
+            start = start.min(next.saturating_sub(time.saturating_mul(lead) / 100));
             (turn[s], earliest[s]) = (next, Some(start));
-            let mut before = start;
+            before = before.min(start);
             for &f in ahead[s].iter().rev() {
                 before = before.saturating_sub(tasks.timed[f as usize].time);
                 // In front of the step that would run at that time.
