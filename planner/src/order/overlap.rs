@@ -530,6 +530,36 @@ mod tests {
         assert!(found.peak <= 150, "{}", found.peak);
     }
 
+    /// Where communication takes longer than computation all gathers are late. The first to be used goes first, also if it is small and
+    /// its cast takes longer than itself.
+    #[test]
+    fn late_gathers_of_parameters_keep_the_order_of_their_uses() {
+        let mut rows: Vec<(Vec<u32>, u64, u64, bool)> = Vec::new();
+        let sizes = [2u64, 500, 2, 700, 500, 3, 900, 2];
+        // The last parameter is the first in the order that it starts from.
+        for &time in sizes.iter().rev() {
+            let cast = rows.len() as u32;
+            rows.extend([(vec![], time, 5, false), (vec![cast], time, time, true)]);
+        }
+        let count = sizes.len() as u32;
+        for k in 0..count {
+            let gather = 2 * (count - 1 - k) + 1;
+            let product = if k == 0 { vec![gather] } else { vec![2 * count + k - 1, gather] };
+            rows.push((product, 1, 20, false));
+        }
+        let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
+        let from: Vec<u32> = (0..tasks.len() as u32).collect();
+        for lead in [0, 25, 150] {
+            let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, lead), u64::MAX);
+            let gathers = found.order.iter().copied().filter(|&s| tasks.lane[s as usize] == Lane::Comm);
+            let expected: Vec<u32> = (0..count).map(|k| 2 * (count - 1 - k) + 1).collect();
+            assert_eq!(gathers.collect::<Vec<_>>(), expected, "{:?}", found.order);
+            // Gathers follow each other, but for casts that a small gather does not hide.
+            let total = sizes.iter().sum::<u64>() + 5 * u64::from(count) + 20;
+            assert!(makespan(&tasks, &found.order, &found.joined) <= total, "{:?}", found.order);
+        }
+    }
+
     #[test]
     fn reductions_that_nobody_reads_drain_beside_computation() {
         let tasks = tasks(&[
