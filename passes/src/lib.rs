@@ -15,6 +15,7 @@ pub mod rewrite;
 pub use canon::canonicalize;
 pub use error::PassError;
 pub use lower::{
-    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, coalescible, lower, lower_with_report,
+    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,
+    lower_with_report,
 };
 pub use rewrite::Report;

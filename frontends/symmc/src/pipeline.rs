@@ -6,11 +6,11 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
-use symmc_passes::{CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach};
+use symmc_passes::{CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach, Solutions};
 use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
 
-use crate::attempt::{Attempt, Seen};
+use crate::attempt::{Attempt, Seen, communication_us};
 use crate::config::Config;
 use crate::divide::{BucketRequest, Ranges};
 use crate::error::{Error, ErrorKind};
@@ -31,6 +31,8 @@ pub struct Pipeline<'a> {
     pub among_others: bool,
     /// Whether collectives may be coalesced.
     pub coalesces: bool,
+    /// Solutions of regions, which all lowerings share.
+    pub solutions: &'a Solutions,
 }
 
 impl<'a> Pipeline<'a> {
@@ -41,7 +43,8 @@ impl<'a> Pipeline<'a> {
         canonical: &'a Graph,
         bound: &'a BTreeSet<InputId>,
     ) -> Pipeline<'a> {
-        Pipeline { program, config, canonical, bound, among_others: false, coalesces: true }
+        let solutions = &program.solutions;
+        Pipeline { program, config, canonical, bound, among_others: false, coalesces: true, solutions }
     }
 
     fn failed(&self, error: PlanError) -> Error {
@@ -108,7 +111,9 @@ impl<'a> Pipeline<'a> {
         let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
             parallel::map(buckets, nodes, |(b, symbols)| {
                 let choice = BucketChoice { number: b, symbols, choice };
-                let (graph, decisions, report) = lower(self.canonical, self.config, self.bound, choice)?;
+                let lowering = lower_config(self.canonical, self.config, self.bound, choice);
+                let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
+                let (graph, decisions, report) = symmc_passes::lower_with_report(self.canonical, &lowering)?;
                 let collectives = collectives(&graph);
                 let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
                 let decisions = decisions.into_iter().map(decided).collect();
@@ -173,7 +178,8 @@ impl<'a> Pipeline<'a> {
                 Choice { seen: best.chosen_with.clone(), coalesced: sets.clone(), ..Choice::default() };
             let Some(other) = self.plan_choice(buckets, best, &choice)? else { continue };
             let own = Choice { seen: other.seen.clone(), coalesced: sets.clone(), ..Choice::default() };
-            if self.take_better(buckets, best, other)? || self.improve(buckets, best, &own)? {
+            let is_far = other.costs.iter().zip(&best.costs).all(|(other, best)| *other > FAR * best);
+            if self.take_better(buckets, best, other)? || !is_far && self.improve(buckets, best, &own)? {
                 self.choose_by_schedule(buckets, best)?;
             }
             if reach.least_startup == LEAST_STARTUP {
@@ -212,7 +218,8 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// The plan of another choice; `None` if that is the same program as the best one, or cannot be planned.
+    /// The plan of another choice; `None` if that is the same program as the best one, takes longer than that with its communication
+    /// alone, or cannot be planned.
     fn plan_choice(
         &self,
         buckets: &[BucketRequest],
@@ -221,6 +228,10 @@ impl<'a> Pipeline<'a> {
     ) -> Result<Option<Attempt>, Error> {
         let inputs = self.lower(buckets, choice)?.inputs;
         if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
+            return Ok(None);
+        }
+        let least_us = inputs.iter().map(|input| communication_us(&input.graph, &self.config.profile));
+        if least_us.zip(&best.costs).all(|(least, cost)| least >= *cost) {
             return Ok(None);
         }
         let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(None) };
@@ -320,7 +331,9 @@ const COALESCING: &[Reach] = &[
 const LEAST_STARTUP: f64 = 0.2;
 /// The number of these that are tried for programs whose buckets have more than [`LARGE`] nodes together.
 const FEW: usize = 4;
-const LARGE: usize = 1_500;
+const LARGE: usize = 1_000;
+/// How many times the cost of the best plan a plan costs for which variants are not chosen again with its own overlap.
+const FAR: f64 = 1.25;
 
 /// What a choice of variants is made with, for all buckets.
 #[derive(Default)]
@@ -377,15 +390,6 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
     all.max().unwrap_or(0)
 }
 
-fn lower(
-    canonical: &Graph,
-    config: &Config,
-    bound: &BTreeSet<InputId>,
-    bucket: BucketChoice<'_>,
-) -> Result<(Graph, Vec<Decision>, symmc_passes::lower::Report), PassError> {
-    symmc_passes::lower_with_report(canonical, &lower_config(canonical, config, bound, bucket))
-}
-
 /// The lowering of one bucket.
 pub fn lower_config(
     canonical: &Graph,
@@ -434,4 +438,41 @@ fn decided(
     };
     let blocks = decision.nodes.iter().map(blocks).collect();
     Decided { decision, blocks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program of this many all-reduces of different sizes, small enough that they are coalesced.
+    fn different_collectives(count: usize) -> Program {
+        let mut text = String::from("program \"p\" ranks 4\ngroup @w world\n");
+        let mut body = String::new();
+        for i in 0..count {
+            let ty = format!("f32[{}, 64]", 64 + 4 * i);
+            text += &format!("arg %a{i}: {ty}\n");
+            body += &format!("%n{i}: {ty} = exp %a{i}\n%r{i}: {ty} = all_reduce %n{i} op=sum group=@w\n");
+            body += &format!("%s{i}: {ty} = exp %r{i}\n");
+        }
+        text += &body;
+        (0..count).for_each(|i| text += &format!("return %s{i}\n"));
+        Program::from_text(&text).expect("a program")
+    }
+
+    #[test]
+    fn the_egraph_of_a_region_is_made_once_for_all_attempts() {
+        for count in [12, 24, 48] {
+            let program = different_collectives(count);
+            let profile = Profile::builtin("h200x4").expect("it is built in");
+            let config = Config::default().with_profile(profile);
+            let plan = crate::compile(&program, &config).expect("a plan");
+            crate::estimate_plain(&program, &plan, &config).expect("estimates");
+            let coalesced = plan.buckets[0].decisions.iter().filter(|d| d.chosen == "absorbed").count();
+            assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
+            // Each collective by itself, with the chosen variants and with plain ones. The others are coalesced ones: a few sets for
+            // each reach.
+            let made = program.solutions.egraphs_made();
+            assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
+        }
+    }
 }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use indexmap::IndexMap;
 use symmc_ir::{SymbolId, parallel};
+use symmc_passes::Solutions;
 use symmc_plan::{Plan, ReadProgram};
 
 use crate::divide::{self, BucketRequest, Grid, Ranges};
@@ -159,7 +160,9 @@ impl Comparison<'_> {
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
         let made = parallel::map(missing, nodes, |point| {
-            let single = Pipeline { among_others: true, ..*this.pipeline };
+            // Other points have other solutions: these are dropped at once.
+            let solutions = Solutions::default();
+            let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
             let Ok(plan) = single.planned(&[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
                 return Ok::<_, Error>((sizes(point), None));
             };

@@ -25,7 +25,7 @@ use symmc_ir::{Graph, NodeId, Table, ValueId};
 
 use crate::rewrite::{compact, copy_inputs, copy_outputs, keeps_effects};
 use analysis::{Analysis, Replacement, large_gathers};
-use terms::{Emitted, TermId};
+use terms::{Emitted, TermId, VisitedTerms};
 
 /// What each collective of the replacement must save of the bytes that all_gathers give. A small collective and the few small kernels
 /// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
@@ -65,6 +65,7 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
 fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
     let mut live = Table::filled(false, graph.values.len());
     graph.outputs.iter().for_each(|o| live[o.value] = true);
+    let mut visited = VisitedTerms::default();
     for node in graph.nodes.values().rev() {
         let is_replaced = |v: &ValueId| analysis.replacements[*v].is_some();
         if keeps_effects(&node.op) || node.outputs.iter().any(|v| live[*v] && !is_replaced(v)) {
@@ -72,7 +73,8 @@ fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
         }
         let terms = node.outputs.iter().filter(|&&v| live[v]).filter_map(|&v| analysis.replacements[v]);
         let terms: Vec<TermId> = terms.map(|r| r.term).collect();
-        analysis.terms.sources(&terms).into_iter().for_each(|v| live[v] = true);
+        let sources = analysis.terms.unvisited_sources(&terms, &mut visited);
+        sources.into_iter().for_each(|v| live[v] = true);
     }
     live
 }
