@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
-use symmc_passes::{CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach, Solutions};
+use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach, Solutions};
 use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
 
@@ -25,6 +25,8 @@ pub struct Pipeline<'a> {
     pub config: &'a Config,
     /// The program in canonical form.
     pub canonical: &'a Graph,
+    /// The canonical form that can be faster in buckets of small sizes, if there is one.
+    pub for_small_sizes: Option<&'a Graph>,
     /// The arguments that are bound.
     pub bound: &'a BTreeSet<InputId>,
     /// Whether the buckets are some of several.
@@ -40,29 +42,53 @@ impl<'a> Pipeline<'a> {
     pub fn new(
         program: &'a Program,
         config: &'a Config,
-        canonical: &'a Graph,
+        forms: &'a CanonicalForms,
         bound: &'a BTreeSet<InputId>,
     ) -> Pipeline<'a> {
-        let solutions = &program.solutions;
-        Pipeline { program, config, canonical, bound, among_others: false, coalesces: true, solutions }
+        Pipeline {
+            program,
+            config,
+            canonical: &forms.usual,
+            for_small_sizes: forms.for_small_sizes.as_ref(),
+            bound,
+            among_others: false,
+            coalesces: true,
+            solutions: &program.solutions,
+        }
     }
 
     fn failed(&self, error: PlanError) -> Error {
         Error::planner(&self.program.graph.name, error)
     }
 
-    /// The plan of these buckets.
+    /// The plan of these buckets, each in the canonical form in which it costs less by estimate.
     ///
     /// # Errors
     /// The program cannot be planned.
     pub fn planned(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
+        let usual = self.planned_in_form(buckets);
+        let Some(canonical) = self.for_small_sizes else { return usual };
+        let small = Pipeline { canonical, for_small_sizes: None, ..*self };
+        let (usual, small) = match (usual, small.planned_in_form(buckets)) {
+            (Ok(usual), Ok(small)) => (usual, small),
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) => return Ok(one),
+            (Err(error), Err(_)) => return Err(error),
+        };
+        let mut best = self.attempt(usual.inputs, usual.plan)?;
+        let other = self.attempt(small.inputs, small.plan)?;
+        self.take_better(buckets, &mut best, other)?;
+        Ok(Planned { inputs: best.inputs, plan: best.plan, by_schedule: true })
+    }
+
+    /// The plan of these buckets in the form [`canonical`](Self::canonical).
+    fn planned_in_form(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
         let Lowered { inputs, overlapped } = self.lower(buckets, &Choice::default())?;
-        let plan = match self.plan(buckets, &inputs) {
-            Err(PlanError::SymmLimit { .. }) => self.within_the_limit(buckets, &inputs)?,
-            made => made.map_err(|e| self.failed(e))?,
+        let (inputs, plan) = match self.plan(buckets, &inputs) {
+            Err(PlanError::SymmLimit { .. }) => self.within_the_limit(buckets, inputs)?,
+            made => (inputs, made.map_err(|e| self.failed(e))?),
         };
         if self.config.symm_limit.is_some() {
-            return Ok(Planned { plan, by_schedule: false });
+            return Ok(Planned { inputs, plan, by_schedule: false });
         }
         let kept = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
         let none = vec![BTreeSet::new(); buckets.len()];
@@ -71,8 +97,11 @@ impl<'a> Pipeline<'a> {
         let again = shown.map(|((bucket, overlapped), sets)| overlapped || kept(bucket) || !sets.is_empty());
         let again: Vec<bool> = again.collect();
         let by_schedule = again.contains(&true);
-        let plan = if by_schedule { self.some_chosen_again(buckets, inputs, plan, &again)? } else { plan };
-        Ok(Planned { plan, by_schedule })
+        let (inputs, plan) = match by_schedule {
+            true => self.some_chosen_again(buckets, inputs, plan, &again)?,
+            false => (inputs, plan),
+        };
+        Ok(Planned { inputs, plan, by_schedule })
     }
 
     /// The plan, with other variants for some of the buckets where those cost less.
@@ -82,9 +111,9 @@ impl<'a> Pipeline<'a> {
         mut inputs: Vec<BucketInput>,
         plan: Plan,
         again: &[bool],
-    ) -> Result<Plan, Error> {
+    ) -> Result<(Vec<BucketInput>, Plan), Error> {
         if !again.contains(&false) {
-            return self.chosen_again(buckets, inputs, plan).map(|best| best.plan);
+            return self.chosen_again(buckets, inputs, plan).map(|best| (best.inputs, best.plan));
         }
         let some: Vec<usize> = (0..buckets.len()).filter(|&b| again[b]).collect();
         let requests: Vec<BucketRequest> = some.iter().map(|&b| buckets[b].clone()).collect();
@@ -94,11 +123,15 @@ impl<'a> Pipeline<'a> {
         let best = among_others.chosen_again(&requests, first, alone)?;
         let changed = some.iter().zip(&best.inputs).any(|(&b, input)| inputs[b].graph != input.graph);
         if !changed {
-            return Ok(plan);
+            return Ok((inputs, plan));
         }
+        let before = inputs.clone();
         some.into_iter().zip(best.inputs).for_each(|(b, input)| inputs[b] = input);
         // Other buckets find as much room as before, but for landing zones that are new.
-        Ok(self.plan(buckets, &inputs).unwrap_or(plan))
+        Ok(match self.plan(buckets, &inputs) {
+            Ok(plan) => (inputs, plan),
+            Err(_) => (before, plan),
+        })
     }
 
     /// The buckets with a variant for each collective.
@@ -297,15 +330,19 @@ impl<'a> Pipeline<'a> {
 
     /// A plan whose collectives ask for less symmetric memory than those of `inputs`, which do not fit the limit. What asks
     /// for the most runs otherwise, until all fits.
-    fn within_the_limit(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, Error> {
-        let mut largest = largest_asked(inputs);
+    fn within_the_limit(
+        &self,
+        buckets: &[BucketRequest],
+        inputs: Vec<BucketInput>,
+    ) -> Result<(Vec<BucketInput>, Plan), Error> {
+        let mut largest = largest_asked(&inputs);
         let mut tries = 0;
         loop {
             let most = if tries < EXACT_TRIES { largest.saturating_sub(1) } else { largest / 2 };
             let inputs = self.lower(buckets, &Choice { symmetric: Some(most), ..Choice::default() })?.inputs;
             match self.plan(buckets, &inputs) {
                 Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
-                made => return made.map_err(|e| self.failed(e)),
+                made => return made.map(|plan| (inputs, plan)).map_err(|e| self.failed(e)),
             }
             tries += 1;
         }
@@ -368,6 +405,8 @@ pub struct Lowered {
 
 /// See [`Pipeline::planned`].
 pub struct Planned {
+    /// What the plan was made of.
+    inputs: Vec<BucketInput>,
     /// The plan.
     pub plan: Plan,
     /// Whether variants depend on the schedule: on overlap, or on exit barriers that are kept.

@@ -42,7 +42,7 @@ pub fn refined(
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
 ) -> Result<Plan, Error> {
-    let Planned { mut plan, by_schedule } = pipeline.planned(&buckets)?;
+    let Planned { mut plan, by_schedule, .. } = pipeline.planned(&buckets)?;
     // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
     let symbols = divide::of_collectives(pipeline.canonical).into_iter();
