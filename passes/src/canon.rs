@@ -46,6 +46,7 @@ use symmc_ir::{BoundsChecks, Graph};
 
 use crate::error::PassError;
 use crate::rewrite::{Report, Rule, rewrite};
+use shards::{JudgedSizes, ReducedShards, ShardsConfig};
 
 /// The rules of the canonical form, by theme, in the order in which they are tried.
 pub const RULES: &[&[Rule]] = &[
@@ -89,14 +90,55 @@ pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
 /// # Errors
 /// As [`canonicalize`].
 pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
+    canonicalized(graph, JudgedSizes::Largest).map(|found| (found.graph, found.report))
+}
+
+/// The canonical forms of a program of which one can be faster at some sizes and the other at others.
+#[derive(Clone, Debug)]
+pub struct CanonicalForms {
+    /// The one of [`canonicalize`]: rewriting that depends on sizes is judged at the upper ends of symbols.
+    pub usual: Graph,
+    /// The one without reductions of shards that are not worth it at the smallest sizes, if that differs.
+    pub for_small_sizes: Option<Graph>,
+}
+
+/// The canonical forms of a program. Which of them is faster at given sizes is a question of the machine, so whoever knows both decides.
+///
+/// # Errors
+/// As [`canonicalize`].
+pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
+    let usual = canonicalized(graph, JudgedSizes::Largest)?;
+    let for_small_sizes = match usual.depends_on_sizes {
+        true => Some(canonicalized(graph, JudgedSizes::Smallest)?.graph).filter(|g| *g != usual.graph),
+        false => None,
+    };
+    Ok(CanonicalForms { usual: usual.graph, for_small_sizes })
+}
+
+/// A program in canonical form.
+struct Canonicalized {
+    graph: Graph,
+    report: Report,
+    /// Whether something was rewritten that is not worth it at the smallest sizes.
+    depends_on_sizes: bool,
+}
+
+fn canonicalized(graph: &Graph, sizes: JudgedSizes) -> Result<Canonicalized, PassError> {
     crate::error::verified_before("canonicalize", graph)?;
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
     let mut met_shared = report.met_shared;
+    let mut depends_on_sizes = false;
+    let mut reduce_shards = |graph: &Graph| {
+        let config = ShardsConfig { bytes: shards::WORTH_A_COLLECTIVE, sizes };
+        let ReducedShards { graph, at_all_sizes } = shards::reduce_shards(graph, config)?;
+        depends_on_sizes |= !at_all_sizes;
+        Some(graph)
+    };
     for _ in 0..MOST_REPEATS {
         // Each of these changes can enable another.
         let changed = repeated::grouped(&out)
             .or_else(|| used::in_part(&out))
-            .or_else(|| shards::reduce_shards_first(&out))
+            .or_else(|| reduce_shards(&out))
             .or_else(|| narrowed::casts_at_collectives(&out))
             .or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {
@@ -111,5 +153,5 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
     if cfg!(debug_assertions) {
         crate::error::verified_after("canonicalize", &out)?;
     }
-    Ok((out, report))
+    Ok(Canonicalized { graph: out, report, depends_on_sizes })
 }

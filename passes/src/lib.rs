@@ -12,9 +12,10 @@ pub mod error;
 pub mod lower;
 pub mod rewrite;
 
-pub use canon::canonicalize;
+pub use canon::{CanonicalForms, canonical_forms, canonicalize};
 pub use error::PassError;
 pub use lower::{
-    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, coalescible, lower, lower_with_report,
+    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,
+    lower_with_report,
 };
 pub use rewrite::Report;

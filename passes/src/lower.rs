@@ -26,6 +26,7 @@ mod placing;
 mod reasons;
 mod region;
 pub mod rules;
+mod solutions;
 mod solve;
 mod sums;
 
@@ -41,14 +42,15 @@ use crate::canon::groups::groups_of_all_reduces;
 use crate::error::{PassError, verified_after};
 pub use coalesce::{COALESCE, CoalesceConfig, Reach, Set as CoalescedSet};
 use coalesced::Coalesced;
-use context::Context;
-pub use context::Overlap;
+use context::{Context, Schedule};
+pub use context::{Limits, Overlap};
 use decisions::Decided;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
-pub use solve::Limits;
-use solve::{Credit, RuleSets, Solution, solve};
+pub use solutions::Solutions;
+use solutions::{Found, Scope};
+use solve::{Credit, Solution};
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
@@ -76,6 +78,8 @@ pub struct LowerConfig {
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
     pub limits: Limits,
+    /// Solutions of earlier lowerings, which this one uses and adds to. Results do not depend on it.
+    pub solutions: Solutions,
 }
 
 impl LowerConfig {
@@ -92,6 +96,7 @@ impl LowerConfig {
             coalesced: Vec::new(),
             numerics: Numerics::EXACT,
             limits: Limits { nodes: 10_000, iterations: 16 },
+            solutions: Solutions::default(),
         }
     }
 }
@@ -101,8 +106,10 @@ impl LowerConfig {
 pub struct Report {
     /// The number of regions.
     pub regions: usize,
-    /// The number of regions that differ from all others, for which an e-graph was built.
+    /// The number of regions that differ from all others.
     pub distinct: usize,
+    /// The number of regions that were solved for this lowering: the others were known ([`Solutions`]).
+    pub solved: usize,
     /// How often each rule changed one of these e-graphs.
     pub fired: IndexMap<String, usize>,
     /// The number of regions beside which computation was counted.
@@ -135,38 +142,32 @@ pub fn lower_with_report(
         true => groups_of_all_reduces(&mut graph),
         false => BTreeMap::new(),
     };
-    let mut context = context(&graph, config)?;
-    context.groups_of_both = groups_of_both;
+    let context = Context { groups_of_both, ..context(&graph, config)? };
+    let scope = config.solutions.within(context).map_err(PassError::Internal)?;
+    let mut schedule = Schedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
     let sets = &config.coalesced;
     if sets.is_empty() {
-        return choose(&graph, context, config);
+        return choose(&graph, &scope, &schedule, config);
     }
     let Coalesced { graph: coalesced, names } = coalesced::build(&graph, sets)
         .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
-    coalesce::rename(&graph, sets, &names, &mut context);
-    let (out, decisions, mut report) = choose(&coalesced, context.clone(), config)?;
+    coalesce::rename(&graph, sets, &names, &mut schedule);
+    let (out, decisions, mut report) = choose(&coalesced, &scope, &schedule, config)?;
     report.fired.insert(COALESCE.into(), sets.len());
-    let decisions = coalesce::decisions(&graph, sets, &names, &context, decisions);
+    let decisions = coalesce::decisions(&graph, sets, &names, &scope.context, decisions);
     Ok((out, decisions, report))
 }
 
 /// Chooses how each collective runs.
 fn choose(
     graph: &Graph,
-    context: Context,
+    scope: &Scope,
+    schedule: &Schedule,
     config: &LowerConfig,
 ) -> Result<(Graph, Vec<Decision>, Report), PassError> {
-    let context = Arc::new(context);
-    let regions = region::cut(graph, &config.bound, config.numerics, &context);
-    let mut solver = Solver {
-        graph,
-        regions: &regions,
-        context: &context,
-        rules: RuleSets::compiled(config.numerics).map_err(PassError::Internal)?,
-        limits: &config.limits,
-        solutions: Vec::new(),
-        of_region: Vec::new(),
-    };
+    let regions = region::cut(graph, &config.bound, &scope.context, schedule);
+    let mut solver =
+        Solver { graph, regions: &regions, scope, solutions: Vec::new(), solved: 0, of_region: Vec::new() };
     solver.solve_regions()?;
     let (mut out, mut names) = solver.build()?;
     if solver.credit_new_all_reduces(&out, &names)? {
@@ -187,6 +188,7 @@ fn choose(
     let mut report = Report {
         regions: regions.len(),
         distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
+        solved: solver.solved,
         fired: IndexMap::new(),
         overlapped: regions.iter().filter(|r| r.key.beside > 0).count(),
     };
@@ -214,10 +216,10 @@ pub fn coalescible(
 struct Solver<'a> {
     graph: &'a Graph,
     regions: &'a [Region],
-    context: &'a Arc<Context>,
-    rules: RuleSets,
-    limits: &'a Limits,
-    solutions: Vec<Solution>,
+    scope: &'a Scope,
+    solutions: Vec<Arc<Solution>>,
+    /// How many of the solutions were not known before.
+    solved: usize,
     /// The solution of each region.
     of_region: Vec<usize>,
 }
@@ -225,22 +227,25 @@ struct Solver<'a> {
 impl<'a> Solver<'a> {
     fn solve_regions(&mut self) -> Result<(), PassError> {
         let mut known: HashMap<&Key, usize> = HashMap::new();
+        let mut distinct: Vec<&Region> = Vec::new();
         for region in self.regions {
-            let at = match known.get(&region.key) {
-                Some(&at) => at,
-                None => self.solve(region, &[])?,
-            };
-            known.insert(&region.key, at);
+            let at = *known.entry(&region.key).or_insert(distinct.len());
+            if at == distinct.len() {
+                distinct.push(region);
+            }
             self.of_region.push(at);
         }
-        Ok(())
+        let keys: Vec<(&Key, Vec<Credit>)> = distinct.iter().map(|r| (&r.key, Vec::new())).collect();
+        let found = self.scope.solve_all(&keys);
+        distinct.into_iter().zip(found).try_for_each(|(region, found)| self.add(region, found))
     }
 
     /// Adds a solution.
-    fn solve(&mut self, region: &Region, credits: &[Credit]) -> Result<usize, PassError> {
-        let solution = solve(&region.key, self.context, &self.rules, self.limits, credits);
-        self.solutions.push(solution.ok_or_else(|| unsolved(self.graph, region))?);
-        Ok(self.solutions.len() - 1)
+    fn add(&mut self, region: &Region, found: Option<Found>) -> Result<(), PassError> {
+        let (solution, is_new) = found.ok_or_else(|| unsolved(self.graph, region))?;
+        self.solutions.push(solution);
+        self.solved += usize::from(is_new);
+        Ok(())
     }
 
     /// The program with its regions solved, and the names of the steps of each region.
@@ -259,22 +264,24 @@ impl<'a> Solver<'a> {
         let rewritten: Vec<usize> = (0..regions.len())
             .filter(|&r| {
                 let solution = &self.solutions[self.of_region[r]];
-                solution.new_all_reduces(&regions[r].key).next().is_some()
+                solution.new_all_reduces(&regions[r].key.form).next().is_some()
             })
             .collect();
         if rewritten.is_empty() {
             return Ok(false);
         }
         let open = without_variants(built.clone());
-        let credited = symmc_dispatch::residuals(&open, &self.context.profile);
+        let credited = symmc_dispatch::residuals(&open, &self.scope.context.profile);
         let mut variants: HashMap<&str, Vec<Variant>> = HashMap::new();
         for &(value, variant) in &credited {
             variants.entry(open.name_of(value)).or_default().push(variant);
         }
         let mut known: HashMap<(usize, Vec<Credit>), usize> = HashMap::new();
+        let mut again: Vec<(&Region, Vec<Credit>)> = Vec::new();
+        let before = self.solutions.len();
         for r in rewritten {
             let at = self.of_region[r];
-            let new = self.solutions[at].new_all_reduces(&regions[r].key);
+            let new = self.solutions[at].new_all_reduces(&regions[r].key.form);
             let credits: Vec<Credit> = new
                 .flat_map(|step| {
                     let of = variants.get(names[r][step].as_str()).into_iter().flatten();
@@ -284,16 +291,18 @@ impl<'a> Solver<'a> {
             if credits.is_empty() {
                 continue;
             }
-            self.of_region[r] = match known.get(&(at, credits.clone())) {
-                Some(&again) => again,
-                None => {
-                    let again = self.solve(&regions[r], &credits)?;
-                    known.insert((at, credits), again);
-                    again
-                }
-            };
+            let next = before + again.len();
+            self.of_region[r] = *known.entry((at, credits.clone())).or_insert(next);
+            if self.of_region[r] == next {
+                again.push((&regions[r], credits));
+            }
         }
-        Ok(!known.is_empty())
+        let keys: Vec<(&Key, Vec<Credit>)> =
+            again.iter().map(|(region, credits)| (&region.key, credits.clone())).collect();
+        for ((region, _), found) in again.iter().zip(self.scope.solve_all(&keys)) {
+            self.add(region, found)?;
+        }
+        Ok(!again.is_empty())
     }
 }
 
@@ -347,8 +356,8 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
         symmetric: config.symmetric,
-        overlap: config.overlap.clone(),
-        exits_kept: config.exits_kept.clone(),
+        numerics: config.numerics,
+        limits: config.limits,
         groups_of_both: BTreeMap::new(),
     })
 }

@@ -215,8 +215,8 @@ def large(rounds):
 
 
 def many(kind, count):
-    """So many collectives in a chain, collectives that are all concatenated, element-wise steps of many shapes, or layers whose
-    weights are gathered."""
+    """So many collectives in a chain, collectives that are all concatenated, collectives of different sizes between element-wise steps,
+    element-wise steps of many shapes, or layers whose weights are gathered."""
     lines = ['program "many" ranks 2', "group @all world"]
     if kind == "layers":
         lines += ["arg %y0: bf16[512, 1024]"] + [f"param %x{i}: bf16[512, 1024]" for i in range(count)]
@@ -224,6 +224,14 @@ def many(kind, count):
             lines += [f"%g{i}: bf16[1024, 1024] = all_gather %x{i} group=@all"]
             lines += [f"%y{i + 1}: bf16[512, 1024] = matmul %y{i}, %g{i}"]
         return "\n".join([*lines, f"return %y{count}", ""])
+    if kind == "different":
+        size = {i: f"f32[{64 + 4 * i}, 64]" for i in range(count)}
+        lines += [f"arg %x{i}: {size[i]}" for i in range(count)]
+        for i in range(count):
+            lines += [f"%n{i}: {size[i]} = exp %x{i}"]
+            lines += [f"%r{i}: {size[i]} = all_reduce %n{i} op={'sum' if i % 3 else 'max'} group=@all"]
+            lines += [f"%y{i}: {size[i]} = exp %r{i}"]
+        return "\n".join([*lines, *(f"return %y{i}" for i in range(count)), ""])
     size = {i: 1024 if kind != "maps" else 16 * (1 + i % 97) for i in range(count)}
     lines += [f"arg %x{i}: f32[{size[i]}]" for i in range(1 if kind == "chain" else count)]
     for i in range(count):
@@ -239,7 +247,7 @@ def many(kind, count):
 
 def growth(rounds):
     print("planning, by CPU time, of programs with four times the steps")
-    for kind, count in [("chain", 4000), ("concat", 4000), ("maps", 2000), ("layers", 500)]:
+    for kind, count in [("chain", 4000), ("concat", 4000), ("maps", 2000), ("layers", 500), ("different", 100)]:
         of = []
         with tempfile.TemporaryDirectory() as folder:
             for steps in [count, 4 * count]:

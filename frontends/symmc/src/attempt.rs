@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc_ir::machine::Profile;
-use symmc_ir::parallel;
+use symmc_ir::machine::{Moved, Profile};
+use symmc_ir::{Dim, Graph, Node, NodeId, parallel};
 use symmc_passes::{CoalescedSet, Overlap};
 use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Unresolved};
 use symmc_planner::BucketInput;
@@ -66,6 +66,21 @@ impl Attempt {
         }
         Ok(Attempt { inputs, coalesced: Vec::new(), chosen_with: Vec::new(), plan, costs, seen })
     }
+}
+
+/// The least microseconds that the collectives of a lowered program take, which run one after another whatever the schedule is.
+pub fn communication_us(graph: &Graph, profile: &Profile) -> f64 {
+    let size = |dim: &Dim| u64::try_from(dim.upper(&graph.symbols).max(1)).unwrap_or(u64::MAX);
+    let time = |n: NodeId, exit: Option<bool>| {
+        profile.timed_step(graph, [n].into_iter(), Moved::default(), exit, size).time
+    };
+    let exits = [None, Some(false), Some(true)];
+    let is_shared = |node: &Node| {
+        node.op.as_collective().is_some_and(|c| graph.group_size(c.group).is_some_and(|ranks| ranks > 1))
+    };
+    let collectives = graph.nodes.iter().filter(|(_, node)| is_shared(node));
+    let times = collectives.map(|(n, _)| exits.into_iter().map(|exit| time(n, exit)).min().unwrap_or(0));
+    times.fold(0, u64::saturating_add) as f64 / 1000.0
 }
 
 /// The computation beside the steps that run each collective of the source.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use symmc_check::CheckedPlan;
 use symmc_check::{CheckError, Report};
 use symmc_ir::{Graph, InputId, InputKind};
+use symmc_passes::CanonicalForms;
 use symmc_plan::{Plan, ReadPlan, ReadProgram};
 
 use crate::config::{Bind, Config};
@@ -49,13 +50,13 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
-    let canonical = canonical(program)?;
+    let forms = canonical_forms(program)?;
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let pipeline = Pipeline::new(program, config, &canonical, &bound);
-    let buckets = ranges::buckets(&canonical, config, &bound)?;
+    let pipeline = Pipeline::new(program, config, &forms, &bound);
+    let buckets = ranges::buckets(&forms.usual, config, &bound)?;
     lap("divide");
-    let plan = refined(&pipeline, buckets, &ranges::unasked(&canonical, config))?;
+    let plan = refined(&pipeline, buckets, &ranges::unasked(&forms.usual, config))?;
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
@@ -75,9 +76,9 @@ pub fn plan_to_estimate(
     config: &Config,
     buckets: &[BucketRequest],
 ) -> Result<ReadPlan, Error> {
-    let canonical = canonical(program)?;
+    let forms = canonical_forms(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let pipeline = Pipeline { coalesces: false, ..Pipeline::new(program, config, &canonical, &bound) };
+    let pipeline = Pipeline { coalesces: false, ..Pipeline::new(program, config, &forms, &bound) };
     let plan = pipeline.planned(buckets)?.plan;
     let defect = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Defect, error.to_string());
     let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
@@ -163,15 +164,15 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
 
 /// The program with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
 /// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
-/// be there.
+/// be there, and where another canonical form is faster in a bucket.
 ///
 /// # Errors
 /// As [`compile`].
 pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> {
-    let canonical = canonical(program)?;
+    let forms = canonical_forms(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let buckets = ranges::buckets(&canonical, config, &bound)?;
-    let pipeline = Pipeline::new(program, config, &canonical, &bound);
+    let buckets = ranges::buckets(&forms.usual, config, &bound)?;
+    let pipeline = Pipeline::new(program, config, &forms, &bound);
     let lowered = pipeline.lower(&buckets, &Choice::default())?;
     Ok(lowered.inputs.into_iter().map(|input| input.graph).collect())
 }
@@ -181,10 +182,15 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
 /// # Errors
 /// As [`compile`].
 pub fn canonical(program: &Program) -> Result<Graph, Error> {
+    canonical_forms(program).map(|forms| forms.usual)
+}
+
+/// The canonical forms of a program.
+fn canonical_forms(program: &Program) -> Result<CanonicalForms, Error> {
     if program.graph.ranks.is_none() {
         return Err(Error::request("the number of ranks is open; fix it before compiling"));
     }
-    symmc_passes::canonicalize(&program.graph).map_err(|e| Error::pass(&program.graph.name, e))
+    symmc_passes::canonical_forms(&program.graph).map_err(|e| Error::pass(&program.graph.name, e))
 }
 
 /// The arguments that are bound, by their position.

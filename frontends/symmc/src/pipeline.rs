@@ -6,11 +6,11 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
-use symmc_passes::{CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach};
+use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach, Solutions};
 use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
 
-use crate::attempt::{Attempt, Seen};
+use crate::attempt::{Attempt, Seen, communication_us};
 use crate::config::Config;
 use crate::divide::{BucketRequest, Ranges};
 use crate::error::{Error, ErrorKind};
@@ -25,12 +25,16 @@ pub struct Pipeline<'a> {
     pub config: &'a Config,
     /// The program in canonical form.
     pub canonical: &'a Graph,
+    /// The canonical form that can be faster in buckets of small sizes, if there is one.
+    pub for_small_sizes: Option<&'a Graph>,
     /// The arguments that are bound.
     pub bound: &'a BTreeSet<InputId>,
     /// Whether the buckets are some of several.
     pub among_others: bool,
     /// Whether collectives may be coalesced.
     pub coalesces: bool,
+    /// Solutions of regions, which all lowerings share.
+    pub solutions: &'a Solutions,
 }
 
 impl<'a> Pipeline<'a> {
@@ -38,28 +42,53 @@ impl<'a> Pipeline<'a> {
     pub fn new(
         program: &'a Program,
         config: &'a Config,
-        canonical: &'a Graph,
+        forms: &'a CanonicalForms,
         bound: &'a BTreeSet<InputId>,
     ) -> Pipeline<'a> {
-        Pipeline { program, config, canonical, bound, among_others: false, coalesces: true }
+        Pipeline {
+            program,
+            config,
+            canonical: &forms.usual,
+            for_small_sizes: forms.for_small_sizes.as_ref(),
+            bound,
+            among_others: false,
+            coalesces: true,
+            solutions: &program.solutions,
+        }
     }
 
     fn failed(&self, error: PlanError) -> Error {
         Error::planner(&self.program.graph.name, error)
     }
 
-    /// The plan of these buckets.
+    /// The plan of these buckets, each in the canonical form in which it costs less by estimate.
     ///
     /// # Errors
     /// The program cannot be planned.
     pub fn planned(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
+        let usual = self.planned_in_form(buckets);
+        let Some(canonical) = self.for_small_sizes else { return usual };
+        let small = Pipeline { canonical, for_small_sizes: None, ..*self };
+        let (usual, small) = match (usual, small.planned_in_form(buckets)) {
+            (Ok(usual), Ok(small)) => (usual, small),
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) => return Ok(one),
+            (Err(error), Err(_)) => return Err(error),
+        };
+        let mut best = self.attempt(usual.inputs, usual.plan)?;
+        let other = self.attempt(small.inputs, small.plan)?;
+        self.take_better(buckets, &mut best, other)?;
+        Ok(Planned { inputs: best.inputs, plan: best.plan, by_schedule: true })
+    }
+
+    /// The plan of these buckets in the form [`canonical`](Self::canonical).
+    fn planned_in_form(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
         let Lowered { inputs, overlapped } = self.lower(buckets, &Choice::default())?;
-        let plan = match self.plan(buckets, &inputs) {
-            Err(PlanError::SymmLimit { .. }) => self.within_the_limit(buckets, &inputs)?,
-            made => made.map_err(|e| self.failed(e))?,
+        let (inputs, plan) = match self.plan(buckets, &inputs) {
+            Err(PlanError::SymmLimit { .. }) => self.within_the_limit(buckets, inputs)?,
+            made => (inputs, made.map_err(|e| self.failed(e))?),
         };
         if self.config.symm_limit.is_some() {
-            return Ok(Planned { plan, by_schedule: false });
+            return Ok(Planned { inputs, plan, by_schedule: false });
         }
         let kept = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
         let none = vec![BTreeSet::new(); buckets.len()];
@@ -68,8 +97,11 @@ impl<'a> Pipeline<'a> {
         let again = shown.map(|((bucket, overlapped), sets)| overlapped || kept(bucket) || !sets.is_empty());
         let again: Vec<bool> = again.collect();
         let by_schedule = again.contains(&true);
-        let plan = if by_schedule { self.some_chosen_again(buckets, inputs, plan, &again)? } else { plan };
-        Ok(Planned { plan, by_schedule })
+        let (inputs, plan) = match by_schedule {
+            true => self.some_chosen_again(buckets, inputs, plan, &again)?,
+            false => (inputs, plan),
+        };
+        Ok(Planned { inputs, plan, by_schedule })
     }
 
     /// The plan, with other variants for some of the buckets where those cost less.
@@ -79,9 +111,9 @@ impl<'a> Pipeline<'a> {
         mut inputs: Vec<BucketInput>,
         plan: Plan,
         again: &[bool],
-    ) -> Result<Plan, Error> {
+    ) -> Result<(Vec<BucketInput>, Plan), Error> {
         if !again.contains(&false) {
-            return self.chosen_again(buckets, inputs, plan).map(|best| best.plan);
+            return self.chosen_again(buckets, inputs, plan).map(|best| (best.inputs, best.plan));
         }
         let some: Vec<usize> = (0..buckets.len()).filter(|&b| again[b]).collect();
         let requests: Vec<BucketRequest> = some.iter().map(|&b| buckets[b].clone()).collect();
@@ -91,11 +123,15 @@ impl<'a> Pipeline<'a> {
         let best = among_others.chosen_again(&requests, first, alone)?;
         let changed = some.iter().zip(&best.inputs).any(|(&b, input)| inputs[b].graph != input.graph);
         if !changed {
-            return Ok(plan);
+            return Ok((inputs, plan));
         }
+        let before = inputs.clone();
         some.into_iter().zip(best.inputs).for_each(|(b, input)| inputs[b] = input);
         // Other buckets find as much room as before, but for landing zones that are new.
-        Ok(self.plan(buckets, &inputs).unwrap_or(plan))
+        Ok(match self.plan(buckets, &inputs) {
+            Ok(plan) => (inputs, plan),
+            Err(_) => (before, plan),
+        })
     }
 
     /// The buckets with a variant for each collective.
@@ -108,7 +144,9 @@ impl<'a> Pipeline<'a> {
         let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
             parallel::map(buckets, nodes, |(b, symbols)| {
                 let choice = BucketChoice { number: b, symbols, choice };
-                let (graph, decisions, report) = lower(self.canonical, self.config, self.bound, choice)?;
+                let lowering = lower_config(self.canonical, self.config, self.bound, choice);
+                let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
+                let (graph, decisions, report) = symmc_passes::lower_with_report(self.canonical, &lowering)?;
                 let collectives = collectives(&graph);
                 let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
                 let decisions = decisions.into_iter().map(decided).collect();
@@ -173,7 +211,8 @@ impl<'a> Pipeline<'a> {
                 Choice { seen: best.chosen_with.clone(), coalesced: sets.clone(), ..Choice::default() };
             let Some(other) = self.plan_choice(buckets, best, &choice)? else { continue };
             let own = Choice { seen: other.seen.clone(), coalesced: sets.clone(), ..Choice::default() };
-            if self.take_better(buckets, best, other)? || self.improve(buckets, best, &own)? {
+            let is_far = other.costs.iter().zip(&best.costs).all(|(other, best)| *other > FAR * best);
+            if self.take_better(buckets, best, other)? || !is_far && self.improve(buckets, best, &own)? {
                 self.choose_by_schedule(buckets, best)?;
             }
             if reach.least_startup == LEAST_STARTUP {
@@ -212,7 +251,8 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// The plan of another choice; `None` if that is the same program as the best one, or cannot be planned.
+    /// The plan of another choice; `None` if that is the same program as the best one, takes longer than that with its communication
+    /// alone, or cannot be planned.
     fn plan_choice(
         &self,
         buckets: &[BucketRequest],
@@ -221,6 +261,10 @@ impl<'a> Pipeline<'a> {
     ) -> Result<Option<Attempt>, Error> {
         let inputs = self.lower(buckets, choice)?.inputs;
         if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
+            return Ok(None);
+        }
+        let least_us = inputs.iter().map(|input| communication_us(&input.graph, &self.config.profile));
+        if least_us.zip(&best.costs).all(|(least, cost)| least >= *cost) {
             return Ok(None);
         }
         let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(None) };
@@ -286,15 +330,19 @@ impl<'a> Pipeline<'a> {
 
     /// A plan whose collectives ask for less symmetric memory than those of `inputs`, which do not fit the limit. What asks
     /// for the most runs otherwise, until all fits.
-    fn within_the_limit(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, Error> {
-        let mut largest = largest_asked(inputs);
+    fn within_the_limit(
+        &self,
+        buckets: &[BucketRequest],
+        inputs: Vec<BucketInput>,
+    ) -> Result<(Vec<BucketInput>, Plan), Error> {
+        let mut largest = largest_asked(&inputs);
         let mut tries = 0;
         loop {
             let most = if tries < EXACT_TRIES { largest.saturating_sub(1) } else { largest / 2 };
             let inputs = self.lower(buckets, &Choice { symmetric: Some(most), ..Choice::default() })?.inputs;
             match self.plan(buckets, &inputs) {
                 Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
-                made => return made.map_err(|e| self.failed(e)),
+                made => return made.map(|plan| (inputs, plan)).map_err(|e| self.failed(e)),
             }
             tries += 1;
         }
@@ -320,7 +368,9 @@ const COALESCING: &[Reach] = &[
 const LEAST_STARTUP: f64 = 0.2;
 /// The number of these that are tried for programs whose buckets have more than [`LARGE`] nodes together.
 const FEW: usize = 4;
-const LARGE: usize = 1_500;
+const LARGE: usize = 1_000;
+/// How many times the cost of the best plan a plan costs for which variants are not chosen again with its own overlap.
+const FAR: f64 = 1.25;
 
 /// What a choice of variants is made with, for all buckets.
 #[derive(Default)]
@@ -355,6 +405,8 @@ pub struct Lowered {
 
 /// See [`Pipeline::planned`].
 pub struct Planned {
+    /// What the plan was made of.
+    inputs: Vec<BucketInput>,
     /// The plan.
     pub plan: Plan,
     /// Whether variants depend on the schedule: on overlap, or on exit barriers that are kept.
@@ -375,15 +427,6 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
     };
     let all = inputs.iter().flat_map(|b| b.graph.nodes.values().filter_map(|n| of(&b.graph, n)));
     all.max().unwrap_or(0)
-}
-
-fn lower(
-    canonical: &Graph,
-    config: &Config,
-    bound: &BTreeSet<InputId>,
-    bucket: BucketChoice<'_>,
-) -> Result<(Graph, Vec<Decision>, symmc_passes::lower::Report), PassError> {
-    symmc_passes::lower_with_report(canonical, &lower_config(canonical, config, bound, bucket))
 }
 
 /// The lowering of one bucket.
@@ -434,4 +477,41 @@ fn decided(
     };
     let blocks = decision.nodes.iter().map(blocks).collect();
     Decided { decision, blocks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program of this many all-reduces of different sizes, small enough that they are coalesced.
+    fn different_collectives(count: usize) -> Program {
+        let mut text = String::from("program \"p\" ranks 4\ngroup @w world\n");
+        let mut body = String::new();
+        for i in 0..count {
+            let ty = format!("f32[{}, 64]", 64 + 4 * i);
+            text += &format!("arg %a{i}: {ty}\n");
+            body += &format!("%n{i}: {ty} = exp %a{i}\n%r{i}: {ty} = all_reduce %n{i} op=sum group=@w\n");
+            body += &format!("%s{i}: {ty} = exp %r{i}\n");
+        }
+        text += &body;
+        (0..count).for_each(|i| text += &format!("return %s{i}\n"));
+        Program::from_text(&text).expect("a program")
+    }
+
+    #[test]
+    fn the_egraph_of_a_region_is_made_once_for_all_attempts() {
+        for count in [12, 24, 48] {
+            let program = different_collectives(count);
+            let profile = Profile::builtin("h200x4").expect("it is built in");
+            let config = Config::default().with_profile(profile);
+            let plan = crate::compile(&program, &config).expect("a plan");
+            crate::estimate_plain(&program, &plan, &config).expect("estimates");
+            let coalesced = plan.buckets[0].decisions.iter().filter(|d| d.chosen == "absorbed").count();
+            assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
+            // Each collective by itself, with the chosen variants and with plain ones. The others are coalesced ones: a few sets for
+            // each reach.
+            let made = program.solutions.egraphs_made();
+            assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_import::ranges;
 use symmc_ir::{Graph, Input, InputKind, Members, Tensor, text, verify};
+use symmc_passes::Solutions;
 
 use crate::error::{Error, ranks as ranks_text};
 use crate::files::{beside, head, read_on, utf8};
@@ -41,6 +42,8 @@ pub struct Program {
     pub notes: Vec<String>,
     /// All files that the program was read from: its own, those of the other ranks, and files of data that they name.
     pub files: Vec<PathBuf>,
+    /// Solutions of regions that compilations of this program share.
+    pub(crate) solutions: Solutions,
 }
 
 impl Program {
@@ -66,7 +69,8 @@ impl Program {
         ranges::narrow_all(&mut graph.symbols, &options.given(), &mut notes)
             .map_err(|e| Error::misread(path, e.to_string(), e))?;
         let files = vec![path.to_path_buf()];
-        let program = Program { path: path.to_path_buf(), graph, weights, notes, files };
+        let solutions = Solutions::default();
+        let program = Program { path: path.to_path_buf(), graph, weights, notes, files, solutions };
         // The importers verify what they give.
         program.verify()?;
         program.on_tensors(options)
@@ -77,7 +81,8 @@ impl Program {
         let Imported { graph, weights, notes, data_files } = imported;
         let path = paths.first().cloned().unwrap_or_default();
         let files = paths.iter().cloned().chain(data_files).collect();
-        Program { path, graph, weights, notes, files }.on_tensors(options)
+        let solutions = Solutions::default();
+        Program { path, graph, weights, notes, files, solutions }.on_tensors(options)
     }
 
     /// Takes from the tensors that the program will run on what it leaves open.
@@ -156,7 +161,8 @@ impl Program {
     pub fn from_graph(graph: Graph) -> Result<Self, Error> {
         let path = PathBuf::from(&graph.name);
         let (weights, notes, files) = (Weights::default(), Vec::new(), Vec::new());
-        let program = Program { path, graph, weights, notes, files };
+        let solutions = Solutions::default();
+        let program = Program { path, graph, weights, notes, files, solutions };
         program.verify()?;
         Ok(program)
     }

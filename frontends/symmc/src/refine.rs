@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use indexmap::IndexMap;
 use symmc_ir::{SymbolId, parallel};
+use symmc_passes::Solutions;
 use symmc_plan::{Plan, ReadProgram};
 
 use crate::divide::{self, BucketRequest, Grid, Ranges};
@@ -41,7 +42,7 @@ pub fn refined(
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
 ) -> Result<Plan, Error> {
-    let Planned { mut plan, by_schedule } = pipeline.planned(&buckets)?;
+    let Planned { mut plan, by_schedule, .. } = pipeline.planned(&buckets)?;
     // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
     let symbols = divide::of_collectives(pipeline.canonical).into_iter();
@@ -159,7 +160,9 @@ impl Comparison<'_> {
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
         let made = parallel::map(missing, nodes, |point| {
-            let single = Pipeline { among_others: true, ..*this.pipeline };
+            // Other points have other solutions: these are dropped at once.
+            let solutions = Solutions::default();
+            let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
             let Ok(plan) = single.planned(&[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
                 return Ok::<_, Error>((sizes(point), None));
             };

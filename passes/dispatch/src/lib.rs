@@ -30,7 +30,7 @@ mod walk;
 use std::collections::{BTreeSet, HashSet};
 
 use symmc_ir::machine::Profile;
-use symmc_ir::{BinaryOp, Form, Graph, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::{BinaryOp, CollectiveKind, Form, Graph, NodeId, Op, Table, ValueId, Variant};
 
 use walk::Walk;
 
@@ -101,11 +101,24 @@ fn runnable(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
     deferred::runnable(facts, units, |unit| &unit.nodes)
 }
 
+/// Whether an addition depends on an all-reduce.
+fn adds_reductions(graph: &Graph) -> bool {
+    let mut reduced: Table<ValueId, bool> = Table::filled(false, graph.values.len());
+    graph.nodes.values().any(|node| {
+        let depends = node.inputs.iter().any(|&v| reduced[v]);
+        let reduces = node.op.as_collective().is_some_and(|c| matches!(c.kind, CollectiveKind::AllReduce(_)));
+        if depends || reduces {
+            node.outputs.iter().for_each(|&v| reduced[v] = true);
+        }
+        depends && node.op == Op::Binary(BinaryOp::Add)
+    })
+}
+
 /// The all-reduces, by their results, that would be one step with the addition behind them, which is a step of its own
 /// otherwise, and that nothing else reads: each with the variant that has such a kernel. For programs whose collectives have
 /// no variant yet.
 pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant)> {
-    if profile.dispatches.reduction.is_none() {
+    if profile.dispatches.reduction.is_none() || !adds_reductions(graph) {
         return BTreeSet::new();
     }
     let base = facts::bases(graph);

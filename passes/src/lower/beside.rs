@@ -15,7 +15,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Memory, Operations};
 use symmc_ir::{Graph, Node, NodeId, Op};
 
-use super::context::{Context, Overlap};
+use super::context::{Context, Overlap, Schedule};
 
 /// The least that counts, in microseconds.
 const LEAST: u64 = 8;
@@ -26,11 +26,11 @@ const WINDOW: usize = 1 << 13;
 
 /// For each region, given by its nodes, the microseconds of compute that can run beside it, on a machine that tells what
 /// communication takes from compute; on others nothing is known to.
-pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u64> {
+pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context, schedule: &Schedule) -> Vec<u64> {
     if context.profile.multiprocessors.is_none() {
         return vec![0; regions.len()];
     }
-    if let Overlap::Scheduled(beside) = &context.overlap {
+    if let Overlap::Scheduled(beside) = &schedule.overlap {
         let of = |n: &NodeId| beside.get(graph.node_name(*n)).copied().unwrap_or(0.0);
         return regions.iter().map(|nodes| rounded(nodes.iter().map(of).sum::<f64>() as u64)).collect();
     }

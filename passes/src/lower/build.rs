@@ -83,7 +83,7 @@ impl Builder<'_> {
         let Solved { region, solution } = &solved[r];
         let old = &self.from.nodes[region.nodes[i]].outputs;
         for (k, &old) in old.iter().enumerate() {
-            if !region.key.nodes[i].uses[k].outside {
+            if !region.key.form.nodes[i].uses[k].outside {
                 continue;
             }
             let source = solution.results.get(i)?.get(k).copied()??;

@@ -23,7 +23,7 @@ use symmc_ir::{
 };
 
 use super::beside;
-use super::context::{Context, Overlap, Surroundings};
+use super::context::{Context, Overlap, Schedule, Surroundings};
 
 /// Collectives that become one, in the order in which their operands are there.
 pub type Set = Vec<NodeId>;
@@ -59,15 +59,15 @@ pub const COALESCE: &str = "coalesce_collectives";
 const ABSORBED: &str = "absorbed";
 
 /// Copies the overlap and the exit barriers that a schedule shows of the members of each set to the coalesced collective of this name.
-pub fn rename(graph: &Graph, sets: &[Set], names: &[String], context: &mut Context) {
+pub fn rename(graph: &Graph, sets: &[Set], names: &[String], schedule: &mut Schedule) {
     for (set, name) in sets.iter().zip(names) {
         let members = || set.iter().map(|&id| graph.node_name(id));
-        if let Overlap::Scheduled(overlap) = &mut context.overlap {
+        if let Overlap::Scheduled(overlap) = &mut schedule.overlap {
             let us = members().filter_map(|member| overlap.get(member)).sum();
             overlap.insert(name.clone(), us);
         }
-        if members().any(|member| context.exits_kept.contains(member)) {
-            context.exits_kept.insert(name.clone());
+        if members().any(|member| schedule.exits_kept.contains(member)) {
+            schedule.exits_kept.insert(name.clone());
         }
     }
 }

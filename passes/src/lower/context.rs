@@ -1,9 +1,22 @@
-//! What a lowering knows beside the program: the profile, the ranges of the bucket, what may be used.
+//! Inputs of a lowering besides the program.
+//!
+//! [`Context`] holds all of them that the solution of a region depends on: the profile, the ranges of the bucket, the variants and rules that may
+//! be used. Two lowerings with equal contexts share solutions ([`super::solutions`]), so an input that a solution depends on belongs there, or in the
+//! [`Key`](super::region::Key) of a region. [`Schedule`] holds what is known of a schedule, from which the keys of regions are made.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use symmc_ir::machine::Profile;
-use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Symbol, SymbolId, Table, Type, Variant};
+use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Numerics, Symbol, SymbolId, Table, Type, Variant};
+
+/// Where the e-graph of one region stops growing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Nodes.
+    pub nodes: usize,
+    /// Iterations of all rules.
+    pub iterations: usize,
+}
 
 /// How much computation counts as running beside a collective.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -24,8 +37,17 @@ pub struct Surroundings {
     pub exit_kept: bool,
 }
 
+/// What is known of the schedule of a program.
+#[derive(Clone, Default)]
+pub struct Schedule {
+    /// How much computation runs beside each collective.
+    pub overlap: Overlap,
+    /// The collectives, by their names, of which a plan keeps droppable exit barriers.
+    pub exits_kept: BTreeSet<String>,
+}
+
 /// See the [module](self).
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct Context {
     /// The times of the machine.
     pub profile: Profile,
@@ -37,10 +59,10 @@ pub struct Context {
     pub variants: Option<Vec<Variant>>,
     /// The most bytes of symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
-    /// How much computation runs beside each collective.
-    pub overlap: Overlap,
-    /// The collectives, by their names, of which a plan keeps droppable exit barriers.
-    pub exits_kept: BTreeSet<String>,
+    /// The numerics classes of rules that may be used.
+    pub numerics: Numerics,
+    /// Where the e-graph of one region stops growing.
+    pub limits: Limits,
     /// The group that has the ranks of an inner and an outer group, where an all-reduce follows one of the same kind.
     pub groups_of_both: BTreeMap<(GroupId, GroupId), GroupId>,
 }

@@ -9,7 +9,7 @@ use super::extract::{self, Cost, Taken, Uses};
 use super::imported::Imported;
 use super::language::{self, Graph, Lang};
 use super::placing::{Operand, Plan};
-use super::region::Key;
+use super::region::Form;
 
 /// How one collective of a region was chosen.
 pub struct Decided {
@@ -61,10 +61,10 @@ impl Chooser<'_> {
     }
 
     /// A decision for each collective of the region.
-    pub fn decisions(&self, key: &Key, plan: &Plan) -> Option<Vec<Decided>> {
+    pub fn decisions(&self, form: &Form, plan: &Plan) -> Option<Vec<Decided>> {
         let mut out = Vec::new();
         let mut claimed: BTreeSet<usize> = BTreeSet::new();
-        for (i, node) in key.nodes.iter().enumerate() {
+        for (i, node) in form.nodes.iter().enumerate() {
             let Op::Collective(collective) = &node.op else { continue };
             let class = self.graph.find(self.imported.nodes[i].class);
             let x = self.imported.nodes[i].node.children().get(self.attributes(i))?;

@@ -141,6 +141,7 @@ mod tests {
     use symmc_ir::machine::Profile;
     use symmc_ir::{Numerics, NumericsClass, text};
 
+    use super::super::context::Schedule;
     use super::super::solve::{RuleSets, Saturated, uses};
     use super::super::{LowerConfig, context, region};
     use super::*;
@@ -206,11 +207,12 @@ mod tests {
                 Some(variants.iter().filter_map(|name| symmc_ir::Variant::from_name(name)).collect());
             let context = Arc::new(context(&graph, &config).expect("the profile has plain"));
             let rules = RuleSets::compiled(numerics).expect("rules parse");
-            for region in region::cut(&graph, &config.bound, numerics, &context) {
-                let saturated = Saturated::new(&region.key, &context, &rules.all, &config.limits, false)
-                    .expect("it is imported");
+            for region in region::cut(&graph, &config.bound, &context, &Schedule::default()) {
+                let saturated =
+                    Saturated::new(&region.key.form, &context, &rules.all, false).expect("it is imported");
                 let uses = uses(&saturated.graph, &saturated.imported, &region.key);
-                let roots = saturated.imported.classes(&saturated.graph, &region.key, |used| used.outside);
+                let roots =
+                    saturated.imported.classes(&saturated.graph, &region.key.form, |used| used.outside);
                 let open = roots.iter().map(|&root| saturated.graph.find(root)).collect();
                 let expected = least(&saturated.graph, &uses, &open, &mut BTreeMap::new());
                 let found =

@@ -11,13 +11,15 @@
 //! All orders are those of ids and nodes, and of two equal costs the first is kept, with plain before all
 //! others: equal inputs give equal results on every machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::AddAssign;
 
 use egg::{Id, Language};
 use symmc_ir::machine::Operations;
 use symmc_ir::{CollectiveKind, CollectiveName, Variant};
 
+use super::context::Surroundings;
 use super::language::{self, Graph, Lang};
 
 /// The cost of one node.
@@ -45,6 +47,24 @@ pub struct Uses {
     pub outputs: BTreeSet<Id>,
     /// Of reductions, with the variants of the all-reduce that are one step with the addition behind it.
     pub added: BTreeSet<(Id, Variant)>,
+    /// What a schedule makes of the region.
+    pub surroundings: Surroundings,
+    /// The costs of collectives that were asked for.
+    costs: RefCell<HashMap<Lang, Option<Cost>>>,
+}
+
+impl Uses {
+    /// The uses of outputs and of reductions with additions in a region with these surroundings.
+    pub fn new(outputs: BTreeSet<Id>, added: BTreeSet<(Id, Variant)>, surroundings: Surroundings) -> Uses {
+        Uses { outputs, added, surroundings, costs: RefCell::default() }
+    }
+
+    /// These uses, with more reductions that are one step with an addition.
+    pub fn with_added(mut self, more: impl Iterator<Item = (Id, Variant)>) -> Uses {
+        self.added.extend(more);
+        self.costs.take();
+        self
+    }
 }
 
 /// The nodes taken, by class.
@@ -57,6 +77,20 @@ pub const EPSILON: f64 = 1e-9;
 
 /// The cost of a node of a class, without what it uses; `None` if it cannot be run.
 pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
+    if !matches!(node, Lang::Collective(..)) {
+        return estimated(graph, class, node, uses);
+    }
+    // Estimates of collectives take most of the time of a search, which asks for each many times.
+    if let Some(&known) = uses.costs.borrow().get(node) {
+        return known;
+    }
+    let cost = estimated(graph, class, node, uses);
+    uses.costs.borrow_mut().insert(node.clone(), cost);
+    cost
+}
+
+/// See [`cost`].
+fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
     let context = &graph.analysis.context;
     let copy = |id: Id| Some(context.copy_us(language::value(graph, id)?.ty()?));
     let us = |us: f64| Some(Cost { us, ..Cost::default() });
@@ -86,8 +120,8 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
             let (kind, variant) = (&collective.kind, collective.variant?);
-            let surroundings = graph.analysis.surroundings;
-            let run = context.estimate(kind, collective.group, variant, bytes, moving + out, surroundings)?;
+            let around = uses.surroundings;
+            let run = context.estimate(kind, collective.group, variant, bytes, moving + out, around)?;
             let copy_us = packing + moving + out;
             let reduces = matches!(kind, CollectiveKind::AllReduce(_));
             let added = reduces && uses.added.contains(&(class, variant));

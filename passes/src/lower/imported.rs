@@ -7,7 +7,7 @@ use symmc_ir::{Op, Type, Variant};
 
 use super::extract::Taken;
 use super::language::{self, Attr, Graph, Lang};
-use super::region::{Key, KeyNode, Operand, Use};
+use super::region::{Form, KeyNode, Operand, Use};
 
 /// See the [module](self).
 #[derive(Default)]
@@ -32,9 +32,9 @@ pub struct ImportedNode {
 
 impl Imported {
     /// Adds all nodes of a region to an e-graph; `None` for an op that has no place in a region.
-    pub fn new(graph: &mut Graph, key: &Key) -> Option<Imported> {
+    pub fn new(graph: &mut Graph, form: &Form) -> Option<Imported> {
         let mut imported = Imported::default();
-        for node in &key.nodes {
+        for node in &form.nodes {
             imported.add(graph, node)?;
         }
         Some(imported)
@@ -89,8 +89,8 @@ impl Imported {
     }
 
     /// The classes of the results that are used in some way, in program order.
-    pub fn classes(&self, graph: &Graph, key: &Key, is: impl Fn(&Use) -> bool) -> Vec<Id> {
-        let nodes = self.nodes.iter().zip(&key.nodes);
+    pub fn classes(&self, graph: &Graph, form: &Form, is: impl Fn(&Use) -> bool) -> Vec<Id> {
+        let nodes = self.nodes.iter().zip(&form.nodes);
         let used = nodes.flat_map(|(n, k)| n.results.iter().zip(&k.uses).filter(|(_, u)| is(u)));
         used.map(|(&id, _)| graph.find(id)).collect()
     }

@@ -15,7 +15,7 @@ use symmc_ir::{
     Variant, infer,
 };
 
-use super::context::{Context, Surroundings};
+use super::context::Context;
 
 /// A node of the e-graph.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -228,14 +228,12 @@ impl Value {
     }
 }
 
-/// The analysis: the surroundings and the leaves of the region.
+/// The analysis: the context and the leaves of the region.
 pub struct Facts {
-    /// The surroundings.
+    /// The context.
     pub context: Arc<Context>,
     /// The leaves.
     pub leaves: Vec<Value>,
-    /// What a schedule makes of the region.
-    pub surroundings: Surroundings,
 }
 
 /// The e-graph of one region.

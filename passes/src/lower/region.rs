@@ -9,6 +9,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
@@ -19,7 +20,7 @@ use symmc_ir::{
 };
 
 use super::beside::beside;
-use super::context::Context;
+use super::context::{Context, Schedule, Surroundings};
 use super::language::Value;
 use super::sums;
 use crate::rewrite::moves_elements;
@@ -34,17 +35,31 @@ pub struct Region {
     pub key: Key,
 }
 
-/// What a choice depends on.
-#[derive(PartialEq, Eq, Hash, Debug)]
+/// What a choice depends on, besides the [`Context`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
-    /// The nodes.
-    pub nodes: Vec<KeyNode>,
-    /// What is known of the leaves.
-    pub leaves: Vec<Value>,
+    /// What its e-graph is made of.
+    pub form: Arc<Form>,
     /// Microseconds of compute that can run beside it.
     pub beside: u64,
     /// Whether a plan keeps a droppable exit barrier of one of its collectives.
     pub exit_kept: bool,
+}
+
+impl Key {
+    /// What a schedule makes of the region.
+    pub fn surroundings(&self) -> Surroundings {
+        Surroundings { beside_us: self.beside as f64, exit_kept: self.exit_kept }
+    }
+}
+
+/// The nodes of a region and what is known of their operands and results.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub struct Form {
+    /// The nodes.
+    pub nodes: Vec<KeyNode>,
+    /// What is known of the leaves.
+    pub leaves: Vec<Value>,
 }
 
 /// A node of a region.
@@ -84,7 +99,8 @@ pub struct Use {
 pub const MOST: usize = 48;
 
 /// The regions of a program, in order of their first node.
-pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, numerics: Numerics, context: &Context) -> Vec<Region> {
+pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, context: &Context, schedule: &Schedule) -> Vec<Region> {
+    let numerics = context.numerics;
     let sums =
         if numerics.allows(NumericsClass::Reassociate) { sums::joined(graph) } else { BTreeMap::new() };
     let pieces = pieces(graph, &members(graph, numerics, &sums), &sums);
@@ -95,8 +111,8 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, numerics: Numerics, context
     let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     let outside = used_outside(graph, &piece_of, &outputs);
     let facts = Facts { bound, outputs, outside, added: symmc_dispatch::residuals(graph, &context.profile) };
-    let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context);
-    let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| context.exits_kept.contains(graph.node_name(n)));
+    let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context, schedule);
+    let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
     let regions = pieces.into_iter().zip(hidden);
     regions
         .map(|(nodes, beside)| {
@@ -256,7 +272,8 @@ fn region(graph: &Graph, nodes: Vec<NodeId>, (beside, exit_kept): (u64, bool), f
         keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
-    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside, exit_kept } }
+    let form = Arc::new(Form { nodes: keys, leaves: known });
+    Region { nodes, leaves, key: Key { form, beside, exit_kept } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,

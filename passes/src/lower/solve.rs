@@ -1,12 +1,12 @@
 //! The choice for one region: saturate, extract, explain.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use egg::{Id, Rewrite, Runner, SimpleScheduler};
 use symmc_ir::{CollectiveKind, Numerics, Op, Variant};
 
-use super::context::{Context, Surroundings};
+use super::context::Context;
 use super::decisions::{Chooser, Decided};
 use super::exact;
 use super::extract::{self, Taken, Traffic, Uses};
@@ -14,17 +14,8 @@ use super::imported::Imported;
 use super::language::{Facts, Graph, Lang};
 use super::placing::{Operand, Plan, Step, place_all};
 use super::reasons::Ways;
-use super::region::Key;
+use super::region::{Form, Key};
 use super::rules;
-
-/// Where the e-graph of one region stops growing.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Nodes.
-    pub nodes: usize,
-    /// Iterations of all rules.
-    pub iterations: usize,
-}
 
 /// How a region is run.
 pub struct Solution {
@@ -43,16 +34,31 @@ pub type Credit = (usize, Variant);
 
 impl Solution {
     /// The steps that are all-reduces where the region has none.
-    pub fn new_all_reduces<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = usize> + 'a {
+    pub fn new_all_reduces<'a>(&'a self, form: &'a Form) -> impl Iterator<Item = usize> + 'a {
         let all_reduces = |op: &Op| {
             let kind = op.as_collective().map(|c| &c.kind);
             matches!(kind, Some(CollectiveKind::AllReduce(_)))
         };
         let is_new = move |step: &Step| {
-            let stands_for = step.stands_for.and_then(|node| key.nodes.get(node));
+            let stands_for = step.stands_for.and_then(|node| form.nodes.get(node));
             all_reduces(&step.op) && !stands_for.is_some_and(|node| all_reduces(&node.op))
         };
         self.steps.iter().enumerate().filter(move |(_, step)| is_new(step)).map(|(i, _)| i)
+    }
+}
+
+/// The e-graphs of a region, each made when it is first needed.
+#[derive(Default)]
+pub struct EGraphs {
+    all: OnceLock<Option<Saturated>>,
+    exact: OnceLock<Option<Saturated>>,
+}
+
+impl EGraphs {
+    /// The nodes of the e-graphs that were made.
+    pub fn nodes(&self) -> usize {
+        let made = [&self.all, &self.exact].into_iter().filter_map(|graph| graph.get()?.as_ref());
+        made.map(|saturated| saturated.graph.total_size()).sum()
     }
 }
 
@@ -61,32 +67,33 @@ impl Solution {
 /// the rules made.
 pub fn solve(
     key: &Key,
+    graphs: &EGraphs,
     context: &Arc<Context>,
     rules: &RuleSets,
-    limits: &Limits,
     credits: &[Credit],
 ) -> Option<Solution> {
-    let saturate =
-        |rules: &[Rewrite<Lang, Facts>], explained| Saturated::new(key, context, rules, limits, explained);
-    let extracted = |used: &[Rewrite<Lang, Facts>]| {
-        let saturated = saturate(used, false)?;
-        saturated.cheapest(key).map(|ways| (saturated, ways))
+    let form = &*key.form;
+    let with_classes = match rules.exact_alone() {
+        true => None,
+        false => graphs.all.get_or_init(|| Saturated::new(form, context, &rules.all, false)).as_ref(),
     };
-    let with_classes = if rules.exact_alone() { None } else { extracted(&rules.all) };
+    let exact = || graphs.exact.get_or_init(|| Saturated::new(form, context, &rules.exact, false)).as_ref();
+    let cheapest = |of| Some((of, Saturated::cheapest(of, key)?));
+    let with_classes = with_classes.and_then(cheapest);
     let used = if with_classes.is_some() { &rules.all } else { &rules.exact };
-    let (saturated, (mut taken, best)) = match with_classes.or_else(|| extracted(&rules.exact)) {
+    let found = with_classes.or_else(|| exact().and_then(cheapest));
+    let (saturated, (mut taken, best)) = match found {
         Some(found) => found,
         None => {
-            let saturated = saturate(&rules.exact, false)?;
-            let ways = saturated.by_variants(key)?;
-            (saturated, ways)
+            let saturated = exact()?;
+            (saturated, saturated.by_variants(key)?)
         }
     };
-    let Saturated { graph, imported, fired } = &saturated;
-    let mut uses = uses(graph, imported, key);
-    let roots = imported.classes(graph, key, |u| u.outside);
+    let Saturated { graph, imported, fired } = saturated;
+    let uses = uses(graph, imported, key);
+    let roots = imported.classes(graph, form, |u| u.outside);
     let credited = credited(graph, credits, &place_all(graph, imported, &taken, &roots)?);
-    uses.added.extend(credited.iter().copied());
+    let uses = uses.with_added(credited.iter().copied());
     for &(class, _) in &credited {
         let node = extract::cheapest_variant(graph, class, taken.get(&class)?, &uses);
         taken.insert(class, node);
@@ -95,17 +102,17 @@ pub fn solve(
     let chooser = Chooser { graph, imported, uses: &uses, taken: &taken, best: &best, plain: &unchanged };
     let plan = place_all(graph, imported, &taken, &roots)?;
     let results = chooser.results(&plan);
-    let mut decisions = chooser.decisions(key, &plan)?;
+    let mut decisions = chooser.decisions(form, &plan)?;
     let steps = plan.steps;
     let ways = Ways { graph, imported, taken: &taken };
     let open = ways.name_variants(&mut decisions);
     if !open.is_empty() {
-        let Saturated { mut graph, imported, .. } = saturate(used, true)?;
-        let mut uses = self::uses(&graph, &imported, key);
-        uses.added.extend(credited.iter().filter_map(|&(class, variant)| {
+        let Saturated { mut graph, imported, .. } = Saturated::new(form, context, used, true)?;
+        let again = credited.iter().filter_map(|&(class, variant)| {
             let same = ways.imported.expression(ways.graph, class, &taken)?;
             Some((graph.lookup_expr(&same)?, variant))
-        }));
+        });
+        let uses = self::uses(&graph, &imported, key).with_added(again);
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
         }
@@ -157,17 +164,16 @@ pub struct Saturated {
 impl Saturated {
     /// The e-graph of a region once no rule changes it, or a limit is reached; `None` for an op that has no place in a region.
     pub fn new(
-        key: &Key,
+        form: &Form,
         context: &Arc<Context>,
         rules: &[Rewrite<Lang, Facts>],
-        limits: &Limits,
         explained: bool,
     ) -> Option<Saturated> {
-        let surroundings = Surroundings { beside_us: key.beside as f64, exit_kept: key.exit_kept };
-        let facts = |leaves| Facts { context: context.clone(), leaves, surroundings };
-        let graph = Graph::new(facts(key.leaves.clone()));
+        let limits = context.limits;
+        let facts = |leaves| Facts { context: context.clone(), leaves };
+        let graph = Graph::new(facts(form.leaves.clone()));
         let mut graph = if explained { graph.with_explanations_enabled() } else { graph };
-        let imported = Imported::new(&mut graph, key)?;
+        let imported = Imported::new(&mut graph, form)?;
         graph.rebuild();
         let runner: Runner<Lang, Facts> = Runner::new(facts(Vec::new()))
             .with_egraph(graph)
@@ -185,7 +191,7 @@ impl Saturated {
     /// every class the cheapest by itself; `None` if none were found.
     fn cheapest(&self, key: &Key) -> Option<(Taken, Taken)> {
         let uses = uses(&self.graph, &self.imported, key);
-        let mut roots = self.imported.classes(&self.graph, key, |u| u.outside);
+        let mut roots = self.imported.classes(&self.graph, &key.form, |u| u.outside);
         let plain = self.imported.plain(&self.graph);
         let allowed = Traffic::of(&self.graph, &plain, &roots)?;
         let mut least = extract::total(&self.graph, &plain, &uses)?;
@@ -213,7 +219,7 @@ impl Saturated {
     /// The region as it was imported, each collective run by its cheapest variant, and for every class the cheapest by itself.
     fn by_variants(&self, key: &Key) -> Option<(Taken, Taken)> {
         let uses = uses(&self.graph, &self.imported, key);
-        let roots = self.imported.classes(&self.graph, key, |u| u.outside);
+        let roots = self.imported.classes(&self.graph, &key.form, |u| u.outside);
         let mut taken = self.imported.plain(&self.graph);
         for (&class, node) in &mut taken {
             *node = extract::cheapest_variant(&self.graph, class, node, &uses);
@@ -226,14 +232,15 @@ impl Saturated {
 
 /// How the classes of a region are used.
 pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
-    let outputs = imported.classes(graph, key, |u| u.output).into_iter().collect();
-    let all = imported.classes(graph, key, |_| true);
+    let form = &*key.form;
+    let outputs = imported.classes(graph, form, |u| u.output).into_iter().collect();
+    let all = imported.classes(graph, form, |_| true);
     // Results that became equal have the readers of all of them.
     let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
     let added = symmc_dispatch::VARIANTS.into_iter().flat_map(|variant| {
-        let classes = imported.classes(graph, key, |u| u.added.contains(&variant));
+        let classes = imported.classes(graph, form, |u| u.added.contains(&variant));
         classes.into_iter().filter(single).map(move |id| (id, variant)).collect::<Vec<_>>()
     });
     let added = added.collect();
-    Uses { outputs, added }
+    Uses::new(outputs, added, key.surroundings())
 }

@@ -10,4 +10,5 @@ mod relocation;
 mod replication;
 mod rewrites;
 mod sessions;
+mod solutions;
 mod trials;

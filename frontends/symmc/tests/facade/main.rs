@@ -9,6 +9,7 @@ mod definition;
 mod divided;
 mod errors;
 mod features;
+mod forms;
 #[cfg(feature = "torch")]
 mod generate;
 mod interpreter;

@@ -10,6 +10,7 @@ use symmc_ir::{
 use super::gathered::{Gathered, Window};
 use super::picks::{pick, take};
 use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
+use super::sizes::JudgedSizes;
 use super::terms::{TermId, Terms};
 
 /// What a value is to the shards of a gathered value.
@@ -396,12 +397,12 @@ fn kept_by_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
 }
 
 /// The all_gathers of more than one rank whose result has at least so many bytes.
-pub fn large_gathers(graph: &Graph, bytes: i64) -> HashSet<NodeId> {
+pub fn large_gathers(graph: &Graph, bytes: i64, sizes: JudgedSizes) -> HashSet<NodeId> {
     let is_large = |node: &Node| {
         let gathers = node.op.as_collective().is_some_and(|c| {
             c.kind == CollectiveKind::AllGather && graph.group_size(c.group).is_some_and(|n| n > 1)
         });
-        gathers && graph.ty(node.outputs[0]).bytes().upper(&graph.symbols) >= bytes
+        gathers && sizes.bytes(graph, graph.ty(node.outputs[0])) >= bytes
     };
     graph.nodes.iter().filter(|(_, node)| is_large(node)).map(|(id, _)| id).collect()
 }

@@ -17,6 +17,7 @@ mod analysis;
 mod gathered;
 mod picks;
 mod reductions;
+mod sizes;
 mod terms;
 
 use std::collections::{HashMap, HashSet};
@@ -25,7 +26,8 @@ use symmc_ir::{Graph, NodeId, Table, ValueId};
 
 use crate::rewrite::{compact, copy_inputs, copy_outputs, keeps_effects};
 use analysis::{Analysis, Replacement, large_gathers};
-use terms::{Emitted, TermId};
+pub use sizes::JudgedSizes;
+use terms::{Emitted, TermId, VisitedTerms};
 
 /// What each collective of the replacement must save of the bytes that all_gathers give. A small collective and the few small kernels
 /// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
@@ -42,7 +44,29 @@ pub fn reduce_shards_first(graph: &Graph) -> Option<Graph> {
 
 /// [`reduce_shards_first`] where each collective of the replacement must save this many bytes.
 pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
-    let mut bases = large_gathers(graph, bytes);
+    reduce_shards(graph, ShardsConfig { bytes, sizes: JudgedSizes::Largest }).map(|reduced| reduced.graph)
+}
+
+/// Which reductions are made.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardsConfig {
+    /// What each collective of the replacement must save of the bytes that all_gathers give.
+    pub bytes: i64,
+    /// The sizes at which that is judged.
+    pub sizes: JudgedSizes,
+}
+
+/// A graph in which reductions of gathered shards are reductions of shards.
+pub struct ReducedShards {
+    /// The graph.
+    pub graph: Graph,
+    /// Whether all of these reductions are worth it at the smallest sizes, too.
+    pub at_all_sizes: bool,
+}
+
+/// The graph with reductions of shards; `None` if there are none that are worth it.
+pub fn reduce_shards(graph: &Graph, config: ShardsConfig) -> Option<ReducedShards> {
+    let mut bases = large_gathers(graph, config.bytes, config.sizes);
     loop {
         if bases.is_empty() {
             return None;
@@ -52,10 +76,13 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
         let mut kept: HashSet<NodeId> =
             bases.iter().copied().filter(|&b| live[graph.nodes[b].outputs[0]]).collect();
         if kept.is_empty() {
-            kept = not_worth_it(graph, &analysis, &bases, &live, bytes);
+            kept = not_worth_it(graph, &analysis, &bases, &live, config);
         }
         if kept.is_empty() {
-            return rebuilt(graph, &analysis, &live);
+            let smallest = ShardsConfig { sizes: JudgedSizes::Smallest, ..config };
+            let at_all_sizes = not_worth_it(graph, &analysis, &bases, &live, smallest).is_empty();
+            let graph = rebuilt(graph, &analysis, &live)?;
+            return Some(ReducedShards { graph, at_all_sizes });
         }
         bases.retain(|base| !kept.contains(base));
     }
@@ -65,6 +92,7 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
 fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
     let mut live = Table::filled(false, graph.values.len());
     graph.outputs.iter().for_each(|o| live[o.value] = true);
+    let mut visited = VisitedTerms::default();
     for node in graph.nodes.values().rev() {
         let is_replaced = |v: &ValueId| analysis.replacements[*v].is_some();
         if keeps_effects(&node.op) || node.outputs.iter().any(|v| live[*v] && !is_replaced(v)) {
@@ -72,7 +100,8 @@ fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
         }
         let terms = node.outputs.iter().filter(|&&v| live[v]).filter_map(|&v| analysis.replacements[v]);
         let terms: Vec<TermId> = terms.map(|r| r.term).collect();
-        analysis.terms.sources(&terms).into_iter().for_each(|v| live[v] = true);
+        let sources = analysis.terms.unvisited_sources(&terms, &mut visited);
+        sources.into_iter().for_each(|v| live[v] = true);
     }
     live
 }
@@ -98,10 +127,10 @@ fn not_worth_it(
     analysis: &Analysis<'_>,
     bases: &HashSet<NodeId>,
     live: &Table<ValueId, bool>,
-    bytes: i64,
+    config: ShardsConfig,
 ) -> HashSet<NodeId> {
     let replacements = by_gather(graph, analysis, live);
-    let size = |ty: &symmc_ir::Type| ty.bytes().upper(&graph.symbols);
+    let size = |ty: &symmc_ir::Type| config.sizes.bytes(graph, ty);
     let mut before: HashMap<NodeId, i64> = HashMap::new();
     for &base in bases {
         let all = before.entry(analysis.leader(base)).or_default();
@@ -114,7 +143,7 @@ fn not_worth_it(
         let after = after.into_iter().fold(0i64, |all, ty| all.saturating_add(size(ty)));
         let before = before.get(&leader).copied().unwrap_or_default();
         let is_less = after.saturating_mul(LEAST_REDUCTION) <= before;
-        is_less && before.saturating_sub(after) >= bytes.saturating_mul(collectives)
+        is_less && before.saturating_sub(after) >= config.bytes.saturating_mul(collectives)
     };
     bases.iter().copied().filter(|&base| !is_worth_it(analysis.leader(base))).collect()
 }

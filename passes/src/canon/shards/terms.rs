@@ -3,7 +3,7 @@
 //! A term is a value of the source graph or an op on other terms. Equal terms exist once, so that expressions can be compared by
 //! their ids. A term stands after its operands. Nothing is added to a graph until a term is emitted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use symmc_ir::infer::infer;
 use symmc_ir::{
@@ -196,34 +196,40 @@ impl<'g> Terms<'g> {
         self.collective(CollectiveKind::AllReduce(op), group, x)
     }
 
-    /// The terms that these need, themselves included, in order.
-    fn needed(&self, roots: &[TermId]) -> Vec<usize> {
-        let mut is_needed = vec![false; self.terms.len()];
+    /// The terms that these need, themselves included, in order, except those that are known and those that only known ones need.
+    fn needed(&self, roots: &[TermId], is_known: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut needed = BTreeSet::new();
         let mut open: Vec<usize> = roots.iter().map(|t| t.node).collect();
         while let Some(node) = open.pop() {
-            if !std::mem::replace(&mut is_needed[node], true) {
+            if !is_known(node) && needed.insert(node) {
                 open.extend(self.terms[node].operands.iter().map(|t| t.node));
             }
         }
-        (0..is_needed.len()).filter(|&i| is_needed[i]).collect()
+        needed.into_iter().collect()
     }
 
-    /// The values of the source that these terms need.
-    pub fn sources(&self, roots: &[TermId]) -> Vec<ValueId> {
+    /// The values of the source that these terms need, except those that visited terms need. These terms are visited then.
+    pub fn unvisited_sources(&self, roots: &[TermId], visited: &mut VisitedTerms) -> Vec<ValueId> {
+        let new = self.needed(roots, |i| visited.0.contains(&i));
+        visited.0.extend(&new);
         let source = |i: usize| match self.terms[i].origin {
             Origin::Source(v) => Some(v),
             Origin::Op(_) => None,
         };
-        self.needed(roots).into_iter().filter_map(source).collect()
+        new.into_iter().filter_map(source).collect()
     }
 
     /// The result types of the collectives that these terms need.
     pub fn communicated(&self, roots: &[TermId]) -> Vec<&Type> {
         let is_collective = |i: &usize| matches!(self.terms[*i].origin, Origin::Op(Op::Collective(_)));
-        let needed = self.needed(roots).into_iter().filter(is_collective);
+        let needed = self.needed(roots, |_| false).into_iter().filter(is_collective);
         needed.filter_map(|i| self.terms[i].types.first()).collect()
     }
 }
+
+/// Terms that a walk has visited, with all that they need.
+#[derive(Default)]
+pub struct VisitedTerms(HashSet<usize>);
 
 /// The values that terms are in a graph.
 #[derive(Default)]
@@ -241,10 +247,7 @@ impl Emitted {
         to: &mut Graph,
         of_source: impl Fn(ValueId) -> Option<ValueId>,
     ) -> Option<ValueId> {
-        for i in terms.needed(&[root]) {
-            if self.values.contains_key(&i) {
-                continue;
-            }
+        for i in terms.needed(&[root], |i| self.values.contains_key(&i)) {
             let term = &terms.terms[i];
             let added = match &term.origin {
                 Origin::Source(v) => vec![of_source(*v)?],

@@ -1,0 +1,169 @@
+//! Solutions of regions that several lowerings share.
+//!
+//! A compilation lowers a program many times: with the overlap that is possible, with the overlap that a schedule has, with plain
+//! collectives, with coalesced ones. Most regions stay equal. [`Solutions`] keeps what was found for each.
+//!
+//! A solution depends on the [`Context`] of the lowering, on the [`Key`] of the region and on the [credits](Credit) of its all-reduces, and on
+//! nothing else; all three are compared as a whole. An e-graph depends on the context and on the [`Form`] of the region alone, so that
+//! it is kept for other surroundings.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use symmc_ir::parallel;
+
+use super::context::Context;
+use super::region::{Form, Key};
+use super::solve::{Credit, EGraphs, RuleSets, Solution, solve};
+
+/// The most nodes of all e-graphs that are kept, of which each takes about half a kilobyte.
+const MOST_KEPT: usize = 20_000;
+
+/// The most contexts that solutions are kept for. The oldest goes first.
+const MOST_SCOPES: usize = 512;
+
+/// What a node of a region counts as where it is decided whether threads are started, in nodes of a program. Solving a region takes longer than
+/// that; but lowerings run on several threads already where there are several buckets.
+const NODES: usize = 5;
+
+/// See the [module](self). Clones share what they keep.
+#[derive(Clone, Default)]
+pub struct Solutions {
+    scopes: Arc<Mutex<Vec<Arc<Scope>>>>,
+    counts: Arc<Counts>,
+}
+
+/// How much was done and is kept.
+#[derive(Default)]
+struct Counts {
+    /// The e-graphs that were made.
+    made: AtomicUsize,
+    /// The nodes of those that are kept.
+    kept: AtomicUsize,
+}
+
+impl fmt::Debug for Solutions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Solutions").field("scopes", &locked(&self.scopes).len()).finish()
+    }
+}
+
+impl Solutions {
+    /// How many times the e-graph of a region was made.
+    pub fn egraphs_made(&self) -> usize {
+        self.counts.made.load(Relaxed)
+    }
+
+    /// The solutions for one context.
+    ///
+    /// # Errors
+    /// A rule does not parse, which the tests exclude.
+    pub(super) fn within(&self, context: Context) -> Result<Arc<Scope>, String> {
+        let mut scopes = locked(&self.scopes);
+        // Contexts of one compilation differ in their ranges most often.
+        let is_equal =
+            |scope: &&Arc<Scope>| scope.context.symbols == context.symbols && *scope.context == context;
+        if let Some(known) = scopes.iter().find(is_equal) {
+            return Ok(known.clone());
+        }
+        let same_rules = scopes.iter().find(|scope| scope.context.numerics == context.numerics);
+        let rules = match same_rules {
+            Some(scope) => scope.rules.clone(),
+            None => Arc::new(RuleSets::compiled(context.numerics)?),
+        };
+        let scope = Arc::new(Scope {
+            context: Arc::new(context),
+            rules,
+            known: Mutex::default(),
+            counts: self.counts.clone(),
+            kept: AtomicUsize::new(0),
+        });
+        if scopes.len() >= MOST_SCOPES {
+            scopes.remove(0);
+        }
+        scopes.push(scope.clone());
+        Ok(scope)
+    }
+}
+
+/// The solutions for one context.
+pub struct Scope {
+    /// The context.
+    pub context: Arc<Context>,
+    rules: Arc<RuleSets>,
+    known: Mutex<HashMap<Arc<Form>, Known>>,
+    /// Those of all contexts.
+    counts: Arc<Counts>,
+    /// The nodes of the e-graphs that are kept here.
+    kept: AtomicUsize,
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        self.counts.kept.fetch_sub(self.kept.load(Relaxed), Relaxed);
+    }
+}
+
+/// What is known of the regions of one form.
+#[derive(Default)]
+struct Known {
+    /// None until they are made, and where there is no room for them.
+    graphs: Option<Arc<EGraphs>>,
+    solutions: HashMap<Query, Arc<Solution>>,
+}
+
+/// What a solution depends on besides the context and the form of its region.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Query {
+    beside: u64,
+    exit_kept: bool,
+    credits: Vec<Credit>,
+}
+
+/// A solution, and whether it was found only now.
+pub type Found = (Arc<Solution>, bool);
+
+impl Scope {
+    /// The solutions of regions with these keys and credits, in order; none for regions that cannot be run.
+    pub fn solve_all(&self, regions: &[(&Key, Vec<Credit>)]) -> Vec<Option<Found>> {
+        let nodes: usize = regions.iter().map(|(key, _)| key.form.nodes.len()).sum();
+        let regions = regions.iter().collect();
+        parallel::map(regions, nodes.saturating_mul(NODES), |(key, credits)| self.solve(key, credits))
+    }
+
+    fn solve(&self, key: &Key, credits: &[Credit]) -> Option<Found> {
+        let (beside, exit_kept) = (key.beside, key.exit_kept);
+        let query = Query { beside, exit_kept, credits: credits.to_vec() };
+        let graphs = {
+            let mut known = locked(&self.known);
+            let known = known.entry(key.form.clone()).or_default();
+            if let Some(solution) = known.solutions.get(&query) {
+                return Some((solution.clone(), false));
+            }
+            known.graphs.clone()
+        };
+        let are_new = graphs.is_none();
+        self.counts.made.fetch_add(usize::from(are_new), Relaxed);
+        let graphs = graphs.unwrap_or_default();
+        let solution = Arc::new(solve(key, &graphs, &self.context, &self.rules, credits)?);
+        let mut known = locked(&self.known);
+        let known = known.entry(key.form.clone()).or_default();
+        if are_new && known.graphs.is_none() {
+            let nodes = graphs.nodes();
+            if self.counts.kept.load(Relaxed).saturating_add(nodes) <= MOST_KEPT {
+                self.counts.kept.fetch_add(nodes, Relaxed);
+                self.kept.fetch_add(nodes, Relaxed);
+                known.graphs = Some(graphs);
+            }
+        }
+        known.solutions.insert(query, solution.clone());
+        Some((solution, true))
+    }
+}
+
+/// What a lock guards. Entries are inserted as a whole, so a thread that panicked leaves none of them half made.
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

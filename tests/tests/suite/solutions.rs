@@ -1,0 +1,75 @@
+//! Lowerings that share solutions of regions give the same results as lowerings that do not.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc::{Config, Program};
+use symmc_cases::idioms;
+use symmc_ir::machine::Profile;
+use symmc_ir::random::SplitMix;
+use symmc_ir::{Graph, Numerics, NumericsClass, text};
+use symmc_passes::{LowerConfig, Overlap, Solutions, canonicalize, lower};
+
+/// A lowering of a program with random properties.
+fn config(graph: &Graph, r: &mut SplitMix) -> LowerConfig {
+    let profile = Profile::builtin(r.pick(&Profile::builtin_names())).expect("it is built in");
+    let collectives = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
+    let names: Vec<String> = collectives.map(|(n, _)| graph.node_name(n).to_string()).collect();
+    let overlap: HashMap<String, f64> =
+        names.iter().map(|name| (name.clone(), r.pick(&[0.0, 9.0, 40.0, 3000.0]))).collect();
+    let exits_kept: BTreeSet<String> = names.into_iter().filter(|_| r.one_in(2)).collect();
+    let symbols = graph.symbols.iter().map(|(id, s)| (id, (s.min, r.pick(&[s.min, s.max])))).collect();
+    LowerConfig {
+        overlap: if r.one_in(3) { Overlap::Possible } else { Overlap::Scheduled(overlap) },
+        exits_kept: if r.one_in(3) { BTreeSet::new() } else { exits_kept },
+        variants: if r.one_in(4) { Some(Vec::new()) } else { None },
+        symmetric: if r.one_in(4) { Some(r.pick(&[0, 1 << 10, 1 << 16])) } else { None },
+        numerics: NumericsClass::ALL.iter().copied().filter(|_| r.one_in(3)).collect(),
+        symbols,
+        ..LowerConfig::new(profile)
+    }
+}
+
+#[test]
+fn shared_solutions_change_no_lowering() {
+    let shared = Solutions::default();
+    for seed in 0..150 {
+        let mut r = SplitMix(seed ^ 0x50_1f);
+        let graph = canonicalize(&idioms::program(seed).graph).expect("a canonical form");
+        for _ in 0..5 {
+            let config = config(&graph, &mut r);
+            let lowered = |config: &LowerConfig| {
+                let (lowered, decisions) = lower(&graph, config).expect("a lowered program");
+                (text::print(&lowered), decisions)
+            };
+            let alone = lowered(&config);
+            let with_others = LowerConfig { solutions: shared.clone(), ..config };
+            assert_eq!(alone, lowered(&with_others), "seed {seed}: {with_others:?}");
+            // All of its solutions are known now.
+            let made = shared.egraphs_made();
+            assert_eq!(alone, lowered(&with_others), "seed {seed} again");
+            assert_eq!(made, shared.egraphs_made(), "seed {seed}: an e-graph is made again");
+        }
+    }
+}
+
+#[test]
+fn compilations_of_one_program_do_not_affect_each_other() {
+    for seed in 0..12 {
+        let graph = idioms::program(seed).graph;
+        let program = || Program::from_graph(graph.clone()).expect("a program");
+        let shared = program();
+        for (machine, numerics) in [
+            ("h200x4", Numerics::EXACT),
+            ("h200x8", Numerics::EXACT),
+            ("h200x4", NumericsClass::Reassociate.into()),
+            ("host", Numerics::EXACT),
+        ] {
+            let profile = Profile::builtin(machine).expect("it is built in");
+            let config = Config::default().with_profile(profile).with_numerics(numerics);
+            let plan = |program: &Program| {
+                symmc::compile(program, &config).map(|plan| plan.into_plan()).map_err(|e| e.to_string())
+            };
+            assert_eq!(plan(&shared), plan(&program()), "seed {seed}: {machine}, {numerics}");
+        }
+    }
+}
