@@ -34,14 +34,14 @@ pub struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// For all buckets of a program, with coalesced collectives.
+    /// For all buckets of a program, with coalesced collectives where the configuration allows them.
     pub fn new(
         program: &'a Program,
         config: &'a Config,
         canonical: &'a Graph,
         bound: &'a BTreeSet<InputId>,
     ) -> Pipeline<'a> {
-        Pipeline { program, config, canonical, bound, among_others: false, coalesces: true }
+        Pipeline { program, config, canonical, bound, among_others: false, coalesces: config.coalesce }
     }
 
     fn failed(&self, error: PlanError) -> Error {
