@@ -43,8 +43,8 @@ impl AddAssign for Cost {
 pub struct Uses {
     /// Of values that the program returns.
     pub outputs: BTreeSet<Id>,
-    /// Of reductions, with the variants of the all-reduce that are one step with the addition behind it.
-    pub added: BTreeSet<(Id, Variant)>,
+    /// Of collectives, with these and the variants that are one step with the node that follows.
+    pub fused: BTreeSet<(Id, CollectiveName, Variant)>,
 }
 
 /// The nodes taken, by class.
@@ -89,10 +89,14 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
             let surroundings = graph.analysis.surroundings;
             let run = context.estimate(kind, collective.group, variant, bytes, moving + out, surroundings)?;
             let copy_us = packing + moving + out;
-            let reduces = matches!(kind, CollectiveKind::AllReduce(_));
-            let added = reduces && uses.added.contains(&(class, variant));
-            // The reduction is not stored and read again.
-            let saved_us = if added { context.profile.copy_us(bytes).min(run) } else { 0.0 };
+            let saved_us = match kind {
+                _ if !uses.fused.contains(&(class, kind.named(), variant)) => 0.0,
+                // The reduction is not stored and read again.
+                CollectiveKind::AllReduce(_) => context.profile.copy_us(bytes).min(run),
+                // What is gathered is not copied.
+                CollectiveKind::AllGather => context.copy_kernel_us(bytes).min(run),
+                _ => 0.0,
+            };
             Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
         }
     }

@@ -1,10 +1,11 @@
 //! The choice for one region: saturate, extract, explain.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use egg::{Id, Rewrite, Runner, SimpleScheduler};
-use symmc_ir::{CollectiveKind, Numerics, Op, Variant};
+use symmc_ir::{CollectiveKind, CollectiveName, Numerics, Op, Variant};
 
 use super::context::{Context, Surroundings};
 use super::decisions::{Chooser, Decided};
@@ -86,8 +87,8 @@ pub fn solve(
     let mut uses = uses(graph, imported, key);
     let roots = imported.classes(graph, key, |u| u.outside);
     let credited = credited(graph, credits, &place_all(graph, imported, &taken, &roots)?);
-    uses.added.extend(credited.iter().copied());
-    for &(class, _) in &credited {
+    uses.fused.extend(credited.iter().copied());
+    for &(class, ..) in &credited {
         let node = extract::cheapest_variant(graph, class, taken.get(&class)?, &uses);
         taken.insert(class, node);
     }
@@ -102,9 +103,9 @@ pub fn solve(
     if !open.is_empty() {
         let Saturated { mut graph, imported, .. } = saturate(used, true)?;
         let mut uses = self::uses(&graph, &imported, key);
-        uses.added.extend(credited.iter().filter_map(|&(class, variant)| {
+        uses.fused.extend(credited.iter().filter_map(|&(class, name, variant)| {
             let same = ways.imported.expression(ways.graph, class, &taken)?;
-            Some((graph.lookup_expr(&same)?, variant))
+            Some((graph.lookup_expr(&same)?, name, variant))
         }));
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
@@ -115,12 +116,13 @@ pub fn solve(
 }
 
 /// The classes of all-reduces that are one step with the addition behind them, with the variants for which they are.
-fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, Variant)> {
+fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, CollectiveName, Variant)> {
     let class_of = |step| {
         let found = plan.at.iter().find(|(_, at)| **at == Operand::Step(step, 0));
         found.map(|(&class, _)| graph.find(class))
     };
-    credits.iter().filter_map(|&(step, variant)| Some((class_of(step)?, variant))).collect()
+    let of = |&(step, variant): &Credit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
+    credits.iter().filter_map(of).collect()
 }
 
 /// The rules of a lowering.
@@ -230,10 +232,12 @@ pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
     let all = imported.classes(graph, key, |_| true);
     // Results that became equal have the readers of all of them.
     let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
-    let added = symmc_dispatch::VARIANTS.into_iter().flat_map(|variant| {
-        let classes = imported.classes(graph, key, |u| u.added.contains(&variant));
-        classes.into_iter().filter(single).map(move |id| (id, variant)).collect::<Vec<_>>()
+    let uses_of_all = key.nodes.iter().flat_map(|node| &node.uses);
+    let ways: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();
+    let fused = ways.into_iter().flat_map(|(name, variant)| {
+        let classes = imported.classes(graph, key, |u| u.fused.contains(&(name, variant)));
+        classes.into_iter().filter(single).map(move |id| (id, name, variant)).collect::<Vec<_>>()
     });
-    let added = added.collect();
-    Uses { outputs, added }
+    let fused = fused.collect();
+    Uses { outputs, fused }
 }

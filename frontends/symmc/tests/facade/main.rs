@@ -9,6 +9,7 @@ mod definition;
 mod divided;
 mod errors;
 mod features;
+mod gathers;
 #[cfg(feature = "torch")]
 mod generate;
 mod interpreter;
