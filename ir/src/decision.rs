@@ -48,7 +48,7 @@ pub struct Alternative {
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,
-    /// How much less `us` is because the kernel also adds the residual that follows, on a machine that fuses the two.
+    /// How much less `us` is because the step that follows is part of the kernel, on a machine that fuses the two.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub saved_us: f64,
 }

@@ -42,7 +42,7 @@ pub mod stored;
 pub mod used;
 pub mod views;
 
-use symmc_ir::{BoundsChecks, Graph};
+use symmc_ir::{BoundsChecks, Graph, Op};
 
 use crate::error::PassError;
 use crate::rewrite::{Report, Rule, rewrite};
@@ -64,12 +64,16 @@ pub const RULES: &[&[Rule]] = &[
     collectives::RULES,
 ];
 
+/// Rules that are tried once the others and what rests on readers have changed everything they can: other rules see more in the
+/// form that these replace.
+pub const LAST_RULES: &[Rule] = views::LAST_RULES;
+
 /// Times that a program is rewritten again because of what reads its values.
 const MOST_REPEATS: usize = 12;
 
 /// Rewrites once more, and adds to a report what that did.
-fn again(graph: &Graph, report: &mut Report) -> (Graph, Report) {
-    let (out, more) = rewrite(graph, RULES, &BoundsChecks::default());
+fn again(graph: &Graph, rules: &[&[Rule]], report: &mut Report) -> (Graph, Report) {
+    let (out, more) = rewrite(graph, rules, &BoundsChecks::default());
     for (&rule, count) in &more.fired {
         *report.fired.entry(rule).or_default() += count;
     }
@@ -145,10 +149,14 @@ fn canonicalized(graph: &Graph, sizes: JudgedSizes) -> Result<Canonicalized, Pas
             break;
         }
         let by_readers = changed.is_some();
-        let (next, more) = again(changed.as_ref().unwrap_or(&out), &mut report);
+        let (next, more) = again(changed.as_ref().unwrap_or(&out), RULES, &mut report);
         out = next;
         // A value that several nodes needed in the source may be needed by one now.
         met_shared = more.met_shared && (by_readers || !more.fired.is_empty());
+    }
+    if out.nodes.values().any(|node| matches!(node.op, Op::Concat { .. })) {
+        let rules: Vec<&[Rule]> = RULES.iter().copied().chain([LAST_RULES]).collect();
+        out = again(&out, &rules, &mut report).0;
     }
     if cfg!(debug_assertions) {
         crate::error::verified_after("canonicalize", &out)?;

@@ -271,7 +271,7 @@ impl<'a> Solver<'a> {
             return Ok(false);
         }
         let open = without_variants(built.clone());
-        let credited = symmc_dispatch::residuals(&open, &self.scope.context.profile);
+        let credited = symmc_dispatch::fused(&open, &self.scope.context.profile);
         let mut variants: HashMap<&str, Vec<Variant>> = HashMap::new();
         for &(value, variant) in &credited {
             variants.entry(open.name_of(value)).or_default().push(variant);

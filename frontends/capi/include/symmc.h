@@ -161,6 +161,9 @@ symmc_status symmc_options_set_bind_arguments(symmc_options *options, int32_t al
 /* Sets the most bytes that the symmetric arena may take, 0 for no limit. */
 symmc_status symmc_options_set_symmetric_limit(symmc_options *options, uint64_t bytes);
 
+/* Sets whether several collectives may become one where a run is estimated to be faster for it: 1 (the default) or 0. */
+symmc_status symmc_options_set_coalesce(symmc_options *options, int32_t coalesce);
+
 /* Sets the changes of rounding that the plan may make: `exact` for none, or one or more of `reassociate`, `narrow` and
  * `narrow-f16`, separated by commas. */
 symmc_status symmc_options_set_numerics(symmc_options *options, const char *classes);

@@ -144,6 +144,23 @@ pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
     })
 }
 
+/// Sets whether several collectives may become one where a run is estimated to be faster for it: 1 (the default) or 0.
+///
+/// # Safety
+/// `options` are options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_set_coalesce(
+    options: *mut symmc_options,
+    coalesce: i32,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let options = unsafe { handle_mut(options, "options") }?;
+        options.0.coalesce = coalesce != 0;
+        Ok(())
+    })
+}
+
 /// Sets the changes of rounding that the plan may make: `exact` for none, or one or more of `reassociate`, `narrow` and
 /// `narrow-f16`, separated by commas.
 ///

@@ -137,6 +137,8 @@ static void options(void) {
     must(symmc_options_set_buckets(options, "n", NULL, 0));
     must(symmc_options_set_symmetric_limit(options, UINT64_MAX));
     must(symmc_options_set_bind_arguments(options, -5));
+    must(symmc_options_set_coalesce(options, 0));
+    must(symmc_options_set_coalesce(options, -5));
     fails(symmc_options_set_machine(options, ""));
     fails(symmc_options_set_machine(options, "/"));
     fails(symmc_options_set_machine(options, NULL));

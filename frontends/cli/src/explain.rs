@@ -103,7 +103,9 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
         let copies =
             if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
         let saved = match a.saved_us {
-            us if us > 0.0 => format!(", {} less because it adds the residual", micros(us)),
+            us if us > 0.0 => {
+                format!(", {} less because the step that follows is part of its kernel", micros(us))
+            }
             _ => String::new(),
         };
         let _ = writeln!(out, "    {mark} {} {}{copies}{saved}", a.name, micros(a.us));

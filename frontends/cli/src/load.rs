@@ -109,7 +109,7 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
     if let Some(numerics) = args.numerics {
         config = config.with_numerics(numerics);
     }
-    Ok(config.with_variants(variants).with_symm_limit(args.symm_limit))
+    Ok(config.with_variants(variants).with_symm_limit(args.symm_limit).with_coalesce(!args.no_coalesce))
 }
 
 /// The mark that some editors put in front of UTF-8.

@@ -91,12 +91,12 @@ fn profile(name: &Path) -> PyResult<Profile> {
 /// are written straight into the symmetric arena; True for all. variants: those that collectives may run as, besides plain; all
 /// that the profile knows unless given. order: how the steps are ordered (`chosen`, `lean`, …). slack: how much more memory than the leanest order the
 /// chosen one may take at most, as a fraction. memory_price: how many microseconds a run must become faster, by estimate, for
-/// each MiB of memory that overlap takes. symm_limit: the bytes that the symmetric arena may take. numerics: which changes of
-/// rounding the plan may make: "exact" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
+/// each MiB of memory that overlap takes. symm_limit: the bytes that the symmetric arena may take. coalesce: whether
+/// several collectives may become one where that is estimated to be faster. numerics: which changes of rounding the plan may make: "exact" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
 /// commas.
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
-#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, variants=None, order=None, slack=None, memory_price=None, symm_limit=None, numerics=None))]
+#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, variants=None, order=None, slack=None, memory_price=None, symm_limit=None, coalesce=true, numerics=None))]
 pub fn compile(
     py: Python<'_>,
     program: &Program,
@@ -109,6 +109,7 @@ pub fn compile(
     slack: Option<f64>,
     memory_price: Option<f64>,
     symm_limit: Option<i128>,
+    coalesce: bool,
     numerics: Option<String>,
 ) -> PyResult<Plan> {
     let mut config = Config::default();
@@ -141,7 +142,7 @@ pub fn compile(
     if let Some(price) = memory_price {
         config = config.with_memory_price(price);
     }
-    config = config.with_symm_limit(symm_limit);
+    config = config.with_symm_limit(symm_limit).with_coalesce(coalesce);
     if let Some(text) = numerics {
         config = config.with_numerics(read_numerics(&text)?);
     }

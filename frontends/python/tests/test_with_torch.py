@@ -314,6 +314,7 @@ class Backend(unittest.TestCase):
             "slack": ["much", -1, float("nan"), float("inf"), True],
             "memory_price": ["much", -0.5, float("nan"), False],
             "symm_limit": [0, -1, 1.5, 1 << 64, "1M"],
+            "coalesce": [0, 1, "yes"],
             "numerics": [7, "loose", ["narrow"]],
             "fallback": ["x", 7, ["eager"]],
             "timeout": ["soon", -1, 0, float("inf"), True],
@@ -337,14 +338,14 @@ class Backend(unittest.TestCase):
         self.assertLessEqual(own, {field.name for field in dataclasses.fields(Options)})
         given = {
             "machine": "h200x4", "buckets": [64], "bind": ["nothing", "arg0_1"], "variants": ["pull", "ll"], "order": "lean",
-            "slack": 0.5, "memory_price": 2, "symm_limit": 1 << 20, "numerics": "narrow",
+            "slack": 0.5, "memory_price": 2, "symm_limit": 1 << 20, "coalesce": False, "numerics": "narrow",
         }  # fmt: skip
         self.assertEqual(set(given), own)
         with mock.patch("symmc.compile", wraps=symmc.compile) as compile:
             compiled(lambda x: x + 1, **given)(torch.ones(2))
             self.assertEqual(compile.call_args.kwargs, given | {"buckets": {}, "bind": ["arg0_1"]})
             compiled(lambda x: x + 1, **dict.fromkeys(given), dynamic=True)(torch.ones(2))
-            kept = {"buckets": {}, "bind": False, "numerics": "exact"}
+            kept = {"buckets": {}, "bind": False, "coalesce": True, "numerics": "exact"}
             self.assertEqual(compile.call_args.kwargs, dict.fromkeys(given) | kept)
         with self.assertWarnsRegex(UserWarning, "option bind: expected arguments of the graph, found y, and the graph has arg0_1"):
             compiled(lambda x: x + 1, bind="y")(torch.ones(2))

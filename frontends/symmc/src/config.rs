@@ -27,6 +27,8 @@ pub struct Config {
     /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
     /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
+    /// Whether several collectives may become one where a run is estimated to be faster for it; true by default.
+    pub coalesce: bool,
     /// The changes of rounding that the plan may make; exact by default.
     pub numerics: Numerics,
 }
@@ -44,6 +46,7 @@ impl Default for Config {
             slack,
             memory_price,
             symm_limit,
+            coalesce: true,
             numerics: Numerics::EXACT,
         }
     }
@@ -88,6 +91,11 @@ impl Config {
     /// Sets the bytes that the symmetric arena may take.
     pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> Config {
         Config { symm_limit: symm_limit.into(), ..self }
+    }
+
+    /// Sets whether several collectives may become one.
+    pub fn with_coalesce(self, coalesce: bool) -> Config {
+        Config { coalesce, ..self }
     }
 
     /// Sets which changes of rounding the plan may make.

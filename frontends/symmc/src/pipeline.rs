@@ -38,7 +38,7 @@ pub struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// For all buckets of a program, with coalesced collectives.
+    /// For all buckets of a program, with coalesced collectives where the configuration allows them.
     pub fn new(
         program: &'a Program,
         config: &'a Config,
@@ -52,7 +52,7 @@ impl<'a> Pipeline<'a> {
             for_small_sizes: forms.for_small_sizes.as_ref(),
             bound,
             among_others: false,
-            coalesces: true,
+            coalesces: config.coalesce,
             solutions: &program.solutions,
         }
     }

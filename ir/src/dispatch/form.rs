@@ -16,6 +16,8 @@ named_enum! {
         Batch = "batch",
         /// An all-reduce, a residual, and a norm.
         Reduction = "reduction",
+        /// An all-gather, and a copy that stores its result with its axes in another order.
+        Gather = "gather",
         /// Element-wise nodes over one shape, and the norm of the rows of what one of them gives.
         Norm = "norm",
         /// Reductions of rows, and element-wise nodes before, between and after them.
@@ -75,6 +77,7 @@ impl Form {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
+            (Form::Gather, op) => op.as_collective().is_some(),
             (Form::Map | Form::Product | Form::Norm | Form::Rows, _) | (Form::Batch, Op::MatMul) => true,
             (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter, _) => false,
         }

@@ -31,6 +31,11 @@
 //! but for the weight of the norm, which all rows read. Operands and results are contiguous runs, and none lies by rank.
 //! The reduction itself is passed on where peers do not write it; the sum and the norm always have memory.
 //!
+//! **`gather`**: an all-gather by a variant whose results are written after the rendezvous and never by peers (`pull`, `pull_copies`,
+//! `ll`), views of its result that change the order of its axes, and a copy that stores such a view. Nothing else reads the result of the
+//! all-gather, which is passed on. Towards peers it is the all-gather, under the contract of its variant. The operand is read
+//! between arrival and completion. All of the copy is written from the rendezvous to completion. It lies on no operand, and always has memory.
+//!
 //! **`norm`**: a `map`, and behind it the RMS or layer norm over the last axis of a value that it gives. The nodes of the map are
 //! as in one, and all values are passed on; the result of the norm may lie on their operands, element on element, as it is there only when all of its row has
 //! been read. Weights and bias of the norm, which all rows read, are never overwritten.

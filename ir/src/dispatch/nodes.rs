@@ -7,6 +7,7 @@ use crate::dim::Dim;
 use crate::entity::{Entity, Table};
 use crate::graph::{Def, Graph, Node};
 use crate::ids::{NodeId, ValueId};
+use crate::layout::{Layout, view_of};
 use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
 
@@ -57,6 +58,15 @@ pub fn batched(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
     }
 }
 
+/// Whether a node is an all-gather of which each rank writes its own result, after the group has met.
+fn is_gathered_by_readers(op: &Op) -> bool {
+    let Some(collective) = op.as_collective().filter(|c| c.kind == CollectiveKind::AllGather) else {
+        return false;
+    };
+    let contract = collective.variant.and_then(|v| v.contract(&collective.kind));
+    contract.is_some_and(|c| c.result_after_rendezvous && !c.touch.writes_result() && !c.symmetric_result)
+}
+
 /// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
 ///
 /// # Errors
@@ -75,6 +85,7 @@ pub(crate) fn check(
         Form::Product => nodes.product(),
         Form::Batch => nodes.batch(),
         Form::Reduction => nodes.reduction(),
+        Form::Gather => nodes.gather(),
         Form::Norm => nodes.norm(),
         Form::Rows => nodes.rows(),
         Form::Rotary => nodes.apart(
@@ -247,6 +258,38 @@ impl<'a> Nodes<'a> {
         }
     }
 
+    fn gather(&self) -> Checked {
+        let (first, last) = (self.dispatch.first, self.dispatch.last);
+        if !is_gathered_by_readers(&self.graph.nodes[first].op) {
+            return Err(self.unfit(first, "an all-gather whose results peers do not write"));
+        }
+        let mut of = self.graph.nodes[first].outputs[0];
+        let ty = self.graph.ty(of);
+        let mut layout = Layout { base: of, offset: Dim::from(0), strides: ty.contiguous_strides() };
+        self.alone(first)?;
+        for (id, node) in self.all().skip(1) {
+            let follows = node.inputs[..] == [of];
+            let view = match &node.op {
+                op @ (Op::Reshape | Op::Permute { .. }) => {
+                    view_of(op, &layout, self.graph.ty(of), self.graph.ty(node.outputs[0]))
+                }
+                _ => None,
+            };
+            match view {
+                Some(view) if follows && id != last => (layout, of) = (view, node.outputs[0]),
+                None if follows && id == last && matches!(node.op, Op::Reshape | Op::Copy) => return Ok(()),
+                _ => {
+                    return Err(self.unfit(
+                        id,
+                        "views of a gathered value that change the order of its axes, and a copy",
+                    ));
+                }
+            }
+            self.alone(id)?;
+        }
+        Err(self.unfit(last, "a copy of the gathered value"))
+    }
+
     fn norm(&self) -> Checked {
         let last = self.dispatch.last;
         let node = &self.graph.nodes[last];
@@ -352,7 +395,7 @@ mod tests {
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, norm, rows, rotary, scatter), found `heap`",
+                "expected a form (map, product, batch, reduction, gather, norm, rows, rotary, scatter), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

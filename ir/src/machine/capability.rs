@@ -21,6 +21,9 @@ pub struct Capabilities {
     /// All-reduces by `ll`, and in two shots of large tensors, with a residual and a norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Reductions>,
+    /// All-gathers by `ll` and `pull` that store their results with the axes in another order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gather: Option<Gathers>,
     /// Element-wise nodes and the norm of the rows that they give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm: Option<Norms>,
@@ -120,6 +123,14 @@ pub struct Reductions {
     pub row: u32,
 }
 
+/// Limits of dispatches of the form `gather`, which divide what each rank has into rows and store the rows of all ranks in turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gathers {
+    /// The bytes of a row are a multiple of this.
+    pub unit: u32,
+}
+
 /// Limits of dispatches of the form `norm`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -184,6 +195,7 @@ impl Capabilities {
         }),
         batch: Some(Batches { products: 4, rotary: Some(BatchRotaries { rows: 64, columns: 40 }) }),
         reduction: Some(Reductions { row: 20 << 10 }),
+        gather: Some(Gathers { unit: 16 }),
         norm: Some(Norms { row: 16 << 10 }),
         rows: Some(RowReductions { nodes: 48, row: 256 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),

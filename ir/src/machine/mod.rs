@@ -47,7 +47,7 @@ use thiserror::Error;
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
 pub use capability::{
-    Batches, Capabilities, Extents, Maps, Products, Reductions, Rotaries, RowReductions, SplitK,
+    Batches, Capabilities, Extents, Gathers, Maps, Products, Reductions, Rotaries, RowReductions, SplitK,
 };
 pub use contention::Contention;
 pub use curve::{Copying, Curve, Provenance};

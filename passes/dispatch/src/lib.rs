@@ -18,6 +18,7 @@ mod batch;
 mod beside;
 mod deferred;
 mod facts;
+mod gather;
 mod limits;
 mod map;
 mod merge;
@@ -29,13 +30,12 @@ mod walk;
 
 use std::collections::{BTreeSet, HashSet};
 
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::{BinaryOp, CollectiveKind, Form, Graph, NodeId, Op, Table, ValueId, Variant};
 
 use walk::Walk;
 
 pub use limits::limits;
-pub use reduction::VARIANTS;
 pub use walk::Unit;
 
 /// The nodes of a program that are no views, in the order in which to look for [`units`], where that is not program order.
@@ -73,6 +73,7 @@ fn walked(facts: &facts::Facts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
     let mut walk = Walk::new(facts);
     for id in deferred::order(facts) {
         let place = reduction::place(&walk, id)
+            .or_else(|| gather::place(&walk, id))
             .or_else(|| norm::place(&walk, id))
             .or_else(|| batch::place(&walk, id))
             .or_else(|| beside::place(&walk, id))
@@ -101,49 +102,71 @@ fn runnable(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
     deferred::runnable(facts, units, |unit| &unit.nodes)
 }
 
-/// Whether an addition depends on an all-reduce.
-fn adds_reductions(graph: &Graph) -> bool {
-    let mut reduced: Table<ValueId, bool> = Table::filled(false, graph.values.len());
+/// Whether a node that may be done with a collective depends on one: an addition on an all-reduce, or what may be the copy of a
+/// permutation on an all-gather.
+fn follows_collectives(graph: &Graph, capabilities: &Capabilities) -> bool {
+    let adds = !capabilities.reduction.is_none();
+    let copies = capabilities.gather.is_some();
+    let none: Table<ValueId, bool> = Table::filled(false, graph.values.len());
+    let (mut reduced, mut gathered, mut permuted) = (none.clone(), none.clone(), none);
     graph.nodes.values().any(|node| {
-        let depends = node.inputs.iter().any(|&v| reduced[v]);
-        let reduces = node.op.as_collective().is_some_and(|c| matches!(c.kind, CollectiveKind::AllReduce(_)));
-        if depends || reduces {
-            node.outputs.iter().for_each(|&v| reduced[v] = true);
+        let [reduces, gathers] = match node.op.as_collective().map(|c| &c.kind) {
+            Some(CollectiveKind::AllReduce(_)) => [adds, false],
+            Some(CollectiveKind::AllGather) => [false, copies],
+            _ => [false; 2],
+        };
+        let of_reduction = node.inputs.iter().any(|&v| reduced[v]);
+        let of_gather = node.inputs.iter().any(|&v| gathered[v]);
+        let of_permuted = node.inputs.iter().any(|&v| permuted[v]);
+        for &v in &node.outputs {
+            reduced[v] = of_reduction || reduces;
+            gathered[v] = gathers || of_gather && node.op == Op::Reshape;
+            permuted[v] = of_gather && matches!(node.op, Op::Permute { .. });
         }
-        depends && node.op == Op::Binary(BinaryOp::Add)
+        let is_residual = of_reduction && node.op == Op::Binary(BinaryOp::Add);
+        is_residual || of_permuted && matches!(node.op, Op::Reshape | Op::Copy | Op::Permute { .. })
     })
 }
 
-/// The all-reduces, by their results, that would be one step with the addition behind them, which is a step of its own
-/// otherwise, and that nothing else reads: each with the variant that has such a kernel. For programs whose collectives have
-/// no variant yet.
-pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant)> {
-    if profile.dispatches.reduction.is_none() || !adds_reductions(graph) {
-        return BTreeSet::new();
+/// The collectives, by their results, whose kernel would also do the step that reads the result, which is a step of its own
+/// otherwise and the only reader: all-reduces with the addition of a residual, all-gathers with a copy that changes the order of axes.
+/// Each with the variants that have such a kernel. For programs whose collectives have no variant yet.
+pub fn fused(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant)> {
+    let capabilities = &profile.dispatches;
+    let mut out = BTreeSet::new();
+    if !follows_collectives(graph, capabilities) {
+        return out;
     }
     let base = facts::bases(graph);
     let mut facts = facts::Facts::new(graph, &base, profile);
-    let is_add = |id: &&NodeId| graph.nodes[**id].op == Op::Binary(BinaryOp::Add);
     // Where a norm is done with the addition alone, it stands by itself behind a reduction.
     let alone = |unit: &Unit| unit.form.is_none() || (unit.form == Some(Form::Norm) && unit.nodes.len() == 2);
     let single = divided(&facts).into_iter().filter(alone).flat_map(|unit| unit.nodes);
     let single: HashSet<NodeId> = single.collect();
-    let mut out = BTreeSet::new();
-    for variant in VARIANTS {
+    let variants: BTreeSet<Variant> = reduction::VARIANTS.into_iter().chain(gather::VARIANTS).collect();
+    for variant in variants {
         facts.assumed = Some(variant);
         // Products join none of these.
-        for unit in
-            finished(&facts, with_rows(&facts)).iter().filter(|unit| unit.form == Some(Form::Reduction))
-        {
-            let Some(&add) = unit.nodes.iter().find(is_add) else { continue };
+        for unit in finished(&facts, with_rows(&facts)) {
+            let follows = match unit.form {
+                Some(Form::Reduction) => unit.nodes.iter().find(|n| is_addition(graph, **n)),
+                Some(Form::Gather) => unit.nodes.last(),
+                _ => None,
+            };
+            let Some(&follows) = follows else { continue };
             let known = |&v: &ValueId| {
                 !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user))
             };
-            let before = unit.nodes.iter().take_while(|&&n| n < add).flat_map(|&n| &graph.nodes[n].outputs);
-            let reduced =
-                before.clone().next().filter(|_| before.clone().all(known) && single.contains(&add));
-            out.extend(reduced.map(|&v| (v, variant)));
+            let before =
+                unit.nodes.iter().take_while(|&&n| n < follows).flat_map(|&n| &graph.nodes[n].outputs);
+            let communicated =
+                before.clone().next().filter(|_| before.clone().all(known) && single.contains(&follows));
+            out.extend(communicated.map(|&v| (v, variant)));
         }
     }
     out
+}
+
+fn is_addition(graph: &Graph, node: NodeId) -> bool {
+    graph.nodes[node].op == Op::Binary(BinaryOp::Add)
 }

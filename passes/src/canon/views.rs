@@ -5,7 +5,7 @@
 //! their neighbours.
 
 use symmc_ir::known::{Known, is_within, non_unit};
-use symmc_ir::{Dim, Op, Type, ValueId};
+use symmc_ir::{Collective, CollectiveKind, Dim, Op, Type, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
@@ -241,6 +241,44 @@ fn slice_of_pad(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let within = low.provably_le(&first, cx.symbols()) && last.provably_le(&end, cx.symbols());
     let op = Op::Slice { axis: *axis, start: start.clone() - low, step: *step };
     (only && within).then_some(Rewrite::Node(op, vec![x]))
+}
+
+/// The rules of this theme that are tried last: other passes look for slices and concatenations.
+pub const LAST_RULES: &[Rule] = &[Rule {
+    name: "concat_of_gathered_pieces",
+    equation: "concat(x[..m], x[m..2m], ..) along another axis, of the pieces that all ranks gave to an all_gather x = a reshape of a permuted \
+               view of x",
+    apply: concat_of_gathered_pieces,
+}];
+
+/// The pieces of all ranks, one after another along another axis than the first, are a view of what was gathered with its axes in
+/// another order, which one kernel stores, or the all_gather itself (`Form::Gather`).
+fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Concat { axis } = node.op else { return None };
+    let piece = cx.shape(*node.inputs.first()?).to_vec();
+    let Some((Op::Slice { .. }, &[x])) = cx.def(node.inputs[0]) else { return None };
+    let (Op::Collective(Collective { kind: CollectiveKind::AllGather, group, .. }), _) = cx.def(x)? else {
+        return None;
+    };
+    let ranks = cx.graph().group_size(*group)?;
+    let own = |(k, &v): (usize, &ValueId)| match cx.def(v) {
+        Some((Op::Slice { axis: 0, start, step: 1 }, &[of])) => {
+            of == x && cx.shape(v) == piece && *start == piece[0].clone() * Dim::from(k as i64)
+        }
+        _ => false,
+    };
+    let all = cx.shape(x)[0] == piece[0].clone() * Dim::from(i64::from(ranks));
+    if axis == 0 || !all || node.inputs.len() != ranks as usize || !node.inputs.iter().enumerate().all(own) {
+        return None;
+    }
+    let ranks = Dim::from(i64::from(ranks));
+    let by_rank = [&[ranks][..], &piece].concat();
+    let by_rank = cx.reshape(x, by_rank);
+    let perm: Vec<usize> = (1..=axis).chain([0]).chain(axis + 1..=piece.len()).collect();
+    let ty = cx.ty(by_rank).clone();
+    let ty = Type::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
+    let moved = cx.emit("moved", Op::Permute { perm }, &[by_rank], ty);
+    Some(Rewrite::Value(cx.reshape(moved, node.ty.shape.clone())))
 }
 
 fn slice_of_concat(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {

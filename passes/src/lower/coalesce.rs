@@ -17,7 +17,6 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts, view_of};
-use symmc_ir::machine::Operations;
 use symmc_ir::{
     Collective, CollectiveKind, DType, Dim, Graph, Node, NodeId, Op, Splits, Table, Type, ValueId, Variant,
 };
@@ -291,19 +290,19 @@ struct Copies<'a> {
     context: &'a Context,
     layouts: Table<ValueId, Layout>,
     returned: BTreeSet<ValueId>,
-    /// All-reduces that are one kernel with the addition of a residual.
-    added: BTreeSet<ValueId>,
+    /// Collectives that are one kernel with the step that follows.
+    fused: BTreeSet<ValueId>,
 }
 
 impl<'a> Copies<'a> {
     fn new(graph: &'a Graph, context: &'a Context) -> Self {
-        let added = symmc_dispatch::residuals(graph, &context.profile).into_iter().map(|(value, _)| value);
+        let fused = symmc_dispatch::fused(graph, &context.profile).into_iter().map(|(value, _)| value);
         Copies {
             graph,
             context,
             layouts: layouts(graph),
             returned: graph.outputs.iter().map(|o| o.value).collect(),
-            added: added.collect(),
+            fused: fused.collect(),
         }
     }
 
@@ -314,18 +313,17 @@ impl<'a> Copies<'a> {
         let copied = !self.can_lie_in_place(operand, rows.operand, taken);
         let out = self.returned.contains(&result) || !self.is_view(result, rows.result);
         let of = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
-        // The addition is a kernel of its own otherwise.
-        let added = if self.added.contains(&result) {
-            self.context.profile.compute_us(0, Operations::default())
-        } else {
-            0.0
+        // The step that follows is a kernel of its own otherwise.
+        let follows = match &collective.kind {
+            _ if !self.fused.contains(&result) => 0.0,
+            CollectiveKind::AllGather => self.kernel_us(result),
+            _ => self.context.copy_kernel_us(0),
         };
-        of(copied, operand) + of(out, result) + added
+        of(copied, operand) + of(out, result) + follows
     }
 
     fn kernel_us(&self, value: ValueId) -> f64 {
-        let moved = self.context.bytes(self.graph.ty(value)).saturating_mul(2);
-        self.context.profile.compute_us(moved, Operations::default())
+        self.context.copy_kernel_us(self.context.bytes(self.graph.ty(value)))
     }
 
     /// Whether an operand can be computed where it lies in the coalesced operand.

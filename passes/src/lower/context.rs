@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::{Operations, Profile};
 use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Numerics, Symbol, SymbolId, Table, Type, Variant};
 
 /// Where the e-graph of one region stops growing.
@@ -86,6 +86,11 @@ impl Context {
     /// The time of copying a value within a rank.
     pub fn copy_us(&self, ty: &Type) -> f64 {
         self.profile.copy_us(self.bytes(ty))
+    }
+
+    /// The time of a kernel that copies so many bytes within a rank.
+    pub fn copy_kernel_us(&self, bytes: u64) -> f64 {
+        self.profile.compute_us(bytes.saturating_mul(2), Operations::default())
     }
 
     /// The bytes that estimates of a collective are for (see [`symmc_ir::machine`]).

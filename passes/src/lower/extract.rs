@@ -45,8 +45,8 @@ impl AddAssign for Cost {
 pub struct Uses {
     /// Of values that the program returns.
     pub outputs: BTreeSet<Id>,
-    /// Of reductions, with the variants of the all-reduce that are one step with the addition behind it.
-    pub added: BTreeSet<(Id, Variant)>,
+    /// Of collectives, with these and the variants that are one step with the node that follows.
+    pub fused: BTreeSet<(Id, CollectiveName, Variant)>,
     /// What a schedule makes of the region.
     pub surroundings: Surroundings,
     /// The costs of collectives that were asked for.
@@ -54,14 +54,18 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// The uses of outputs and of reductions with additions in a region with these surroundings.
-    pub fn new(outputs: BTreeSet<Id>, added: BTreeSet<(Id, Variant)>, surroundings: Surroundings) -> Uses {
-        Uses { outputs, added, surroundings, costs: RefCell::default() }
+    /// The uses of outputs, and of collectives that are one step with the node that follows, in a region with these surroundings.
+    pub fn new(
+        outputs: BTreeSet<Id>,
+        fused: BTreeSet<(Id, CollectiveName, Variant)>,
+        surroundings: Surroundings,
+    ) -> Uses {
+        Uses { outputs, fused, surroundings, costs: RefCell::default() }
     }
 
-    /// These uses, with more reductions that are one step with an addition.
-    pub fn with_added(mut self, more: impl Iterator<Item = (Id, Variant)>) -> Uses {
-        self.added.extend(more);
+    /// These uses, with more collectives that are one step with the node that follows.
+    pub fn with_fused(mut self, more: impl Iterator<Item = (Id, CollectiveName, Variant)>) -> Uses {
+        self.fused.extend(more);
         self.costs.take();
         self
     }
@@ -123,10 +127,14 @@ fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost>
             let around = uses.surroundings;
             let run = context.estimate(kind, collective.group, variant, bytes, moving + out, around)?;
             let copy_us = packing + moving + out;
-            let reduces = matches!(kind, CollectiveKind::AllReduce(_));
-            let added = reduces && uses.added.contains(&(class, variant));
-            // The reduction is not stored and read again.
-            let saved_us = if added { context.profile.copy_us(bytes).min(run) } else { 0.0 };
+            let saved_us = match kind {
+                _ if !uses.fused.contains(&(class, kind.named(), variant)) => 0.0,
+                // The reduction is not stored and read again.
+                CollectiveKind::AllReduce(_) => context.profile.copy_us(bytes).min(run),
+                // What is gathered is not copied.
+                CollectiveKind::AllGather => context.copy_kernel_us(bytes).min(run),
+                _ => 0.0,
+            };
             Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
         }
     }

@@ -15,8 +15,8 @@ use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{
-    BinaryOp, CollectiveKind, Def, Dim, Graph, GroupId, InputId, Node, NodeId, Numerics, NumericsClass, Op,
-    ReduceOp, Type, ValueId, Variant,
+    BinaryOp, CollectiveKind, CollectiveName, Def, Dim, Graph, GroupId, InputId, Node, NodeId, Numerics,
+    NumericsClass, Op, ReduceOp, Type, ValueId, Variant,
 };
 
 use super::beside::beside;
@@ -91,8 +91,8 @@ pub struct Use {
     pub outside: bool,
     /// As an output of the program.
     pub output: bool,
-    /// The variants of an all-reduce that are one step with the addition of a residual that follows.
-    pub added: Vec<Variant>,
+    /// The collective and those of its variants that are one step with the node that follows (`symmc_dispatch::fused`).
+    pub fused: Vec<(CollectiveName, Variant)>,
 }
 
 /// The most nodes of a region.
@@ -110,7 +110,7 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, context: &Context, schedule
     }
     let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     let outside = used_outside(graph, &piece_of, &outputs);
-    let facts = Facts { bound, outputs, outside, added: symmc_dispatch::residuals(graph, &context.profile) };
+    let facts = Facts { bound, outputs, outside, fused: symmc_dispatch::fused(graph, &context.profile) };
     let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context, schedule);
     let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
     let regions = pieces.into_iter().zip(hidden);
@@ -235,13 +235,14 @@ struct Facts<'a> {
     bound: &'a BTreeSet<InputId>,
     outputs: BTreeSet<ValueId>,
     outside: BTreeSet<ValueId>,
-    added: BTreeSet<(ValueId, Variant)>,
+    fused: BTreeSet<(ValueId, Variant)>,
 }
 
 fn region(graph: &Graph, nodes: Vec<NodeId>, (beside, exit_kept): (u64, bool), facts: &Facts<'_>) -> Region {
-    let added = |&v: &ValueId| {
-        let able = symmc_dispatch::VARIANTS.into_iter();
-        able.filter(|&variant| facts.added.contains(&(v, variant))).collect()
+    let fused = |&v: &ValueId| {
+        let name = graph.def_node(v).and_then(|n| graph.nodes[n].op.as_collective()).map(|c| c.kind.named());
+        let variants = Variant::ALL.iter().filter(|&&variant| facts.fused.contains(&(v, variant)));
+        variants.filter_map(|&variant| Some((name?, variant))).collect()
     };
     let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
@@ -265,7 +266,7 @@ fn region(graph: &Graph, nodes: Vec<NodeId>, (beside, exit_kept): (u64, bool), f
         let used = |v| Use {
             outside: facts.outside.contains(v),
             output: facts.outputs.contains(v),
-            added: added(v),
+            fused: fused(v),
         };
         let uses = node.outputs.iter().map(used).collect();
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();

@@ -1,10 +1,11 @@
 //! The choice for one region: saturate, extract, explain.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use egg::{Id, Rewrite, Runner, SimpleScheduler};
-use symmc_ir::{CollectiveKind, Numerics, Op, Variant};
+use symmc_ir::{CollectiveKind, CollectiveName, Numerics, Op, Variant};
 
 use super::context::Context;
 use super::decisions::{Chooser, Decided};
@@ -93,8 +94,8 @@ pub fn solve(
     let uses = uses(graph, imported, key);
     let roots = imported.classes(graph, form, |u| u.outside);
     let credited = credited(graph, credits, &place_all(graph, imported, &taken, &roots)?);
-    let uses = uses.with_added(credited.iter().copied());
-    for &(class, _) in &credited {
+    let uses = uses.with_fused(credited.iter().copied());
+    for &(class, ..) in &credited {
         let node = extract::cheapest_variant(graph, class, taken.get(&class)?, &uses);
         taken.insert(class, node);
     }
@@ -108,11 +109,11 @@ pub fn solve(
     let open = ways.name_variants(&mut decisions);
     if !open.is_empty() {
         let Saturated { mut graph, imported, .. } = Saturated::new(form, context, used, true)?;
-        let again = credited.iter().filter_map(|&(class, variant)| {
+        let again = credited.iter().filter_map(|&(class, name, variant)| {
             let same = ways.imported.expression(ways.graph, class, &taken)?;
-            Some((graph.lookup_expr(&same)?, variant))
+            Some((graph.lookup_expr(&same)?, name, variant))
         });
-        let uses = self::uses(&graph, &imported, key).with_added(again);
+        let uses = self::uses(&graph, &imported, key).with_fused(again);
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
         }
@@ -122,12 +123,13 @@ pub fn solve(
 }
 
 /// The classes of all-reduces that are one step with the addition behind them, with the variants for which they are.
-fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, Variant)> {
+fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, CollectiveName, Variant)> {
     let class_of = |step| {
         let found = plan.at.iter().find(|(_, at)| **at == Operand::Step(step, 0));
         found.map(|(&class, _)| graph.find(class))
     };
-    credits.iter().filter_map(|&(step, variant)| Some((class_of(step)?, variant))).collect()
+    let of = |&(step, variant): &Credit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
+    credits.iter().filter_map(of).collect()
 }
 
 /// The rules of a lowering.
@@ -237,10 +239,12 @@ pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
     let all = imported.classes(graph, form, |_| true);
     // Results that became equal have the readers of all of them.
     let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
-    let added = symmc_dispatch::VARIANTS.into_iter().flat_map(|variant| {
-        let classes = imported.classes(graph, form, |u| u.added.contains(&variant));
-        classes.into_iter().filter(single).map(move |id| (id, variant)).collect::<Vec<_>>()
+    let uses_of_all = form.nodes.iter().flat_map(|node| &node.uses);
+    let ways: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();
+    let fused = ways.into_iter().flat_map(|(name, variant)| {
+        let classes = imported.classes(graph, form, |u| u.fused.contains(&(name, variant)));
+        classes.into_iter().filter(single).map(move |id| (id, name, variant)).collect::<Vec<_>>()
     });
-    let added = added.collect();
-    Uses::new(outputs, added, key.surroundings())
+    let fused = fused.collect();
+    Uses::new(outputs, fused, key.surroundings())
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use symmc_ir::{DType, text};
-use symmc_passes::canon::{RULES, canonicalize_with_report};
+use symmc_passes::canon::{LAST_RULES, RULES, canonicalize_with_report};
 
 use crate::common::{Case, bindings, check, difference};
 
@@ -18,7 +18,7 @@ fn cases() {
         let (out, report) = canonicalize_with_report(&case.program).unwrap();
         for word in &case.words {
             let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));
-            let known = RULES.iter().copied().flatten().any(|r| r.name == rule);
+            let known = RULES.iter().copied().chain([LAST_RULES]).flatten().any(|r| r.name == rule);
             assert!(known, "{}: there is no rule {rule}", case.at);
             let fired = report.fired.contains_key(rule);
             assert_eq!(
@@ -45,7 +45,7 @@ fn cases() {
         printed
     });
     let seen = seen.into_inner();
-    for rule in RULES.iter().copied().flatten() {
+    for rule in RULES.iter().copied().chain([LAST_RULES]).flatten() {
         for word in [rule.name.to_string(), format!("!{}", rule.name)] {
             assert!(seen.contains(&word), "no case for {word}");
         }

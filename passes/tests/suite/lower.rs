@@ -72,7 +72,7 @@ fn print(graph: &Graph, choices: &[Decision]) -> String {
                 write!(out, " ({:.2} of it copies)", a.copy_us).unwrap();
             }
             if a.saved_us > 0.0 {
-                write!(out, " ({:.2} less for the residual)", a.saved_us).unwrap();
+                write!(out, " ({:.2} less by fusion)", a.saved_us).unwrap();
             }
             write!(out, " {}", a.name).unwrap();
         }

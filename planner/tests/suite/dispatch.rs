@@ -347,6 +347,88 @@ fn two_products_are_worth_a_kernel_where_one_is_not() {
     assert_eq!(dispatches(&one), ["map: s b m"]);
 }
 
+/// An all-gather along the last axis, and what reads it.
+fn gathered(tokens: &str, variant: &str) -> String {
+    format!(
+        "program \"gathered\" ranks 4\nsymbol t in {tokens}\ngroup @tp world\narg %x: bf16[t, 64]\nparam %w: bf16[256, 32]\n\
+         %l: bf16[t, 64] = neg %x\n%g: bf16[4*t, 64] = all_gather %l group=@tp via={variant}\n\
+         %r: bf16[4, t, 64] = reshape %g\n%p: bf16[t, 4, 64] = permute %r perm=[1, 0, 2]\n%f: bf16[t, 256] = reshape %p\n\
+         %y: bf16[t, 32] = matmul %f, %w\nreturn %y\n"
+    )
+}
+
+#[test]
+fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
+    for variant in ["ll", "pull"] {
+        let plan = planned(&gathered("1..=64", variant));
+        assert_eq!(dispatches(&plan), ["gather: g r p f"], "{variant}");
+        let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
+        assert_eq!(steps, ["l", "g", "y"]);
+        assert!(!plan.buckets[0].places.contains_key("g"), "%g has memory");
+    }
+    // Other variants, whose results peers or the library write.
+    for variant in ["push", "plain", "copies", "pull_copies", "nccl_window"] {
+        assert_eq!(dispatches(&planned(&gathered("1..=64", variant))), [""; 0], "{variant}");
+    }
+    let program = gathered("1..=64", "pull");
+    let apart = |from: &str, to: &str| {
+        assert!(program.contains(from), "{from}");
+        assert_eq!(dispatches(&planned(&program.replace(from, to))), [""; 0], "{to}");
+    };
+    // What is gathered is read elsewhere, or is the result.
+    apart("return %y", "return %y, %g");
+    apart("return %y", "%e: bf16[4*t, 64] = neg %g\nreturn %y, %e");
+    apart("return %y", "%e: bf16[t, 4, 64] = neg %p\nreturn %y, %e");
+    // Rows that are no multiples of 16 bytes.
+    let narrow = program.replace("64]", "60]").replace("256", "240");
+    assert_eq!(dispatches(&planned(&narrow)), [""; 0]);
+    // The columns of all ranks in turn.
+    let columns = "%r: bf16[4, t, 64] = reshape %g\n%p: bf16[t, 64, 4] = permute %r perm=[1, 2, 0]\n";
+    let (start, end) = (program.find("%r:").expect("views"), program.find("%f:").expect("a copy"));
+    assert_eq!(dispatches(&planned(&(program[..start].to_string() + columns + &program[end..]))), [""; 0]);
+    // Along a middle axis, and a view that is returned, of which the plan makes a copy.
+    let middle =
+        program.replace("%r: bf16[4, t, 64] = reshape %g", "%r: bf16[4, t, 2, 32] = reshape %g").replace(
+            "%p: bf16[t, 4, 64] = permute %r perm=[1, 0, 2]",
+            "%p: bf16[t, 4, 2, 32] = permute %r perm=[1, 0, 2, 3]",
+        );
+    assert_eq!(dispatches(&planned(&middle)), ["gather: g r p f"]);
+    let returned = program[..end].to_string() + "return %p\n";
+    assert_eq!(dispatches(&planned(&returned)), ["gather: g r p p.out"]);
+}
+
+#[test]
+fn a_gather_is_no_wider_and_no_narrower_than_planned_and_lies_on_no_operand() {
+    let edit = |changes: &[(&str, &str)]| {
+        let mut plan = planned(&gathered("1..=64", "pull"));
+        for (from, to) in changes {
+            assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
+            plan.programs[0] = plan.programs[0].replacen(from, to, 1);
+        }
+        broken(&plan)
+    };
+    let invalid = BTreeSet::from(["Invalid".to_string()]);
+    let copy = "%f: bf16[t, 256] = reshape %p\n";
+    let product = "%y: bf16[t, 32] = matmul %f, %w\n";
+    // Without the copy, with what follows it, in another form, and by variants that write results of peers or from the arrival on.
+    assert_eq!(edit(&[(&format!("{copy}}}\n"), &format!("}}\n{copy}"))]), invalid);
+    assert_eq!(edit(&[(&format!("}}\n{product}"), &format!("{product}}}\n"))]), invalid);
+    assert_eq!(edit(&[("dispatch gather {", "dispatch reduction {")]), invalid);
+    for variant in ["push", "plain", "nccl_window"] {
+        assert_eq!(edit(&[("via=pull", &format!("via={variant}"))]), invalid, "{variant}");
+    }
+    // A copy of something else, or of a part.
+    assert!(!edit(&[("permute %r perm=[1, 0, 2]", "permute %l perm=[1, 0, 2]")]).is_empty());
+    // The copy over the operand, and without memory.
+    let mut plan = planned(&gathered("1..=64", "ll"));
+    let result = plan.buckets[0].places["f"].clone();
+    plan.buckets[0].places["l"] = result;
+    assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
+    let mut plan = planned(&gathered("1..=64", "pull"));
+    plan.buckets[0].places.shift_remove("f");
+    assert!(broken(&plan).contains("PlaceMissing"), "{:?}", broken(&plan));
+}
+
 /// The rules that a plan breaks.
 pub(crate) fn broken(plan: &Plan) -> BTreeSet<String> {
     check(plan).err().unwrap_or_default().iter().map(|e| e.kind()).collect()

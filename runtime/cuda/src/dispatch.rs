@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use symmc_ir::Form;
 use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
-use crate::collective::follow;
+use crate::collective::{follow, rows};
 use crate::command::Command;
 use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter};
 use crate::error::CudaError;
@@ -38,6 +38,7 @@ pub fn lower(
         Form::Rotary => Some(rotary::lower_together(&steps, l)?),
         Form::Scatter => Some(scatter::lower_together(&steps, l)?),
         Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
+        Form::Gather => rows::lower(index, &dispatch.members, setting, l)?,
     };
     work.ok_or_else(|| {
         let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();
@@ -153,6 +154,36 @@ mod tests {
         (text.replace("H]", &format!("{h}]")).replace("H*t", &format!("{h}*t")), format!("{sum}{more}"))
     }
 
+    /// A gather of the rows of `%x` along an axis that is drawn, and what is returned of it; `h` is the width of a row.
+    fn gathered(r: &mut SplitMix, h: i64, ranks: u32) -> (String, &'static str) {
+        let variant = r.pick(&["ll", "pull"]);
+        let n = i64::from(ranks);
+        let operand = match r.below(3) {
+            0 => "%gv: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%gx: D[t, H] = reshape %gv\n",
+            1 => "%gv: D[H*t] = slice %wide.p axis=0 start=8 step=1\n%gx: D[t, H] = reshape %gv\n",
+            _ => "%gx: D[t, H] = reshape %x\n",
+        };
+        let gather = format!("%gg: D[N*t, H] = all_gather %gx group=@tp via={variant}\n");
+        let (views, returned) = match r.below(3) {
+            0 => (
+                "%gr: D[N, t, H] = reshape %gg\n%gt: D[t, N, H] = permute %gr perm=[1, 0, 2]\n%gy: D[t, W] = reshape %gt\n",
+                ", %gy",
+            ),
+            1 => (
+                "%gr: D[N, t, 8, E] = reshape %gg\n%gt: D[t, 8, N, E] = permute %gr perm=[1, 2, 0, 3]\n%gy: D[t, 8, X] = reshape %gt\n",
+                ", %gy",
+            ),
+            _ => ("%gr: D[N, t, H] = reshape %gg\n%gt: D[t, N, H] = permute %gr perm=[1, 0, 2]\n", ", %gt"),
+        };
+        let text = format!("{operand}{gather}{views}");
+        let sizes = [("H]", h), ("[H*", h), ("W]", h * n), ("E]", h / 8), ("X]", h / 8 * n)];
+        let text = sizes.iter().fold(text, |text, (name, size)| {
+            let digits = name.replace(|c: char| c.is_ascii_uppercase(), &size.to_string());
+            text.replace(name, &digits)
+        });
+        (text.replace("N,", &format!("{n},")).replace("[N*", &format!("[{n}*")), returned)
+    }
+
     /// Heads of the product `%ps`, turned by it, or read by others; and the name of what is returned.
     fn heads(r: &mut SplitMix) -> (String, &'static str) {
         if r.below(4) == 0 {
@@ -178,6 +209,7 @@ mod tests {
         let (reduction, reduced) = reduction(r, h, variant);
         let (heads, turned) = heads(r);
         let (rows, divided) = rows(r, h);
+        let (gather, gathered) = gathered(r, h, ranks);
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\n\
              arg %x: D[1, t, {h}]\narg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\n\
@@ -195,12 +227,12 @@ mod tests {
              {reduction}\
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n\
              %pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n\
-             {rows}{heads}{gate}\
+             {rows}{heads}{gather}{gate}\
              %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}\n",
+             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}\n",
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),

@@ -72,6 +72,9 @@ pub struct CompileArgs {
     /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
+    /// Leave every collective by itself, also where a run is estimated to be faster with several coalesced into one
+    #[arg(long)]
+    pub no_coalesce: bool,
     /// The changes of rounding that rewriting collectives may make: exact for none, or one or more of reassociate (sums in
     /// another order), narrow (f32 values that were or will be rounded to bf16 are transferred and added as bf16) and
     /// narrow-f16 (the same with f16, where sums can become infinite) [default: exact]
@@ -91,6 +94,7 @@ impl CompileArgs {
             ("--slack", self.slack.is_some()),
             ("--memory-price", self.memory_price.is_some()),
             ("--symm-limit", self.symm_limit.is_some()),
+            ("--no-coalesce", self.no_coalesce),
             ("--numerics", self.numerics.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)

@@ -242,6 +242,7 @@ def compile(
     slack: float | None = None,
     memory_price: float | None = None,
     symm_limit: int | None = None,
+    coalesce: bool = True,
     numerics: str | None = None,
 ) -> Plan: ...
 def load(path: str | PathLike[str]) -> Plan: ...

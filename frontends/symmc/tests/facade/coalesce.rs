@@ -86,6 +86,22 @@ fn small_collectives_that_do_not_need_each_other_are_one() {
     }
 }
 
+#[test]
+fn nothing_is_coalesced_where_the_configuration_forbids_it() {
+    let body = "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: i32[3] = all_reduce %b op=sum group=@w\n\
+        %t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n";
+    let program = program(&(HEAD.to_string() + body));
+    let profile = Profile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4"));
+    for (coalesce, expected) in [(true, 1), (false, 2)] {
+        let config = Config::default().with_profile(profile.clone()).with_coalesce(coalesce);
+        let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(collectives(&plan), expected);
+        let named = plan.buckets[0].decisions.iter().flat_map(|d| &d.rules);
+        assert_eq!(named.filter(|rule| rule.name == "coalesce_collectives").count() > 0, coalesce);
+        check(&program, &plan);
+    }
+}
+
 /// Every collective of the source, and every one that is planned, is part of a decision.
 #[test]
 fn decisions_name_what_was_coalesced() {

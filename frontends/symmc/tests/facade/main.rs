@@ -10,6 +10,7 @@ mod divided;
 mod errors;
 mod features;
 mod forms;
+mod gathers;
 #[cfg(feature = "torch")]
 mod generate;
 mod interpreter;

@@ -563,7 +563,7 @@ impl World {
             let Some(writer) = stage.graph.def_node(r) else { return false };
             // A node behind the writer would read what is written.
             let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
-                (Form::Batch, _) => false,
+                (Form::Batch | Form::Gather, _) => false,
                 (Form::Rotary | Form::Scatter, _) => k == 0 && writer == id,
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)

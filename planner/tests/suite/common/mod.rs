@@ -146,6 +146,7 @@ impl Maker {
             6 if rng.one_in(3) => self.push("k", Op::Copy, &[x]),
             6 => self.reduced(rng, x, &rows),
             7 if rng.one_in(2) => self.custom(rng, x),
+            11 if self.config.gathers && !self.config.sharded && !large => self.gathered_in_turn(rng, x),
             12 | 13 => self.one_kernel(rng, x, &rows),
             _ => self.collective(rng, x, large),
         }
@@ -320,6 +321,25 @@ impl Maker {
         }
     }
 
+    /// A gather along the second axis of rows: row by row what each rank has.
+    fn gathered_in_turn(&mut self, rng: &mut SplitMix, x: ValueId) {
+        let group = rng.pick(&self.groups);
+        let n = Dim::from(i64::from(self.b.graph().group_size(group).unwrap_or(1)));
+        let rows = self.rows(x);
+        let Ok(results) = self.b.collective("all_gather", CollectiveKind::AllGather, group, &[x]) else {
+            return;
+        };
+        if rng.one_in(4) {
+            self.values.push(results[0]);
+        }
+        let by_rank = vec![n.clone(), rows.clone(), Dim::from(4)];
+        let Ok(by_rank) = self.b.reshape("r", results[0], by_rank) else { return };
+        let Ok(by_row) = self.b.op("t", Op::Permute { perm: vec![1, 0, 2] }, &[by_rank]) else { return };
+        if let Ok(v) = self.b.reshape("r", by_row, vec![n * rows, Dim::from(4)]) {
+            self.values.push(v);
+        }
+    }
+
     /// A sum over ranks of which each has a piece: a reduce-scatter, or the sum of the pieces that an all-to-all brings.
     fn scattered(&mut self, rng: &mut SplitMix, x: ValueId, group: GroupId, n: u32) -> Option<ValueId> {
         if !rng.one_in(3) {
@@ -420,15 +440,19 @@ fn pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
 
 /// The program with a variant chosen at random for each collective.
 pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
-    let mut graph = graph.clone();
-    for node in graph.nodes.values_mut() {
+    let mut out = graph.clone();
+    let users = graph.users();
+    for node in out.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {
             let able: Vec<Variant> =
                 Variant::ALL.iter().copied().filter(|v| v.contract(&c.kind).is_some()).collect();
-            c.variant = Some(rng.pick(&able));
+            // Half of the gathers along other axes are able to store rows in turn.
+            let reshaped = users[node.outputs[0]].iter().all(|&n| graph.nodes[n].op == Op::Reshape);
+            let in_turn = c.kind == CollectiveKind::AllGather && reshaped && rng.one_in(2);
+            c.variant = Some(if in_turn { rng.pick(&[Variant::Ll, Variant::Pull]) } else { rng.pick(&able) });
         }
     }
-    graph
+    out
 }
 
 /// A plan of the program: one bucket, or two with variants of their own if it has a symbol. Collectives of `sharded` programs begin

@@ -54,6 +54,27 @@ pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared, Cud
     Ok(movement(running, call, Moves { sends: Sends::Each, exit, bytes: piece }))
 }
 
+/// An all-gather of rows of `row` bytes, in which the rows of all ranks follow each other.
+pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Result<Prepared, CudaError> {
+    let mut call = running.call();
+    for (i, p) in running.rotated().enumerate() {
+        call.from[i] = running.operand_of(p, running.bytes)?;
+        call.to[i] = running.result + (p * row) as Address;
+    }
+    let (n, exit) = (running.n, exit == ExitBarrier::Kept);
+    let addresses = call.from[..n].iter().chain(&call.to[..n]).copied();
+    let unit = unit(addresses.chain([row as Address]), row);
+    (call.count, call.slice) = (running.bytes as u64, row as u64);
+    Ok(Prepared {
+        what: format!("{}_rows", running.bound.kind.name()),
+        body: format!("move_rows<{unit}, {n}, {exit}>"),
+        call,
+        beside: None,
+        most_threads: MAX_THREADS,
+        blocks: running.grid(|b| &b.pull, running.units(running.bytes)),
+    })
+}
+
 pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
     let (piece, source) = pieces(running)?;
     let mut call = running.call();

@@ -115,16 +115,31 @@ fn all_vectors(from: &[Address], out: &[Address]) -> bool {
     from.iter().chain(out).fold(0, |all, a| all | a).is_multiple_of(8)
 }
 
+/// An all-gather or an all-to-all.
 pub(super) fn movement(running: &Running) -> Result<Prepared, CudaError> {
+    let pieces = Pieces::of(running)?;
+    let apart = pieces.piece;
+    movement_to(running, pieces, apart, false)
+}
+
+/// An all-gather of rows of `row` bytes, a multiple of 8, in which the rows of all ranks follow each other.
+pub(super) fn gather_rows(running: &Running, row: usize) -> Result<Prepared, CudaError> {
+    let mut pieces = Pieces::of(running)?;
+    pieces.call.slice = row as u64;
+    movement_to(running, pieces, row, true)
+}
+
+/// What ranks send, to places that are `apart` bytes from each other, perhaps in rows.
+fn movement_to(running: &Running, pieces: Pieces, apart: usize, rows: bool) -> Result<Prepared, CudaError> {
     let n = running.n;
-    let Pieces { mut call, piece, protocol, blocks } = Pieces::of(running)?;
+    let Pieces { mut call, protocol, blocks, .. } = pieces;
     for (i, out) in call.out[..n].iter_mut().enumerate() {
-        *out = running.result + (i * piece) as Address;
+        *out = running.result + (i * apart) as Address;
     }
     let vector = all_vectors(&call.from[..n], &call.out[..n]);
     let element = element(running.bound.dtype);
     let same = Sends::of(&running.bound.kind) == Sends::One;
-    let body = format!("ll_move<{}, {element}, {n}, {same}, {vector}>", protocol.name());
+    let body = format!("ll_move<{}, {element}, {n}, {same}, {vector}, {rows}>", protocol.name());
     Ok(prepared(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
 }
 

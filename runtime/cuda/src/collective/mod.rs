@@ -62,7 +62,7 @@
 //! for long, and what they leave in memory is meaningless.
 //!
 //! [`lower_norm`] is the all-reduce by `ll` with what often follows it in a model, [`lower_addition`] the two-shot of large
-//! tensors with a residual; `follow` makes them of a dispatch.
+//! tensors with a residual; `follow` makes them of a dispatch. `rows` makes an all-gather that stores rows of all ranks in turn.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 
@@ -75,6 +75,7 @@ mod ll;
 mod norm;
 mod peers;
 mod prepared;
+pub(crate) mod rows;
 mod splits;
 #[cfg(test)]
 mod tests;

@@ -46,6 +46,8 @@ class Options:
     """How much more memory than the leanest order overlap may take at most, as a fraction; None for the default."""
     symm_limit: int | None = None
     """The bytes that the symmetric arena may take."""
+    coalesce: bool = True
+    """Whether several collectives may become one where that is estimated to be faster."""
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""
     report: str | PathLike[str] | None = None
@@ -86,6 +88,7 @@ class Options:
             "slack": self.slack,
             "memory_price": self.memory_price,
             "symm_limit": self.symm_limit,
+            "coalesce": self.coalesce,
             "numerics": self.numerics,
         }
 
@@ -151,6 +154,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_price": _expect("a number of at least 0", _is_number),
     "slack": _expect("a number of at least 0", _is_number),
     "symm_limit": _expect("bytes, at least 1", lambda value: _is_size(value) and value < 1 << 64),
+    "coalesce": _expect("True or False", lambda value: isinstance(value, bool)),
     "timeout": _expect("seconds above 0", lambda value: _is_number(value) and value > 0),
     "report": _check_report,
 }

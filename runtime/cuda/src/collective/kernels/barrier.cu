@@ -64,6 +64,25 @@ __device__ __forceinline__ void reduce(const Call& call) {
     leave(call, words);
 }
 
+/// A unit of 1, 2, 4, 8 or 16 bytes.
+template <class U>
+__device__ __forceinline__ U load_unit(u64 at) {
+    if constexpr (sizeof(U) == 16) {
+        return load_wide(at);
+    } else {
+        return *(const U*)at;
+    }
+}
+
+template <class U>
+__device__ __forceinline__ void store_unit(u64 at, U unit) {
+    if constexpr (sizeof(U) == 16) {
+        store_wide(at, unit);
+    } else {
+        *(U*)at = unit;
+    }
+}
+
 /// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads come first.
 template <u32 N, bool SAME, u32 TIMES>
 __device__ __forceinline__ void move_wide(const Call& call, const bool (&moves)[N], u64 at, u64 apart) {
@@ -121,17 +140,69 @@ __device__ __forceinline__ void move(const Call& call) {
     leave(call, words);
 }
 
-/// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes.
+/// Moves unit `i`, and the `TIMES - 1` units after it that are `apart` units from each other, of each rank. All loads come first.
+/// A row has `row` units.
+template <class U, u32 N, u32 TIMES, class I>
+__device__ __forceinline__ void move_row_units(const Call& call, u64 i, u64 apart, I row) {
+    U units[TIMES][N];
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) units[t][p] = load_unit<U>(call.from[p] + (i + t * apart) * sizeof(U));
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        // The rows of the other ranks stand in front.
+        const u64 at = i + t * apart + (u64)((I)(i + t * apart) / row) * row * (N - 1);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) store_unit<U>(call.to[p] + at * sizeof(U), units[t][p]);
+    }
+}
+
+/// That for all units. `I` is an integer that counts them.
+template <class U, u32 N, class I>
+__device__ __forceinline__ void move_all_rows(const Call& call) {
+    const u64 units = call.count / sizeof(U), step = (u64)gridDim.x * blockDim.x;
+    const I row = (I)(call.slice / sizeof(U));
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if constexpr (N <= 4) {
+        for (; i + step < units; i += 2 * step) move_row_units<U, N, 2, I>(call, i, step, row);
+    }
+    for (; i < units; i += step) move_row_units<U, N, 1, I>(call, i, 0, row);
+}
+
+/// Pull all-gather along an axis that is not the first: `count` bytes at each `from` are rows of `slice` bytes, which the rows of the
+/// other ranks follow at the `to` of the same index. `U` is what addresses and rows are multiples of.
+template <class U, u32 N, bool EXIT>
+__device__ __forceinline__ void move_rows(const Call& call) {
+    typedef typename U::Whole Whole;
+    Words words = begin(call);
+    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
+    // Divisions of 64 bits take several times as long.
+    if (call.count / sizeof(Whole) <= 0xffffffffull) {
+        move_all_rows<Whole, N, u32>(call);
+    } else {
+        move_all_rows<Whole, N, u64>(call);
+    }
+    words.barriers += 1 + EXIT;
+    if constexpr (EXIT) meet<Depart, N>(call, words.barriers);
+    leave(call, words);
+}
+
+/// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes. Of [`move_rows`] nothing is left over.
 struct Bytes {
     typedef u8 Unit;
+    typedef u8 Whole;
     u8 unit;
 };
 struct Fours {
     typedef u32 Unit;
+    typedef u32 Whole;
     u32 unit;
 };
 struct Sixteens {
     typedef u8 Unit;
+    typedef Wide Whole;
     Wide unit;
 };
 

@@ -199,9 +199,21 @@ __device__ __forceinline__ void ll_reduce(const Call& call) {
     }
 }
 
+/// Stores unit `i` of a message that is rows of `slice` bytes, a multiple of 8, of which row `r` goes `r * N` rows behind `to`.
+template <class P, class S, u32 N, bool VECTOR>
+__device__ __forceinline__ void store_rows(const Call& call, u64 to, u64 i, const u64 (&words)[P::WORDS]) {
+    const u32 row = (u32)(call.slice / 8), all = (u32)(call.count / 8);
+#pragma unroll
+    for (u32 k = 0; k < P::WORDS; k++) {
+        if (k >= P::count((u32)i, all)) break;
+        const u32 word = P::first((u32)i) + k, before = word / row;
+        deliver<S, VECTOR>(to + (u64)before * N * call.slice, word - before * row, call.slice, words[k]);
+    }
+}
+
 /// All-gather and all-to-all by `ll` of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what
-/// each rank sends goes, by rank.
-template <class P, class S, u32 N, bool SAME, bool VECTOR>
+/// each rank sends goes, by rank. With `ROWS` it is rows of `slice` bytes, each in front of the next row of all other ranks.
+template <class P, class S, u32 N, bool SAME, bool VECTOR, bool ROWS>
 __device__ __forceinline__ void ll_move(const Call& call) {
     Epoch epoch;
     if (!ll_send<P, S, N, SAME, VECTOR>(call, epoch)) return;
@@ -212,7 +224,13 @@ __device__ __forceinline__ void ll_move(const Call& call) {
         // No part of the result is written before every peer has arrived.
         if (!P::template receive<Plain<S>, N>(call, epoch, i, own.words, runs)) return;
 #pragma unroll
-        for (u32 p = 0; p < N; p++) P::template store<S, VECTOR>(call.out[p], i, call.count, runs[p].words);
+        for (u32 p = 0; p < N; p++) {
+            if constexpr (ROWS) {
+                store_rows<P, S, N, VECTOR>(call, call.out[p], i, runs[p].words);
+            } else {
+                P::template store<S, VECTOR>(call.out[p], i, call.count, runs[p].words);
+            }
+        }
     }
 }
 

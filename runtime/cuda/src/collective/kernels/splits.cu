@@ -119,23 +119,6 @@ __device__ __forceinline__ Parts<N> parts_of(const Call& call, const Splits& spl
     return parts;
 }
 
-template <class W>
-__device__ __forceinline__ W load_unit(u64 at) {
-    return *(const W*)at;
-}
-template <>
-__device__ __forceinline__ Wide load_unit<Wide>(u64 at) {
-    return load_wide(at);
-}
-template <class W>
-__device__ __forceinline__ void store_unit(u64 at, W value) {
-    *(W*)at = value;
-}
-template <>
-__device__ __forceinline__ void store_unit<Wide>(u64 at, Wide value) {
-    store_wide(at, value);
-}
-
 /// Places that a thread goes through, so many bytes from each other.
 struct Walk {
     u64 at, apart;

@@ -3,6 +3,7 @@
 mod additions;
 mod emulate;
 mod norms;
+mod rows;
 mod splits;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,144 @@
+//! All-gathers that store rows of all ranks in turn, on threads of the host.
+
+use symmc_ir::tensor::{read_f64, write_f64};
+
+use super::super::call::Running;
+use super::super::{barrier, ll};
+use super::emulate::{Given, Library, World, bytes_at};
+use super::*;
+
+/// What each rank has.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    variant: Variant,
+    dtype: DType,
+    rows: usize,
+    /// The elements of a row.
+    row: usize,
+    /// Elements in front of the operand and the result.
+    shift: usize,
+    exit: ExitBarrier,
+}
+
+const fn shape(variant: Variant, dtype: DType, rows: usize, row: usize, shift: usize) -> Shape {
+    Shape { variant, dtype, rows, row, shift, exit: ExitBarrier::Kept }
+}
+
+/// By LL in one piece and by LL128, with rows that end within a line; by pull in units of 16, 4 and 1 bytes.
+const SHAPES: [Shape; 13] = [
+    shape(Variant::Ll, DType::BF16, 3, 8, 0),
+    shape(Variant::Ll, DType::F32, 5, 4, 1),
+    shape(Variant::Ll, DType::U8, 1, 16, 3),
+    shape(Variant::Ll, DType::BF16, 37, 8, 0),
+    shape(Variant::Ll, DType::I64, 21, 2, 0),
+    shape(Variant::Ll, DType::F16, 6, 60, 0),
+    shape(Variant::Ll, DType::F32, 9, 12, 1),
+    shape(Variant::Pull, DType::BF16, 3, 8, 0),
+    shape(Variant::Pull, DType::F32, 50, 12, 0),
+    Shape { exit: ExitBarrier::Dropped, ..shape(Variant::Pull, DType::BF16, 101, 8, 0) },
+    shape(Variant::Pull, DType::F32, 7, 12, 1),
+    shape(Variant::Pull, DType::F32, 11, 3, 0),
+    shape(Variant::Pull, DType::U8, 13, 5, 1),
+];
+
+/// Bytes of the landing zones, and for each value of a case.
+const ZONES: usize = 16 << 10;
+const ROOM: usize = 3 << 10;
+
+/// Element `i` of what a rank has in a round.
+fn element(rank: usize, round: usize, i: usize) -> f64 {
+    ((i * 7 + rank * 31 + round * 5) % 101) as f64
+}
+
+/// One case on one rank.
+struct Layer {
+    shape: Shape,
+    at: [Address; 2],
+    kernel: Kernel,
+}
+
+impl Layer {
+    fn new(number: usize, shape: Shape, peers: &Peers, source: &mut Source) -> Layer {
+        let Shape { variant, dtype, rows, row, shift, exit } = shape;
+        let n = peers.arenas.len();
+        let mut call = collective(Kind::AllGather, variant, n as u32, dtype, rows * row);
+        (call.exit, call.landing) = (Some(exit), Some([0, ZONES / 2]));
+        let skipped = shift * dtype.size();
+        call.operand.offset = ZONES + number * ROOM + skipped;
+        let base = peers.arenas[peers.rank as usize];
+        // What peers do not touch may lie anywhere.
+        let results = ZONES + SHAPES.len() * ROOM;
+        let at = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
+        let running = Running::new(3, &call, at, peers).expect("it fits");
+        let bytes = row * dtype.size();
+        let prepared = match variant {
+            Variant::Pull => barrier::pull_rows(&running, bytes, exit),
+            _ => ll::gather_rows(&running, bytes),
+        };
+        Layer { shape, at, kernel: prepared.expect("it fits").launch(peers, source) }
+    }
+
+    /// Runs this rank's kernel on the values of a round and compares.
+    fn run(&self, library: &Library, me: usize, n: usize, round: usize) {
+        let Shape { dtype, rows, row, .. } = self.shape;
+        let elements = rows * row;
+        // SAFETY: each is a value of this rank's arena, which no peer writes, nor reads outside of the kernel.
+        let value = |at, elements: usize| unsafe { bytes_at(at, elements * dtype.size()) };
+        (0..elements).for_each(|i| write_f64(dtype, value(self.at[0], elements), i, element(me, round, i)));
+        library.run(&self.kernel);
+        for i in 0..elements * n {
+            let (at, rank) = (i / (row * n), i / row % n);
+            let found = read_f64(dtype, value(self.at[1], elements * n), i);
+            assert_eq!(
+                found,
+                element(rank, round, at * row + i % row),
+                "{:?} {n} {me} {round} {i}",
+                self.shape
+            );
+        }
+    }
+}
+
+/// Runs all cases round after round on all ranks of each world, which meet nowhere else.
+fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
+    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+    let mut source = Source::new();
+    let mut of = |peers: &Peers| {
+        let layers = SHAPES.iter().enumerate().map(|(i, &shape)| Layer::new(i, shape, peers, &mut source));
+        layers.collect::<Vec<_>>()
+    };
+    let layers: Vec<Vec<_>> = made.iter().map(|w| w.peers.iter().map(&mut of).collect()).collect();
+    let Some(library) = Library::new(&source, name) else { return };
+    for ranks in &layers {
+        std::thread::scope(|scope| {
+            for (me, layers) in ranks.iter().enumerate() {
+                let (library, n) = (&library, ranks.len());
+                scope.spawn(move || {
+                    (0..rounds).for_each(|round| layers.iter().for_each(|l| l.run(library, me, n, round)));
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn rows_of_all_ranks_follow_each_other() {
+    let given = Given::default();
+    run(&[2, 3, 4, 7].map(|n| (n, given)), 2, "rows");
+    let chaos = |seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given });
+    run(&(0..4).map(chaos).collect::<Vec<_>>(), 1, "rows-chaos");
+}
+
+#[test]
+fn units_are_as_wide_as_addresses_and_rows_allow() {
+    let body = |row: usize, shift: usize| {
+        let call = collective(Kind::AllGather, Variant::Pull, 2, DType::U8, row * 6);
+        let peers = peers(0, 2);
+        let at = [(1 << 32), (1 << 20) + shift as Address];
+        let running = Running::new(3, &call, at, &peers).expect("it fits");
+        barrier::pull_rows(&running, row, ExitBarrier::Kept).expect("it fits").body
+    };
+    assert!(body(48, 0).contains("Sixteens"));
+    assert!(body(48, 4).contains("Fours") && body(20, 0).contains("Fours"));
+    assert!(body(48, 1).contains("Bytes") && body(18, 0).contains("Bytes"));
+}
