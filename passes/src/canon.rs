@@ -34,6 +34,7 @@ pub mod narrowed;
 pub mod norms;
 pub mod products;
 pub mod repeated;
+pub mod replaced;
 pub mod replicated;
 pub mod rotary;
 pub mod seen;
@@ -76,6 +77,7 @@ fn again(graph: &Graph, rules: &[&[Rule]], report: &mut Report) -> (Graph, Repor
     for (&rule, count) in &more.fired {
         *report.fired.entry(rule).or_default() += count;
     }
+    report.replaced.extend(more.replaced.iter().cloned());
     report.nodes_after = more.nodes_after;
     (out, more)
 }
@@ -100,7 +102,11 @@ pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassEr
         // Each of these changes can enable another.
         let changed = repeated::grouped(&out)
             .or_else(|| used::in_part(&out))
-            .or_else(|| shards::reduce_shards_first(&out))
+            .or_else(|| {
+                let (reduced, replaced) = shards::reduce_shards_first_with_record(&out)?;
+                report.replaced.extend(replaced);
+                Some(reduced)
+            })
             .or_else(|| narrowed::casts_at_collectives(&out))
             .or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {

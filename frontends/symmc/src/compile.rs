@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use symmc_check::CheckedPlan;
 use symmc_check::{CheckError, Report};
 use symmc_ir::{Graph, InputId, InputKind};
-use symmc_plan::{Plan, ReadPlan, ReadProgram};
+use symmc_plan::{Plan, ReadPlan, ReadProgram, Replacement};
 
 use crate::config::{Bind, Config};
 use crate::divide::BucketRequest;
@@ -49,7 +49,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
-    let canonical = canonical(program)?;
+    let (canonical, replacements) = canonical_with_replacements(program)?;
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let pipeline = Pipeline::new(program, config, &canonical, &bound);
@@ -57,6 +57,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     lap("divide");
     let plan = refined(&pipeline, buckets, &ranges::unasked(&canonical, config))?;
     lap("plan");
+    let plan = Plan { replacements, ..plan };
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
     #[cfg(feature = "cuda")]
@@ -181,10 +182,30 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
 /// # Errors
 /// As [`compile`].
 pub fn canonical(program: &Program) -> Result<Graph, Error> {
-    if program.graph.ranks.is_none() {
+    canonical_with_replacements(program).map(|(graph, _)| graph)
+}
+
+/// The canonical form of a program, and what became of its collectives there.
+///
+/// # Errors
+/// As [`compile`].
+fn canonical_with_replacements(program: &Program) -> Result<(Graph, Vec<Replacement>), Error> {
+    let source = &program.graph;
+    if source.ranks.is_none() {
         return Err(Error::request("the number of ranks is open; fix it before compiling"));
     }
-    symmc_passes::canonicalize(&program.graph).map_err(|e| Error::pass(&program.graph.name, e))
+    let canonical = symmc_passes::canonicalize_with_report(source);
+    let (canonical, report) = canonical.map_err(|e| Error::pass(&source.name, e))?;
+    let changes = symmc_passes::changes(source, &canonical, report.replaced).into_iter();
+    let replacements = changes.map(|change| Replacement {
+        collective: change.replaced.collective,
+        rule: change.replaced.rule.into(),
+        what: change.replaced.what,
+        bytes: u64::try_from(change.bytes.upper(&source.symbols)).unwrap_or(0),
+        by: change.replaced.by,
+    });
+    let replacements = replacements.collect();
+    Ok((canonical, replacements))
 }
 
 /// The arguments that are bound, by their position.

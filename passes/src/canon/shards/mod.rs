@@ -23,7 +23,8 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{Graph, NodeId, Table, ValueId};
 
-use crate::rewrite::{compact, copy_inputs, copy_outputs, keeps_effects};
+use super::replaced::Replaced;
+use crate::rewrite::{Names, compact, copy_inputs, copy_outputs, keeps_effects};
 use analysis::{Analysis, Replacement, large_gathers};
 use terms::{Emitted, TermId};
 
@@ -35,13 +36,18 @@ pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
 /// beside computation, while the replacement waits for the shards, so that few bytes saved of many may save no time.
 const LEAST_REDUCTION: i64 = 4;
 
-/// The graph in which reductions of gathered shards are reductions of shards; `None` if there are none that are worth it.
-pub fn reduce_shards_first(graph: &Graph) -> Option<Graph> {
-    reduce_shards_that_save(graph, WORTH_A_COLLECTIVE)
+/// The graph in which reductions of gathered shards are reductions of shards; `None` if there are none that are worth it. Also what stands for
+/// each all_gather.
+pub fn reduce_shards_first_with_record(graph: &Graph) -> Option<(Graph, Vec<Replaced>)> {
+    reduce(graph, WORTH_A_COLLECTIVE)
 }
 
-/// [`reduce_shards_first`] where each collective of the replacement must save this many bytes.
+/// The graph in which reductions of gathered shards are reductions of shards where each collective of the replacement saves this many bytes.
 pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
+    reduce(graph, bytes).map(|(graph, _)| graph)
+}
+
+fn reduce(graph: &Graph, bytes: i64) -> Option<(Graph, Vec<Replaced>)> {
     let mut bases = large_gathers(graph, bytes);
     loop {
         if bases.is_empty() {
@@ -55,7 +61,7 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
             kept = not_worth_it(graph, &analysis, &bases, &live, bytes);
         }
         if kept.is_empty() {
-            return rebuilt(graph, &analysis, &live);
+            return rebuilt(graph, &analysis, &bases, &live);
         }
         bases.retain(|base| !kept.contains(base));
     }
@@ -120,7 +126,12 @@ fn not_worth_it(
 }
 
 /// The graph with the replacements and without what nothing needs any more.
-fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) -> Option<Graph> {
+fn rebuilt(
+    graph: &Graph,
+    analysis: &Analysis<'_>,
+    bases: &HashSet<NodeId>,
+    live: &Table<ValueId, bool>,
+) -> Option<(Graph, Vec<Replaced>)> {
     let (mut to, mut map) = copy_inputs(graph);
     let mut emitted = Emitted::default();
     for node in graph.nodes.values() {
@@ -142,5 +153,20 @@ fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) 
         }
     }
     to.outputs = copy_outputs(graph, &map)?;
-    Some(compact(&to))
+    // Values of the terms of one reader share a name.
+    let mut names = Names::default();
+    to.values.values_mut().for_each(|value| value.name = names.unique(&value.name));
+    let by_gather = by_gather(graph, analysis, live);
+    let of = |&base: &NodeId| {
+        let terms = by_gather.get(&analysis.leader(base)).map_or(&[][..], Vec::as_slice);
+        Replaced {
+            collective: graph.node_name(base).to_string(),
+            rule: "reduce_shards_first",
+            what: "each rank reduces its own shard, and only the results are communicated".into(),
+            by: emitted.collectives(&analysis.terms, terms, &to),
+        }
+    };
+    let mut replaced: Vec<Replaced> = bases.iter().map(of).collect();
+    replaced.sort_by(|a, b| a.collective.cmp(&b.collective));
+    Some((compact(&to), replaced))
 }
