@@ -37,6 +37,24 @@ pub struct AppliedRule {
     pub us: Option<f64>,
 }
 
+/// What became of a collective before the ways to run collectives were considered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Replacement {
+    /// The collective of the imported program: the name of its result.
+    pub collective: String,
+    /// The rule or pass that replaced it.
+    pub rule: String,
+    /// What that did, in words.
+    pub what: String,
+    /// The bytes of the tensor of an all-reduce or all-to-all, the result of an all-gather, or the operand of a reduce-scatter, at the upper
+    /// ends of all symbols.
+    pub bytes: u64,
+    /// The collectives that do what is left of its work, by the names of their results. Each may have been replaced in turn. None if
+    /// nothing is left to communicate.
+    pub by: Vec<String>,
+}
+
 /// A way to run a collective.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

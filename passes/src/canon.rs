@@ -34,6 +34,7 @@ pub mod narrowed;
 pub mod norms;
 pub mod products;
 pub mod repeated;
+pub mod replaced;
 pub mod replicated;
 pub mod rotary;
 pub mod seen;
@@ -46,7 +47,8 @@ use symmc_ir::{BoundsChecks, Graph, Op};
 
 use crate::error::PassError;
 use crate::rewrite::{Report, Rule, rewrite};
-use shards::{JudgedSizes, ReducedShards, ShardsConfig};
+use replaced::Replaced;
+use shards::{JudgedSizes, ShardsConfig};
 
 /// The rules of the canonical form, by theme, in the order in which they are tried.
 pub const RULES: &[&[Rule]] = &[
@@ -77,6 +79,7 @@ fn again(graph: &Graph, rules: &[&[Rule]], report: &mut Report) -> (Graph, Repor
     for (&rule, count) in &more.fired {
         *report.fired.entry(rule).or_default() += count;
     }
+    report.replaced.extend(more.replaced.iter().cloned());
     report.nodes_after = more.nodes_after;
     (out, more)
 }
@@ -104,6 +107,8 @@ pub struct CanonicalForms {
     pub usual: Graph,
     /// The one without reductions of shards that are not worth it at the smallest sizes, if that differs.
     pub for_small_sizes: Option<Graph>,
+    /// What became of collectives in the usual one, as passes recorded it one after another.
+    pub replaced: Vec<Replaced>,
 }
 
 /// The canonical forms of a program. Which of them is faster at given sizes is a question of the machine, so whoever knows both decides.
@@ -116,7 +121,7 @@ pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
         true => Some(canonicalized(graph, JudgedSizes::Smallest)?.graph).filter(|g| *g != usual.graph),
         false => None,
     };
-    Ok(CanonicalForms { usual: usual.graph, for_small_sizes })
+    Ok(CanonicalForms { usual: usual.graph, for_small_sizes, replaced: usual.report.replaced })
 }
 
 /// A program in canonical form.
@@ -132,17 +137,17 @@ fn canonicalized(graph: &Graph, sizes: JudgedSizes) -> Result<Canonicalized, Pas
     let (mut out, mut report) = rewrite(graph, RULES, &BoundsChecks::of(graph));
     let mut met_shared = report.met_shared;
     let mut depends_on_sizes = false;
-    let mut reduce_shards = |graph: &Graph| {
-        let config = ShardsConfig { bytes: shards::WORTH_A_COLLECTIVE, sizes };
-        let ReducedShards { graph, at_all_sizes } = shards::reduce_shards(graph, config)?;
-        depends_on_sizes |= !at_all_sizes;
-        Some(graph)
-    };
+    let config = ShardsConfig { bytes: shards::WORTH_A_COLLECTIVE, sizes };
     for _ in 0..MOST_REPEATS {
         // Each of these changes can enable another.
         let changed = repeated::grouped(&out)
             .or_else(|| used::in_part(&out))
-            .or_else(|| reduce_shards(&out))
+            .or_else(|| {
+                let reduced = shards::reduce_shards(&out, config)?;
+                depends_on_sizes |= !reduced.at_all_sizes;
+                report.replaced.extend(reduced.replaced);
+                Some(reduced.graph)
+            })
             .or_else(|| narrowed::casts_at_collectives(&out))
             .or_else(|| stored::as_read(&out));
         if changed.is_none() && !met_shared {

@@ -12,7 +12,8 @@ pub mod error;
 pub mod lower;
 pub mod rewrite;
 
-pub use canon::{CanonicalForms, canonical_forms, canonicalize};
+pub use canon::replaced::{Change, Replaced, changes};
+pub use canon::{CanonicalForms, canonical_forms, canonicalize, canonicalize_with_report};
 pub use error::PassError;
 pub use lower::{
     CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,

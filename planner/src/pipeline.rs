@@ -135,6 +135,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         ranks,
         numerics: config.numerics,
         programs: texts,
+        replacements: Vec::new(),
         arenas: arenas(&buckets)?,
         fixed,
         buckets,

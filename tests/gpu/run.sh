@@ -121,6 +121,34 @@ for more in "" "--chaos 1" "--repeat 10000"; do
   check "products of 40 rows ${more:-once}" 0 "$symmc" run "${rows[@]}" --backend cuda $more
 done
 check "hf_llama_tp2, an arena of NCCL" 0 "$symmc" run "${llama[@]}" --backend cuda --arena nccl --repeat 100
+# Gathers along other axes than the first, whose kernels store rows of all ranks in turn: few and many rows, by each variant that has such a
+# kernel, and units of 16 bytes that end within lines of LL128.
+for t in 1 3 64 1000; do
+  cat >"$out/gathered$t.symm" <<END
+program "gathered" ranks 2
+group @w world
+arg %x: bf16[$t, 1208]
+arg %y: f32[$t, 6, 20]
+%l: bf16[$t, 1208] = neg %x
+%m: f32[$t, 6, 20] = neg %y
+%g: bf16[$((2 * t)), 1208] = all_gather %l group=@w
+%r: bf16[2, $t, 1208] = reshape %g
+%p: bf16[$t, 2, 1208] = permute %r perm=[1, 0, 2]
+%f: bf16[$t, 2416] = reshape %p
+%h: f32[$((2 * t)), 6, 20] = all_gather %m group=@w
+%s: f32[2, $t, 6, 20] = reshape %h
+%q: f32[$t, 6, 2, 20] = permute %s perm=[1, 2, 0, 3]
+%e: f32[$t, 6, 40] = reshape %q
+return %f, %e
+END
+  for variant in ll pull; do
+    for more in "" "--chaos 1" "--repeat 10000"; do
+      check "gathers of $t rows by $variant${more:+, ${more#--}}" 0 "$symmc" run "$out/gathered$t.symm" --backend cuda --machine h200x2 \
+        "${two[@]}" --seed 1 --compare interpreter --variants $variant --no-coalesce $more
+    done
+  done
+done
+
 check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda --variants nccl_window --repeat 100
 adopt=$(dirname "$symmc")/examples/adopt
 if [ -x "$adopt" ]; then check "an engine's stream and communicator" 0 "$adopt" 2; fi

@@ -3,6 +3,7 @@
 
 mod life;
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
@@ -31,7 +32,12 @@ pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
         }
         out.push_str(&one(plan, bucket, &planned, id)?);
     }
-    if known { Ok(out) } else { unknown(plan, name) }
+    let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
+    if !known && !is_replaced {
+        return unknown(plan, name);
+    }
+    replaced(plan, name, &mut out, usize::from(known), &mut HashSet::new());
+    Ok(out)
 }
 
 fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Result<String> {
@@ -128,6 +134,32 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
     }
     out
 }
+
+/// What a collective became before the choice of variants, and what became of what stands for it.
+fn replaced(plan: &CheckedPlan, name: &str, out: &mut String, depth: usize, known: &mut HashSet<String>) {
+    if depth >= MAX_DEPTH || !known.insert(name.to_string()) {
+        return;
+    }
+    for r in plan.replacements.iter().filter(|r| r.collective == name) {
+        let space = "  ".repeat(depth);
+        let size = if r.bytes > 0 { format!(", {} in the program", bytes(r.bytes)) } else { String::new() };
+        let _ = writeln!(out, "{space}%{name}{size}: {} ({})", r.what, r.rule);
+        for by in r.by.iter().filter(|by| *by != name) {
+            let decided = plan.buckets.iter().flat_map(|b| &b.decisions).filter(|d| about(d, by));
+            let most = decided.max_by_key(|d| d.bytes);
+            let _ = match most {
+                Some(d) => {
+                    writeln!(out, "{space}  in its place: %{by} of {}, by {}", bytes(d.bytes), d.chosen)
+                }
+                None => writeln!(out, "{space}  in its place: %{by}"),
+            };
+            replaced(plan, by, out, depth + 1, known);
+        }
+    }
+}
+
+/// The most replacements that are explained one inside the other.
+const MAX_DEPTH: usize = 16;
 
 /// What to say of a value that the planned programs do not have.
 ///

@@ -9,7 +9,7 @@ use symmc_check::CheckedPlan;
 use symmc_check::{CheckError, Report};
 use symmc_ir::{Graph, InputId, InputKind};
 use symmc_passes::CanonicalForms;
-use symmc_plan::{Plan, ReadPlan, ReadProgram};
+use symmc_plan::{Plan, ReadPlan, ReadProgram, Replacement};
 
 use crate::config::{Bind, Config};
 use crate::divide::BucketRequest;
@@ -50,7 +50,8 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
-    let forms = canonical_forms(program)?;
+    let mut forms = canonical_forms(program)?;
+    let replacements = replacements(&program.graph, &mut forms);
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let pipeline = Pipeline::new(program, config, &forms, &bound);
@@ -58,6 +59,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     lap("divide");
     let plan = refined(&pipeline, buckets, &ranges::unasked(&forms.usual, config))?;
     lap("plan");
+    let plan = Plan { replacements, ..plan };
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
     #[cfg(feature = "cuda")]
@@ -191,6 +193,20 @@ fn canonical_forms(program: &Program) -> Result<CanonicalForms, Error> {
         return Err(Error::request("the number of ranks is open; fix it before compiling"));
     }
     symmc_passes::canonical_forms(&program.graph).map_err(|e| Error::pass(&program.graph.name, e))
+}
+
+/// What became of the collectives of a program in its canonical form.
+fn replacements(source: &Graph, forms: &mut CanonicalForms) -> Vec<Replacement> {
+    let recorded = std::mem::take(&mut forms.replaced);
+    let changes = symmc_passes::changes(source, &forms.usual, recorded).into_iter();
+    let replacements = changes.map(|change| Replacement {
+        collective: change.replaced.collective,
+        rule: change.replaced.rule.into(),
+        what: change.replaced.what,
+        bytes: u64::try_from(change.bytes.upper(&source.symbols)).unwrap_or(0),
+        by: change.replaced.by,
+    });
+    replacements.collect()
 }
 
 /// The arguments that are bound, by their position.

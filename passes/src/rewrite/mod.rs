@@ -29,6 +29,7 @@ use symmc_ir::{
     SymbolId, Table, Type, ValueId,
 };
 
+use crate::canon::replaced::{Replaced, collective_of};
 use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
 pub use copying::{Copied, copy_inputs, copy_outputs, keeps_effects, moves_elements};
@@ -74,6 +75,8 @@ pub struct Report {
     pub nodes_after: usize,
     /// Whether a rule asked for a value that several nodes or outputs of the source need. Fewer may need it in the result.
     pub met_shared: bool,
+    /// What rules made of collectives, in order. Some of these collectives may still be there.
+    pub replaced: Vec<Replaced>,
 }
 
 /// Rewrites for one node, after which it is taken as it is.
@@ -97,6 +100,9 @@ pub struct Rewriter<'r> {
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [Rule]],
     fired: IndexMap<&'static str, usize>,
+    /// The first rule that fired for the node that is being rewritten.
+    first_rule: Option<&'r Rule>,
+    replaced: Vec<Replaced>,
     name: String,
     depth: usize,
 }
@@ -116,7 +122,10 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
         if let [result] = node.outputs[..] {
             let value = &graph.values[result];
             to.name.clone_from(&value.name);
-            let new = to.add(Candidate { op: node.op.clone(), inputs, ty: value.ty.clone() });
+            to.first_rule = None;
+            let communicates = node.op.as_collective().is_some();
+            let new = to.add(Candidate { op: node.op.clone(), inputs: inputs.clone(), ty: value.ty.clone() });
+            to.record(communicates, &inputs, new);
             if shared[result] {
                 to.shared.insert(new);
             }
@@ -139,6 +148,7 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
         nodes_before: graph.nodes.len(),
         nodes_after: out.nodes.len(),
         met_shared: to.met_shared.get(),
+        replaced: to.replaced,
     };
     (out, report)
 }
@@ -179,6 +189,8 @@ impl<'r> Rewriter<'r> {
             interned: HashMap::new(),
             rules,
             fired: IndexMap::new(),
+            first_rule: None,
+            replaced: Vec::new(),
             name: String::new(),
             depth: 0,
         }
@@ -392,10 +404,33 @@ impl<'r> Rewriter<'r> {
         for rule in self.rules.iter().copied().flatten() {
             if let Some(rewrite) = (rule.apply)(self, node) {
                 *self.fired.entry(rule.name).or_default() += 1;
+                if self.depth == 1 {
+                    self.first_rule.get_or_insert(rule);
+                }
                 return Some(rewrite);
             }
         }
         None
+    }
+
+    /// Records what became of the collectives that a node was or reads, now that `new` stands for it.
+    fn record(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
+        let by = collective_of(&self.graph, new).map(|v| self.graph.name_of(v).to_string());
+        let own = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
+        let of_rule = |rule: &Rule| (rule.name, rule.equation.to_string());
+        let (rule, what) = match self.first_rule {
+            Some(rule) => of_rule(rule),
+            None if communicates => ("equal_nodes", "a collective of equal operands runs once".to_string()),
+            None => return,
+        };
+        // What replaces a node that reads collectives may be one in their place.
+        let read = inputs.iter().filter_map(|&v| collective_of(&self.graph, v)).filter(|_| by.is_some());
+        let read = read.map(|v| self.graph.name_of(v).to_string()).filter(|name| by.as_ref() != Some(name));
+        let read: Vec<String> = read.filter(|_| self.first_rule.is_some()).collect();
+        for collective in own.into_iter().chain(read) {
+            let (what, by) = (what.clone(), by.iter().cloned().collect());
+            self.replaced.push(Replaced { collective, rule, what, by });
+        }
     }
 
     /// The node of this op on these operands, added if there is none yet.

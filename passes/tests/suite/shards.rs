@@ -7,7 +7,7 @@ use std::sync::Arc;
 use symmc_ir::interp;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, DType, Graph, InputKind, Tensor, text};
-use symmc_passes::canon::shards::{WORTH_A_COLLECTIVE, reduce_shards_first, reduce_shards_that_save};
+use symmc_passes::canon::shards::{WORTH_A_COLLECTIVE, reduce_shards_that_save};
 use symmc_passes::canonicalize;
 
 /// The rows that are reduced, and the extent of a shard.
@@ -428,6 +428,10 @@ fn source_gather(graph: &Graph, v: symmc_ir::ValueId) -> bool {
         let node = &graph.nodes[n];
         node.op.as_collective().is_some() && node.inputs.first().copied() == x
     })
+}
+
+fn reduce_shards_first(graph: &Graph) -> Option<Graph> {
+    reduce_shards_that_save(graph, WORTH_A_COLLECTIVE)
 }
 
 #[test]

@@ -164,6 +164,11 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
         }
     };
     bound(&|| "the name of the machine".into(), &plan.machine);
+    for r in &plan.replacements {
+        for text in [&r.rule, &r.what] {
+            bound(&|| format!("what became of the collective %{}", r.collective), text);
+        }
+    }
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
         for (value, place) in places.iter() {
             bound(&|| format!("bucket {b}: the reason for the place of %{value}"), &place.why);

@@ -19,6 +19,6 @@ pub use read::{ReadPlan, UnreadPlan};
 pub use resolve::{Placed, ReadProgram, Run, Symbols, Unread, Unresolved};
 pub use wire::{
     ALIGN, Alternative, AppliedRule, ArenaKind, Arenas, Bucket, Buffer, ByRank, CopyReason, Decision,
-    ExitBarrier, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, Reach, Role,
-    SourceProgram, Step, Totals, Unserved, VERSION,
+    ExitBarrier, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, Reach,
+    Replacement, Role, SourceProgram, Step, Totals, Unserved, VERSION,
 };

@@ -56,7 +56,7 @@ pub use entries::{
     ArenaKind, Buffer, ByRank, CopyReason, ForcedCopy, Lane, Memory, Place, Reach, Step, Totals,
 };
 pub use symmc_ir::collective::ExitBarrier;
-pub use symmc_ir::decision::{Alternative, AppliedRule, Decision};
+pub use symmc_ir::decision::{Alternative, AppliedRule, Decision, Replacement};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 2;
@@ -92,6 +92,9 @@ pub struct Plan {
     pub numerics: Numerics,
     /// The text of each planned program; a bucket names one by its index.
     pub programs: Vec<String>,
+    /// What became of the collectives of the source that were replaced before the choice of variants. For people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replacements: Vec<Replacement>,
     /// The sizes of the two arenas, the same on every rank and for every bucket.
     pub arenas: Arenas,
     /// Memory of the symmetric arena that has one place in all buckets.

@@ -159,21 +159,21 @@ mod tests {
         let variant = r.pick(&["ll", "pull"]);
         let n = i64::from(ranks);
         let operand = match r.below(3) {
-            0 => "%gv: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%gx: D[t, H] = reshape %gv\n",
-            1 => "%gv: D[H*t] = slice %wide.p axis=0 start=8 step=1\n%gx: D[t, H] = reshape %gv\n",
-            _ => "%gx: D[t, H] = reshape %x\n",
+            0 => "%zv: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%zx: D[t, H] = reshape %zv\n",
+            1 => "%zv: D[H*t] = slice %wide.p axis=0 start=8 step=1\n%zx: D[t, H] = reshape %zv\n",
+            _ => "%zx: D[t, H] = reshape %x\n",
         };
-        let gather = format!("%gg: D[N*t, H] = all_gather %gx group=@tp via={variant}\n");
+        let gather = format!("%zg: D[N*t, H] = all_gather %zx group=@tp via={variant}\n");
         let (views, returned) = match r.below(3) {
             0 => (
-                "%gr: D[N, t, H] = reshape %gg\n%gt: D[t, N, H] = permute %gr perm=[1, 0, 2]\n%gy: D[t, W] = reshape %gt\n",
-                ", %gy",
+                "%zr: D[N, t, H] = reshape %zg\n%zt: D[t, N, H] = permute %zr perm=[1, 0, 2]\n%zy: D[t, W] = reshape %zt\n",
+                ", %zy",
             ),
             1 => (
-                "%gr: D[N, t, 8, E] = reshape %gg\n%gt: D[t, 8, N, E] = permute %gr perm=[1, 2, 0, 3]\n%gy: D[t, 8, X] = reshape %gt\n",
-                ", %gy",
+                "%zr: D[N, t, 8, E] = reshape %zg\n%zt: D[t, 8, N, E] = permute %zr perm=[1, 2, 0, 3]\n%zy: D[t, 8, X] = reshape %zt\n",
+                ", %zy",
             ),
-            _ => ("%gr: D[N, t, H] = reshape %gg\n%gt: D[t, N, H] = permute %gr perm=[1, 0, 2]\n", ", %gt"),
+            _ => ("%zr: D[N, t, H] = reshape %zg\n%zt: D[t, N, H] = permute %zr perm=[1, 0, 2]\n", ", %zt"),
         };
         let text = format!("{operand}{gather}{views}");
         let sizes = [("H]", h), ("[H*", h), ("W]", h * n), ("E]", h / 8), ("X]", h / 8 * n)];

@@ -3,6 +3,7 @@
 //! Each file is a program, and as comments behind it the collectives of its plan for as many H200 as it has ranks: kind, ranks of the group
 //! and bytes. A line `// numerics: CLASS` in front of the program allows a class. `UPDATE_EXPECT=1 cargo test` writes what was found.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,30 @@ fn collectives(graph: &Graph) -> String {
     out
 }
 
+/// Every collective of the planned programs is part of a decision, and for every collective of the source a decision or a replacement
+/// says what became of it, with names that are explained in turn.
+fn expect_explained(file: &Path, source: &Graph, plan: &symmc::CheckedPlan) {
+    let at = file.display();
+    let names = |graph: &Graph| -> Vec<String> {
+        let all = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
+        all.map(|(id, _)| graph.node_name(id).to_string()).collect()
+    };
+    let decided: BTreeSet<&str> =
+        plan.buckets.iter().flat_map(|b| &b.decisions).map(|d| d.collective.as_str()).collect();
+    for bucket in &plan.buckets {
+        let planned = text::parse(&plan.programs[bucket.program]).expect("a planned program");
+        let run: BTreeSet<&String> = bucket.decisions.iter().flat_map(|d| &d.nodes).collect();
+        for name in names(&planned) {
+            assert!(run.contains(&name), "{at}: no decision is about %{name} of the planned program");
+        }
+    }
+    let replaced: BTreeSet<&str> = plan.replacements.iter().map(|r| r.collective.as_str()).collect();
+    for name in names(source).iter().chain(plan.replacements.iter().flat_map(|r| &r.by)) {
+        let known = decided.contains(&name[..]) || replaced.contains(&name[..]);
+        assert!(known, "{at}: nothing says what became of %{name}");
+    }
+}
+
 fn found(file: &Path, text: &str) -> String {
     let at = file.display();
     let graph = text::parse(text).unwrap_or_else(|e| panic!("{at}: {e}"));
@@ -47,6 +72,7 @@ fn found(file: &Path, text: &str) -> String {
     let program = Program::from_graph(graph.clone()).unwrap_or_else(|e| panic!("{at}: {e}"));
     let config = Config::default().with_profile(profile).with_numerics(numerics);
     let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
+    expect_explained(file, &graph, &plan);
     let before = collectives(&graph);
     let before = before.lines().next().unwrap_or_default();
     let mut out = format!("{EXPECTED} before: {before}\n");

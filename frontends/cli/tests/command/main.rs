@@ -22,5 +22,6 @@ mod joining;
 mod limits;
 mod numerics;
 mod outputs;
+mod replaced;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod shows;

@@ -24,7 +24,8 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{Graph, NodeId, Table, ValueId};
 
-use crate::rewrite::{compact, copy_inputs, copy_outputs, keeps_effects};
+use super::replaced::Replaced;
+use crate::rewrite::{Names, compact, copy_inputs, copy_outputs, keeps_effects};
 use analysis::{Analysis, Replacement, large_gathers};
 pub use sizes::JudgedSizes;
 use terms::{Emitted, TermId, VisitedTerms};
@@ -37,12 +38,7 @@ pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
 /// beside computation, while the replacement waits for the shards, so that few bytes saved of many may save no time.
 const LEAST_REDUCTION: i64 = 4;
 
-/// The graph in which reductions of gathered shards are reductions of shards; `None` if there are none that are worth it.
-pub fn reduce_shards_first(graph: &Graph) -> Option<Graph> {
-    reduce_shards_that_save(graph, WORTH_A_COLLECTIVE)
-}
-
-/// [`reduce_shards_first`] where each collective of the replacement must save this many bytes.
+/// The graph in which reductions of gathered shards are reductions of shards where each collective of the replacement saves this many bytes.
 pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
     reduce_shards(graph, ShardsConfig { bytes, sizes: JudgedSizes::Largest }).map(|reduced| reduced.graph)
 }
@@ -60,6 +56,8 @@ pub struct ShardsConfig {
 pub struct ReducedShards {
     /// The graph.
     pub graph: Graph,
+    /// What stands for each all-gather.
+    pub replaced: Vec<Replaced>,
     /// Whether all of these reductions are worth it at the smallest sizes, too.
     pub at_all_sizes: bool,
 }
@@ -81,8 +79,8 @@ pub fn reduce_shards(graph: &Graph, config: ShardsConfig) -> Option<ReducedShard
         if kept.is_empty() {
             let smallest = ShardsConfig { sizes: JudgedSizes::Smallest, ..config };
             let at_all_sizes = not_worth_it(graph, &analysis, &bases, &live, smallest).is_empty();
-            let graph = rebuilt(graph, &analysis, &live)?;
-            return Some(ReducedShards { graph, at_all_sizes });
+            let (graph, replaced) = rebuilt(graph, &analysis, &bases, &live)?;
+            return Some(ReducedShards { graph, replaced, at_all_sizes });
         }
         bases.retain(|base| !kept.contains(base));
     }
@@ -149,7 +147,12 @@ fn not_worth_it(
 }
 
 /// The graph with the replacements and without what nothing needs any more.
-fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) -> Option<Graph> {
+fn rebuilt(
+    graph: &Graph,
+    analysis: &Analysis<'_>,
+    bases: &HashSet<NodeId>,
+    live: &Table<ValueId, bool>,
+) -> Option<(Graph, Vec<Replaced>)> {
     let (mut to, mut map) = copy_inputs(graph);
     let mut emitted = Emitted::default();
     for node in graph.nodes.values() {
@@ -171,5 +174,20 @@ fn rebuilt(graph: &Graph, analysis: &Analysis<'_>, live: &Table<ValueId, bool>) 
         }
     }
     to.outputs = copy_outputs(graph, &map)?;
-    Some(compact(&to))
+    // Values of the terms of one reader share a name.
+    let mut names = Names::default();
+    to.values.values_mut().for_each(|value| value.name = names.unique(&value.name));
+    let by_gather = by_gather(graph, analysis, live);
+    let of = |&base: &NodeId| {
+        let terms = by_gather.get(&analysis.leader(base)).map_or(&[][..], Vec::as_slice);
+        Replaced {
+            collective: graph.node_name(base).to_string(),
+            rule: "reduce_shards_first",
+            what: "each rank reduces its own shard, and only the results are communicated".into(),
+            by: emitted.collectives(&analysis.terms, terms, &to),
+        }
+    };
+    let mut replaced: Vec<Replaced> = bases.iter().map(of).collect();
+    replaced.sort_by(|a, b| a.collective.cmp(&b.collective));
+    Some((compact(&to), replaced))
 }

@@ -266,6 +266,16 @@ impl Emitted {
     }
 }
 
+impl Emitted {
+    /// The collectives of a graph that these terms became, by their names.
+    pub fn collectives(&self, terms: &Terms<'_>, roots: &[TermId], graph: &Graph) -> Vec<String> {
+        let is_collective = |i: &usize| matches!(terms.terms[*i].origin, Origin::Op(Op::Collective(_)));
+        let needed = terms.needed(roots, |_| false).into_iter().filter(is_collective);
+        let values = needed.filter_map(|i| self.values.get(&i)?.first().copied());
+        values.map(|v| graph.name_of(v).to_string()).collect()
+    }
+}
+
 /// The name of a value that is a step on the way to another.
 fn part_name(name: &str, op: &Op) -> String {
     let part = match op {

@@ -27,6 +27,7 @@ pub fn compared(source: &str, planned: &str) -> SourceComparison {
         numerics: Default::default(),
         ranks: graph.ranks.unwrap_or(1),
         programs: vec![planned.into()],
+        replacements: Vec::new(),
         arenas: Arenas { ordinary: 0, symmetric: 0 },
         fixed: Vec::new(),
         buckets: vec![bucket],

@@ -1,0 +1,112 @@
+//! What became of the collectives that the canonical form no longer has, or has in part.
+//!
+//! Passes record it as they rewrite. A rule of the rewriter that replaces a collective, or a node that reads collectives by one that is a
+//! collective, is found by the values that it was given and that it gave.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use symmc_ir::{Dim, Graph, Node, Op, Type, ValueId};
+
+/// What a pass made of a collective.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replaced {
+    /// The collective: the name of its result in the program.
+    pub collective: String,
+    /// The rule or pass.
+    pub rule: &'static str,
+    /// What it did, in words.
+    pub what: String,
+    /// The collectives that do what is left of its work, by the names of their results.
+    pub by: Vec<String>,
+}
+
+/// A collective of the program and what became of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// What became of it.
+    pub replaced: Replaced,
+    /// Its bytes in the program: of the result of an all-gather, of the operand of others.
+    pub bytes: Dim,
+}
+
+/// The name of the reason that nothing needs a collective any more.
+const UNUSED: &str = "unused";
+/// The name of the reason that only a part of a collective is computed.
+const IN_PART: &str = "only_what_is_used";
+
+/// The collective that a value is the result of, or a view of that.
+pub fn collective_of(graph: &Graph, mut value: ValueId) -> Option<ValueId> {
+    loop {
+        let node = &graph.nodes[graph.def_node(value)?];
+        match &node.op {
+            Op::Collective(_) => return Some(value),
+            op if op.is_view() => value = *node.inputs.first()?,
+            _ => return None,
+        }
+    }
+}
+
+/// What became of the collectives of `source` that `canonical` no longer has, or has in part, by what passes recorded one after another.
+pub fn changes(source: &Graph, canonical: &Graph, recorded: Vec<Replaced>) -> Vec<Change> {
+    let kept: BTreeMap<&str, &Type> =
+        collectives(canonical).map(|(name, node)| (name, result(canonical, node))).collect();
+    let mut last: BTreeMap<String, Replaced> = BTreeMap::new();
+    for record in recorded {
+        // The collective itself is not what stands for it.
+        let by = record.by.into_iter().filter(|name| *name != record.collective).collect();
+        last.insert(record.collective.clone(), Replaced { by, ..record });
+    }
+    let mut open: Vec<String> = Vec::new();
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    let mut out = Vec::new();
+    for (name, node) in collectives(source) {
+        let bytes = bytes_of(source, node);
+        let found = match kept.get(name) {
+            Some(&ty) if ty == result(source, node) => continue,
+            Some(&ty) => Replaced {
+                collective: name.into(),
+                rule: IN_PART,
+                what: format!(
+                    "only what is used of it is communicated: {} of {}",
+                    ty.display(&canonical.symbols),
+                    result(source, node).display(&source.symbols)
+                ),
+                by: vec![name.into()],
+            },
+            None => last.get(name).cloned().unwrap_or_else(|| unused(name)),
+        };
+        open.extend(found.by.iter().cloned());
+        out.push(Change { replaced: found, bytes });
+    }
+    // Collectives that a pass added and a later one replaced.
+    let of_source: BTreeSet<&str> = collectives(source).map(|(name, _)| name).collect();
+    while let Some(name) = open.pop() {
+        if kept.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
+            continue;
+        }
+        let found = last.get(&name).cloned().unwrap_or_else(|| unused(&name));
+        open.extend(found.by.iter().cloned());
+        out.push(Change { replaced: found, bytes: Dim::from(0) });
+    }
+    out
+}
+
+fn unused(name: &str) -> Replaced {
+    let what = "nothing needs what it gives any more".to_string();
+    Replaced { collective: name.into(), rule: UNUSED, what, by: Vec::new() }
+}
+
+fn collectives(graph: &Graph) -> impl Iterator<Item = (&str, &Node)> {
+    let all = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
+    all.map(|(id, node)| (graph.node_name(id), node))
+}
+
+fn result<'g>(graph: &'g Graph, node: &Node) -> &'g Type {
+    graph.ty(node.outputs[0])
+}
+
+fn bytes_of(graph: &Graph, node: &Node) -> Dim {
+    let gathers = node.op.as_collective().is_some_and(|c| c.kind == symmc_ir::CollectiveKind::AllGather);
+    let of = if gathers { &node.outputs } else { &node.inputs };
+    of.first().map_or(Dim::from(0), |&v| graph.ty(v).bytes())
+}
