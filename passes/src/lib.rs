@@ -15,6 +15,6 @@ pub mod rewrite;
 pub use canon::canonicalize;
 pub use error::PassError;
 pub use lower::{
-    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, coalescible, lower, lower_with_report,
+    CoalesceConfig, CoalescedSet, Joining, LowerConfig, Overlap, Reach, coalescible, lower, lower_with_report,
 };
 pub use rewrite::Report;

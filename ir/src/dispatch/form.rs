@@ -24,6 +24,8 @@ named_enum! {
         Rotary = "rotary",
         /// Stores at positions that are data.
         Scatter = "scatter",
+        /// Collectives of one group and variant.
+        Collectives = "collectives",
     }
 }
 
@@ -76,7 +78,7 @@ impl Form {
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
             (Form::Map | Form::Product | Form::Norm | Form::Rows, _) | (Form::Batch, Op::MatMul) => true,
-            (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter, _) => false,
+            (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter | Form::Collectives, _) => false,
         }
     }
 }

@@ -62,7 +62,7 @@
 //! for long, and what they leave in memory is meaningless.
 //!
 //! [`lower_norm`] is the all-reduce by `ll` with what often follows it in a model, [`lower_addition`] the two-shot of large
-//! tensors with a residual; `follow` makes them of a dispatch.
+//! tensors with a residual; `follow` makes them of a dispatch. [`lower_several`] is one kernel of several collectives.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 
@@ -75,6 +75,7 @@ mod ll;
 mod norm;
 mod peers;
 mod prepared;
+mod several;
 mod splits;
 #[cfg(test)]
 mod tests;
@@ -92,6 +93,7 @@ pub use self::control::{
 };
 pub use self::norm::{FusedNorm, lower_norm};
 pub use self::peers::{Ends, Peers, Sizes, unread};
+pub use self::several::lower_several;
 pub use self::two_shot::{Addition, lower_addition};
 use crate::command::Command;
 use crate::compile::Source;
