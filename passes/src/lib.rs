@@ -16,7 +16,7 @@ pub use canon::replaced::{Change, Replaced, changes};
 pub use canon::{CanonicalForms, canonical_forms, canonicalize, canonicalize_with_report};
 pub use error::PassError;
 pub use lower::{
-    CoalesceConfig, CoalescedSet, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,
+    CoalesceConfig, CoalescedSet, Joining, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,
     lower_with_report,
 };
 pub use rewrite::Report;

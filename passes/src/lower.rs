@@ -6,6 +6,8 @@
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
 //! `build` from the solutions.
 //!
+//! Sets of collectives of the lowered program become one step each (`together`).
+//!
 //! Decisions state their reasons (`reasons`), for which a region is saturated again only if more than variants changed.
 //!
 //! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
@@ -29,6 +31,7 @@ pub mod rules;
 mod solutions;
 mod solve;
 mod sums;
+mod together;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -40,7 +43,7 @@ use symmc_ir::{Graph, InputId, Numerics, NumericsClass, Op, SymbolId, Variant};
 
 use crate::canon::groups::groups_of_all_reduces;
 use crate::error::{PassError, verified_after};
-pub use coalesce::{COALESCE, CoalesceConfig, Reach, Set as CoalescedSet};
+pub use coalesce::{COALESCE, CoalesceConfig, Joining, Reach, Set as CoalescedSet};
 use coalesced::Coalesced;
 use context::{Context, Schedule};
 pub use context::{Limits, Overlap};
@@ -51,6 +54,7 @@ use region::{Key, Region};
 pub use solutions::Solutions;
 use solutions::{Found, Scope};
 use solve::{Credit, Solution};
+pub use together::TOGETHER;
 
 /// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
@@ -74,6 +78,8 @@ pub struct LowerConfig {
     pub exits_kept: BTreeSet<String>,
     /// Sets of collectives, each of which becomes one ([`coalescible`]).
     pub coalesced: Vec<CoalescedSet>,
+    /// Sets of collectives that run as one step each, where variants allow it.
+    pub together: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
     /// Where the e-graph of one region stops growing.
@@ -94,6 +100,7 @@ impl LowerConfig {
             overlap: Overlap::Possible,
             exits_kept: BTreeSet::new(),
             coalesced: Vec::new(),
+            together: Vec::new(),
             numerics: Numerics::EXACT,
             limits: Limits { nodes: 10_000, iterations: 16 },
             solutions: Solutions::default(),
@@ -144,17 +151,40 @@ pub fn lower_with_report(
     };
     let context = Context { groups_of_both, ..context(&graph, config)? };
     let scope = config.solutions.within(context).map_err(PassError::Internal)?;
-    let mut schedule = Schedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
+    let schedule = Schedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
+    let (out, mut decisions, mut report) = chosen(&graph, &scope, schedule.clone(), config)?;
+    let names = |set: &CoalescedSet| set.iter().map(|&id| graph.node_name(id).to_string()).collect();
+    let sets: Vec<Vec<String>> = config.together.iter().map(names).collect();
+    if sets.is_empty() {
+        return Ok((out, decisions, report));
+    }
+    let (out, count) = together::join(out, &sets, &config.bound, &scope.context, &schedule, &mut decisions);
+    if cfg!(debug_assertions) {
+        verified_after("lower", &out)?;
+    }
+    if count > 0 {
+        report.fired.insert(TOGETHER.into(), count);
+    }
+    Ok((out, decisions, report))
+}
+
+/// The program in which sets of collectives are coalesced and all have variants.
+fn chosen(
+    graph: &Graph,
+    scope: &Scope,
+    mut schedule: Schedule,
+    config: &LowerConfig,
+) -> Result<(Graph, Vec<Decision>, Report), PassError> {
     let sets = &config.coalesced;
     if sets.is_empty() {
-        return choose(&graph, &scope, &schedule, config);
+        return choose(graph, scope, &schedule, config);
     }
-    let Coalesced { graph: coalesced, names } = coalesced::build(&graph, sets)
+    let Coalesced { graph: coalesced, names } = coalesced::build(graph, sets)
         .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
-    coalesce::rename(&graph, sets, &names, &mut schedule);
-    let (out, decisions, mut report) = choose(&coalesced, &scope, &schedule, config)?;
+    coalesce::rename(graph, sets, &names, &mut schedule);
+    let (out, decisions, mut report) = choose(&coalesced, scope, &schedule, config)?;
     report.fired.insert(COALESCE.into(), sets.len());
-    let decisions = coalesce::decisions(&graph, sets, &names, &scope.context, decisions);
+    let decisions = coalesce::decisions(graph, sets, &names, &scope.context, decisions);
     Ok((out, decisions, report))
 }
 
@@ -198,7 +228,7 @@ fn choose(
     Ok((out, decisions, report))
 }
 
-/// The sets of collectives that are faster as one collective each, by the profile. Whether a program is faster with them depends on
+/// The sets of collectives that are faster as one collective or one step each, by the profile. Whether a program is faster with them depends on
 /// its schedule, too.
 ///
 /// # Errors
@@ -209,7 +239,7 @@ pub fn coalescible(
     coalesce: &CoalesceConfig,
 ) -> Result<Vec<CoalescedSet>, PassError> {
     let graph = narrowed(graph, config)?;
-    Ok(coalesce::sets(&graph, &context(&graph, config)?, coalesce))
+    Ok(coalesce::sets(&graph, &context(&graph, config)?, &config.bound, coalesce))
 }
 
 /// Solves the regions of a program, equal ones once.

@@ -31,10 +31,9 @@ pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
     let arena = Arena::new(placed, sized);
     let bound = arena.bound();
     for choice in arena.droppable() {
-        let changed = (0..arena.load.len()).map(|t| match (choice.dropped, choice.extends(t)) {
-            (_, false) => arena.load[t],
-            (true, true) => arena.load[t].saturating_sub(choice.size),
-            (false, true) => arena.load[t].saturating_add(choice.size),
+        let changed = (0..arena.load.len()).map(|t| match choice.dropped {
+            true => arena.load[t].saturating_sub(choice.extends(t)),
+            false => arena.load[t].saturating_add(choice.extends(t)),
         });
         each[choice.step as usize] = Some(changed.max().unwrap_or(0).abs_diff(bound));
     }
@@ -58,17 +57,20 @@ pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
 /// helps.
 pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
     let mut arena = Arena::new(placed, sized);
-    let barriers: Vec<Droppable> =
-        arena.droppable().into_iter().filter(|c| c.dropped && c.size > 0).collect();
+    let barriers: Vec<Droppable> = arena
+        .droppable()
+        .into_iter()
+        .filter(|c| c.dropped && c.operands.iter().any(|o| o.size > 0))
+        .collect();
     let mut kept = vec![false; barriers.len()];
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
             // The one that takes away the most of all that is too much.
             let helps = |c: &Droppable| -> u128 {
-                let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.size));
-                (t..arena.load.len()).filter(|&t| c.extends(t)).map(over).sum()
+                let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.extends(t)));
+                (t..arena.load.len()).map(over).sum()
             };
-            let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t));
+            let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t) > 0);
             let Some((i, _)) = open.max_by_key(|(i, c)| (helps(c), std::cmp::Reverse(*i))) else { break };
             kept[i] = true;
             arena.add(&barriers[i], u64::saturating_sub);
@@ -76,7 +78,10 @@ pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
     }
     // What was kept first may be superfluous now.
     for (i, c) in barriers.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
-        let fits = |t: usize| !c.extends(t) || arena.load[t].saturating_add(c.size) <= room;
+        let fits = |t: usize| match c.extends(t) {
+            0 => true,
+            more => arena.load[t].saturating_add(more) <= room,
+        };
         if (0..arena.load.len()).all(fits) {
             kept[i] = false;
             arena.add(c, u64::saturating_add);
@@ -89,17 +94,24 @@ pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
 struct Droppable {
     step: u32,
     dropped: bool,
-    /// The bytes of its operand's class.
+    /// The classes of its operands.
+    operands: Vec<Operand>,
+}
+
+/// The class of an operand that peers read.
+struct Operand {
+    /// Its bytes.
     size: u64,
-    /// When that is occupied, with the barrier and without it.
+    /// When it is occupied, with the barrier and without it.
     with: Block,
     without: Block,
 }
 
 impl Droppable {
-    /// Whether the operand is occupied at `t` only because the barrier does not run.
-    fn extends(&self, t: usize) -> bool {
-        alive(&self.without, t) && !alive(&self.with, t)
+    /// The bytes of operands that are occupied at `t` only because the barrier does not run.
+    fn extends(&self, t: usize) -> u64 {
+        let only_without = self.operands.iter().filter(|o| alive(&o.without, t) && !alive(&o.with, t));
+        only_without.fold(0, |sum, o| sum.saturating_add(o.size))
     }
 }
 
@@ -130,8 +142,8 @@ impl<'a> Arena<'a> {
     }
 
     fn add(&mut self, choice: &Droppable, change: impl Fn(u64, u64) -> u64) {
-        for t in (0..self.load.len()).filter(|&t| choice.extends(t)) {
-            self.load[t] = change(self.load[t], choice.size);
+        for (t, load) in self.load.iter_mut().enumerate() {
+            *load = change(*load, choice.extends(t));
         }
     }
 
@@ -143,20 +155,25 @@ impl<'a> Arena<'a> {
         }
         let mut barriers = Vec::new();
         for (s, &option) in placed.live.options.iter().enumerate() {
-            let operand = placed.steps.list[s].reads.first();
-            let class = operand.and_then(|&v| placed.classes.of[v]);
-            let (ExitChoice::Dropped(_), Some(sized)) = (option, class.and_then(|c| of_class[c as usize]))
-            else {
+            if !matches!(option, ExitChoice::Dropped(_)) {
                 continue;
-            };
+            }
+            let operands = placed.steps.list[s].communicated().iter();
+            let classes: BTreeSet<u32> = operands.filter_map(|&v| placed.classes.of[v]).collect();
             let now = live.exits[s];
-            let [with, without] = [ExitChoice::Kept, option].map(|exit| {
-                live.exits[s] = exit;
-                block(placed, &live, sized)
-            });
+            let mut operands = Vec::new();
+            for sized in classes.into_iter().filter_map(|c| of_class[c as usize]) {
+                let [with, without] = [ExitChoice::Kept, option].map(|exit| {
+                    live.exits[s] = exit;
+                    block(placed, &live, sized)
+                });
+                operands.push(Operand { size: sized.block.size, with, without });
+            }
             live.exits[s] = now;
-            let dropped = matches!(now, ExitChoice::Dropped(_));
-            barriers.push(Droppable { step: s as u32, dropped, size: sized.block.size, with, without });
+            if !operands.is_empty() {
+                let dropped = matches!(now, ExitChoice::Dropped(_));
+                barriers.push(Droppable { step: s as u32, dropped, operands });
+            }
         }
         barriers
     }
@@ -168,8 +185,8 @@ fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
     let readers = class.members.iter().flat_map(|m| live.readers.of(m.value));
     let wraps = readers.filter_map(|&s| match live.exits[s as usize] {
         ExitChoice::Dropped(Rendezvous::NextRun(y)) => {
-            let operand = placed.steps.list[s as usize].reads.first();
-            let own = operand.and_then(|&v| placed.classes.of[v]) == Some(sized.class as u32);
+            let operands = placed.steps.list[s as usize].communicated();
+            let own = operands.iter().any(|&v| placed.classes.of[v] == Some(sized.class as u32));
             own.then_some(y)
         }
         _ => None,

@@ -18,6 +18,7 @@ use crate::fixed::FixedMemory;
 use crate::liveness::ExitChoice;
 use crate::place::{Class, Member, MemorySpace, Shares};
 use crate::placed::{ScheduledProgram, Sized, sized};
+use crate::steps::{StepInfo, symmetric_positions};
 use crate::waits::{Extent, waits};
 
 /// How a collective was chosen, and what follows for its steps.
@@ -258,16 +259,17 @@ impl Writer<'_> {
     fn needs(&self) -> HashMap<ValueId, String> {
         let (graph, base) = (self.graph(), &self.program.prepared.base);
         let mut needs = HashMap::new();
-        for step in &self.program.placed.steps.list {
-            let (operands, results) =
-                crate::steps::symmetric_positions(graph, step.node, step.peers.as_ref());
-            let node = &graph.nodes[step.node];
+        let nodes = |step: &StepInfo| step.nodes().map(|n| (n, step.peers)).collect::<Vec<_>>();
+        for (id, peers) in self.program.placed.steps.list.iter().flat_map(nodes) {
+            let node = &graph.nodes[id];
             let how = match &node.op {
                 Op::Collective(c) => c.variant.map_or("", |v| v.name()),
-                _ => "a custom op",
+                Op::Custom(_) => "a custom op",
+                _ => continue,
             };
+            let (operands, results) = symmetric_positions(graph, id, peers.as_ref());
             for v in operands.iter().filter_map(|&i| node.inputs.get(i)) {
-                let of = graph.node_name(step.node);
+                let of = graph.node_name(id);
                 needs.entry(base[*v]).or_insert_with(|| format!("symmetric as an operand of %{of} ({how})"));
             }
             for v in results.iter().filter_map(|&i| node.outputs.get(i)) {

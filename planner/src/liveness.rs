@@ -105,18 +105,24 @@ impl Liveness {
             .collect();
         let exits = steps.list.iter().zip(&rendezvous).map(|(step, &rendezvous)| {
             let droppable = step.peers.is_some_and(|p| p.contract.exit == Exit::Droppable);
-            let Some(&operand) = step.reads.first().filter(|_| droppable) else { return ExitChoice::None };
+            if !droppable || step.reads.is_empty() {
+                return ExitChoice::None;
+            }
             // An input that is given once is never written again, unless its size changes between runs.
-            let constant = input_of(graph, operand).is_some_and(|i| {
-                let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
-                graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
-            });
-            let input = input_of(graph, operand).is_some_and(|i| bound.contains(&i.index()));
+            let is_constant = |operand: ValueId| {
+                input_of(graph, operand).is_some_and(|i| {
+                    let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
+                    graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
+                })
+            };
+            let mut written = step.communicated().iter().copied().filter(|&v| !is_constant(v)).peekable();
+            let is_bound = |v: ValueId| input_of(graph, v).is_some_and(|i| bound.contains(&i.index()));
             match rendezvous {
                 Rendezvous::Later(_) => ExitChoice::Dropped(rendezvous),
-                _ if constant => ExitChoice::Dropped(Rendezvous::Never),
+                _ if written.peek().is_none() => ExitChoice::Dropped(Rendezvous::Never),
                 Rendezvous::NextRun(y)
-                    if next_run == NextRun::Same && !input && steps.def[operand].is_some_and(|d| d > y) =>
+                    if next_run == NextRun::Same
+                        && written.all(|v| !is_bound(v) && steps.def[v].is_some_and(|d| d > y)) =>
                 {
                     ExitChoice::Pending(y)
                 }

@@ -217,6 +217,9 @@ impl Placing<'_> {
     fn gather(&mut self, s: usize) {
         let step = &self.steps.list[s];
         let Op::Collective(c) = &self.program.graph.nodes[step.node].op else { return };
+        if step.dispatch.is_some() {
+            return;
+        }
         let in_place = step.peers.is_some_and(|p| p.contract.in_place);
         if c.kind != CollectiveKind::AllGather || !in_place {
             return;

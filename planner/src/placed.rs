@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::Dim;
+use symmc_ir::{Dim, ValueId};
 use symmc_pack::Block;
 use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE, Symbols};
 
@@ -36,11 +36,12 @@ impl Placed {
         let (steps, classes) = (&self.steps.list, &self.classes);
         let settle = |(s, exit): (usize, &mut ExitChoice)| {
             if let ExitChoice::Pending(y) = *exit {
-                let operand = steps[s].reads.first();
-                let class = operand.and_then(|&v| classes.of[v]).map(|c| &classes.list[c as usize]);
-                *exit = match class {
-                    Some(c) if c.first > y => ExitChoice::Dropped(Rendezvous::NextRun(y)),
-                    _ => ExitChoice::Kept,
+                // Inputs among them are never written again.
+                let mut written = steps[s].communicated().iter().filter(|&&v| self.steps.def[v].is_some());
+                let class = |v: ValueId| classes.of[v].map(|c| &classes.list[c as usize]);
+                *exit = match written.all(|&v| class(v).is_some_and(|c| c.first > y)) {
+                    true => ExitChoice::Dropped(Rendezvous::NextRun(y)),
+                    false => ExitChoice::Kept,
                 };
             }
         };
@@ -88,10 +89,8 @@ pub struct Sized {
 pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
     let mut wraps = vec![None; placed.classes.list.len()];
     for (s, exit) in placed.live.exits.iter().enumerate() {
-        if let (ExitChoice::Dropped(Rendezvous::NextRun(y)), Some(&v)) =
-            (exit, placed.steps.list[s].reads.first())
-            && let Some(c) = placed.classes.of[v]
-        {
+        let ExitChoice::Dropped(Rendezvous::NextRun(y)) = exit else { continue };
+        for c in placed.steps.list[s].communicated().iter().filter_map(|&v| placed.classes.of[v]) {
             wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
         }
     }

@@ -15,7 +15,7 @@ use symmc_dispatch::Unit;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
 use symmc_ir::{
-    Dim, Dispatch, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId,
+    Dim, Dispatch, Form, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId,
 };
 use symmc_plan::{CopyReason, PEER_ALIGN};
 
@@ -184,18 +184,23 @@ impl Preparation<'_> {
         let mut made: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         let mut copies: Vec<Copied> = Vec::new();
         let mut results: Vec<Option<ValueId>> = vec![None; graph.outputs.len()];
-        for (id, node) in graph.nodes.iter() {
-            let mut operands: Vec<ValueId> = node.inputs.iter().map(|&v| out.map[v]).collect();
-            while let Some(c) = wanted.next_if(|c| c.node == id) {
-                let v = node.inputs[c.position];
-                operands[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
-                    let value = out.copy(v, if c.symmetric { "symmetric" } else { "dense" });
-                    copies.push(Copied { value, of: out.map[v], reason: c.reason, bind: c.bind });
-                    value
-                });
+        for unit in units(graph) {
+            let mut operands: Vec<(NodeId, Vec<ValueId>)> = Vec::with_capacity(unit.nodes.len());
+            for &id in &unit.nodes {
+                let node = &graph.nodes[id];
+                let mut own: Vec<ValueId> = node.inputs.iter().map(|&v| out.map[v]).collect();
+                while let Some(c) = wanted.next_if(|c| c.node == id) {
+                    let v = node.inputs[c.position];
+                    own[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
+                        let value = out.copy(v, if c.symmetric { "symmetric" } else { "dense" });
+                        copies.push(Copied { value, of: out.map[v], reason: c.reason, bind: c.bind });
+                        value
+                    });
+                }
+                operands.push((id, own));
             }
-            out.node(id, operands);
-            for &v in &node.outputs {
+            out.unit(unit.form, operands);
+            for &v in unit.nodes.iter().flat_map(|&id| &graph.nodes[id].outputs) {
                 for &k in early.get(&v).into_iter().flatten() {
                     results[k] = Some(out.output_copy(v, &mut copies));
                 }
@@ -236,6 +241,24 @@ impl Preparation<'_> {
     }
 }
 
+/// The nodes of a program in its order, where collectives that run as one step are one unit.
+fn units(graph: &Graph) -> Vec<Unit> {
+    let mut sets = graph.dispatches.iter().filter(|d| d.form == Form::Collectives).peekable();
+    let mut units: Vec<Unit> = Vec::with_capacity(graph.nodes.len());
+    for id in graph.nodes.keys() {
+        match sets.peek() {
+            Some(set) if set.has(id) => {
+                if set.first == id {
+                    units.push(Unit { form: Some(set.form), nodes: set.nodes().collect() });
+                }
+                sets.next_if(|set| set.last == id);
+            }
+            _ => units.push(Unit { form: None, nodes: vec![id] }),
+        }
+    }
+    units
+}
+
 /// A graph that is rebuilt node by node.
 struct Rebuild<'a> {
     old: &'a Graph,
@@ -271,6 +294,14 @@ impl<'a> Rebuild<'a> {
             self.map[v] = w;
         }
         new
+    }
+
+    /// Nodes with their operands, next to each other: a dispatch if they are one step of a form.
+    fn unit(&mut self, form: Option<Form>, nodes: Vec<(NodeId, Vec<ValueId>)>) {
+        let new: Vec<NodeId> = nodes.into_iter().map(|(id, operands)| self.node(id, operands)).collect();
+        if let (Some(form), Some(&first), Some(&last)) = (form, new.first(), new.last()) {
+            self.graph.dispatches.push(Dispatch { form, first, last });
+        }
     }
 
     /// A copy of an old value, named after it.
@@ -365,10 +396,8 @@ impl Prepared {
         if profile.dispatches.is_none() {
             return self;
         }
-        let single = |n| Unit { form: None, nodes: vec![n] };
-        let order = symmc_dispatch::order(&self.graph, &self.base, profile);
-        let ordered = match order {
-            Some(nodes) => self.reordered(&nodes.into_iter().map(single).collect::<Vec<_>>()),
+        let ordered = match symmc_dispatch::order(&self.graph, &self.base, profile) {
+            Some(units) => self.reordered(&units),
             None => self,
         };
         let units = symmc_dispatch::units(&ordered.graph, &ordered.base, profile);

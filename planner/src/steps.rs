@@ -6,8 +6,8 @@ use symmc_dispatch::Unit;
 use symmc_ir::collective::Meets;
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting, Table,
-    ValueId, Variant,
+    CollectiveKind, Contract, Def, Dispatch, Form, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting,
+    Table, ValueId, Variant,
 };
 use symmc_plan::Lane;
 
@@ -42,11 +42,21 @@ impl StepInfo {
             return (operands.collect(), results.collect());
         }
         let touch = peers.contract.touch;
-        let collective = self.nodes().find(|&n| graph.nodes[n].op.as_collective().is_some());
-        let node = collective.map_or(node, |n| &graph.nodes[n]);
-        let operands = node.inputs.iter().filter(|_| touch.reads_operand()).map(|&v| base[v]);
-        let results = node.outputs.iter().filter(|_| touch.writes_result()).copied();
+        let collectives = || self.nodes().map(|n| &graph.nodes[n]).filter(|n| n.op.as_collective().is_some());
+        let operands =
+            collectives().flat_map(|n| &n.inputs).filter(|_| touch.reads_operand()).map(|&v| base[v]);
+        let results = collectives().flat_map(|n| &n.outputs).filter(|_| touch.writes_result()).copied();
         (operands.collect(), results.collect())
+    }
+
+    /// The bases that its collectives read, those that peers may read among them.
+    pub fn communicated(&self) -> &[ValueId] {
+        let count = match self.dispatch {
+            Some(Dispatch { form: Form::Collectives, .. }) => self.reads.len(),
+            // The collective is the first node, and has one operand that its variant may let peers read with an exit that can be dropped.
+            _ => self.reads.len().min(1),
+        };
+        &self.reads[..count]
     }
 
     /// The nodes that it runs.

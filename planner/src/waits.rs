@@ -99,10 +99,11 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
 fn touched(steps: &Steps, live: &Liveness, s: usize) -> impl Iterator<Item = (ValueId, Lane, u32)> {
     let step = &steps.list[s];
     let own = step.reads.iter().chain(&step.writes).map(move |&v| (v, step.lane, s as u32 + 1));
-    let peers = match (live.exits[s], step.reads.first()) {
-        (ExitChoice::Dropped(Rendezvous::Later(y)), Some(&v)) => Some((v, Lane::Comm, y + 1)),
+    let until = match live.exits[s] {
+        ExitChoice::Dropped(Rendezvous::Later(y)) => Some(y + 1),
         _ => None,
     };
+    let peers = step.communicated().iter().filter_map(move |&v| Some((v, Lane::Comm, until?)));
     own.chain(peers)
 }
 

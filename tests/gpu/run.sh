@@ -120,6 +120,79 @@ for more in "" "--chaos 1" "--repeat 10000"; do
   # shellcheck disable=SC2086
   check "products of 40 rows ${more:-once}" 0 "$symmc" run "${rows[@]}" --backend cuda $more
 done
+# Several collectives as one kernel: of several kinds, dtypes and odd sizes, by each variant that runs them so.
+together() {
+  local ranks=$1
+  local r=$((ranks * 3))
+  cat >"$out/moved$ranks.symm" <<END
+program "moved" ranks $ranks
+group @all world
+param %p: bf16[5, 33]
+param %q: f32[3, 7]
+param %m: i64[3]
+param %e: u8[1]
+arg %x: bf16[$r, 77]
+arg %y: f32[$r, 1]
+arg %z: bf16[$r, 4096]
+%a: bf16[$r, 77] = neg %x
+%b: f32[$r, 1] = abs %y
+%c: bf16[$r, 4096] = neg %z
+%gp: bf16[$((5 * ranks)), 33] = all_gather %p group=@all
+%gq: f32[$((3 * ranks)), 7] = all_gather %q group=@all
+%gm: i64[$((3 * ranks))] = all_gather %m group=@all
+%ge: u8[$ranks] = all_gather %e group=@all
+%ea: bf16[$r, 77] = all_to_all %a splits=even group=@all
+%eb: f32[$r, 1] = all_to_all %b splits=even group=@all
+%sc: bf16[3, 4096] = reduce_scatter %c op=sum group=@all
+%rp: bf16[$((5 * ranks)), 33] = neg %gp
+%rq: f32[$((3 * ranks)), 7] = neg %gq
+%rm: i64[$((3 * ranks))] = neg %gm
+%re: u8[$ranks] = add %ge, %ge
+%ra: bf16[$r, 77] = exp %ea
+%rb: f32[$r, 1] = neg %eb
+return %rp
+return %rq
+return %rm
+return %re
+return %ra
+return %rb
+return %sc
+END
+  grep -v '%sc\|%c:\|%z' "$out/moved$ranks.symm" >"$out/pushed$ranks.symm"
+  cat >"$out/summed$ranks.symm" <<END
+program "summed" ranks $ranks
+group @all world
+param %p: bf16[5, 33]
+param %q: f32[3, 7]
+param %m: i64[3]
+param %e: u8[1]
+param %h: f16[3, 1000]
+%rp: bf16[5, 33] = all_reduce %p op=sum group=@all
+%rq: f32[3, 7] = all_reduce %q op=avg group=@all
+%rm: i64[3] = all_reduce %m op=min group=@all
+%re: u8[1] = all_reduce %e op=max group=@all
+%rh: f16[3, 1000] = all_reduce %h op=max group=@all
+return %rp
+return %rq
+return %rm
+return %re
+return %rh
+END
+}
+for ranks in 2 4; do
+  together "$ranks"
+  for case in "moved pull" "pushed push" "summed one_shot"; do
+    read -r name variant <<<"$case"
+    on=("$out/$name$ranks.symm" --machine "h200x$ranks" --variants "$variant")
+    check "$name by $variant on $ranks ranks is one step" 0 bash -c '"$@" | grep -q "collectives: [567] nodes in 1 step"' \
+      - "$symmc" plan "${on[@]}"
+    on+=(--gpus "$(places "$ranks")" --seed 1 --compare interpreter)
+    for more in "" "--chaos 1" "--repeat 10000"; do
+      # shellcheck disable=SC2086
+      check "$name by $variant on $ranks ranks ${more:-once}" 0 "$symmc" run "${on[@]}" --backend cuda $more
+    done
+  done
+done
 check "hf_llama_tp2, an arena of NCCL" 0 "$symmc" run "${llama[@]}" --backend cuda --arena nccl --repeat 100
 # Gathers along other axes than the first, whose kernels store rows of all ranks in turn: few and many rows, by each variant that has such a
 # kernel, and units of 16 bytes that end within lines of LL128.
@@ -254,6 +327,7 @@ if [ -x "$replays" ]; then
   for name in cache rows; do many 10000 2 "$out/$name.symm"; done
   for ranks in 2 4; do
     many 200 "$ranks" "$out/large$ranks.symm"
+    for name in moved summed; do many 10000 "$ranks" "$out/$name$ranks.symm"; done
     for file in "$out/window${ranks}"_*.symm; do many 10000 "$ranks" --variant nccl_window "$file"; done
   done
 else

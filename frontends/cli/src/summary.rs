@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use symmc::unstable::ir::{InputKind, Op, text};
+use symmc::unstable::ir::{Form, InputKind, NodeId, Op, text};
 use symmc::unstable::plan::Bucket;
 use symmc::{CheckedPlan, Estimate};
 
@@ -45,12 +45,21 @@ fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: Option<
                 Op::Collective(c) => (Some(graph.groups[c.group].name.as_str()), c.variant.map(|v| v.name())),
                 _ => (None, None),
             };
-            let sizes = node.inputs.iter().chain(&node.outputs).map(|&v| bytes(v));
+            let size = |n: NodeId| {
+                let node = &graph.nodes[n];
+                node.inputs.iter().chain(&node.outputs).map(|&v| bytes(v)).max().unwrap_or(0)
+            };
+            let set = graph.dispatches.iter().find(|d| d.form == Form::Collectives && d.has(c.node));
+            let others: Vec<NodeId> =
+                set.into_iter().flat_map(|d| d.nodes()).filter(|&n| n != c.node).collect();
+            let all = others.iter().fold(size(c.node), |sum, &n| sum.saturating_add(size(n)));
+            let others: Vec<&str> = others.into_iter().map(|n| graph.node_name(n)).collect();
             json!({
                 "name": name,
                 "kind": text::op_name(&node.op),
                 "group": group,
-                "bytes": sizes.max().unwrap_or(0),
+                "bytes": all,
+                "with": others,
                 "variant": variant,
                 "us": c.us,
                 "exposed_us": c.exposed_us,

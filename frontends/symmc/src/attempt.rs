@@ -5,15 +5,15 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::machine::{Moved, Profile};
 use symmc_ir::{Dim, Graph, Node, NodeId, parallel};
 use symmc_passes::{CoalescedSet, Overlap};
-use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Unresolved};
+use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Run, Unresolved};
 use symmc_planner::BucketInput;
 
 /// See the [module](self).
 pub struct Attempt {
     /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
-    /// For each bucket the sets of coalesced collectives; none where buckets are missing.
-    pub coalesced: Vec<Vec<CoalescedSet>>,
+    /// For each bucket the sets of collectives that are joined; none where buckets are missing.
+    pub joined: Vec<JoinedSets>,
     /// For each bucket the overlap and the exit barriers that were assumed when variants were chosen; none where buckets are missing.
     pub chosen_with: Vec<Seen>,
     /// The plan.
@@ -22,6 +22,15 @@ pub struct Attempt {
     pub costs: Vec<f64>,
     /// For each bucket the overlap and the exit barriers of its schedule.
     pub seen: Vec<Seen>,
+}
+
+/// The collectives of a bucket that are joined.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct JoinedSets {
+    /// Those that become one collective.
+    pub packed: Vec<CoalescedSet>,
+    /// Those that run as one step.
+    pub together: Vec<CoalescedSet>,
 }
 
 /// What a planned bucket shows that its variants were chosen without.
@@ -57,14 +66,20 @@ impl Attempt {
             let own = bucket.totals.symmetric_peak.saturating_sub(fixed);
             let bytes = bucket.totals.ordinary_peak.saturating_add(own);
             costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
-            let beside =
-                estimate.communication.iter().map(|c| (program.graph.node_name(c.node), c.overlapped_us));
+            let runs: Vec<Run> =
+                program.runs(bucket).collect::<Result<_, Unresolved>>().map_err(|e| e.to_string())?;
+            let mut beside: HashMap<&str, f64> = HashMap::new();
+            for communication in &estimate.communication {
+                // Each collective of a step has all computation beside the step.
+                let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
+                beside.extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
+            }
             seen.push(Seen {
-                overlap: scheduled(bucket, &beside.collect()),
+                overlap: scheduled(bucket, &beside),
                 exits_kept: exits_kept(program, bucket).map_err(|e| e.to_string())?,
             });
         }
-        Ok(Attempt { inputs, coalesced: Vec::new(), chosen_with: Vec::new(), plan, costs, seen })
+        Ok(Attempt { inputs, joined: Vec::new(), chosen_with: Vec::new(), plan, costs, seen })
     }
 }
 

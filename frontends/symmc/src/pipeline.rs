@@ -6,11 +6,13 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
-use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, Reach, Solutions};
+use symmc_passes::{
+    CanonicalForms, CoalesceConfig, CoalescedSet, Joining, LowerConfig, PassError, Reach, Solutions,
+};
 use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
 
-use crate::attempt::{Attempt, Seen, communication_us};
+use crate::attempt::{Attempt, JoinedSets, Seen, communication_us};
 use crate::config::Config;
 use crate::divide::{BucketRequest, Ranges};
 use crate::error::{Error, ErrorKind};
@@ -92,9 +94,14 @@ impl<'a> Pipeline<'a> {
         }
         let kept = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
         let none = vec![BTreeSet::new(); buckets.len()];
-        let sets = self.coalescible(buckets, &none, WIDEST)?;
-        let shown = plan.buckets.iter().zip(overlapped).zip(&sets);
-        let again = shown.map(|((bucket, overlapped), sets)| overlapped || kept(bucket) || !sets.is_empty());
+        let sets = [Joining::Packed, Joining::Together]
+            .map(|joining| self.joinable(buckets, &none, CoalesceConfig { joining, ..WIDEST }));
+        let [packed, together] = sets;
+        let (packed, together) = (packed?, together?);
+        let shown = plan.buckets.iter().zip(overlapped).enumerate();
+        let again = shown.map(|(b, (bucket, overlapped))| {
+            overlapped || kept(bucket) || !packed[b].is_empty() || !together[b].is_empty()
+        });
         let again: Vec<bool> = again.collect();
         let by_schedule = again.contains(&true);
         let (inputs, plan) = match by_schedule {
@@ -148,7 +155,9 @@ impl<'a> Pipeline<'a> {
                 let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
                 let (graph, decisions, report) = symmc_passes::lower_with_report(self.canonical, &lowering)?;
                 let collectives = collectives(&graph);
-                let decided = |decision| decided(decision, &graph, &collectives, &self.config.profile);
+                let bytes = bytes_of_steps(&graph, &decisions);
+                let decided =
+                    |decision| decided(decision, &graph, &collectives, &bytes, &self.config.profile);
                 let decisions = decisions.into_iter().map(decided).collect();
                 Ok((BucketInput { graph, decisions }, report.overlapped > 0))
             })
@@ -171,7 +180,8 @@ impl<'a> Pipeline<'a> {
         let mut best = self.attempt(inputs, plan)?;
         self.choose_by_schedule(buckets, &mut best)?;
         self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
-        self.try_coalescing(buckets, &mut best)?;
+        self.try_joining(buckets, &mut best, Joining::Packed)?;
+        self.try_joining(buckets, &mut best, Joining::Together)?;
         Ok(best)
     }
 
@@ -186,48 +196,67 @@ impl<'a> Pipeline<'a> {
                 kept.append(&mut seen.exits_kept);
                 seen.exits_kept.clone_from(kept);
             }
-            let coalesced = best.coalesced.clone();
-            if !self.improve(buckets, best, &Choice { seen, coalesced, ..Choice::default() })? {
+            let joined = best.joined.clone();
+            if !self.improve(buckets, best, &Choice { seen, joined, ..Choice::default() })? {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Coalesces collectives, within each of a few reaches, where that costs less. Variants are first chosen with the overlap that
-    /// those of the best plan were chosen with, and then with the overlap that they have.
-    fn try_coalescing(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
-        let rewritten: Vec<BTreeSet<String>> = best.plan.buckets.iter().map(rewritten).collect();
+    /// Joins collectives in this way, within each of a few reaches, where that costs less, besides those that are joined already. Variants
+    /// are first chosen with the overlap that those of the best plan were chosen with, and then with the overlap that they have.
+    fn try_joining(
+        &self,
+        buckets: &[BucketRequest],
+        best: &mut Attempt,
+        joining: Joining,
+    ) -> Result<(), Error> {
         let nodes = self.canonical.nodes.len() * buckets.len();
         let tries = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
-        let mut tried: Vec<Vec<Vec<CoalescedSet>>> = Vec::new();
+        let joined = best.joined.clone();
+        let rewritten: Vec<BTreeSet<String>> = best.plan.buckets.iter().map(rewritten).collect();
+        let mut tried: Vec<Vec<JoinedSets>> = Vec::new();
         for &reach in tries {
-            let sets = self.coalescible(buckets, &rewritten, reach)?;
-            if sets.iter().all(Vec::is_empty) || tried.contains(&sets) {
+            let config = CoalesceConfig { joining, reach, kept: BTreeSet::new() };
+            let found = self.joinable(buckets, &rewritten, config)?;
+            let sets: Vec<JoinedSets> = found
+                .into_iter()
+                .enumerate()
+                .map(|(b, found)| {
+                    let mut sets = joined.get(b).cloned().unwrap_or_default();
+                    match joining {
+                        Joining::Packed => sets.packed = found,
+                        Joining::Together => sets.together = found,
+                    }
+                    sets
+                })
+                .collect();
+            let is_new = sets.iter().enumerate().any(|(b, sets)| joined.get(b).unwrap_or(&NO_SETS) != sets);
+            if !is_new || tried.contains(&sets) {
                 continue;
             }
             tried.push(sets.clone());
-            let choice =
-                Choice { seen: best.chosen_with.clone(), coalesced: sets.clone(), ..Choice::default() };
+            let choice = Choice { seen: best.chosen_with.clone(), joined: sets.clone(), ..Choice::default() };
             let Some(other) = self.plan_choice(buckets, best, &choice)? else { continue };
-            let own = Choice { seen: other.seen.clone(), coalesced: sets.clone(), ..Choice::default() };
+            let own = Choice { seen: other.seen.clone(), joined: sets.clone(), ..Choice::default() };
             let is_far = other.costs.iter().zip(&best.costs).all(|(other, best)| *other > FAR * best);
             if self.take_better(buckets, best, other)? || !is_far && self.improve(buckets, best, &own)? {
                 self.choose_by_schedule(buckets, best)?;
             }
-            if reach.least_startup == LEAST_STARTUP {
-                self.improve(buckets, best, &Choice { plain: true, coalesced: sets, ..Choice::default() })?;
+            if joining == Joining::Packed && reach.least_startup == LEAST_STARTUP {
+                self.improve(buckets, best, &Choice { plain: true, joined: sets, ..Choice::default() })?;
             }
         }
         Ok(())
     }
 
-    /// For each bucket the sets of collectives that would be faster as one, except those that rewriting uses.
-    fn coalescible(
+    /// For each bucket the sets of collectives that would be faster if they were joined, except those that rewriting uses.
+    fn joinable(
         &self,
         buckets: &[BucketRequest],
         rewritten: &[BTreeSet<String>],
-        reach: Reach,
+        config: CoalesceConfig,
     ) -> Result<Vec<Vec<CoalescedSet>>, Error> {
         if !self.coalesces {
             return Ok(vec![Vec::new(); buckets.len()]);
@@ -235,9 +264,9 @@ impl<'a> Pipeline<'a> {
         let sets = buckets.iter().enumerate().map(|(b, bucket)| {
             let choice = Choice::default();
             let choice = BucketChoice { number: b, symbols: &bucket.ranges, choice: &choice };
-            let config = lower_config(self.canonical, self.config, self.bound, choice);
+            let lowering = lower_config(self.canonical, self.config, self.bound, choice);
             let kept = rewritten.get(b).cloned().unwrap_or_default();
-            symmc_passes::coalescible(self.canonical, &config, &CoalesceConfig { reach, kept })
+            symmc_passes::coalescible(self.canonical, &lowering, &CoalesceConfig { kept, ..config.clone() })
         });
         sets.collect::<Result<_, _>>().map_err(|e| Error::pass(&self.program.graph.name, e))
     }
@@ -269,7 +298,7 @@ impl<'a> Pipeline<'a> {
         }
         let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(None) };
         let mut other = self.attempt(inputs, plan)?;
-        other.coalesced.clone_from(&choice.coalesced);
+        other.joined.clone_from(&choice.joined);
         other.chosen_with.clone_from(&choice.seen);
         Ok(Some(other))
     }
@@ -288,14 +317,13 @@ impl<'a> Pipeline<'a> {
         if better.contains(&false) {
             let of = |b: usize| if better[b] { &other } else { &*best };
             let buckets_of = || 0..better.len();
-            let coalesced =
-                buckets_of().map(|b| of(b).coalesced.get(b).cloned().unwrap_or_default()).collect();
+            let joined = buckets_of().map(|b| of(b).joined.get(b).cloned().unwrap_or_default()).collect();
             let chosen_with =
                 buckets_of().map(|b| of(b).chosen_with.get(b).cloned().unwrap_or_default()).collect();
             let mixed: Vec<BucketInput> = buckets_of().map(|b| of(b).inputs[b].clone()).collect();
             let Ok(plan) = self.plan(buckets, &mixed) else { return Ok(false) };
             other = self.attempt(mixed, plan)?;
-            (other.coalesced, other.chosen_with) = (coalesced, chosen_with);
+            (other.joined, other.chosen_with) = (joined, chosen_with);
             // Buckets share arenas, and their orders can differ in company.
             if other.costs.iter().zip(&best.costs).any(|(a, b)| a > b) {
                 return Ok(false);
@@ -353,7 +381,12 @@ impl<'a> Pipeline<'a> {
 const ROUNDS: u32 = 2;
 
 /// Collectives however far from each other.
-const WIDEST: Reach = Reach { window_us: f64::INFINITY, least_startup: LEAST_STARTUP };
+const WIDEST: CoalesceConfig = CoalesceConfig {
+    joining: Joining::Packed,
+    reach: Reach { window_us: f64::INFINITY, least_startup: LEAST_STARTUP },
+    kept: BTreeSet::new(),
+};
+const NO_SETS: JoinedSets = JoinedSets { packed: Vec::new(), together: Vec::new() };
 /// The reaches that are tried. Start-up is half of the time of small collectives. Collectives that take mostly the time of their bytes are
 /// left apart: by measurement they lose more overlap than a start-up is worth (two all-reduces of 16 MiB in each of four layers, on two
 /// H200: 1834 µs as one, 1789 µs apart).
@@ -381,8 +414,8 @@ pub struct Choice {
     plain: bool,
     /// What a plan shows of each bucket; nothing is known of others.
     seen: Vec<Seen>,
-    /// Of each bucket the sets of collectives that become one; none of others.
-    coalesced: Vec<Vec<CoalescedSet>>,
+    /// Of each bucket the sets of collectives that are joined; none of others.
+    joined: Vec<JoinedSets>,
 }
 
 /// What a choice of variants is made with, for one bucket.
@@ -438,6 +471,7 @@ pub fn lower_config(
 ) -> LowerConfig {
     let BucketChoice { number, symbols, choice } = bucket;
     let seen = choice.seen.get(number).cloned().unwrap_or_default();
+    let JoinedSets { packed, together } = choice.joined.get(number).cloned().unwrap_or_default();
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     LowerConfig {
@@ -447,7 +481,8 @@ pub fn lower_config(
         symmetric: choice.symmetric,
         overlap: seen.overlap,
         exits_kept: seen.exits_kept,
-        coalesced: choice.coalesced.get(number).cloned().unwrap_or_default(),
+        coalesced: packed,
+        together,
         numerics: config.numerics,
         ..LowerConfig::new(config.profile.clone())
     }
@@ -464,16 +499,31 @@ fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
     graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
 }
 
+/// The bytes of the step of each collective that runs with others, by its name.
+fn bytes_of_steps(graph: &Graph, decisions: &[Decision]) -> HashMap<String, u64> {
+    let own: HashMap<&str, u64> = decisions.iter().map(|d| (d.collective.as_str(), d.bytes)).collect();
+    let mut out = HashMap::new();
+    for dispatch in &graph.dispatches {
+        let names = || dispatch.nodes().map(|n| graph.node_name(n));
+        let all =
+            names().filter_map(|name| own.get(name)).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        out.extend(names().map(|name| (name.to_string(), all)));
+    }
+    out
+}
+
 /// A decision, with the most blocks of each of its kernels.
 fn decided(
     decision: Decision,
     graph: &Graph,
     collectives: &HashMap<&str, &Collective>,
+    bytes_of_steps: &HashMap<String, u64>,
     profile: &Profile,
 ) -> Decided {
     let blocks = |name: &String| {
         let c = collectives.get(name.as_str())?;
-        profile.blocks(&c.kind, c.variant?, decision.bytes, graph.group_size(c.group)?)
+        let bytes = bytes_of_steps.get(name).copied().unwrap_or(decision.bytes);
+        profile.blocks(&c.kind, c.variant?, bytes, graph.group_size(c.group)?)
     };
     let blocks = decision.nodes.iter().map(blocks).collect();
     Decided { decision, blocks }

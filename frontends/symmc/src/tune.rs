@@ -444,7 +444,7 @@ mod tests {
             for found in &profile.contention {
                 let kinds = CollectiveKind::samples(ranks);
                 let kind = kinds.iter().find(|kind| kind.named() == found.collective).expect("a kind");
-                let expected = known.timed_collective(kind, found.variant, None, found.bytes, ranks);
+                let expected = known.timed_collectives(&[(kind, found.bytes)], found.variant, None, ranks);
                 let expected = expected.expect("a curve");
                 let [taken, rate] =
                     [expected.taken, expected.rate].map(|part| f64::from(part) / f64::from(FULL));

@@ -26,6 +26,8 @@ named_enum! {
         Rotary = "rotary",
         /// Stores at positions that are data.
         Scatter = "scatter",
+        /// Collectives of one group and variant.
+        Collectives = "collectives",
     }
 }
 
@@ -79,7 +81,7 @@ impl Form {
             }
             (Form::Gather, op) => op.as_collective().is_some(),
             (Form::Map | Form::Product | Form::Norm | Form::Rows, _) | (Form::Batch, Op::MatMul) => true,
-            (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter, _) => false,
+            (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter | Form::Collectives, _) => false,
         }
     }
 }

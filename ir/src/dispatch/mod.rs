@@ -52,6 +52,12 @@
 //!
 //! **`scatter`**: stores at positions that are data (`index_put`), that do not need each other, as those of keys and values into
 //! their caches. Each result may lie on the first operand of its own node, element on element; all results have memory.
+//!
+//! **`collectives`**: collectives of one group by one variant, of any kinds and dtypes, that do not need each other. The contract of the
+//! variant begins with an entry barrier of the group, and is the same for all of these kinds, except for whether a result may lie
+//! on its operand. Towards peers they are one collective with several operands and results: all operands are read from arrival, or by
+//! peers from the rendezvous, to the end of the step, and all results are written from the rendezvous of the step on. A backend may have
+//! more barriers than the two of the step. All results have memory, and none lies on an operand.
 
 mod form;
 mod heads;
@@ -59,5 +65,5 @@ mod nodes;
 
 pub use form::{Dispatch, Form, Overwriting};
 pub use heads::{Turned, turned};
-pub use nodes::batched;
 pub(crate) use nodes::check;
+pub use nodes::{batched, contract_of_several};

@@ -2,7 +2,7 @@
 
 use super::form::{Dispatch, Form};
 use super::heads::turned;
-use crate::collective::CollectiveKind;
+use crate::collective::{Collective, CollectiveKind, Contract, Meets};
 use crate::dim::Dim;
 use crate::entity::{Entity, Table};
 use crate::graph::{Def, Graph, Node};
@@ -95,7 +95,15 @@ pub(crate) fn check(
         Form::Scatter => {
             nodes.apart(|op| matches!(op, Op::IndexPut { .. }), "indexed stores that do not need each other")
         }
+        Form::Collectives => nodes.collectives(),
     }
+}
+
+/// The part of the contract of a collective that all collectives of a [`Form::Collectives`] share. None if it can be in no such dispatch.
+pub fn contract_of_several(collective: &Collective) -> Option<Contract> {
+    let contract = collective.variant?.contract(&collective.kind)?;
+    let meets = contract.entry && contract.meets == Meets::Group;
+    meets.then_some(Contract { in_place: false, ..contract })
 }
 
 type Checked = Result<(), (NodeId, String)>;
@@ -350,6 +358,28 @@ impl<'a> Nodes<'a> {
         Ok(())
     }
 
+    /// Collectives of one group and variant, none of which reads what another gives.
+    fn collectives(&self) -> Checked {
+        let mut common: Option<(&Collective, Contract)> = None;
+        for (id, node) in self.all() {
+            let own = match (&node.op, &node.inputs[..], &node.outputs[..]) {
+                (Op::Collective(c), &[x], &[_]) if self.inside(x).is_none() => {
+                    contract_of_several(c).map(|contract| (c, contract))
+                }
+                _ => None,
+            };
+            let fits = own.is_some_and(|(c, contract)| {
+                let (first, shared) = common.get_or_insert((c, contract));
+                (first.group, first.variant, *shared) == (c.group, c.variant, contract)
+            });
+            if !fits {
+                let expected = "collectives of one group and one variant with an entry barrier, which do not need each other,";
+                return Err(self.unfit(id, expected));
+            }
+        }
+        Ok(())
+    }
+
     /// All nodes are of one kind, and none reads what another gives.
     fn apart(&self, is: fn(&Op) -> bool, expected: &str) -> Checked {
         let fits = |node: &Node| is(&node.op) && node.inputs.iter().all(|&v| self.inside(v).is_none());
@@ -389,13 +419,56 @@ mod tests {
         assert_eq!(names, ["a"]);
     }
 
+    /// A step of two collectives of these nodes.
+    fn collectives(nodes: &str) -> String {
+        format!(
+            "program \"d\" ranks 4\ngroup @w world\ngroup @p [[0, 1], [2, 3]]\narg %x: f32[4, 8]\narg %y: bf16[4, 3]\narg %n: i64[4]\n\
+             dispatch collectives {{\n{nodes}}}\nreturn %a\nreturn %b\n"
+        )
+    }
+
+    #[test]
+    fn collectives_of_one_group_and_variant_are_a_dispatch() {
+        let gather = "%a: f32[16, 8] = all_gather %x group=@w via=pull\n";
+        let exchange = "%b: bf16[4, 3] = all_to_all %y splits=even group=@w via=pull\n";
+        let scatter = "%b: bf16[1, 3] = reduce_scatter %y op=sum group=@w via=pull\n";
+        let push = "%b: bf16[16, 3] = all_gather %y group=@w via=push\n";
+        let of = |nodes: &[&str]| {
+            let graph = text::parse(&collectives(&nodes.concat())).unwrap_or_else(|e| panic!("{e}"));
+            verify(&graph)
+                .map_err(|found| found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        };
+        let pushed = gather.replace("pull", "push");
+        for fits in [[gather, exchange], [gather, scatter], [&pushed, push]] {
+            assert_eq!(of(&fits), Ok(()), "{fits:?}");
+        }
+        let by = |variant: &str| [gather, push].map(|n| n.replace("pull", variant).replace("push", variant));
+        for variant in ["plain", "ll", "nccl_window", "copy_engine"] {
+            let [a, b] = by(variant);
+            assert!(of(&[&a, &b]).is_err(), "{variant}");
+        }
+        for (second, why) in [
+            (push, "another variant"),
+            ("%b: bf16[8, 3] = all_gather %y group=@p via=pull\n", "another group"),
+            ("%b: f32[64, 8] = all_gather %a group=@w via=pull\n", "it needs the first"),
+            (
+                "%b: bf16[4, 3], %c: i64[4] = all_to_all %y, %n splits=device group=@w via=pull\n",
+                "an exit that is kept",
+            ),
+            ("%b: bf16[4, 3] = neg %y\n", "no collective"),
+        ] {
+            let found = of(&[gather, second]).expect_err(why);
+            assert!(found.contains("dispatch of the form collectives, found"), "{why}: {found}");
+        }
+    }
+
     #[test]
     fn texts_that_are_no_dispatch_are_refused_by_name() {
         for (from, to, message) in [
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, gather, norm, rows, rotary, scatter), found `heap`",
+                "expected a form (map, product, batch, reduction, gather, norm, rows, rotary, scatter, collectives), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::collective::Variant;
+
 /// The forms of [dispatches](crate::dispatch) that a machine runs, each with its limits. Forms that are not named it
 /// does not run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -36,6 +38,9 @@ pub struct Capabilities {
     /// Stores at positions that are data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scatter: Option<Scatters>,
+    /// Collectives of one group by `pull`, `push` or `one_shot`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<Collectives>,
 }
 
 /// Limits of dispatches of the form `map`.
@@ -165,6 +170,19 @@ pub struct Scatters {
     pub nodes: u32,
 }
 
+/// Limits of dispatches of the form `collectives`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Collectives {
+    /// The most nodes.
+    pub nodes: u32,
+}
+
+impl Collectives {
+    /// The variants by which a machine runs several collectives as one step.
+    pub const VARIANTS: [Variant; 3] = [Variant::Pull, Variant::Push, Variant::OneShot];
+}
+
 /// A limit that is 0: as it stands in the file.
 fn first_zero(value: &serde_json::Value, at: &str) -> Option<String> {
     match value {
@@ -200,6 +218,7 @@ impl Capabilities {
         rows: Some(RowReductions { nodes: 48, row: 256 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
         scatter: Some(Scatters { nodes: 4 }),
+        collectives: Some(Collectives { nodes: 16 }),
     };
 
     /// Whether every node runs by itself.

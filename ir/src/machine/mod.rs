@@ -21,7 +21,7 @@
 //! of its time nothing hides, and what it takes from the compute meanwhile ([`model::taken`]). So one that leaves
 //! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
 //! tell, the choice of variants counts nothing as hidden. Timelines of whole runs ([`timeline`]) also slow the collective down
-//! ([`Profile::timed_collective`]). A profile may state what was measured ([`Contention`]).
+//! ([`Profile::timed_collectives`]). A profile may state what was measured ([`Contention`]).
 //!
 //! # What a collective does along the way
 //! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
@@ -37,6 +37,7 @@ mod curve;
 pub mod model;
 mod moved;
 mod rows;
+mod several;
 mod steps;
 mod throughput;
 pub mod timeline;
@@ -47,13 +48,13 @@ use thiserror::Error;
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
 pub use capability::{
-    Batches, Capabilities, Extents, Gathers, Maps, Products, Reductions, Rotaries, RowReductions, SplitK,
+    Batches, Capabilities, Collectives, Extents, Gathers, Maps, Products, Reductions, Rotaries,
+    RowReductions, SplitK,
 };
 pub use contention::Contention;
 pub use curve::{Copying, Curve, Provenance};
 pub use moved::{LONG_RUN, Memory, Moved, PARTS_OF_KERNEL};
 pub use throughput::{Operations, ProductRate, Throughput};
-use timeline::TimedStep;
 
 /// The version of the format that this crate writes. Earlier ones, which lack fields, are read as well: version 1 has neither
 /// `product_rates` nor `contention`.
@@ -251,43 +252,6 @@ impl Profile {
         (known || variant != Variant::Ll).then(|| model::scaled(curve, bytes, ranks))
     }
 
-    /// A collective as a step of a timeline: its time alone, what it takes from computation beside it, and its rate there. On a
-    /// machine that does not tell how many multiprocessors it has, neither slows the other.
-    pub fn timed_collective(
-        &self,
-        kind: &CollectiveKind,
-        variant: Variant,
-        exit: Option<bool>,
-        bytes: u64,
-        ranks: u32,
-    ) -> Option<TimedStep> {
-        let us = self.estimate(kind, variant, exit, bytes, ranks)?;
-        let full = f64::from(timeline::FULL);
-        let (taken, rate) = match self.taken(kind, variant, bytes, ranks) {
-            Some(taken) => (taken * full, self.rate_beside(kind, variant, ranks) * full),
-            None => (0.0, full),
-        };
-        let (time, taken, rate) = (timeline::nanoseconds(us), taken as u32, rate as u32);
-        Some(TimedStep { communicates: true, taken, rate, ..TimedStep::compute(time) })
-    }
-
-    /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it
-    /// (see the [module](self)); for the rest see [`estimate`](Self::estimate).
-    pub fn added(
-        &self,
-        kind: &CollectiveKind,
-        variant: Variant,
-        exit: Option<bool>,
-        bytes: u64,
-        ranks: u32,
-        beside_us: f64,
-    ) -> Option<f64> {
-        let us = self.estimate(kind, variant, exit, bytes, ranks)?;
-        let Some(taken) = self.taken(kind, variant, bytes, ranks) else { return Some(us) };
-        let hidden = us.min(beside_us);
-        Some(us - hidden + hidden * taken)
-    }
-
     /// The part of its time that a collective takes from computation beside it; none on a machine that does not tell how many
     /// multiprocessors it has. What was measured at some bytes holds for others in proportion to [`model::taken`].
     fn taken(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> Option<f64> {
@@ -461,7 +425,7 @@ mod tests {
         let plain = Profile::builtin("h200x2").unwrap();
         let measured = Profile { contention: vec![of(0.25, 0.5)], version: VERSION, ..plain.clone() };
         let timed = |p: &Profile, bytes| {
-            p.timed_collective(&CollectiveKind::AllGather, Variant::Push, None, bytes, 2).unwrap()
+            p.timed_collectives(&[(&CollectiveKind::AllGather, bytes)], Variant::Push, None, 2).unwrap()
         };
         let at = timed(&measured, 1 << 24);
         assert_eq!((at.taken, at.rate), (timeline::FULL / 4, timeline::FULL / 2));
@@ -470,8 +434,9 @@ mod tests {
         let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).taken));
         let expected = 0.25 * f64::from(timeline::FULL) * small / large;
         assert!((f64::from(timed(&measured, 1 << 13).taken) - expected).abs() <= 2.0);
-        let pull =
-            |p: &Profile| p.timed_collective(&CollectiveKind::AllGather, Variant::Pull, None, 1 << 24, 2);
+        let pull = |p: &Profile| {
+            p.timed_collectives(&[(&CollectiveKind::AllGather, 1 << 24)], Variant::Pull, None, 2)
+        };
         assert_eq!(pull(&measured), pull(&plain));
         assert_eq!(Profile::from_json(&measured.to_json()).unwrap(), measured);
         // Version 1 has none, and is read.

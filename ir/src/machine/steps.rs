@@ -4,10 +4,12 @@
 //! each byte twice), its operations at the [`Throughput`] of the machine, and the least time of each of its kernels. A step without
 //! kernels, as a concatenation of what lies in place already, takes no time.
 
+use smallvec::SmallVec;
+
 use super::throughput::{Operations, ProductRate};
 use super::timeline::{TimedStep, nanoseconds};
 use super::{Moved, Profile};
-use crate::collective::CollectiveKind;
+use crate::collective::{Collective, CollectiveKind};
 use crate::graph::{Graph, Node};
 use crate::{Dim, NodeId, Op};
 
@@ -33,6 +35,7 @@ impl Profile {
     ) -> TimedStep {
         let mut operations = Operations::default();
         let (mut rows, mut count): (Option<u64>, usize) = (None, 0);
+        let mut collectives: SmallVec<[(&Collective, u64); 1]> = SmallVec::new();
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
                 operations = operations.plus(Operations::of(graph, node, &size));
@@ -42,9 +45,13 @@ impl Profile {
                 continue;
             };
             let of = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
-            let bytes = of.first().map_or(0, |&v| size(&graph.ty(v).bytes()));
-            let ranks = graph.group_size(c.group).unwrap_or(1).max(2);
-            let known = c.variant.and_then(|v| self.timed_collective(&c.kind, v, exit, bytes, ranks));
+            collectives.push((c, of.first().map_or(0, |&v| size(&graph.ty(v).bytes()))));
+        }
+        if let Some(&(first, _)) = collectives.first() {
+            let ranks = graph.group_size(first.group).unwrap_or(1).max(2);
+            let all: SmallVec<[_; 1]> = collectives.iter().map(|&(c, bytes)| (&c.kind, bytes)).collect();
+            let known = first.variant.and_then(|v| self.timed_collectives(&all, v, exit, ranks));
+            let bytes = all.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             let unknown = TimedStep { communicates: true, ..TimedStep::compute(8000 + bytes / 100) };
             return known.unwrap_or(unknown);
         }

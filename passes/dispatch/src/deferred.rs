@@ -34,7 +34,8 @@ fn reduces_rows(facts: &Facts<'_>, id: NodeId) -> bool {
     matches!(&node.op, Op::Reduce { axes, .. } if !axes.contains(&rank.saturating_sub(1)))
 }
 
-/// The nodes of which nothing but small steps up to results of the program needs what they give.
+/// The nodes of which nothing but small steps up to results of the program needs what they give. Collectives that run as one step are
+/// none of these: all of them would have to be, and what they need with them.
 fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
     let graph = facts.graph;
     let mut out = Table::filled(false, graph.nodes.len());
@@ -44,7 +45,7 @@ fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
             || matches!(node.op, Op::Reduce { .. } | Op::Copy | Op::Concat { .. });
         let communicates = node.op.as_collective().is_some();
         let users = node.outputs.iter().flat_map(|&v| &facts.users[v]);
-        out[id] = (small || communicates) && users.into_iter().all(|n| out[*n]);
+        out[id] = (small || communicates) && facts.set_of[id].is_none() && users.into_iter().all(|n| out[*n]);
     }
     out
 }

@@ -2,7 +2,7 @@
 
 use symmc_ir::layout::{Layout, layouts, view_of};
 use symmc_ir::machine::{Capabilities, Profile};
-use symmc_ir::{Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::{Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 
 /// Addresses that kernels read in accesses of many bytes are multiples of this.
 pub const ALIGN: i64 = 16;
@@ -23,6 +23,8 @@ pub struct Facts<'a> {
     pub users: Table<ValueId, Vec<NodeId>>,
     /// Whether a value is an output.
     pub returned: Table<ValueId, bool>,
+    /// The number of the dispatch of each collective that the program runs as one step with others.
+    pub set_of: Table<NodeId, Option<usize>>,
 }
 
 /// The value whose memory each value of a program uses that has no copies yet.
@@ -38,8 +40,14 @@ impl<'a> Facts<'a> {
         }
         let mut returned = Table::filled(false, graph.values.len());
         graph.outputs.iter().for_each(|o| returned[o.value] = true);
+        let mut set_of = Table::filled(None, graph.nodes.len());
+        for (set, dispatch) in
+            graph.dispatches.iter().enumerate().filter(|(_, d)| d.form == Form::Collectives)
+        {
+            dispatch.nodes().for_each(|n| set_of[n] = Some(set));
+        }
         let (assumed, needs, users) = (None, graph.last_collectives(), graph.users());
-        Facts { graph, base, profile, assumed, needs, communicated, users, returned }
+        Facts { graph, base, profile, assumed, needs, communicated, users, returned, set_of }
     }
 
     pub fn capabilities(&self) -> &'a Capabilities {

@@ -26,6 +26,7 @@ mod norm;
 mod product;
 mod reduction;
 mod rows;
+mod together;
 mod walk;
 
 use std::collections::{BTreeSet, HashSet};
@@ -39,8 +40,10 @@ pub use limits::limits;
 pub use walk::Unit;
 
 /// The nodes of a program that are no views, in the order in which to look for [`units`], where that is not program order.
-pub fn order(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Option<Vec<NodeId>> {
-    batch::side_by_side(&facts::Facts::new(graph, base, profile))
+/// Collectives that run as one step are one unit.
+pub fn order(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Option<Vec<Unit>> {
+    let facts = facts::Facts::new(graph, base, profile);
+    Some(together::grouped(&facts, batch::side_by_side(&facts)?))
 }
 
 /// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
@@ -71,8 +74,9 @@ fn with_rows(facts: &facts::Facts<'_>) -> Vec<Unit> {
 /// The same where these reductions run by themselves.
 fn walked(facts: &facts::Facts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
     let mut walk = Walk::new(facts);
-    for id in deferred::order(facts) {
-        let place = reduction::place(&walk, id)
+    for id in together::side_by_side(facts, deferred::order(facts)) {
+        let place = together::place(&walk, id)
+            .or_else(|| reduction::place(&walk, id))
             .or_else(|| gather::place(&walk, id))
             .or_else(|| norm::place(&walk, id))
             .or_else(|| batch::place(&walk, id))

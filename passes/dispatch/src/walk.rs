@@ -169,6 +169,11 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// The unit of a node, if it has been put into one.
+    pub fn unit_of(&self, id: NodeId) -> Option<usize> {
+        self.unit_of[id]
+    }
+
     /// The units whose values a node reads.
     pub fn read(&self, id: NodeId) -> Vec<usize> {
         let sources = self.facts.node(id).inputs.iter().filter_map(|&v| self.facts.source(v));

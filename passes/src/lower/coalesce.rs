@@ -8,6 +8,9 @@
 //! its first member exceeds a window, because members wait for each other. Whether waiting is worth it depends on the schedule, so the
 //! driver tries several windows and compares plans.
 //!
+//! The same walk finds sets of collectives that run as one step without being packed ([`Joining::Together`]). These need no copies, so their
+//! collectives may differ in kind and dtype, but not in their group.
+//!
 //! Coalescing must leave a program that can be ordered. For each node the walk knows the open sets that it depends on, and for each
 //! open set those that it depends on, as bits. A collective joins no set that it depends on, also by way of other sets. So no two sets
 //! ever depend on each other.
@@ -18,11 +21,13 @@ use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts, view_of};
 use symmc_ir::{
-    Collective, CollectiveKind, DType, Dim, Graph, Node, NodeId, Op, Splits, Table, Type, ValueId, Variant,
+    Collective, CollectiveKind, DType, Dim, Graph, GroupId, InputId, Node, NodeId, Op, Splits, Table, Type,
+    ValueId, Variant,
 };
 
 use super::beside;
 use super::context::{Context, Overlap, Schedule, Surroundings};
+use super::together::{self, LossModel, Losses};
 
 /// Collectives that become one, in the order in which their operands are there.
 pub type Set = Vec<NodeId>;
@@ -43,9 +48,20 @@ pub struct Reach {
     pub least_startup: f64,
 }
 
+/// How collectives of a set run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Joining {
+    /// As one collective, of operands that lie side by side.
+    Packed,
+    /// As one step, each with its own operand and result.
+    Together,
+}
+
 /// How the collectives of a program are coalesced.
 #[derive(Clone, Debug)]
 pub struct CoalesceConfig {
+    /// How those of a set run.
+    pub joining: Joining,
     /// Which collectives can be in one set.
     pub reach: Reach,
     /// The collectives, by the names of their results, that stay as they are.
@@ -118,12 +134,11 @@ pub fn decisions(
     out
 }
 
-/// The properties that collectives share that can be coalesced.
+/// The properties that collectives share that can be coalesced, or that can run as one step.
 #[derive(PartialEq, Eq, Hash)]
-struct Kinship {
-    kind: CollectiveKind,
-    cells: Option<Vec<Vec<u32>>>,
-    dtype: DType,
+enum Kinship {
+    Packed { kind: CollectiveKind, cells: Option<Vec<Vec<u32>>>, dtype: DType },
+    Together(GroupId),
 }
 
 /// How the members of a set lie within the coalesced operand and result, each as rows.
@@ -163,16 +178,30 @@ struct Candidate {
     alone_us: f64,
     /// The time of copies if it is coalesced.
     copies_us: f64,
+    /// What is lost if it runs with others as one step.
+    losses: Losses,
 }
 
 /// The sets of a program that save time by the profile, each with at least two members.
-pub fn sets(graph: &Graph, context: &Context, config: &CoalesceConfig) -> Vec<Set> {
-    let candidates = candidates(graph, context, config);
+pub fn sets(
+    graph: &Graph,
+    context: &Context,
+    bound: &BTreeSet<InputId>,
+    config: &CoalesceConfig,
+) -> Vec<Set> {
+    let most = match config.joining {
+        Joining::Packed => usize::MAX,
+        Joining::Together => context.profile.dispatches.collectives.map_or(0, |limits| limits.nodes as usize),
+    };
+    if most < 2 {
+        return Vec::new();
+    }
+    let candidates = candidates(graph, context, bound, config);
     if candidates.is_empty() {
         return Vec::new();
     }
     let needs = vec![0; graph.nodes.len()];
-    let mut walk = Walk { graph, context, config, needs, open: Vec::new(), done: Vec::new() };
+    let mut walk = Walk { graph, context, config, most, needs, open: Vec::new(), done: Vec::new() };
     let mut now_us = 0.0;
     for id in by_operands(graph) {
         walk.close_before(now_us);
@@ -208,12 +237,17 @@ fn by_operands(graph: &Graph) -> Vec<NodeId> {
 }
 
 /// The collectives that have others like them.
-fn candidates(graph: &Graph, context: &Context, config: &CoalesceConfig) -> HashMap<NodeId, Candidate> {
+fn candidates(
+    graph: &Graph,
+    context: &Context,
+    bound: &BTreeSet<InputId>,
+    config: &CoalesceConfig,
+) -> HashMap<NodeId, Candidate> {
     let mut numbers: HashMap<Kinship, usize> = HashMap::new();
     let mut of: Vec<Vec<NodeId>> = Vec::new();
     for (id, node) in graph.nodes.iter() {
-        let Some(kinship) =
-            kinship(graph, context, node).filter(|_| !config.kept.contains(graph.node_name(id)))
+        let Some(kinship) = kinship(graph, context, node, config.joining)
+            .filter(|_| !config.kept.contains(graph.node_name(id)))
         else {
             continue;
         };
@@ -226,7 +260,8 @@ fn candidates(graph: &Graph, context: &Context, config: &CoalesceConfig) -> Hash
     if of.is_empty() {
         return HashMap::new();
     }
-    let copies = Copies::new(graph, context);
+    let copies = (config.joining == Joining::Packed).then(|| Copies::new(graph, context));
+    let losses = (config.joining == Joining::Together).then(|| LossModel::new(graph, context, bound));
     let mut taken = BTreeSet::new();
     let mut out = HashMap::new();
     for (kin, nodes) in of.into_iter().enumerate() {
@@ -238,8 +273,9 @@ fn candidates(graph: &Graph, context: &Context, config: &CoalesceConfig) -> Hash
             if startup_us < config.reach.least_startup * alone_us {
                 continue;
             }
-            let copies_us = copies.needed_us(node, collective, &mut taken);
-            out.insert(id, Candidate { kin, bytes, alone_us, copies_us });
+            let copies_us = copies.as_ref().map_or(0.0, |c| c.needed_us(node, collective, &mut taken));
+            let losses = losses.as_ref().map_or(Losses::default(), |l| l.of(node, collective));
+            out.insert(id, Candidate { kin, bytes, alone_us, copies_us, losses });
         }
     }
     out
@@ -258,17 +294,25 @@ fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
     nodes.iter().map(|id| depth[id.index()]).eq(1..=nodes.len())
 }
 
-/// The kinship of a collective; none if it cannot be coalesced.
-fn kinship(graph: &Graph, context: &Context, node: &Node) -> Option<Kinship> {
+/// The kinship of a collective; none if it cannot be in a set.
+fn kinship(graph: &Graph, context: &Context, node: &Node, joining: Joining) -> Option<Kinship> {
     let (collective, bytes) = sized(graph, context, node)?;
     Rows::of(&collective.kind, context.ranks(collective.group))?;
-    let dtype = graph.ty(*node.inputs.first()?).dtype;
-    let kind = collective.kind.clone();
-    (bytes > 0 && bytes < MOST_BYTES).then(|| Kinship { kind, cells: graph.cells(collective.group), dtype })
+    if bytes == 0 || bytes >= MOST_BYTES {
+        return None;
+    }
+    Some(match joining {
+        Joining::Together => Kinship::Together(collective.group),
+        Joining::Packed => Kinship::Packed {
+            kind: collective.kind.clone(),
+            cells: graph.cells(collective.group),
+            dtype: graph.ty(*node.inputs.first()?).dtype,
+        },
+    })
 }
 
 /// A collective with the bytes that its estimates are for.
-fn sized<'g>(graph: &'g Graph, context: &Context, node: &'g Node) -> Option<(&'g Collective, u64)> {
+pub fn sized<'g>(graph: &'g Graph, context: &Context, node: &'g Node) -> Option<(&'g Collective, u64)> {
     let (collective, &[operand], &[result]) = (node.op.as_collective()?, &node.inputs[..], &node.outputs[..])
     else {
         return None;
@@ -359,6 +403,7 @@ struct Open {
     saved_us: f64,
     alone_us: f64,
     copies_us: f64,
+    losses: Losses,
     /// The computation in front of its first member.
     since_us: f64,
     /// The open sets that it depends on.
@@ -369,6 +414,8 @@ struct Walk<'a> {
     graph: &'a Graph,
     context: &'a Context,
     config: &'a CoalesceConfig,
+    /// The most members of a set.
+    most: usize,
     /// For each node of the walk so far the open sets that it depends on, apart from those that these depend on.
     needs: Vec<u64>,
     /// The open sets by their bits.
@@ -390,10 +437,10 @@ impl Walk<'_> {
         let Some((slot, saved_us)) = best else {
             let slot = self.free_slot();
             let before = self.closure(self.needs[id.index()]);
-            let &Candidate { kin, bytes, alone_us, copies_us } = candidate;
-            let (members, since_us) = (vec![id], now_us);
+            let &Candidate { kin, bytes, alone_us, copies_us, losses } = candidate;
+            let (members, since_us, needs) = (vec![id], now_us, before);
             let open =
-                Open { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, since_us, needs: before };
+                Open { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, losses, since_us, needs };
             self.open[slot] = Some(open);
             return slot;
         };
@@ -402,6 +449,7 @@ impl Walk<'_> {
             open.bytes = open.bytes.saturating_add(candidate.bytes);
             open.alone_us += candidate.alone_us;
             open.copies_us += candidate.copies_us;
+            open.losses = together::sum(open.losses, candidate.losses);
             open.saved_us = saved_us;
         }
         for (other, open) in self.open.iter_mut().enumerate() {
@@ -415,10 +463,24 @@ impl Walk<'_> {
     /// The time that a set saves with another member.
     fn saved_us(&self, id: NodeId, open: &Open, candidate: &Candidate) -> Option<f64> {
         let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MOST_BYTES)?;
+        if open.members.len() >= self.most {
+            return None;
+        }
         let collective = self.graph.nodes[id].op.as_collective()?;
-        let joined_us = fastest(self.context, collective, bytes)?;
-        let copies_us = open.copies_us + candidate.copies_us;
-        Some(open.alone_us + candidate.alone_us - joined_us - copies_us)
+        let joined_us = match self.config.joining {
+            Joining::Packed => {
+                fastest(self.context, collective, bytes)? + open.copies_us + candidate.copies_us
+            }
+            Joining::Together => {
+                let members = open.members.iter().chain([&id]);
+                let all: Vec<(&Collective, u64)> = members
+                    .map(|&id| sized(self.graph, self.context, &self.graph.nodes[id]))
+                    .collect::<Option<_>>()?;
+                let losses = together::sum(open.losses, candidate.losses);
+                together::best_variant(self.context, &all, &losses, Surroundings::default())?.1
+            }
+        };
+        Some(open.alone_us + candidate.alone_us - joined_us)
     }
 
     /// These open sets and those that they depend on.

@@ -58,14 +58,16 @@ pub fn build(graph: &Graph, sets: &[Set]) -> Option<Coalesced> {
 
 /// A node of the old program, or a set of them that becomes one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Unit {
+pub enum Unit {
+    /// A node.
     Node(NodeId),
+    /// A set, by its position.
     Set(usize),
 }
 
 /// The units in an order in which they can run: program order, with each set in place of its last member. Nodes that need a result
 /// of a set come after it. `None` if there is no such order.
-fn order(graph: &Graph, sets: &[Set], set_of: &[Option<usize>]) -> Option<Vec<Unit>> {
+pub fn order(graph: &Graph, sets: &[Set], set_of: &[Option<usize>]) -> Option<Vec<Unit>> {
     let unit = |id: NodeId| set_of[id.index()].map_or(Unit::Node(id), Unit::Set);
     let place = |unit: Unit| match unit {
         Unit::Node(id) => Some(id),

@@ -46,6 +46,19 @@ pub struct Schedule {
     pub exits_kept: BTreeSet<String>,
 }
 
+impl Schedule {
+    /// What it has beside a step of collectives of these names, and whether exit barriers of one of them are kept.
+    pub fn surroundings_of<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> Surroundings {
+        let beside_us = match &self.overlap {
+            Overlap::Possible => 0.0,
+            Overlap::Scheduled(us) => {
+                names.clone().filter_map(|name| us.get(name)).fold(0.0, |most, &us| us.max(most))
+            }
+        };
+        Surroundings { beside_us, exit_kept: names.into_iter().any(|name| self.exits_kept.contains(name)) }
+    }
+}
+
 /// See the [module](self).
 #[derive(Clone, PartialEq)]
 pub struct Context {
@@ -110,18 +123,37 @@ impl Context {
         copy_us: f64,
         surroundings: Surroundings,
     ) -> Option<f64> {
+        self.estimate_several(&[(kind, bytes)], group, variant, copy_us, surroundings)
+    }
+
+    /// The same for collectives that run as one step, each a kind and its bytes, against plain ones one after another.
+    pub fn estimate_several(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        group: GroupId,
+        variant: Variant,
+        copy_us: f64,
+        surroundings: Surroundings,
+    ) -> Option<f64> {
         let allowed =
             variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
-        let contract = variant.contract(kind).filter(|_| allowed)?;
+        let &(first, _) = collectives.first()?;
+        let contract = variant.contract(first).filter(|_| allowed)?;
         let n = self.ranks(group);
-        if self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most) {
+        let is_large = |&(kind, bytes): &(&CollectiveKind, u64)| {
+            self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most)
+        };
+        if collectives.iter().any(is_large) {
             return None;
         }
         let Surroundings { beside_us, exit_kept } = surroundings;
-        let time = |variant, exit| self.profile.added(kind, variant, exit, bytes, n, beside_us);
-        let kept = time(variant, Some(true))?;
-        let plain = time(Variant::Plain, None)?;
+        let time = |exit| self.profile.added_by_several(collectives, variant, exit, n, beside_us);
+        let kept = time(Some(true))?;
+        let mut plain = 0.0;
+        for &(kind, bytes) in collectives {
+            plain += self.profile.added(kind, Variant::Plain, None, bytes, n, beside_us)?;
+        }
         let droppable = contract.exit == Exit::Droppable && !exit_kept && kept + copy_us <= plain;
-        if droppable { time(variant, Some(false)).or(Some(kept)) } else { Some(kept) }
+        if droppable { time(Some(false)).or(Some(kept)) } else { Some(kept) }
     }
 }

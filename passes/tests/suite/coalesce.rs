@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use symmc_ir::machine::Profile;
 use symmc_ir::random::SplitMix;
 use symmc_ir::*;
-use symmc_passes::{CoalesceConfig, LowerConfig, PassError, Reach, coalescible, lower};
+use symmc_passes::{CoalesceConfig, Joining, LowerConfig, PassError, Reach, coalescible, lower};
 
 use crate::common::{bindings, difference};
 
@@ -132,18 +132,30 @@ fn sets_whose_members_do_not_need_each_other_are_one_collective() {
 #[test]
 fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
     let mut rng = SplitMix(5);
-    let mut found = 0;
+    let mut found = [0; 2];
     for case in 0..300 {
         let graph = grow(&mut rng);
         let config = LowerConfig::new(Profile::builtin(rng.pick(&["h200x4", "host"])).unwrap());
         let window_us = rng.pick(&[0.0, 4.0, f64::INFINITY]);
         let reach = Reach { window_us, least_startup: rng.pick(&[0.0, 0.5]) };
-        let sets = coalescible(&graph, &config, &CoalesceConfig { reach, kept: BTreeSet::new() }).unwrap();
-        found += sets.len();
-        let (out, _) = lower(&graph, &LowerConfig { coalesced: sets, ..config }).unwrap();
+        let [packed, together] = [Joining::Packed, Joining::Together].map(|joining| {
+            coalescible(&graph, &config, &CoalesceConfig { joining, reach, kept: BTreeSet::new() }).unwrap()
+        });
+        found[0] += packed.len();
+        let (out, _) = lower(&graph, &LowerConfig { coalesced: packed.clone(), ..config.clone() }).unwrap();
         compare(&graph, &out, case);
+        // Both at once: members of sets that are packed leave the others.
+        for coalesced in [Vec::new(), packed] {
+            let alone = coalesced.is_empty();
+            let config = LowerConfig { coalesced, together: together.clone(), ..config.clone() };
+            let (out, _) = lower(&graph, &config).unwrap();
+            compare(&graph, &out, case);
+            if alone {
+                found[1] += out.dispatches.len();
+            }
+        }
     }
-    assert!(found > 50, "{found}");
+    assert!(found[0] > 50 && found[1] > 50, "{found:?}");
 }
 
 /// Many members, and collectives that stay as they are.
@@ -166,7 +178,7 @@ fn many_small_collectives_are_one() {
     let config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
     let reach = Reach { window_us: f64::INFINITY, least_startup: 0.5 };
     for (kept, size) in [(vec![], 64), (vec!["r0".to_string(), "r63".to_string()], 62)] {
-        let coalesce = CoalesceConfig { reach, kept: kept.into_iter().collect() };
+        let coalesce = CoalesceConfig { joining: Joining::Packed, reach, kept: kept.into_iter().collect() };
         let sets = coalescible(&graph, &config, &coalesce).unwrap();
         assert_eq!(sets.iter().map(Vec::len).collect::<Vec<_>>(), [size]);
         let (out, _) = lower(&graph, &LowerConfig { coalesced: sets, ..config.clone() }).unwrap();

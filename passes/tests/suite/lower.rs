@@ -1,7 +1,7 @@
 //! Lowering on small programs: `tests/lower/*.symm`.
 //!
 //! The words behind a case's name: `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
-//! `only=VARIANT`, `numerics=CLASS`, `coalesce=MICROSECONDS` of computation between coalesced collectives; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
+//! `only=VARIANT`, `numerics=CLASS`, `coalesce=MICROSECONDS` of computation between coalesced collectives, `together=MICROSECONDS` between those that run as one step; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,8 +11,8 @@ use symmc_ir::decision::Decision;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, NumericsClass, Op, Variant, text};
 use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
-use symmc_passes::lower::{COALESCE, lower_with_report};
-use symmc_passes::{CoalesceConfig, LowerConfig, Reach, coalescible, lower};
+use symmc_passes::lower::{COALESCE, TOGETHER, lower_with_report};
+use symmc_passes::{CoalesceConfig, Joining, LowerConfig, Reach, coalescible, lower};
 
 use crate::common::{Case, bindings, check, difference};
 
@@ -20,7 +20,7 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
     let mut config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
     let mut rules = Vec::new();
     let mut only = Vec::new();
-    let mut window_us = None;
+    let mut windows = Vec::new();
     for word in &case.words {
         match word.split_once('=') {
             Some(("machine", name)) => config.profile = Profile::builtin(name).unwrap(),
@@ -30,7 +30,8 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
             Some(("numerics", name)) => {
                 config.numerics = config.numerics.with(NumericsClass::from_name(name).unwrap());
             }
-            Some(("coalesce", us)) => window_us = Some(us.parse().unwrap()),
+            Some(("coalesce", us)) => windows.push((Joining::Packed, us.parse().unwrap())),
+            Some(("together", us)) => windows.push((Joining::Together, us.parse().unwrap())),
             Some(("only", name)) => only.push(Variant::from_name(name).unwrap()),
             Some((symbol, range)) => {
                 let (min, max) = range.split_once("..").unwrap();
@@ -41,10 +42,14 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
         }
     }
     config.variants = (!only.is_empty()).then_some(only);
-    if let Some(window_us) = window_us {
+    for (joining, window_us) in windows {
         let reach = Reach { window_us, least_startup: 0.0 };
-        let coalesce = CoalesceConfig { reach, kept: BTreeSet::new() };
-        config.coalesced = coalescible(&case.program, &config, &coalesce).unwrap();
+        let coalesce = CoalesceConfig { joining, reach, kept: BTreeSet::new() };
+        let sets = coalescible(&case.program, &config, &coalesce).unwrap();
+        match joining {
+            Joining::Packed => config.coalesced = sets,
+            Joining::Together => config.together = sets,
+        }
     }
     (config, rules)
 }
@@ -100,11 +105,12 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
             // Only what says how it is run takes time.
             let runs = variant_rules().iter().any(|way| way.name == rule.name);
             assert!(
-                runs || rule.name == COALESCE || rewriting_rules().any(|(name, _)| name == rule.name),
+                runs || [COALESCE, TOGETHER].contains(&rule.name.as_str())
+                    || rewriting_rules().any(|(name, _)| name == rule.name),
                 "{}: {choice:?}",
                 case.at
             );
-            assert_eq!(rule.us.is_some(), runs, "{}: {choice:?}", case.at);
+            assert_eq!(rule.us.is_some(), runs || rule.name == TOGETHER, "{}: {choice:?}", case.at);
         }
         if let [rule] = &choice.rules[..]
             && rule.name != COALESCE
@@ -124,7 +130,7 @@ fn cases() {
         .map(|(name, _)| name.into())
         .chain(variant_rules().into_iter().map(|w| w.name))
         .collect();
-    let known: BTreeSet<String> = known.into_iter().chain([COALESCE.into()]).collect();
+    let known: BTreeSet<String> = known.into_iter().chain([COALESCE.into(), TOGETHER.into()]).collect();
     check("lower", |case: &Case| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower_with_report(&case.program, &config).unwrap();

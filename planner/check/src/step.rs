@@ -324,10 +324,10 @@ fn collective(
         windows(ctx, s, node, errors);
     }
     if contract.touch.reads_operand() {
-        out.peer_reads = node.inputs.iter().map(|&x| ctx.program.base(x)).collect();
+        out.peer_reads.extend(node.inputs.iter().map(|&x| ctx.program.base(x)));
     }
     if contract.touch.writes_result() {
-        out.peer_writes.clone_from(&node.outputs);
+        out.peer_writes.extend(&node.outputs);
     }
     let group = ctx.program.group(c.group);
     let landing = landing(ctx, s, node, variant, errors);

@@ -240,7 +240,8 @@ impl<'a> Shared<'a> {
                 graph.ty(node.outputs[0]).shape[..*axis].iter().all(|d| d.as_const() == Some(1))
             }
             Op::Collective(c) => {
-                c.kind == CollectiveKind::AllGather && step.peers.is_some_and(|p| p.contract.in_place)
+                let in_place = step.dispatch.is_none() && step.peers.is_some_and(|p| p.contract.in_place);
+                in_place && c.kind == CollectiveKind::AllGather
             }
             _ => false,
         }

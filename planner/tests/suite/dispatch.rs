@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use symmc_check::check;
 use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::{Graph, text};
-use symmc_plan::{ByRank, Plan};
+use symmc_plan::{ByRank, ExitBarrier, Lane, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 pub(crate) fn profile() -> Profile {
@@ -474,4 +474,102 @@ fn reductions_lie_at_one_place_on_all_ranks() {
     let mut plan = planned(&layer("1..=64", "ll"));
     plan.buckets[0].places["y"].by_rank = Some(ByRank { group: "tp".into(), stride: "0".into() });
     assert!(broken(&plan).contains("ReductionUneven"), "{:?}", broken(&plan));
+}
+
+/// A program with collectives that run as one step by this variant.
+fn together(variant: &str, between: &str, nodes: &str) -> String {
+    let text = format!(
+        "program \"c\" ranks 4\nsymbol t in 1..=8\ngroup @w world\n\
+         param %p: bf16[16, 64]\narg %x: f32[4*t, 12]\narg %y: u8[4*t, 16]\n\
+         %h: f32[4*t, 12] = neg %x\n{between}dispatch collectives {{\n{nodes}}}\n\
+         %d: f32[4*t, 12] = exp %b\nreturn %a\nreturn %d\nreturn %c\n"
+    );
+    text.replace("via=V", &format!("via={variant}"))
+}
+
+#[test]
+fn collectives_of_a_set_are_one_step_with_one_pair_of_barriers() {
+    let moved = "%a: bf16[64, 64] = all_gather %p group=@w via=V\n\
+         %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n\
+         %c: u8[16*t, 16] = all_gather %y group=@w via=V\n";
+    let reduced = "%a: bf16[4, 64] = reduce_scatter %p op=sum group=@w via=V\n\
+         %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n\
+         %c: u8[4*t, 16] = all_to_all %y splits=even group=@w via=V\n";
+    let summed = "%a: bf16[16, 64] = all_reduce %p op=sum group=@w via=V\n\
+         %b: f32[4*t, 12] = all_reduce %h op=avg group=@w via=V\n\
+         %c: u8[4*t, 16] = all_reduce %y op=max group=@w via=V\n";
+    let by = [
+        ("pull", moved),
+        ("push", moved),
+        ("copies", moved),
+        ("pull_copies", moved),
+        ("pull", reduced),
+        ("one_shot", summed),
+        ("two_shot", summed),
+    ];
+    for (variant, nodes) in by {
+        let program = together(variant, "", nodes);
+        let graph = text::parse(&program).unwrap_or_else(|e| panic!("{e}"));
+        for profile in [Some(profile()), None] {
+            let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+            let config = PlanConfig { profile, ..PlanConfig::default() };
+            let plan = plan(&graph, &[bucket], &config).unwrap_or_else(|e| panic!("{variant}: {e}"));
+            check(&plan).unwrap_or_else(|e| panic!("{variant}: {e:?}\n{}", plan.programs[0]));
+            let sets: Vec<String> = dispatches(&plan);
+            assert!(sets.contains(&"collectives: a b c".to_string()), "{variant}: {sets:?}");
+            let steps = plan.buckets[0].steps.iter().filter(|s| s.lane == Lane::Comm);
+            assert_eq!(steps.map(|s| s.node.as_str()).collect::<Vec<_>>(), ["a"], "{variant}");
+        }
+    }
+}
+
+#[test]
+fn collectives_of_a_set_need_not_be_neighbours_of_what_they_read() {
+    // What stands between: a norm of rows whose units the walk closes, and a reduction over rows that it defers.
+    let between = "%n: f32[4*t, 12] = softmax %h axis=1 log=false\n%m: f32[12] = reduce %n op=sum axes=[0] keep=false\n\
+         %q: bf16[12] = cast %m\n%f: bf16[12] = neg %q\n";
+    let nodes = "%a: bf16[64, 64] = all_gather %p group=@w via=V\n\
+         %b: f32[4*t, 12] = all_to_all %n splits=even group=@w via=V\n\
+         %c: bf16[12] = reduce_scatter %e op=sum group=@w via=V\n";
+    let spread = format!("{between}%e: bf16[48] = concat %f, %f, %f, %f axis=0\n");
+    let plan = planned(&together("pull", &spread, nodes));
+    assert!(dispatches(&plan).contains(&"collectives: a b c".to_string()), "{:?}", dispatches(&plan));
+}
+
+#[test]
+fn an_exit_barrier_of_a_set_protects_all_operands() {
+    // One that is given once, and one that each run computes.
+    let nodes = "%a: bf16[64, 64] = all_gather %p group=@w via=V\n\
+         %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n";
+    let program = together("pull", "", nodes).replace("return %c\n", "");
+    let mut plan = planned(&program);
+    let step = plan.buckets[0].steps.iter().position(|s| s.node == "a").expect("the set");
+    assert_eq!(plan.buckets[0].steps[step].exit, Some(ExitBarrier::Kept));
+    plan.buckets[0].steps[step].exit = Some(ExitBarrier::Dropped);
+    let totals = &mut plan.buckets[0].totals;
+    (totals.barriers_kept, totals.barriers_dropped) = (0, 1);
+    let errors = check(&plan).expect_err("the next run writes what peers may still read");
+    let races = errors.iter().map(ToString::to_string).filter(|e| e.contains("%h")).count();
+    assert!(races > 0, "{errors:?}");
+    // Both given once: nothing is written again.
+    let constant = program
+        .replace("arg %x: f32[4*t, 12]", "arg %x: f32[4*t, 12]\nparam %k: f32[8, 12]")
+        .replace("%b: f32[4*t, 12] = all_to_all %h", "%b: f32[8, 12] = all_to_all %k")
+        .replace("%d: f32[4*t, 12] = exp %b", "%d: f32[8, 12] = exp %b\n%o: f32[4*t, 12] = exp %h")
+        .replace("return %d", "return %d\nreturn %o");
+    let plan = planned(&constant);
+    let step = plan.buckets[0].steps.iter().find(|s| s.node == "a").expect("the set");
+    assert_eq!(step.exit, Some(ExitBarrier::Dropped));
+}
+
+#[test]
+fn an_operand_of_a_set_is_not_overwritten_by_a_result() {
+    let nodes = "%a: bf16[16, 64] = all_to_all %p splits=even group=@w via=V\n\
+         %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n\
+         %c: u8[4*t, 16] = all_to_all %y splits=even group=@w via=V\n";
+    let mut plan = planned(&together("pull", "", nodes));
+    let place = plan.buckets[0].places["h"].clone();
+    plan.buckets[0].places.insert("b".into(), place);
+    let errors = check(&plan).expect_err("it lies on what peers read");
+    assert!(errors.iter().any(|e| matches!(e, symmc_check::CheckError::InPlace { .. })), "{errors:?}");
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use symmc_ir::Form;
 use symmc_runtime::exec::{BoundDispatch, Located, Work};
 
-use crate::collective::{follow, rows};
+use crate::collective::{follow, lower_several, rows};
 use crate::command::Command;
 use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter};
 use crate::error::CudaError;
@@ -39,6 +39,9 @@ pub fn lower(
         Form::Scatter => Some(scatter::lower_together(&steps, l)?),
         Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
         Form::Gather => rows::lower(index, &dispatch.members, setting, l)?,
+        Form::Collectives => {
+            lower_several(index, &dispatch.members, setting.addresses, setting.peers, &mut l.source)?
+        }
     };
     work.ok_or_else(|| {
         let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();
@@ -210,6 +213,7 @@ mod tests {
         let (heads, turned) = heads(r);
         let (rows, divided) = rows(r, h);
         let (gather, gathered) = gathered(r, h, ranks);
+        let (several, communicated) = several(r, ranks);
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\n\
              arg %x: D[1, t, {h}]\narg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\n\
@@ -218,6 +222,7 @@ mod tests {
              arg %i: i64[t, {f}]\narg %j: i64[t, {f}]\n\
              arg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\n\
              param %s.w: D[256, {h}]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             param %sa: D[{sent}, 24]\nparam %sb: f32[{sent}, 7]\nparam %sc: u8[{sent}]\n\
              arg %ck: D[2, 8192, 128]\narg %cv: D[2, 8192, 128]\narg %at: i64[t]\n\
              %ws: D[{h}, 256] = permute %s.w perm=[1, 0]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
@@ -227,17 +232,41 @@ mod tests {
              {reduction}\
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n\
              %pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n\
-             {rows}{heads}{gather}{gate}\
+             {several}{rows}{heads}{gather}{gate}\
              %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}\n",
+             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}{communicated}\n",
+            sent = 3 * ranks,
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),
         );
         (program.replace("D[", &format!("{dtype}[")), [low, high])
+    }
+
+    /// Collectives of `%sa`, `%sb` and `%sc` as one step, most of the time, and what is returned of them.
+    fn several(r: &mut SplitMix, ranks: u32) -> (String, &'static str) {
+        let (own, all) = (3 * ranks, 3 * ranks * ranks);
+        let nodes = match r.below(4) {
+            0 => return (String::new(), ""),
+            1 => format!(
+                "%c1: D[{all}, 24] = all_gather %sa group=@tp via=pull\n\
+                 %c2: f32[{own}, 7] = all_to_all %sb splits=even group=@tp via=pull\n\
+                 %c3: u8[3] = reduce_scatter %sc op=max group=@tp via=pull\n"
+            ),
+            2 => format!(
+                "%c1: D[{own}, 24] = all_to_all %sa splits=even group=@tp via=push\n\
+                 %c2: f32[{all}, 7] = all_gather %sb group=@tp via=push\n%c3: u8[{all}] = all_gather %sc group=@tp via=push\n"
+            ),
+            _ => format!(
+                "%c1: D[{own}, 24] = all_reduce %sa op=sum group=@tp via=one_shot\n\
+                 %c2: f32[{own}, 7] = all_reduce %sb op=avg group=@tp via=one_shot\n\
+                 %c3: u8[{own}] = all_reduce %sc op=min group=@tp via=one_shot\n"
+            ),
+        };
+        (format!("dispatch collectives {{\n{nodes}}}\n"), ", %c1, %c2, %c3")
     }
 
     /// Reductions of the rows of `%x` with what is before, between and after them, and what is returned of them.

@@ -1,20 +1,21 @@
 //! What is left of the collectives of realistic programs (`tests/programs/optimised`).
 //!
 //! Each file is a program, and as comments behind it the collectives of its plan for as many H200 as it has ranks: kind, ranks of the group
-//! and bytes. A line `// numerics: CLASS` in front of the program allows a class. `UPDATE_EXPECT=1 cargo test` writes what was found.
+//! and bytes, and how many of them run as one step with others. A line `// numerics: CLASS` in front of the program allows a class. `UPDATE_EXPECT=1 cargo test` writes what was found.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use symmc::{Config, Numerics, Profile, Program};
-use symmc_ir::{Graph, Op, text};
+use symmc_ir::{Form, Graph, Op, text};
 use symmc_tests::root;
 
 /// How a line of what is expected begins.
 const EXPECTED: &str = "//=>";
 
-/// The collectives of a program: the number and the bytes of all, then equal ones in a line, in order of their first.
+/// The collectives of a program: the number and the bytes of all, how many run as one step with others, then equal ones in a line, in order
+/// of their first.
 fn collectives(graph: &Graph) -> String {
     let mut lines: Vec<(String, usize)> = Vec::new();
     let (mut count, mut all_bytes) = (0, 0);
@@ -31,6 +32,11 @@ fn collectives(graph: &Graph) -> String {
         }
     }
     let mut out = format!("{count} collectives, {all_bytes} bytes");
+    let sets = graph.dispatches.iter().filter(|d| d.form == Form::Collectives);
+    let sets: Vec<usize> = sets.map(|d| d.nodes().count()).collect();
+    if !sets.is_empty() {
+        write!(out, ", {} of them in {} steps", sets.iter().sum::<usize>(), sets.len()).expect("a string");
+    }
     for (line, times) in lines {
         write!(out, "\n{EXPECTED}   {times} × {line}").expect("a string");
     }

@@ -139,3 +139,54 @@ fn gradients_are_coalesced_as_far_as_the_run_becomes_faster() {
     let count = collectives(&plan);
     assert!((2..16).contains(&count), "{count}");
 }
+
+/// The collectives of each step of a plan that has several.
+fn together(plan: &CheckedPlan) -> Vec<Vec<String>> {
+    let graph = symmc::unstable::ir::text::parse(&plan.programs[plan.buckets[0].program]);
+    let graph = graph.unwrap_or_else(|e| panic!("{e}"));
+    let sets = graph.dispatches.iter().filter(|d| d.form == symmc::unstable::ir::Form::Collectives);
+    sets.map(|d| d.nodes().map(|n| graph.node_name(n).to_string()).collect()).collect()
+}
+
+#[test]
+fn collectives_of_one_group_run_as_one_step() {
+    let (head, sums) = (
+        "program \"p\" ranks 4\ngroup @w world\ngroup @v [[0, 1], [2, 3]]\narg %x: i32[4, 96]\narg %y: u8[8, 3]\n\
+         param %p: i32[5, 7]\nparam %q: u8[3]\n%a: i32[4, 96] = neg %x\n%b: u8[8, 3] = add %y, %y\n",
+        "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: u8[8, 3] = all_reduce %b op=max group=@w\n\
+         %t: i32[4, 96] = neg %r\n%u: u8[8, 3] = add %s, %s\nreturn %t\nreturn %u\n",
+    );
+    let gathers = "%r: i32[20, 7] = all_gather %p group=@w\n%s: u8[12] = all_gather %q group=@w\n\
+         %t: i32[20, 7] = neg %r\n%u: u8[12] = add %s, %s\nreturn %t\nreturn %u\n";
+    let mixed = "%r: i32[4, 96] = all_to_all %a splits=even group=@w\n%s: u8[2, 3] = reduce_scatter %b op=max group=@w\n\
+         %g: u8[12] = all_gather %q group=@w\n%t: i32[4, 96] = neg %r\n%u: u8[2, 3] = add %s, %s\n\
+         return %t\nreturn %u\nreturn %g\n";
+    let cases: [(&str, &[&[&str]]); 5] = [
+        (gathers, &[&["r", "s"]]),
+        (mixed, &[&["r", "s", "g"]]),
+        (sums, &[&["r", "s"]]),
+        // Another group, and one that reads the other.
+        (
+            &gathers
+                .replace("u8[12] = all_gather %q group=@w", "u8[6] = all_gather %q group=@v")
+                .replace("u8[12]", "u8[6]"),
+            &[],
+        ),
+        (
+            "%r: i32[4, 96] = all_to_all %a splits=even group=@w\n%n: i64[4, 96] = cumsum %r axis=1\n\
+             %s: i64[4, 96] = all_to_all %n splits=even group=@w\nreturn %s\n",
+            &[],
+        ),
+    ];
+    for (body, expected) in cases {
+        let program = program(&(head.to_string() + body));
+        let plan = planned(&program);
+        assert_eq!(together(&plan), expected, "{body}\n{}", plan.programs[0]);
+        check(&program, &plan);
+        let decided = plan.buckets[0]
+            .decisions
+            .iter()
+            .filter(|d| d.rules.iter().any(|r| r.name == "run_collectives_together"));
+        assert_eq!(decided.count(), expected.iter().map(|set| set.len()).sum::<usize>());
+    }
+}

@@ -7,8 +7,9 @@
 use std::collections::BTreeSet;
 
 use symmc_check::CheckError;
+use symmc_ir::dispatch::contract_of_several;
 use symmc_ir::random::SplitMix;
-use symmc_ir::{Graph, Op, Variant, text};
+use symmc_ir::{Collective, Form, Graph, NodeId, Op, Variant, text};
 use symmc_plan::{ArenaKind, Buffer, ExitBarrier, Lane, Memory, Plan, Reach, Role};
 
 use super::sums::{mend_sum, repeat};
@@ -231,17 +232,26 @@ fn change_variant(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<Strin
     }
     let n = rng.pick(&nodes);
     let name = graph.node_name(n).to_string();
-    let Op::Collective(c) = &mut graph.nodes[n].op else { return None };
-    let able: Vec<Variant> = Variant::ALL
-        .iter()
-        .copied()
-        .filter(|v| v.contract(&c.kind).is_some() && Some(*v) != c.variant)
-        .collect();
+    // Collectives that run as one step have one variant.
+    let set = graph.dispatches.iter().find(|d| d.form == Form::Collectives && d.has(n));
+    let changed = set.map_or(vec![n], |d| d.nodes().collect());
+    let runs = |variant: Variant, n: &NodeId| {
+        let Op::Collective(c) = &graph.nodes[*n].op else { return false };
+        let by_it = Collective { variant: Some(variant), ..c.clone() };
+        let able = if set.is_some() { contract_of_several(&by_it) } else { variant.contract(&c.kind) };
+        able.is_some() && c.variant != Some(variant)
+    };
+    let able = Variant::ALL.iter().copied().filter(|&v| changed.iter().all(|n| runs(v, n)));
+    let able: Vec<Variant> = able.collect();
     if able.is_empty() {
         return None;
     }
     let variant = rng.pick(&able);
-    c.variant = Some(variant);
+    for n in changed {
+        if let Op::Collective(c) = &mut graph.nodes[n].op {
+            c.variant = Some(variant);
+        }
+    }
     plan.programs[p] = text::print(&graph);
     Some(format!("%{name} of program {p} runs as {variant}"))
 }

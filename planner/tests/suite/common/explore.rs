@@ -335,27 +335,23 @@ impl World {
         r: usize,
         at: &Points<'_>,
     ) {
-        let id = stage.node(s);
-        let node = &stage.graph.nodes[id];
+        let communicating = stage.communicating(s);
         let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
         let begin = |q: usize| if contract.entry { at.met[q] } else { at.arrive[q] };
         // Peers reach what the signature of a custom op names, and all that the contract of a variant says.
-        let (operands, results) = match &node.op {
-            Op::Custom(id) => {
-                let op = &stage.graph.customs[*id];
-                (op.symmetric_operands.clone(), op.symmetric_results.clone())
-            }
-            _ => {
-                let all = |on: bool, n: usize| if on { (0..n).collect() } else { Vec::new() };
-                let (operands, results) = (node.inputs.len(), node.outputs.len());
-                let touch = contract.touch;
-                (all(touch.reads_operand(), operands), all(touch.writes_result(), results))
-            }
+        let touch = contract.touch;
+        let reads = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {
+            Op::Custom(id) => stage.graph.customs[*id].symmetric_operands.contains(&k),
+            _ => touch.reads_operand(),
+        };
+        let writes = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {
+            Op::Custom(id) => stage.graph.customs[*id].symmetric_results.contains(&k),
+            _ => touch.writes_result(),
         };
         for (reader, i, x) in stage.operands(s) {
             let x = stage.base(x);
             self.access(stage, r, x, at.arrive[r], at.completed[r], false, s, "own");
-            for &q in peers.iter().filter(|_| reader == id && operands.contains(&i)) {
+            for &q in peers.iter().filter(|_| communicating.contains(&reader) && reads(reader, i)) {
                 self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
             }
         }
@@ -363,11 +359,13 @@ impl World {
         let pairs = contract.meets == Meets::Pairs;
         for y in stage.results(s) {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");
-            let Some(i) = node.outputs.iter().position(|&o| o == y) else { continue };
+            let writer = stage.graph.def_node(y).filter(|id| communicating.contains(id));
+            let Some(id) = writer else { continue };
+            let i = stage.graph.nodes[id].outputs.iter().position(|&o| o == y).expect("a result of its node");
             for &(_, _, begin, end) in at.puts.iter().filter(|&&(_, to, ..)| to == r) {
                 self.access(stage, r, y, begin, end, true, s, "sender's");
             }
-            for &q in peers.iter().filter(|_| results.contains(&i) && !pairs) {
+            for &q in peers.iter().filter(|_| writes(id, i) && !pairs) {
                 self.access(stage, r, y, begin(q), at.touched[q], true, s, "peer");
             }
         }
@@ -563,7 +561,7 @@ impl World {
             let Some(writer) = stage.graph.def_node(r) else { return false };
             // A node behind the writer would read what is written.
             let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
-                (Form::Batch | Form::Gather, _) => false,
+                (Form::Batch | Form::Gather | Form::Collectives, _) => false,
                 (Form::Rotary | Form::Scatter, _) => k == 0 && writer == id,
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
@@ -617,7 +615,14 @@ impl Stage<'_> {
         self.dispatch(first).map_or(vec![first], |d| d.nodes().collect())
     }
 
-    /// The node of a step that communicates, or its first.
+    /// The nodes of a step that communicate, or its first.
+    fn communicating(&self, s: usize) -> Vec<NodeId> {
+        let communicates = |n: &NodeId| self.graph.nodes[*n].op.as_collective().is_some();
+        let all: Vec<NodeId> = self.nodes(s).into_iter().filter(communicates).collect();
+        if all.is_empty() { vec![self.first(s)] } else { all }
+    }
+
+    /// The first node of a step that communicates, or its first.
     fn node(&self, s: usize) -> NodeId {
         let communicates = |n: &NodeId| self.graph.nodes[*n].op.as_collective().is_some();
         self.nodes(s).into_iter().find(communicates).unwrap_or_else(|| self.first(s))

@@ -5,17 +5,21 @@
 
 #![allow(dead_code)]
 
+use std::collections::{BTreeMap, BTreeSet};
+
 pub mod corrupt;
 pub mod explore;
 #[path = "../../../check/tests/suite/sums.rs"]
 pub mod sums;
 
+use symmc_ir::dispatch::contract_of_several;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, GroupId, InputKind, Members,
-    NodeId, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Dispatch, Float, Form, Graph,
+    GroupId, InputKind, Members, NodeId, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type,
+    UnaryOp, ValueId, Variant,
 };
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
@@ -455,6 +459,62 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
     out
 }
 
+/// The same program with collectives of one group, drawn from those that do not need each other, as one step by one variant.
+pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
+    let by = |variant: Variant, id: &NodeId| {
+        let collective = graph.nodes[*id].op.as_collective()?;
+        let by_it = Collective { variant: Some(variant), ..collective.clone() };
+        contract_of_several(&by_it).map(|contract| (collective.group, contract))
+    };
+    let count = |v: &Variant| graph.nodes.keys().filter(|id| by(*v, id).is_some()).count();
+    let variants: Vec<Variant> = Variant::ALL.iter().copied().filter(|v| count(v) > 1).collect();
+    if variants.is_empty() {
+        return graph;
+    }
+    let variant = rng.pick(&variants);
+    let able = |id: &NodeId| by(variant, id);
+    // What each node needs, and the set so far.
+    let mut needs: Vec<BTreeSet<NodeId>> = Vec::new();
+    let mut set: Vec<NodeId> = Vec::new();
+    for (id, node) in graph.nodes.iter() {
+        let defs = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+        let own: BTreeSet<NodeId> = defs.flat_map(|n| needs[n.index()].iter().copied().chain([n])).collect();
+        let alike = set.first().is_none_or(|first| able(first) == able(&id));
+        if able(&id).is_some() && alike && set.iter().all(|n| !own.contains(n)) && !rng.one_in(5) {
+            set.push(id);
+        }
+        needs.push(own);
+    }
+    let follows = |id: &NodeId| set.iter().any(|n| needs[id.index()].contains(n));
+    let (behind, before): (Vec<NodeId>, Vec<NodeId>) =
+        graph.nodes.keys().filter(|id| !set.contains(id)).partition(follows);
+    if set.len() < 2 {
+        return graph;
+    }
+    let mut out = Graph { nodes: Default::default(), values: Default::default(), ..graph.clone() };
+    let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    (out.inputs, out.outputs) = Default::default();
+    for input in graph.inputs.values() {
+        let value = &graph.values[input.value];
+        let (name, source, ty) = (value.name.clone(), input.source.clone(), value.ty.clone());
+        map.insert(input.value, out.add_input(input.kind, name, source, ty, input.data.clone()));
+    }
+    for id in before.iter().chain(&set).chain(&behind) {
+        let mut node = graph.nodes[*id].clone();
+        if let (Op::Collective(c), true) = (&mut node.op, set.contains(id)) {
+            c.variant = Some(variant);
+        }
+        let results = node.outputs.iter().map(|&v| (graph.values[v].name.clone(), graph.ty(v).clone()));
+        let new = out.add_node(node.op, node.inputs.iter().map(|v| map[v]).collect(), results.collect());
+        map.extend(node.outputs.iter().copied().zip(out.nodes[new].outputs.iter().copied()));
+    }
+    let first = NodeId::new(before.len());
+    out.dispatches =
+        vec![Dispatch { form: Form::Collectives, first, last: NodeId::new(before.len() + set.len() - 1) }];
+    out.outputs = graph.outputs.iter().map(|o| Output { value: map[&o.value], kind: o.kind }).collect();
+    out
+}
+
 /// A plan of the program: one bucket, or two with variants of their own if it has a symbol. Collectives of `sharded` programs begin
 /// early, most of the time.
 pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
@@ -469,6 +529,9 @@ pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
         .iter()
         .map(|[min, max]| {
             let mut graph = with_variants(graph, rng);
+            if rng.one_in(if sharded { 8 } else { 4 }) {
+                graph = with_a_set(graph, rng);
+            }
             for symbol in graph.symbols.values_mut().skip(divided).take(1) {
                 (symbol.min, symbol.max) = (*min, *max);
             }

@@ -11,14 +11,81 @@ use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::{Address, plain};
+
+plain! {
+    /// Where a kernel reads and writes between its barriers, and how much: bytes that move from and to places of the same index, or
+    /// elements that are reduced from all places into the first.
+    #[derive(PartialEq, Default, Debug)]
+    pub(super) struct Part {
+        pub from: [Address; MAX_RANKS],
+        pub to: [Address; MAX_RANKS],
+        pub count: u64,
+    }
+}
+
+impl Part {
+    /// The places that are used.
+    pub fn addresses(&self, from: usize, to: usize) -> impl Iterator<Item = Address> {
+        self.from.into_iter().take(from).chain(self.to.into_iter().take(to))
+    }
+
+    /// Whether they all are multiples of 16.
+    pub fn is_vector(&self, from: usize, to: usize) -> bool {
+        self.addresses(from, to).fold(0, |all, a| all | a).is_multiple_of(16)
+    }
+
+    /// The parameters of a kernel for it alone.
+    fn call(&self, running: &Running) -> Call {
+        Call { from: self.from, to: self.to, count: self.count, ..running.call() }
+    }
+}
+
+/// An all-reduce of the operands of all ranks.
+pub(super) fn reduced(running: &Running) -> Result<Part, CudaError> {
+    let mut part = Part { count: running.bound.elements as u64, ..Part::default() };
+    for p in 0..running.n {
+        part.from[p] = running.operand_of(p, running.bytes)?;
+    }
+    part.to[0] = running.result;
+    Ok(part)
+}
+
+/// A reduction of this rank's piece of the operands of all ranks.
+pub(super) fn scattered(running: &Running) -> Result<Part, CudaError> {
+    let piece = running.piece()?;
+    let mut part = Part { count: (running.bound.elements / running.n) as u64, ..Part::default() };
+    for p in 0..running.n {
+        part.from[p] = running.operand_of(p, running.bytes)? + (running.me * piece) as Address;
+    }
+    part.to[0] = running.result;
+    Ok(part)
+}
+
+/// What this rank loads from the operands of all ranks.
+pub(super) fn pulled(running: &Running) -> Result<Part, CudaError> {
+    let (piece, source) = pieces(running)?;
+    let mut part = Part { count: piece as u64, ..Part::default() };
+    for (i, p) in running.rotated().enumerate() {
+        part.from[i] = running.operand_of(p, running.bytes)? + source(running.me);
+        part.to[i] = running.result + (p * piece) as Address;
+    }
+    Ok(part)
+}
+
+/// What this rank stores into the results of all ranks.
+pub(super) fn pushed(running: &Running) -> Result<Part, CudaError> {
+    let (piece, source) = pieces(running)?;
+    let mut part = Part { count: piece as u64, ..Part::default() };
+    for (i, p) in running.rotated().enumerate() {
+        part.from[i] = running.operand + source(p);
+        part.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
+    }
+    Ok(part)
+}
 
 pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared, CudaError> {
-    let mut call = running.call();
-    for p in 0..running.n {
-        call.from[p] = running.operand_of(p, running.bytes)?;
-    }
-    call.to[0] = running.result;
+    let call = reduced(running)?.call(running);
     let how = Reduction { op, outs: 1, elements: running.bound.elements, exit };
     Ok(reduce(running, call, how, running.grid(|b| &b.one_shot, running.units(running.bytes)), "one_shot"))
 }
@@ -28,12 +95,7 @@ pub(super) fn reduce_scatter(
     op: ReduceOp,
     exit: ExitBarrier,
 ) -> Result<Prepared, CudaError> {
-    let piece = running.piece()?;
-    let mut call = running.call();
-    for p in 0..running.n {
-        call.from[p] = running.operand_of(p, running.bytes)? + (running.me * piece) as Address;
-    }
-    call.to[0] = running.result;
+    let (piece, call) = (running.piece()?, scattered(running)?.call(running));
     let how = Reduction { op, outs: 1, elements: running.bound.elements / running.n, exit };
     Ok(reduce(
         running,
@@ -45,13 +107,8 @@ pub(super) fn reduce_scatter(
 }
 
 pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared, CudaError> {
-    let (piece, source) = pieces(running)?;
-    let mut call = running.call();
-    for (i, p) in running.rotated().enumerate() {
-        call.from[i] = running.operand_of(p, running.bytes)? + source(running.me);
-        call.to[i] = running.result + (p * piece) as Address;
-    }
-    Ok(movement(running, call, Moves { sends: Sends::Each, exit, bytes: piece }))
+    let part = pulled(running)?;
+    Ok(movement(running, part.call(running), Moves { sends: Sends::Each, exit, bytes: part.count as usize }))
 }
 
 /// An all-gather of rows of `row` bytes, in which the rows of all ranks follow each other.
@@ -76,14 +133,9 @@ pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Res
 }
 
 pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
-    let (piece, source) = pieces(running)?;
-    let mut call = running.call();
-    for (i, p) in running.rotated().enumerate() {
-        call.from[i] = running.operand + source(p);
-        call.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
-    }
-    let sends = Sends::of(&running.bound.kind);
-    Ok(movement(running, call, Moves { sends, exit: ExitBarrier::Kept, bytes: piece }))
+    let (part, sends) = (pushed(running)?, Sends::of(&running.bound.kind));
+    let how = Moves { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
+    Ok(movement(running, part.call(running), how))
 }
 
 /// A rendezvous of the group and nothing else.
@@ -236,7 +288,7 @@ fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
 }
 
 /// The unit in which bytes move between these addresses.
-fn unit(addresses: impl Iterator<Item = Address>, bytes: usize) -> &'static str {
+pub(super) fn unit(addresses: impl Iterator<Item = Address>, bytes: usize) -> &'static str {
     let all = addresses.fold(0, |all, a| all | a);
     match all {
         a if a.is_multiple_of(16) => "Sixteens",

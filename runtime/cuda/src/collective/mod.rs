@@ -63,6 +63,7 @@
 //!
 //! [`lower_norm`] is the all-reduce by `ll` with what often follows it in a model, [`lower_addition`] the two-shot of large
 //! tensors with a residual; `follow` makes them of a dispatch. `rows` makes an all-gather that stores rows of all ranks in turn.
+//! [`lower_several`] is one kernel of several collectives.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 
@@ -76,6 +77,7 @@ mod norm;
 mod peers;
 mod prepared;
 pub(crate) mod rows;
+mod several;
 mod splits;
 #[cfg(test)]
 mod tests;
@@ -93,6 +95,7 @@ pub use self::control::{
 };
 pub use self::norm::{FusedNorm, lower_norm};
 pub use self::peers::{Ends, Peers, Sizes, unread};
+pub use self::several::lower_several;
 pub use self::two_shot::{Addition, lower_addition};
 use crate::command::Command;
 use crate::compile::Source;

@@ -18,6 +18,7 @@ const KERNELS: &str = concat!(
     include_str!("kernels/waits.cu"),
     include_str!("kernels/elements.cu"),
     include_str!("kernels/barrier.cu"),
+    include_str!("kernels/several.cu"),
     include_str!("kernels/pushed.cu"),
     include_str!("kernels/ll.cu"),
     include_str!("kernels/ll128.cu"),

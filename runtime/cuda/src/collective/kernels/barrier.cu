@@ -3,8 +3,8 @@
 namespace symmc_peer {
 
 /// Reduces one element of all ranks into all outputs.
-template <class T, class O, u32 N, u32 OUTS>
-__device__ __forceinline__ void reduce_one(const Call& call, u64 i) {
+template <class T, class O, u32 N, u32 OUTS, class C>
+__device__ __forceinline__ void reduce_one(const C& call, u64 i) {
     typedef typename T::Stored Stored;
     typename T::Acc acc = T::widen(((const Stored*)call.from[0])[i]);
 #pragma unroll
@@ -16,8 +16,8 @@ __device__ __forceinline__ void reduce_one(const Call& call, u64 i) {
 
 /// Reduces 16 bytes at each of `TIMES` places, `apart` bytes from each other, of all ranks into all outputs. All
 /// loads come first.
-template <class T, class O, u32 N, u32 OUTS, u32 TIMES>
-__device__ __forceinline__ void reduce_wide(const Call& call, u64 at, u64 apart) {
+template <class T, class O, u32 N, u32 OUTS, u32 TIMES, class C>
+__device__ __forceinline__ void reduce_wide(const C& call, u64 at, u64 apart) {
     Run<T, 2> runs[TIMES][N];
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
@@ -34,14 +34,9 @@ __device__ __forceinline__ void reduce_wide(const Call& call, u64 at, u64 apart)
     }
 }
 
-/// One-shot and two-shot all-reduce, pull reduce-scatter: reduces `count` elements at `from[rank]` into each of
-/// `to`. `VECTOR`: all addresses are multiples of 16.
-template <class T, class O, u32 N, u32 OUTS, bool EXIT, bool VECTOR>
-__device__ __forceinline__ void reduce(const Call& call) {
-    Words words = begin(call);
-    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
-    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 step = (u64)gridDim.x * blockDim.x;
+/// Reduces `count` elements at `from[rank]` into each of `to`, as thread `first` of `step`. `VECTOR`: all addresses are multiples of 16.
+template <class T, class O, u32 N, u32 OUTS, bool VECTOR, class C>
+__device__ __forceinline__ void reduce_elements(const C& call, u64 first, u64 step) {
     u64 done = 0;
     if constexpr (VECTOR) {
         constexpr u32 COUNT = Run<T, 2>::COUNT;
@@ -59,6 +54,15 @@ __device__ __forceinline__ void reduce(const Call& call) {
         for (; at < bytes; at += step * 16) reduce_wide<T, O, N, OUTS, 1>(call, at, 0);
     }
     for (u64 i = done + first; i < call.count; i += step) reduce_one<T, O, N, OUTS>(call, i);
+}
+
+/// One-shot and two-shot all-reduce, pull reduce-scatter.
+template <class T, class O, u32 N, u32 OUTS, bool EXIT, bool VECTOR>
+__device__ __forceinline__ void reduce(const Call& call) {
+    Words words = begin(call);
+    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    reduce_elements<T, O, N, OUTS, VECTOR>(call, first, (u64)gridDim.x * blockDim.x);
     words.barriers += 1 + EXIT;
     if constexpr (EXIT) meet<Depart, N>(call, words.barriers);
     leave(call, words);
@@ -84,8 +88,8 @@ __device__ __forceinline__ void store_unit(u64 at, U unit) {
 }
 
 /// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads come first.
-template <u32 N, bool SAME, u32 TIMES>
-__device__ __forceinline__ void move_wide(const Call& call, const bool (&moves)[N], u64 at, u64 apart) {
+template <u32 N, bool SAME, u32 TIMES, class C>
+__device__ __forceinline__ void move_wide(const C& call, const bool (&moves)[N], u64 at, u64 apart) {
     Wide wide[TIMES][N];
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
@@ -107,14 +111,10 @@ __device__ __forceinline__ void move_wide(const Call& call, const bool (&moves)[
     }
 }
 
-/// Pull and push all-gather and all-to-all: moves `count` bytes at each `from` to the `to` of the same index.
-/// `SAME`: all `from` are one. `U` is what addresses and count are multiples of.
-template <class U, u32 N, bool SAME, bool EXIT>
-__device__ __forceinline__ void move(const Call& call) {
-    Words words = begin(call);
-    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
-    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 step = (u64)gridDim.x * blockDim.x;
+/// Moves `count` bytes at each `from` to the `to` of the same index, as thread `first` of `step`. `SAME`: all `from` are one. `U` is
+/// what addresses and count are multiples of.
+template <class U, u32 N, bool SAME, class C>
+__device__ __forceinline__ void move_bytes(const C& call, u64 first, u64 step) {
     u64 done = 0;
     // What lies in place already.
     bool moves[N];
@@ -135,6 +135,15 @@ __device__ __forceinline__ void move(const Call& call) {
             if (moves[p]) *(Unit*)(call.to[p] + at) = *(const Unit*)(call.from[p] + at);
         }
     }
+}
+
+/// Pull and push all-gather and all-to-all.
+template <class U, u32 N, bool SAME, bool EXIT>
+__device__ __forceinline__ void move(const Call& call) {
+    Words words = begin(call);
+    if (!meet<Arrive, N>(call, words.barriers + 1)) return;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    move_bytes<U, N, SAME>(call, first, (u64)gridDim.x * blockDim.x);
     words.barriers += 1 + EXIT;
     if constexpr (EXIT) meet<Depart, N>(call, words.barriers);
     leave(call, words);

@@ -157,7 +157,8 @@ inline float block_sum(float x, u32) {
 extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call,
                         const void* beside, size_t bytes, unsigned blocks, unsigned threads) {
     using namespace symmc_peer;
-    static_assert(sizeof(Norm) != sizeof(Addition) && sizeof(Norm) != sizeof(Splits) && sizeof(Addition) != sizeof(Splits),
+    static_assert(sizeof(Norm) != sizeof(Addition) && sizeof(Norm) != sizeof(Splits) && sizeof(Addition) != sizeof(Splits) &&
+                      sizeof(Turns) > 1000 && sizeof(Norm) < 1000 && sizeof(Splits) < 1000,
                   "the bytes beside a call tell what they are");
     std::vector<Block*> all;
     std::vector<std::thread> running;
@@ -176,6 +177,7 @@ extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call
             else if (bytes == sizeof(Norm)) ((void (*)(Call, Norm))kernel)(*call, *(const Norm*)beside);
             else if (bytes == sizeof(Addition)) ((void (*)(Call, Addition))kernel)(*call, *(const Addition*)beside);
             else if (bytes == sizeof(Splits)) ((void (*)(Call, Splits))kernel)(*call, *(const Splits*)beside);
+            else if (bytes == sizeof(Turns)) ((void (*)(Call, Turns))kernel)(*call, *(const Turns*)beside);
             else abort();
         });
     }

@@ -152,10 +152,10 @@ impl World {
 }
 
 /// A collective and where it lies.
-struct Case {
-    call: BoundCollective,
+pub(super) struct Case {
+    pub call: BoundCollective,
     /// Elements of the result.
-    results: usize,
+    pub results: usize,
 }
 
 /// Cases for `n` ranks, each with memory of its own behind the landing zones.
@@ -221,7 +221,7 @@ fn cases(n: u32) -> Vec<Case> {
 }
 
 /// The elements of a result whose operand has so many.
-fn results_of(kind: &Kind, elements: usize, n: usize) -> usize {
+pub(super) fn results_of(kind: &Kind, elements: usize, n: usize) -> usize {
     match kind {
         Kind::AllGather => elements * n,
         Kind::ReduceScatter(_) => elements / n,
@@ -262,7 +262,7 @@ fn put_in_place(case: &mut Case) {
 }
 
 /// Element `i` of the operand of `rank`, exact in every dtype.
-fn element(kind: &Kind, dtype: DType, rank: usize, i: usize, round: usize) -> f64 {
+pub(super) fn element(kind: &Kind, dtype: DType, rank: usize, i: usize, round: usize) -> f64 {
     let x = ((i * 7 + rank * 13 + round * 5) % 11) as f64;
     match (kind, dtype) {
         (Kind::AllReduce(ReduceOp::Prod), _) => 1.0 + x % 2.0,
@@ -273,7 +273,7 @@ fn element(kind: &Kind, dtype: DType, rank: usize, i: usize, round: usize) -> f6
 }
 
 /// Element `i` of the result of rank `me`.
-fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
+pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
     let Case { call, .. } = case;
     let n = call.cell.len();
     let of = |rank: usize, i: usize| element(&call.kind, call.dtype, rank, i, round);

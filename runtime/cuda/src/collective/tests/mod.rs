@@ -4,6 +4,7 @@ mod additions;
 mod emulate;
 mod norms;
 mod rows;
+mod several;
 mod splits;
 
 use std::collections::BTreeSet;
@@ -381,6 +382,7 @@ fn every_kernel_compiles() {
     }
     [2, 4, 8].into_iter().for_each(|n| pushed_kernels(n, &mut source));
     [1, 2, 3, 4, 8].into_iter().for_each(|n| splits::kernels(n, &mut source));
+    [2, 4, 8].into_iter().for_each(|n| several::kernels(n, &mut source));
     let mut small = Source::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {

@@ -1,0 +1,175 @@
+//! The time of a collective, or of several that run as one step: one start-up, and the transfers one after another.
+//!
+//! Collectives of one kind take the time of one with as many bytes as they have together, because a curve says how the time of a kind grows
+//! with its bytes. Those of several kinds have the longest of their start-ups. A step of several collectives takes a little longer for
+//! each further one.
+
+use smallvec::SmallVec;
+
+use super::timeline::{self, TimedStep};
+use super::{Profile, Variant};
+use crate::collective::{CollectiveKind, CollectiveName};
+
+/// What each further collective of a step costs besides its bytes, in microseconds: a kernel loads its addresses. Modelled.
+const FURTHER_US: f64 = 0.05;
+
+/// The collectives of a step that are of one kind.
+struct SameKind<'k> {
+    kind: &'k CollectiveKind,
+    bytes: u64,
+}
+
+/// The collectives of a step by their kinds.
+fn by_kind<'k>(collectives: &[(&'k CollectiveKind, u64)]) -> SmallVec<[SameKind<'k>; 2]> {
+    let mut out: SmallVec<[SameKind<'k>; 2]> = SmallVec::new();
+    let name = |kind: &CollectiveKind| -> CollectiveName { kind.named() };
+    for &(kind, bytes) in collectives {
+        match out.iter_mut().find(|same| name(same.kind) == name(kind)) {
+            Some(same) => same.bytes = same.bytes.saturating_add(bytes),
+            None => out.push(SameKind { kind, bytes }),
+        }
+    }
+    out
+}
+
+impl Profile {
+    /// The estimated time in microseconds of collectives that run as one step, each a kind and its bytes; for the rest see
+    /// [`estimate`](Self::estimate). `None` if there are none, or if one of them has no estimate.
+    pub fn estimate_several(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        variant: Variant,
+        exit: Option<bool>,
+        ranks: u32,
+    ) -> Option<f64> {
+        if let &[(kind, bytes)] = collectives {
+            return self.estimate(kind, variant, exit, bytes, ranks);
+        }
+        let (mut startup_us, mut transfer_us) = (0.0f64, 0.0);
+        for SameKind { kind, bytes } in by_kind(collectives) {
+            let own_us = self.estimate(kind, variant, exit, 1, ranks)?;
+            transfer_us += self.estimate(kind, variant, exit, bytes, ranks)? - own_us;
+            startup_us = startup_us.max(own_us);
+        }
+        let further = collectives.len().checked_sub(1)?;
+        Some(startup_us + transfer_us + FURTHER_US * further as f64)
+    }
+
+    /// Collectives that run as one step, as a step of a timeline: their time alone, what they take from computation beside them, and
+    /// their rate there. On a machine that does not tell how many multiprocessors it has, neither slows the other.
+    pub fn timed_collectives(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        variant: Variant,
+        exit: Option<bool>,
+        ranks: u32,
+    ) -> Option<TimedStep> {
+        let us = self.estimate_several(collectives, variant, exit, ranks)?;
+        let full = f64::from(timeline::FULL);
+        let rates = by_kind(collectives).into_iter().map(|same| self.rate_beside(same.kind, variant, ranks));
+        let (taken, rate) = match self.taken_by_several(collectives, variant, ranks) {
+            Some(taken) => (taken * full, rates.fold(1.0, f64::min) * full),
+            None => (0.0, full),
+        };
+        let (time, taken, rate) = (timeline::nanoseconds(us), taken as u32, rate as u32);
+        Some(TimedStep { communicates: true, taken, rate, ..TimedStep::compute(time) })
+    }
+
+    /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it
+    /// (see the [module](super)); for the rest see [`estimate`](Self::estimate).
+    pub fn added(
+        &self,
+        kind: &CollectiveKind,
+        variant: Variant,
+        exit: Option<bool>,
+        bytes: u64,
+        ranks: u32,
+        beside_us: f64,
+    ) -> Option<f64> {
+        self.added_by_several(&[(kind, bytes)], variant, exit, ranks, beside_us)
+    }
+
+    /// The same for collectives that run as one step.
+    pub fn added_by_several(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        variant: Variant,
+        exit: Option<bool>,
+        ranks: u32,
+        beside_us: f64,
+    ) -> Option<f64> {
+        let us = self.estimate_several(collectives, variant, exit, ranks)?;
+        let Some(taken) = self.taken_by_several(collectives, variant, ranks) else { return Some(us) };
+        let hidden = us.min(beside_us);
+        Some(us - hidden + hidden * taken)
+    }
+
+    /// The part of its time that a step of collectives takes from computation beside it.
+    fn taken_by_several(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        variant: Variant,
+        ranks: u32,
+    ) -> Option<f64> {
+        let of = |same: SameKind<'_>| self.taken(same.kind, variant, same.bytes, ranks);
+        by_kind(collectives).into_iter().map(of).try_fold(0.0, |most, taken| Some(f64::max(most, taken?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{ReduceOp, Splits};
+
+    const GATHER: CollectiveKind = CollectiveKind::AllGather;
+    const EXCHANGE: CollectiveKind = CollectiveKind::AllToAll(Splits::Even);
+    const SUM: CollectiveKind = CollectiveKind::ReduceScatter(ReduceOp::Sum);
+
+    fn profile() -> Profile {
+        Profile::builtin("h200x4").expect("a profile")
+    }
+
+    #[test]
+    fn one_collective_takes_what_it_takes_alone() {
+        let p = profile();
+        for kind in [&GATHER, &EXCHANGE, &SUM] {
+            for bytes in [1, 1 << 10, 100_000, 1 << 20, 1 << 29] {
+                for exit in [Some(false), Some(true)] {
+                    let several = p.estimate_several(&[(kind, bytes)], Variant::Pull, exit, 4);
+                    let alone = p.estimate(kind, Variant::Pull, exit, bytes, 4).expect("a curve");
+                    assert_eq!(several, Some(alone), "{bytes}");
+                }
+            }
+        }
+        assert_eq!(p.estimate_several(&[], Variant::Pull, None, 4), None);
+    }
+
+    #[test]
+    fn several_have_one_start_up_and_all_their_bytes() {
+        let p = profile();
+        let us = |all: &[(&CollectiveKind, u64)]| {
+            p.estimate_several(all, Variant::Pull, Some(false), 4).expect("curves")
+        };
+        let together = us(&[(&GATHER, 128 << 10); 4]);
+        assert!((together - us(&[(&GATHER, 512 << 10)]) - 3.0 * FURTHER_US).abs() < 1e-9, "{together}");
+        // Of two kinds, whose order does not matter.
+        let [mixed, reversed] =
+            [us(&[(&EXCHANGE, 2 << 20), (&SUM, 1 << 10)]), us(&[(&SUM, 1 << 10), (&EXCHANGE, 2 << 20)])];
+        assert!((mixed - reversed).abs() < 1e-9);
+        let (exchange, sum) = (us(&[(&EXCHANGE, 2 << 20)]), us(&[(&SUM, 1 << 10)]));
+        assert!(mixed > exchange && mixed < exchange + sum - 3.0, "{mixed} {exchange} {sum}");
+        // A kind that the variant does not run.
+        let reduce = CollectiveKind::AllReduce(ReduceOp::Sum);
+        assert_eq!(p.estimate_several(&[(&GATHER, 4), (&reduce, 4)], Variant::Pull, None, 4), None);
+    }
+
+    #[test]
+    fn several_take_of_computation_what_one_of_all_bytes_takes() {
+        let p = profile();
+        let all = [(&GATHER, 1u64 << 20); 8];
+        let several = p.timed_collectives(&all, Variant::Push, None, 4).expect("curves");
+        let one = p.timed_collectives(&[(&GATHER, 8 << 20)], Variant::Push, None, 4).expect("a curve");
+        assert_eq!((several.taken, several.rate), (one.taken, one.rate));
+        assert!(several.communicates && several.time > one.time);
+    }
+}

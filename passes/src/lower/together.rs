@@ -1,0 +1,240 @@
+//! Collectives that run as one step, each with its own operand and result: one start-up and one pair of barriers (a dispatch of the form
+//! `collectives`).
+//!
+//! Unlike a coalesced collective, such a set needs no copies, and its collectives may be of several kinds and dtypes. Its variant is one
+//! for all. Sets are found as those of coalesced collectives are (`coalesce`), and are formed after the variants of single collectives are
+//! chosen: rewriting does not see them. A member that rewriting has replaced leaves its set.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc_ir::decision::{Alternative, AppliedRule, Decision};
+use symmc_ir::dispatch::contract_of_several;
+use symmc_ir::layout::layouts;
+use symmc_ir::machine::{Collectives, Operations};
+use symmc_ir::{
+    Collective, CollectiveKind, Def, Dispatch, Form, Graph, InputId, Node, NodeId, Op, Output, Table,
+    ValueId, Variant,
+};
+
+use super::coalesce::{Set, sized};
+use super::coalesced::{Unit, order};
+use super::context::{Context, Schedule, Surroundings};
+use crate::rewrite::copy_inputs;
+
+/// The rule by which decisions name collectives that run as one step.
+pub const TOGETHER: &str = "run_collectives_together";
+
+/// What is lost, in microseconds, if a collective runs with others by each of [`Collectives::VARIANTS`]; none where it cannot.
+pub type Losses = [Option<f64>; Collectives::VARIANTS.len()];
+
+/// What running with others costs a collective besides its bytes.
+pub struct LossModel<'a> {
+    graph: &'a Graph,
+    context: &'a Context,
+    /// The base of each value.
+    bases: Table<ValueId, ValueId>,
+    /// The inputs that the planner can put into symmetric memory.
+    bound: &'a BTreeSet<InputId>,
+    returned: BTreeSet<ValueId>,
+    /// All-reduces that are one kernel with the addition of a residual.
+    added: BTreeSet<ValueId>,
+}
+
+impl<'a> LossModel<'a> {
+    /// Of the collectives of a program.
+    pub fn new(graph: &'a Graph, context: &'a Context, bound: &'a BTreeSet<InputId>) -> Self {
+        let added = symmc_dispatch::fused(graph, &context.profile).into_iter().map(|(value, _)| value);
+        LossModel {
+            graph,
+            context,
+            bases: layouts(graph).values().map(|layout| layout.base).collect(),
+            bound,
+            returned: graph.outputs.iter().map(|o| o.value).collect(),
+            added: added.collect(),
+        }
+    }
+
+    /// The losses of a collective: copies into symmetric memory and out of it, and a residual that its own kernel would add.
+    pub fn of(&self, node: &Node, collective: &Collective) -> Losses {
+        let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return Losses::default() };
+        Collectives::VARIANTS.map(|variant| {
+            let contract = contract_of_several(&Collective { variant: Some(variant), ..collective.clone() })?;
+            let input = match self.graph.values[self.bases[operand]].def {
+                Def::Input(input) => !self.bound.contains(&input),
+                Def::Node(..) => false,
+            };
+            let kernel_us = |is_needed: bool, v: ValueId| if is_needed { self.kernel_us(v) } else { 0.0 };
+            let added_us = match self.added.contains(&result) {
+                true => self.context.profile.compute_us(0, Operations::default()),
+                false => 0.0,
+            };
+            let returned = self.returned.contains(&result);
+            Some(
+                kernel_us(contract.symmetric_operand && input, operand)
+                    + kernel_us(contract.symmetric_result && returned, result)
+                    + added_us,
+            )
+        })
+    }
+
+    fn kernel_us(&self, value: ValueId) -> f64 {
+        let moved = self.context.bytes(self.graph.ty(value)).saturating_mul(2);
+        self.context.profile.compute_us(moved, Operations::default())
+    }
+}
+
+/// The best variant for collectives that run as one step, with its time and what is lost.
+pub fn best_variant(
+    context: &Context,
+    collectives: &[(&Collective, u64)],
+    losses: &Losses,
+    surroundings: Surroundings,
+) -> Option<(Variant, f64)> {
+    let (first, _) = collectives.first()?;
+    let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
+    let of = |(&variant, lost_us): (&Variant, &Option<f64>)| {
+        let us = context.estimate_several(&all, first.group, variant, (*lost_us)?, surroundings)?;
+        Some((variant, us + (*lost_us)?))
+    };
+    Collectives::VARIANTS.iter().zip(losses).filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// The losses of several collectives together.
+pub fn sum(a: Losses, b: Losses) -> Losses {
+    std::array::from_fn(|k| Some(a[k]? + b[k]?))
+}
+
+/// The program with its sets of collectives as steps, given by the names of their results, and the number of sets that there are. Decisions
+/// then say so. Sets that cannot be steps are left as they are.
+pub fn join(
+    graph: Graph,
+    sets: &[Vec<String>],
+    bound: &BTreeSet<InputId>,
+    context: &Context,
+    schedule: &Schedule,
+    decisions: &mut [Decision],
+) -> (Graph, usize) {
+    let found = found(&graph, sets, bound, context, schedule, decisions);
+    let mut chosen = graph.clone();
+    for set in &found {
+        for &id in &set.members {
+            if let Op::Collective(c) = &mut chosen.nodes[id].op {
+                c.variant = Some(set.variant);
+            }
+        }
+    }
+    let members: Vec<Set> = found.iter().map(|set| set.members.clone()).collect();
+    let Some(joined) = side_by_side(&chosen, &members) else { return (graph, 0) };
+    for set in &found {
+        set.decide(&graph, context, decisions);
+    }
+    (joined, found.len())
+}
+
+/// A set that can be a step.
+struct Found {
+    members: Set,
+    variant: Variant,
+    /// The time of the step.
+    us: f64,
+}
+
+fn found(
+    graph: &Graph,
+    sets: &[Vec<String>],
+    bound: &BTreeSet<InputId>,
+    context: &Context,
+    schedule: &Schedule,
+    decisions: &[Decision],
+) -> Vec<Found> {
+    let by_itself = decisions.iter().filter(|d| d.nodes[..] == [d.collective.clone()]);
+    let by_itself: BTreeSet<&str> = by_itself.map(|d| d.collective.as_str()).collect();
+    let is_single = |id: &NodeId| {
+        by_itself.contains(graph.node_name(*id)) && sized(graph, context, &graph.nodes[*id]).is_some()
+    };
+    let nodes: HashMap<&str, NodeId> =
+        graph.nodes.keys().filter(is_single).map(|id| (graph.node_name(id), id)).collect();
+    let losses = LossModel::new(graph, context, bound);
+    let mut out = Vec::new();
+    for set in sets {
+        let mut members: Set = set.iter().filter_map(|name| nodes.get(name.as_str()).copied()).collect();
+        members.sort_unstable();
+        let all: Vec<(&Collective, u64)> =
+            members.iter().filter_map(|&id| sized(graph, context, &graph.nodes[id])).collect();
+        let Some(&(first, _)) = all.first().filter(|_| all.len() > 1) else { continue };
+        if all.iter().any(|(c, _)| c.group != first.group) {
+            continue;
+        }
+        let lost = members.iter().zip(&all).map(|(&id, (c, _))| losses.of(&graph.nodes[id], c));
+        let lost = lost.fold(Losses::from([Some(0.0); 3]), sum);
+        let names = || set.iter().map(String::as_str);
+        let surroundings = schedule.surroundings_of(names());
+        if let Some((variant, us)) = best_variant(context, &all, &lost, surroundings) {
+            out.push(Found { members, variant, us });
+        }
+    }
+    out
+}
+
+impl Found {
+    /// Lets the decisions of the members say how they run. Each has the part of the time of the step that it has of their times alone.
+    fn decide(&self, graph: &Graph, context: &Context, decisions: &mut [Decision]) {
+        let chosen = format!("together.{}", self.variant);
+        let alone_us = |id: NodeId| {
+            let (c, bytes) = sized(graph, context, &graph.nodes[id])?;
+            context.estimate(&c.kind, c.group, self.variant, bytes, 0.0, Surroundings::default())
+        };
+        let all_us: f64 = self.members.iter().filter_map(|&id| alone_us(id)).sum();
+        for &id in &self.members {
+            let Some(decision) = decisions.iter_mut().find(|d| d.collective == graph.node_name(id)) else {
+                continue;
+            };
+            let part = alone_us(id).filter(|_| all_us > 0.0).map_or(0.0, |us| us / all_us);
+            let us = (self.us * part * 1000.0).round() / 1000.0;
+            decision.chosen.clone_from(&chosen);
+            decision.alternatives.push(Alternative { name: chosen.clone(), us, copy_us: 0.0, saved_us: 0.0 });
+            decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
+            // Rules with a time say how it would run by itself.
+            decision.rules.retain(|rule| rule.us.is_none());
+            decision.rules.push(AppliedRule { name: TOGETHER.into(), us: Some(us) });
+        }
+    }
+}
+
+/// The program with the nodes of each set next to each other, as a dispatch. `None` if they need each other.
+fn side_by_side(from: &Graph, sets: &[Set]) -> Option<Graph> {
+    let mut set_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
+    for (s, set) in sets.iter().enumerate() {
+        for id in set {
+            if set_of.get_mut(symmc_ir::entity::Entity::index(*id))?.replace(s).is_some() {
+                return None;
+            }
+        }
+    }
+    let (mut to, mut map) = copy_inputs(from);
+    let mut add = |id: NodeId, to: &mut Graph| -> Option<NodeId> {
+        let node = &from.nodes[id];
+        let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
+        let results = node.outputs.iter().map(|&v| &from.values[v]);
+        let new =
+            to.add_node(node.op.clone(), inputs, results.map(|v| (v.name.clone(), v.ty.clone())).collect());
+        for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
+            map[old] = Some(new);
+        }
+        Some(new)
+    };
+    for unit in order(from, sets, &set_of)? {
+        match unit {
+            Unit::Node(id) => drop(add(id, &mut to)?),
+            Unit::Set(s) => {
+                let new = sets[s].iter().map(|&id| add(id, &mut to)).collect::<Option<Vec<NodeId>>>()?;
+                let (&first, &last) = (new.first()?, new.last()?);
+                to.dispatches.push(Dispatch { form: Form::Collectives, first, last });
+            }
+        }
+    }
+    for output in &from.outputs {
+        to.outputs.push(Output { value: map[output.value]?, kind: output.kind });
+    }
+    Some(to)
+}
