@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use symmc_check::{CheckError, check};
 use symmc_plan::{
     Alternative, ArenaKind, Arenas, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, Fixed,
-    ForcedCopy, Lane, Memory, Place, Plan, Reach, Role, SourceProgram, Step, Totals, VERSION,
+    ForcedCopy, Lane, Memory, Place, Plan, Reach, Replacement, Role, SourceProgram, Step, Totals, VERSION,
 };
 
 use crate::sums::sums;
@@ -121,6 +121,7 @@ pub fn good() -> Plan {
         numerics: Default::default(),
         ranks: 2,
         programs: vec![SOURCE.into()],
+        replacements: Vec::new(),
         arenas: Arenas { ordinary: 24576, symmetric: 36864 },
         fixed: vec![
             Fixed { role: Role::Bound { input: 1 }, offset: 0, size: 256 },
@@ -226,6 +227,10 @@ fn the_plan_as_a_whole() {
     breaks("SourceName", |p| p.source.name = "better".into());
     breaks("TextTooLong", |p| p.machine = "m".repeat(5000));
     breaks("TextTooLong", |p| p.buckets[1].places["h"].why = "w".repeat(5000));
+    breaks("TextTooLong", |p| {
+        let (collective, rule, what) = ("r".to_string(), "unused".to_string(), "w".repeat(5000));
+        p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: Vec::new() });
+    });
 }
 
 #[test]
@@ -486,6 +491,7 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
         numerics: Default::default(),
         ranks: graph.ranks.expect("ranks are closed"),
         programs: vec![text.into()],
+        replacements: Vec::new(),
         arenas: Arenas { ordinary: 4096, symmetric: 16384 },
         fixed,
         buckets: steps.iter().enumerate().map(bucket).collect(),
