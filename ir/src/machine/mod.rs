@@ -283,8 +283,11 @@ impl Profile {
         beside_us: f64,
     ) -> Option<f64> {
         let us = self.estimate(kind, variant, exit, bytes, ranks)?;
-        let Some(taken) = self.taken(kind, variant, bytes, ranks) else { return Some(us) };
         let hidden = us.min(beside_us);
+        if hidden == 0.0 {
+            return Some(us);
+        }
+        let Some(taken) = self.taken(kind, variant, bytes, ranks) else { return Some(us) };
         Some(us - hidden + hidden * taken)
     }
 
