@@ -18,6 +18,8 @@ pub struct Attempt {
     pub chosen_with: Vec<Seen>,
     /// The plan.
     pub plan: Plan,
+    /// Whether the tightest offsets were searched for.
+    pub is_packed: bool,
     /// For each bucket the estimated microseconds of a run, with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
     /// For each bucket the overlap and the exit barriers of its schedule.
@@ -79,7 +81,8 @@ impl Attempt {
                 exits_kept: exits_kept(program, bucket).map_err(|e| e.to_string())?,
             });
         }
-        Ok(Attempt { inputs, joined: Vec::new(), chosen_with: Vec::new(), plan, costs, seen })
+        let (joined, chosen_with) = (Vec::new(), Vec::new());
+        Ok(Attempt { inputs, joined, chosen_with, plan, is_packed: true, costs, seen })
     }
 }
 

@@ -79,7 +79,8 @@ impl<'a> Pipeline<'a> {
         let mut best = self.attempt(usual.inputs, usual.plan)?;
         let other = self.attempt(small.inputs, small.plan)?;
         self.take_better(buckets, &mut best, other)?;
-        Ok(Planned { inputs: best.inputs, plan: best.plan, by_schedule: true })
+        let (inputs, plan) = self.packed(buckets, best);
+        Ok(Planned { inputs, plan, by_schedule: true })
     }
 
     /// The plan of these buckets in the form [`canonical`](Self::canonical).
@@ -120,13 +121,13 @@ impl<'a> Pipeline<'a> {
         again: &[bool],
     ) -> Result<(Vec<BucketInput>, Plan), Error> {
         if !again.contains(&false) {
-            return self.chosen_again(buckets, inputs, plan).map(|best| (best.inputs, best.plan));
+            return self.chosen_again(buckets, inputs, plan).map(|best| self.packed(buckets, best));
         }
         let some: Vec<usize> = (0..buckets.len()).filter(|&b| again[b]).collect();
         let requests: Vec<BucketRequest> = some.iter().map(|&b| buckets[b].clone()).collect();
         let first: Vec<BucketInput> = some.iter().map(|&b| inputs[b].clone()).collect();
         let among_others = Pipeline { among_others: true, ..*self };
-        let alone = among_others.plan(&requests, &first).map_err(|e| self.failed(e))?;
+        let alone = among_others.plan_on_trial(&requests, &first).map_err(|e| self.failed(e))?;
         let best = among_others.chosen_again(&requests, first, alone)?;
         let changed = some.iter().zip(&best.inputs).any(|(&b, input)| inputs[b].graph != input.graph);
         if !changed {
@@ -296,8 +297,9 @@ impl<'a> Pipeline<'a> {
         if least_us.zip(&best.costs).all(|(least, cost)| least >= *cost) {
             return Ok(None);
         }
-        let Ok(plan) = self.plan(buckets, &inputs) else { return Ok(None) };
+        let Ok(plan) = self.plan_on_trial(buckets, &inputs) else { return Ok(None) };
         let mut other = self.attempt(inputs, plan)?;
+        other.is_packed = false;
         other.joined.clone_from(&choice.joined);
         other.chosen_with.clone_from(&choice.seen);
         Ok(Some(other))
@@ -321,8 +323,9 @@ impl<'a> Pipeline<'a> {
             let chosen_with =
                 buckets_of().map(|b| of(b).chosen_with.get(b).cloned().unwrap_or_default()).collect();
             let mixed: Vec<BucketInput> = buckets_of().map(|b| of(b).inputs[b].clone()).collect();
-            let Ok(plan) = self.plan(buckets, &mixed) else { return Ok(false) };
+            let Ok(plan) = self.plan_on_trial(buckets, &mixed) else { return Ok(false) };
             other = self.attempt(mixed, plan)?;
+            other.is_packed = false;
             (other.joined, other.chosen_with) = (joined, chosen_with);
             // Buckets share arenas, and their orders can differ in company.
             if other.costs.iter().zip(&best.costs).any(|(a, b)| a > b) {
@@ -338,7 +341,36 @@ impl<'a> Pipeline<'a> {
             .map_err(|message| Error::new(ErrorKind::Defect, message))
     }
 
+    /// What the best attempt is made of, and its plan with the tightest offsets that are found.
+    fn packed(&self, buckets: &[BucketRequest], best: Attempt) -> (Vec<BucketInput>, Plan) {
+        let Attempt { inputs, plan, is_packed, .. } = best;
+        let is_tight = |bucket: &Bucket| {
+            let totals = &bucket.totals;
+            (totals.ordinary_peak, totals.symmetric_peak) == (totals.ordinary_bound, totals.symmetric_bound)
+        };
+        if is_packed || plan.buckets.iter().all(is_tight) {
+            return (inputs, plan);
+        }
+        let plan = self.plan(buckets, &inputs).unwrap_or(plan);
+        (inputs, plan)
+    }
+
     fn plan(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
+        self.plan_packed(buckets, inputs, PlanConfig::default().pack)
+    }
+
+    /// A plan for estimates: offsets are not searched for long, which takes most of the time of some programs.
+    fn plan_on_trial(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
+        let pack = symmc_pack::Config { exact: 0, ..PlanConfig::default().pack };
+        self.plan_packed(buckets, inputs, pack)
+    }
+
+    fn plan_packed(
+        &self,
+        buckets: &[BucketRequest],
+        inputs: &[BucketInput],
+        pack: symmc_pack::Config,
+    ) -> Result<Plan, PlanError> {
         let own_orders = buckets.iter().enumerate().filter(|(_, b)| b.own_order);
         let config = PlanConfig {
             machine: self.config.profile.name.clone(),
@@ -351,7 +383,7 @@ impl<'a> Pipeline<'a> {
             numerics: self.config.numerics,
             own_orders: own_orders.map(|(b, _)| b).collect(),
             among_others: self.among_others,
-            ..PlanConfig::default()
+            pack,
         };
         symmc_planner::plan(&self.program.graph, inputs, &config)
     }
@@ -401,7 +433,7 @@ const COALESCING: &[Reach] = &[
 const LEAST_STARTUP: f64 = 0.2;
 /// The number of these that are tried for programs whose buckets have more than [`LARGE`] nodes together.
 const FEW: usize = 4;
-const LARGE: usize = 1_000;
+const LARGE: usize = 1_500;
 /// How many times the cost of the best plan a plan costs for which variants are not chosen again with its own overlap.
 const FAR: f64 = 1.25;
 

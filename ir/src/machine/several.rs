@@ -99,8 +99,11 @@ impl Profile {
         beside_us: f64,
     ) -> Option<f64> {
         let us = self.estimate_several(collectives, variant, exit, ranks)?;
-        let Some(taken) = self.taken_by_several(collectives, variant, ranks) else { return Some(us) };
         let hidden = us.min(beside_us);
+        if hidden == 0.0 {
+            return Some(us);
+        }
+        let Some(taken) = self.taken_by_several(collectives, variant, ranks) else { return Some(us) };
         Some(us - hidden + hidden * taken)
     }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use symmc_ir::interp;
 use symmc_ir::random::SplitMix;
-use symmc_ir::{Bindings, DType, Graph, InputKind, Tensor, text};
+use symmc_ir::{Bindings, DType, Dim, Graph, InputKind, Node, Tensor, text};
 use symmc_passes::canon::shards::{WORTH_A_COLLECTIVE, reduce_shards_that_save};
-use symmc_passes::canonicalize;
+use symmc_passes::{canonical_forms, canonicalize};
 
 /// The rows that are reduced, and the extent of a shard.
 const ROWS: i64 = 3;
@@ -470,6 +470,48 @@ fn small_gathers_stay() {
     assert!(bytes(few) < 2 * WORTH_A_COLLECTIVE && bytes(many) > 2 * WORTH_A_COLLECTIVE);
     assert!(reduce_shards_first(&greedy(few, &argmax(few))).is_none());
     assert!(reduce_shards_first(&greedy(many, &argmax(many))).is_some());
+}
+
+/// The text of a program that reads gathered logits of `t` rows, and of 80 rows, by an argmax.
+fn greedy_of_rows(range: &str) -> Graph {
+    let head = |name: &str, rows: &str, all: &str| {
+        format!(
+            "%{name}g: bf16[{all}, 4096] = all_gather %{name} group=@g\n%{name}h: bf16[4, {rows}, 4096] = reshape %{name}g\n\
+             %{name}i: bf16[{rows}, 4, 4096] = permute %{name}h perm=[1, 0, 2]\n\
+             %{name}v: bf16[{rows}, 16384] = reshape %{name}i\n%{name}y: i64[{rows}] = argmax %{name}v axis=1 keep=false\n"
+        )
+    };
+    let (few, many) = (head("x", "t", "4*t"), head("z", "80", "320"));
+    text::parse(&format!(
+        "program \"p\" ranks 4\nsymbol t in {range}\ngroup @g world\narg %x: bf16[t, 4096]\narg %z: bf16[80, 4096]\n\
+         {few}{many}return %xy\nreturn %zy\n"
+    ))
+    .unwrap()
+}
+
+#[test]
+fn a_second_form_exists_where_sizes_decide() {
+    let gathers = |graph: &Graph| {
+        let is_whole = |node: &&Node| {
+            node.op.as_collective().is_some()
+                && graph.ty(node.outputs[0]).dtype == DType::BF16
+                && graph.ty(node.outputs[0]).shape.last() == Some(&Dim::from(4096))
+        };
+        graph.nodes.values().filter(is_whole).count()
+    };
+    for (range, usual, small) in [
+        ("1..=80", 0, Some(1)),
+        // Worth it at the smallest size, too.
+        ("70..=80", 0, None),
+        // Not even at the largest one.
+        ("1..=32", 1, None),
+    ] {
+        let source = greedy_of_rows(range);
+        let forms = canonical_forms(&source).unwrap();
+        assert_eq!(forms.usual, canonicalize(&source).unwrap());
+        assert_eq!(gathers(&forms.usual), usual, "{range}");
+        assert_eq!(forms.for_small_sizes.as_ref().map(gathers), small, "{range}");
+    }
 }
 
 #[test]
