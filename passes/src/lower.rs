@@ -24,6 +24,7 @@ mod exact;
 mod extract;
 mod imported;
 mod language;
+mod losses;
 mod placing;
 mod reasons;
 mod region;

@@ -27,7 +27,7 @@ use symmc_ir::{
 
 use super::beside;
 use super::context::{Context, Overlap, Schedule, Surroundings};
-use super::together::{self, LossModel, Losses};
+use super::losses::{self, LossModel, Losses};
 
 /// Collectives that become one, in the order in which their operands are there.
 pub type Set = Vec<NodeId>;
@@ -449,7 +449,7 @@ impl Walk<'_> {
             open.bytes = open.bytes.saturating_add(candidate.bytes);
             open.alone_us += candidate.alone_us;
             open.copies_us += candidate.copies_us;
-            open.losses = together::sum(open.losses, candidate.losses);
+            open.losses = losses::sum(open.losses, candidate.losses);
             open.saved_us = saved_us;
         }
         for (other, open) in self.open.iter_mut().enumerate() {
@@ -476,8 +476,8 @@ impl Walk<'_> {
                 let all: Vec<(&Collective, u64)> = members
                     .map(|&id| sized(self.graph, self.context, &self.graph.nodes[id]))
                     .collect::<Option<_>>()?;
-                let losses = together::sum(open.losses, candidate.losses);
-                together::best_variant(self.context, &all, &losses, Surroundings::default())?.1
+                let losses = losses::sum(open.losses, candidate.losses);
+                losses::best_variant(self.context, &all, &losses, Surroundings::default())?.1
             }
         };
         Some(open.alone_us + candidate.alone_us - joined_us)

@@ -8,101 +8,17 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
-use symmc_ir::dispatch::contract_of_several;
-use symmc_ir::layout::layouts;
-use symmc_ir::machine::{Collectives, Operations};
-use symmc_ir::{
-    Collective, CollectiveKind, Def, Dispatch, Form, Graph, InputId, Node, NodeId, Op, Output, Table,
-    ValueId, Variant,
-};
+use symmc_ir::entity::Entity;
+use symmc_ir::{Collective, Dispatch, Form, Graph, InputId, NodeId, Op, Output, Variant};
 
 use super::coalesce::{Set, sized};
 use super::coalesced::{Unit, order};
 use super::context::{Context, Schedule, Surroundings};
+use super::losses::{LossModel, Losses, best_variant, sum};
 use crate::rewrite::copy_inputs;
 
 /// The rule by which decisions name collectives that run as one step.
 pub const TOGETHER: &str = "run_collectives_together";
-
-/// What is lost, in microseconds, if a collective runs with others by each of [`Collectives::VARIANTS`]; none where it cannot.
-pub type Losses = [Option<f64>; Collectives::VARIANTS.len()];
-
-/// What running with others costs a collective besides its bytes.
-pub struct LossModel<'a> {
-    graph: &'a Graph,
-    context: &'a Context,
-    /// The base of each value.
-    bases: Table<ValueId, ValueId>,
-    /// The inputs that the planner can put into symmetric memory.
-    bound: &'a BTreeSet<InputId>,
-    returned: BTreeSet<ValueId>,
-    /// All-reduces that are one kernel with the addition of a residual.
-    added: BTreeSet<ValueId>,
-}
-
-impl<'a> LossModel<'a> {
-    /// Of the collectives of a program.
-    pub fn new(graph: &'a Graph, context: &'a Context, bound: &'a BTreeSet<InputId>) -> Self {
-        let added = symmc_dispatch::fused(graph, &context.profile).into_iter().map(|(value, _)| value);
-        LossModel {
-            graph,
-            context,
-            bases: layouts(graph).values().map(|layout| layout.base).collect(),
-            bound,
-            returned: graph.outputs.iter().map(|o| o.value).collect(),
-            added: added.collect(),
-        }
-    }
-
-    /// The losses of a collective: copies into symmetric memory and out of it, and a residual that its own kernel would add.
-    pub fn of(&self, node: &Node, collective: &Collective) -> Losses {
-        let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return Losses::default() };
-        Collectives::VARIANTS.map(|variant| {
-            let contract = contract_of_several(&Collective { variant: Some(variant), ..collective.clone() })?;
-            let input = match self.graph.values[self.bases[operand]].def {
-                Def::Input(input) => !self.bound.contains(&input),
-                Def::Node(..) => false,
-            };
-            let kernel_us = |is_needed: bool, v: ValueId| if is_needed { self.kernel_us(v) } else { 0.0 };
-            let added_us = match self.added.contains(&result) {
-                true => self.context.profile.compute_us(0, Operations::default()),
-                false => 0.0,
-            };
-            let returned = self.returned.contains(&result);
-            Some(
-                kernel_us(contract.symmetric_operand && input, operand)
-                    + kernel_us(contract.symmetric_result && returned, result)
-                    + added_us,
-            )
-        })
-    }
-
-    fn kernel_us(&self, value: ValueId) -> f64 {
-        let moved = self.context.bytes(self.graph.ty(value)).saturating_mul(2);
-        self.context.profile.compute_us(moved, Operations::default())
-    }
-}
-
-/// The best variant for collectives that run as one step, with its time and what is lost.
-pub fn best_variant(
-    context: &Context,
-    collectives: &[(&Collective, u64)],
-    losses: &Losses,
-    surroundings: Surroundings,
-) -> Option<(Variant, f64)> {
-    let (first, _) = collectives.first()?;
-    let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
-    let of = |(&variant, lost_us): (&Variant, &Option<f64>)| {
-        let us = context.estimate_several(&all, first.group, variant, (*lost_us)?, surroundings)?;
-        Some((variant, us + (*lost_us)?))
-    };
-    Collectives::VARIANTS.iter().zip(losses).filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1))
-}
-
-/// The losses of several collectives together.
-pub fn sum(a: Losses, b: Losses) -> Losses {
-    std::array::from_fn(|k| Some(a[k]? + b[k]?))
-}
 
 /// The program with its sets of collectives as steps, given by the names of their results, and the number of sets that there are. Decisions
 /// then say so. Sets that cannot be steps are left as they are.
@@ -115,6 +31,9 @@ pub fn join(
     decisions: &mut [Decision],
 ) -> (Graph, usize) {
     let found = found(&graph, sets, bound, context, schedule, decisions);
+    if found.is_empty() {
+        return (graph, 0);
+    }
     let mut chosen = graph.clone();
     for set in &found {
         for &id in &set.members {
@@ -206,7 +125,7 @@ fn side_by_side(from: &Graph, sets: &[Set]) -> Option<Graph> {
     let mut set_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
     for (s, set) in sets.iter().enumerate() {
         for id in set {
-            if set_of.get_mut(symmc_ir::entity::Entity::index(*id))?.replace(s).is_some() {
+            if set_of.get_mut(id.index())?.replace(s).is_some() {
                 return None;
             }
         }

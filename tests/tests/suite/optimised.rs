@@ -35,7 +35,8 @@ fn collectives(graph: &Graph) -> String {
     let sets = graph.dispatches.iter().filter(|d| d.form == Form::Collectives);
     let sets: Vec<usize> = sets.map(|d| d.nodes().count()).collect();
     if !sets.is_empty() {
-        write!(out, ", {} of them in {} steps", sets.iter().sum::<usize>(), sets.len()).expect("a string");
+        let steps = if sets.len() == 1 { "step" } else { "steps" };
+        write!(out, ", {} of them in {} {steps}", sets.iter().sum::<usize>(), sets.len()).expect("a string");
     }
     for (line, times) in lines {
         write!(out, "\n{EXPECTED}   {times} × {line}").expect("a string");

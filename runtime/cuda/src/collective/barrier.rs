@@ -296,3 +296,15 @@ pub(super) fn unit(addresses: impl Iterator<Item = Address>, bytes: usize) -> &'
         _ => "Bytes",
     }
 }
+
+/// A cell of one rank: the operand is the result.
+pub(super) fn alone(running: &Running) -> Vec<Command> {
+    let [from, to] = [running.operand, running.result];
+    let nothing_sent = matches!(&running.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
+    match (nothing_sent, running.bytes) {
+        (_, 0) => vec![],
+        (true, bytes) => vec![Command::Zero { at: to, bytes }],
+        (false, _) if from == to => vec![],
+        (false, bytes) => vec![Command::Copy { to, from, bytes }],
+    }
+}

@@ -122,7 +122,7 @@ pub fn lower(
         return Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]));
     }
     if running.n == 1 {
-        return Ok(Some(alone(&running)));
+        return Ok(Some(barrier::alone(&running)));
     }
     let exit = call.exit.unwrap_or(ExitBarrier::Kept);
     let kernel = match (call.variant, &call.kind) {
@@ -148,16 +148,4 @@ pub fn lower(
         }
     };
     Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]))
-}
-
-/// A cell of one rank: the operand is the result.
-fn alone(running: &Running) -> Vec<Command> {
-    let [from, to] = [running.operand, running.result];
-    let nothing_sent = matches!(&running.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
-    match (nothing_sent, running.bytes) {
-        (_, 0) => vec![],
-        (true, bytes) => vec![Command::Zero { at: to, bytes }],
-        (false, _) if from == to => vec![],
-        (false, bytes) => vec![Command::Copy { to, from, bytes }],
-    }
 }

@@ -8,12 +8,12 @@ use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{BoundCollective, Member, Work};
 
-use super::barrier::{Part, pulled, pushed, reduced, scattered, unit};
+use super::barrier::{Part, alone, pulled, pushed, reduced, scattered, unit};
 use super::blocks::{BlockCounts, Blocks, MAX_THREADS};
 use super::call::Running;
+use super::control;
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, reduction};
-use super::{alone, control};
 use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
