@@ -66,8 +66,7 @@ pub const RULES: &[&[Rule]] = &[
     collectives::RULES,
 ];
 
-/// Rules that are tried once the others and what rests on readers have changed everything they can: other rules see more in the
-/// form that these replace.
+/// Rules that run last, because they remove slices and concatenations that other rules match.
 pub const LAST_RULES: &[Rule] = views::LAST_RULES;
 
 /// Times that a program is rewritten again because of what reads its values.
@@ -111,7 +110,7 @@ pub struct CanonicalForms {
     pub replaced: Vec<Replaced>,
 }
 
-/// The canonical forms of a program. Which of them is faster at given sizes is a question of the machine, so whoever knows both decides.
+/// The canonical forms of a program. The driver knows the sizes and the machine, and chooses.
 ///
 /// # Errors
 /// As [`canonicalize`].

@@ -20,23 +20,30 @@ use crate::units::{bytes, micros};
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = value.trim_start_matches('%');
     let mut out = String::new();
-    let mut known = false;
+    let mut known = 0;
     for bucket in &plan.buckets {
         let planned = Planned::new(plan, bucket)?;
         let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else {
             continue;
         };
-        known = true;
+        known += 1;
         if plan.buckets.len() > 1 {
             writeln!(out, "{}:", bucket.range())?;
         }
         out.push_str(&one(plan, bucket, &planned, id)?);
     }
     let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
-    if !known && !is_replaced {
+    if known == 0 && !is_replaced {
         return unknown(plan, name);
     }
-    replaced(plan, name, &mut out, usize::from(known), &mut HashSet::new());
+    // Where only a part of it is communicated, all buckets have a value of its name.
+    let in_part = plan.replacements.iter().any(|r| r.collective == name && r.by[..] == [name.to_string()]);
+    if is_replaced && (known < plan.buckets.len() || in_part) {
+        if known > 0 && !in_part {
+            writeln!(out, "other buckets:")?;
+        }
+        replaced(plan, name, &mut out, usize::from(known > 0), &mut HashSet::new());
+    }
     Ok(out)
 }
 

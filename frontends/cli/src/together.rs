@@ -40,11 +40,11 @@ pub fn summary(planned: &Planned<'_>) -> String {
     let sizes = largest(planned);
     let saved: u64 = dispatches.iter().flat_map(|d| inner(planned, d, &sizes)).map(|(_, bytes)| bytes).sum();
     let (nodes, steps) = (count(nodes as u64, "node"), count(dispatches.len() as u64, "step"));
-    format!(
-        "  dispatches: {}: {nodes} in {steps}; {} in each run are neither stored nor read again\n",
-        forms.join(", "),
-        bytes(saved)
-    )
+    let saved = match saved {
+        0 => String::new(),
+        saved => format!("; {} in each run are neither stored nor read again", bytes(saved)),
+    };
+    format!("  dispatches: {}: {nodes} in {steps}{saved}\n", forms.join(", "))
 }
 
 /// The dispatch that a node is of, what it is, and what it saves.

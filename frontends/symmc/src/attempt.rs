@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::{Moved, Profile};
-use symmc_ir::{Dim, Graph, Node, NodeId, parallel};
+use symmc_ir::{Dim, Dispatch, Form, Graph, Node, NodeId, parallel};
 use symmc_passes::{CoalescedSet, Overlap};
 use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Run, Unresolved};
 use symmc_planner::BucketInput;
@@ -86,11 +86,16 @@ impl Attempt {
     }
 }
 
-/// The least microseconds that the collectives of a lowered program take, which run one after another whatever the schedule is.
+/// The least microseconds that the collectives of a lowered program take, of which one step follows another whatever the schedule is.
 pub fn communication_us(graph: &Graph, profile: &Profile) -> f64 {
     let size = |dim: &Dim| u64::try_from(dim.upper(&graph.symbols).max(1)).unwrap_or(u64::MAX);
-    let time = |n: NodeId, exit: Option<bool>| {
-        profile.timed_step(graph, [n].into_iter(), Moved::default(), exit, size).time
+    let sets: Vec<&Dispatch> = graph.dispatches.iter().filter(|d| d.form == Form::Collectives).collect();
+    let time = |n: NodeId, exit: Option<bool>| match sets.iter().find(|set| set.has(n)) {
+        Some(set) if set.first == n => {
+            profile.timed_step(graph, set.nodes(), Moved::default(), exit, size).time
+        }
+        Some(_) => 0,
+        None => profile.timed_step(graph, [n].into_iter(), Moved::default(), exit, size).time,
     };
     let exits = [None, Some(false), Some(true)];
     let is_shared = |node: &Node| {

@@ -213,7 +213,7 @@ impl<'a> Nodes<'a> {
 
     /// Only nodes of the dispatch read the products of a node.
     fn alone(&self, id: NodeId) -> Checked {
-        if self.is_alone(id) { Ok(()) } else { Err(self.unfit(id, "a product that nothing else reads")) }
+        if self.is_alone(id) { Ok(()) } else { Err(self.unfit(id, "a node whose result nothing else reads")) }
     }
 
     /// Whether only nodes of the dispatch read what a node gives.

@@ -35,7 +35,7 @@ fn reduces_rows(facts: &Facts<'_>, id: NodeId) -> bool {
 }
 
 /// The nodes of which nothing but small steps up to results of the program needs what they give. Collectives that run as one step are
-/// none of these: all of them would have to be, and what they need with them.
+/// never among them, because the whole set and its operands would have to be.
 fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
     let graph = facts.graph;
     let mut out = Table::filled(false, graph.nodes.len());

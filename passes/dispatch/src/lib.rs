@@ -109,7 +109,7 @@ fn runnable(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
 /// Whether a node that may be done with a collective depends on one: an addition on an all-reduce, or what may be the copy of a
 /// permutation on an all-gather.
 fn follows_collectives(graph: &Graph, capabilities: &Capabilities) -> bool {
-    let adds = !capabilities.reduction.is_none();
+    let adds = capabilities.reduction.is_some();
     let copies = capabilities.gather.is_some();
     let none: Table<ValueId, bool> = Table::filled(false, graph.values.len());
     let (mut reduced, mut gathered, mut permuted) = (none.clone(), none.clone(), none);

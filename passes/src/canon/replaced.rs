@@ -66,10 +66,9 @@ pub fn changes(source: &Graph, canonical: &Graph, recorded: Vec<Replaced>) -> Ve
             Some(&ty) => Replaced {
                 collective: name.into(),
                 rule: IN_PART,
-                what: format!(
-                    "only what is used of it is communicated: {} of {}",
-                    ty.display(&canonical.symbols),
-                    result(source, node).display(&source.symbols)
+                what: only_what_is_used(
+                    &ty.display(&canonical.symbols).to_string(),
+                    &result(source, node).display(&source.symbols).to_string(),
                 ),
                 by: vec![name.into()],
             },
@@ -89,6 +88,14 @@ pub fn changes(source: &Graph, canonical: &Graph, recorded: Vec<Replaced>) -> Ve
         out.push(Change { replaced: found, bytes: Dim::from(0) });
     }
     out
+}
+
+/// The longest types, in bytes, that a text shows.
+const SHOWN: usize = 500;
+
+fn only_what_is_used(part: &str, whole: &str) -> String {
+    let what = "only what is used of it is communicated";
+    if part.len() + whole.len() > SHOWN { what.into() } else { format!("{what}: {part} of {whole}") }
 }
 
 fn unused(name: &str) -> Replaced {

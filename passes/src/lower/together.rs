@@ -30,7 +30,17 @@ pub fn join(
     schedule: &Schedule,
     decisions: &mut [Decision],
 ) -> (Graph, usize) {
-    let found = found(&graph, sets, bound, context, schedule, decisions);
+    let mut found = found(&graph, sets, bound, context, schedule, decisions);
+    if side_by_side(&graph, &members(&found)).is_none() {
+        // Sets that need each other: each that can stand beside those before it.
+        let all = std::mem::take(&mut found);
+        for set in all {
+            found.push(set);
+            if side_by_side(&graph, &members(&found)).is_none() {
+                found.pop();
+            }
+        }
+    }
     if found.is_empty() {
         return (graph, 0);
     }
@@ -42,8 +52,7 @@ pub fn join(
             }
         }
     }
-    let members: Vec<Set> = found.iter().map(|set| set.members.clone()).collect();
-    let Some(joined) = side_by_side(&chosen, &members) else { return (graph, 0) };
+    let Some(joined) = side_by_side(&chosen, &members(&found)) else { return (graph, 0) };
     for set in &found {
         set.decide(&graph, context, decisions);
     }
@@ -56,6 +65,10 @@ struct Found {
     variant: Variant,
     /// The time of the step.
     us: f64,
+}
+
+fn members(found: &[Found]) -> Vec<Set> {
+    found.iter().map(|set| set.members.clone()).collect()
 }
 
 fn found(
@@ -86,7 +99,7 @@ fn found(
         }
         let lost = members.iter().zip(&all).map(|(&id, (c, _))| losses.of(&graph.nodes[id], c));
         let lost = lost.fold(Losses::from([Some(0.0); 3]), sum);
-        let names = || set.iter().map(String::as_str);
+        let names = || members.iter().map(|&id| graph.node_name(id));
         let surroundings = schedule.surroundings_of(names());
         if let Some((variant, us)) = best_variant(context, &all, &lost, surroundings) {
             out.push(Found { members, variant, us });

@@ -165,8 +165,8 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     };
     bound(&|| "the name of the machine".into(), &plan.machine);
     for r in &plan.replacements {
-        for text in [&r.rule, &r.what] {
-            bound(&|| format!("what became of the collective %{}", r.collective), text);
+        for text in [&r.collective, &r.rule, &r.what].into_iter().chain(&r.by) {
+            bound(&|| "a text of what became of a collective".into(), text);
         }
     }
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {

@@ -93,8 +93,8 @@ pub struct Prefetches {
 const MOVED: usize = 16;
 const MOVED_TIME: u64 = 20_000;
 
-/// The turn of the first step. Where communication takes longer than the computation in front of its use, latest starts are before it,
-/// and prefetches keep the order of their uses.
+/// The turn of the first step: an offset of all turns. Where communication takes longer than computation, latest starts are before the
+/// first step; with the offset they are not cut off at 0, and prefetches keep the order of their uses.
 const FIRST: u64 = 1 << 60;
 
 impl Prefetches {

@@ -72,7 +72,7 @@ pub struct CompileArgs {
     /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
-    /// Leave every collective by itself, also where a run is estimated to be faster with several coalesced into one
+    /// Do not coalesce collectives or run several as one step, also where that is estimated to be faster. Rewriting rules still apply
     #[arg(long)]
     pub no_coalesce: bool,
     /// The changes of rounding that rewriting collectives may make: exact for none, or one or more of reassociate (sums in

@@ -168,7 +168,7 @@ __device__ __forceinline__ void move_row_units(const Call& call, u64 i, u64 apar
     }
 }
 
-/// That for all units. `I` is an integer that counts them.
+/// Runs `move_row_units` over all units. `I` is an integer that counts them.
 template <class U, u32 N, class I>
 __device__ __forceinline__ void move_all_rows(const Call& call) {
     const u64 units = call.count / sizeof(U), step = (u64)gridDim.x * blockDim.x;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void move_rows(const Call& call) {
     leave(call, words);
 }
 
-/// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes. Of [`move_rows`] nothing is left over.
+/// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes. [`move_rows`] has no remainder, because rows are multiples of the unit.
 struct Bytes {
     typedef u8 Unit;
     typedef u8 Whole;

@@ -199,7 +199,7 @@ __device__ __forceinline__ void ll_reduce(const Call& call) {
     }
 }
 
-/// Stores unit `i` of a message that is rows of `slice` bytes, a multiple of 8, of which row `r` goes `r * N` rows behind `to`.
+/// Stores unit `i` of a message that is rows of `slice` bytes, a multiple of 8, of which row `r` is stored at `to + r * N * slice`.
 template <class P, class S, u32 N, bool VECTOR>
 __device__ __forceinline__ void store_rows(const Call& call, u64 to, u64 i, const u64 (&words)[P::WORDS]) {
     const u32 row = (u32)(call.slice / 8), all = (u32)(call.count / 8);

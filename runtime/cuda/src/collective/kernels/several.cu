@@ -21,7 +21,7 @@ struct Turns {
     Turn of[MOST_TURNS];
 };
 
-/// The number of this thread when `start` is the first of so many.
+/// The number of this thread if thread `start` of `threads` counts as 0.
 __device__ __forceinline__ u64 turned(u64 thread, u64 start, u64 threads) {
     return thread >= start ? thread - start : thread + threads - start;
 }
