@@ -28,7 +28,7 @@ const MOST_SCOPES: usize = 512;
 /// that; but lowerings run on several threads already where there are several buckets.
 const NODES: usize = 5;
 
-/// See the [module](self). Clones share what they keep.
+/// The solutions of regions that lowerings of one program share. Clones share what they keep.
 #[derive(Clone, Default)]
 pub struct Solutions {
     scopes: Arc<Mutex<Vec<Arc<Scope>>>>,

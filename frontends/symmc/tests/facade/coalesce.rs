@@ -190,3 +190,23 @@ fn collectives_of_one_group_run_as_one_step() {
         assert_eq!(decided.count(), expected.iter().map(|set| set.len()).sum::<usize>());
     }
 }
+
+/// A run that does nothing but communicate: the bound by which choices are dropped counts a set as the one step that it is.
+#[test]
+fn programs_of_collectives_alone_run_as_one_step() {
+    let sizes = 256..261;
+    let mut text = "program \"p\" ranks 4\ngroup @w world\n".to_string();
+    for size in sizes.clone() {
+        text += &format!("param %x{size}: i32[4, {size}]\n");
+    }
+    for size in sizes.clone() {
+        text += &format!("%g{size}: i32[16, {size}] = all_gather %x{size} group=@w\n");
+    }
+    for size in sizes {
+        text += &format!("return %g{size}\n");
+    }
+    let program = program(&text);
+    let plan = planned(&program);
+    assert_eq!(together(&plan).iter().map(Vec::len).collect::<Vec<_>>(), [5], "{:?}", together(&plan));
+    check(&program, &plan);
+}

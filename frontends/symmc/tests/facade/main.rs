@@ -19,6 +19,7 @@ mod numerics;
 #[cfg(unix)]
 mod outputs;
 mod packing;
+mod replaced;
 mod several;
 mod share;
 mod sizes;

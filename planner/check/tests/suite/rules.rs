@@ -231,6 +231,14 @@ fn the_plan_as_a_whole() {
         let (collective, rule, what) = ("r".to_string(), "unused".to_string(), "w".repeat(5000));
         p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: Vec::new() });
     });
+    breaks("TextTooLong", |p| {
+        let (collective, rule, what) = ("r".repeat(5000), "unused".to_string(), "w".to_string());
+        p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: vec!["a".into()] });
+    });
+    breaks("TextTooLong", |p| {
+        let (collective, rule, what) = ("r".to_string(), "unused".to_string(), "w".to_string());
+        p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: vec!["a".repeat(5000)] });
+    });
 }
 
 #[test]

@@ -1,0 +1,23 @@
+//! What a plan says of collectives that passes replaced.
+
+use symmc::{Config, Profile, Program};
+
+/// Texts about collectives show types, whose symbols have names of any length; the check bounds texts.
+#[test]
+fn symbols_with_long_names_do_not_make_a_plan_invalid() {
+    for length in [1, 100, 250, 2500, 10_000] {
+        let rows = "r".repeat(length);
+        let text = format!(
+            "program \"p\" ranks 4\nsymbol {rows} in 1..=16\ngroup @w world\narg %x: f32[{rows}, 64]\n\
+             %h: f32[{rows}, 64] = neg %x\n%a: f32[{rows}, 64] = all_reduce %h op=sum group=@w\n\
+             %s: f32[{rows}, 8] = slice %a axis=1 start=0 step=1\n%z: f32[{rows}, 8] = neg %s\nreturn %z\n"
+        );
+        let graph = symmc::unstable::ir::text::parse(&text).expect("a graph");
+        let program = Program::from_graph(graph).expect("a program");
+        let config = Config::default().with_profile(Profile::builtin("h200x4").expect("built in"));
+        let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{length}: {e}"));
+        let [replaced] = &plan.replacements[..] else { panic!("{:?}", plan.replacements) };
+        assert!(replaced.what.starts_with("only what is used of it is communicated"), "{}", replaced.what);
+        assert_eq!(replaced.what.contains("f32["), length <= 100, "{}", replaced.what);
+    }
+}
