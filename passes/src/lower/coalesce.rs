@@ -21,8 +21,8 @@ use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts, view_of};
 use symmc_ir::{
-    Collective, CollectiveKind, DType, Dim, Graph, GroupId, InputId, Node, NodeId, Op, Splits, Table, Type,
-    ValueId, Variant,
+    Collective, CollectiveKind, DType, Dim, Graph, InputId, Node, NodeId, Op, Splits, Table, Type, ValueId,
+    Variant,
 };
 
 use super::beside;
@@ -138,7 +138,7 @@ pub fn decisions(
 #[derive(PartialEq, Eq, Hash)]
 enum Kinship {
     Packed { kind: CollectiveKind, cells: Option<Vec<Vec<u32>>>, dtype: DType },
-    Together(GroupId),
+    Together { cells: Option<Vec<Vec<u32>>> },
 }
 
 /// How the members of a set lie within the coalesced operand and result, each as rows.
@@ -302,7 +302,7 @@ fn kinship(graph: &Graph, context: &Context, node: &Node, joining: Joining) -> O
         return None;
     }
     Some(match joining {
-        Joining::Together => Kinship::Together(collective.group),
+        Joining::Together => Kinship::Together { cells: graph.cells(collective.group) },
         Joining::Packed => Kinship::Packed {
             kind: collective.kind.clone(),
             cells: graph.cells(collective.group),

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
-use symmc_ir::{Collective, Dispatch, Form, Graph, InputId, NodeId, Op, Output, Variant};
+use symmc_ir::{Collective, Dispatch, Form, Graph, GroupId, InputId, NodeId, Op, Output, Variant};
 
 use super::coalesce::{Set, sized};
 use super::coalesced::{Unit, order};
@@ -49,6 +49,8 @@ pub fn join(
         for &id in &set.members {
             if let Op::Collective(c) = &mut chosen.nodes[id].op {
                 c.variant = Some(set.variant);
+                // Of several groups with the same cells one stands for all.
+                c.group = set.group;
             }
         }
     }
@@ -62,6 +64,7 @@ pub fn join(
 /// A set that can be a step.
 struct Found {
     members: Set,
+    group: GroupId,
     variant: Variant,
     /// The time of the step.
     us: f64,
@@ -94,7 +97,7 @@ fn found(
         let all: Vec<(&Collective, u64)> =
             members.iter().filter_map(|&id| sized(graph, context, &graph.nodes[id])).collect();
         let Some(&(first, _)) = all.first().filter(|_| all.len() > 1) else { continue };
-        if all.iter().any(|(c, _)| c.group != first.group) {
+        if all.iter().any(|(c, _)| !graph.have_same_cells(c.group, first.group)) {
             continue;
         }
         let lost = members.iter().zip(&all).map(|(&id, (c, _))| losses.of(&graph.nodes[id], c));
@@ -102,7 +105,7 @@ fn found(
         let names = || members.iter().map(|&id| graph.node_name(id));
         let surroundings = schedule.surroundings_of(names());
         if let Some((variant, us)) = best_variant(context, &all, &lost, surroundings) {
-            out.push(Found { members, variant, us });
+            out.push(Found { members, group: first.group, variant, us });
         }
     }
     out

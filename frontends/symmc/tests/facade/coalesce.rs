@@ -151,7 +151,8 @@ fn together(plan: &CheckedPlan) -> Vec<Vec<String>> {
 #[test]
 fn collectives_of_one_group_run_as_one_step() {
     let (head, sums) = (
-        "program \"p\" ranks 4\ngroup @w world\ngroup @v [[0, 1], [2, 3]]\narg %x: i32[4, 96]\narg %y: u8[8, 3]\n\
+        "program \"p\" ranks 4\ngroup @w world\ngroup @v [[0, 1], [2, 3]]\ngroup @u [[0, 1, 2, 3]]\narg %x: i32[4, 96]\n\
+         arg %y: u8[8, 3]\n\
          param %p: i32[5, 7]\nparam %q: u8[3]\n%a: i32[4, 96] = neg %x\n%b: u8[8, 3] = add %y, %y\n",
         "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: u8[8, 3] = all_reduce %b op=max group=@w\n\
          %t: i32[4, 96] = neg %r\n%u: u8[8, 3] = add %s, %s\nreturn %t\nreturn %u\n",
@@ -161,10 +162,12 @@ fn collectives_of_one_group_run_as_one_step() {
     let mixed = "%r: i32[4, 96] = all_to_all %a splits=even group=@w\n%s: u8[2, 3] = reduce_scatter %b op=max group=@w\n\
          %g: u8[12] = all_gather %q group=@w\n%t: i32[4, 96] = neg %r\n%u: u8[2, 3] = add %s, %s\n\
          return %t\nreturn %u\nreturn %g\n";
-    let cases: [(&str, &[&[&str]]); 5] = [
+    let cases: [(&str, &[&[&str]]); 6] = [
         (gathers, &[&["r", "s"]]),
         (mixed, &[&["r", "s", "g"]]),
         (sums, &[&["r", "s"]]),
+        // A group of another name with the same cells.
+        (&gathers.replace("all_gather %q group=@w", "all_gather %q group=@u"), &[&["r", "s"]]),
         // Another group, and one that reads the other.
         (
             &gathers
