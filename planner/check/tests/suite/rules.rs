@@ -227,18 +227,13 @@ fn the_plan_as_a_whole() {
     breaks("SourceName", |p| p.source.name = "better".into());
     breaks("TextTooLong", |p| p.machine = "m".repeat(5000));
     breaks("TextTooLong", |p| p.buckets[1].places["h"].why = "w".repeat(5000));
-    breaks("TextTooLong", |p| {
-        let (collective, rule, what) = ("r".to_string(), "unused".to_string(), "w".repeat(5000));
-        p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: Vec::new() });
-    });
-    breaks("TextTooLong", |p| {
-        let (collective, rule, what) = ("r".repeat(5000), "unused".to_string(), "w".to_string());
-        p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: vec!["a".into()] });
-    });
-    breaks("TextTooLong", |p| {
-        let (collective, rule, what) = ("r".to_string(), "unused".to_string(), "w".to_string());
-        p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: vec!["a".repeat(5000)] });
-    });
+    for long in 0..4 {
+        breaks("TextTooLong", |p| {
+            let [collective, rule, what, by] =
+                [0, 1, 2, 3].map(|k| "t".repeat(if k == long { 5000 } else { 1 }));
+            p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: vec![by] });
+        });
+    }
 }
 
 #[test]
