@@ -190,7 +190,7 @@ struct Builder<'a> {
     needed: Needed,
     graph: Graph,
     map: HashMap<(ValueId, Window), ValueId>,
-    /// Values of closed nodes as open nodes read them.
+    /// Values that depend on no input as nodes read them that do.
     widened: HashMap<ValueId, ValueId>,
     groups: HashMap<GroupId, GroupId>,
 }
@@ -249,20 +249,20 @@ impl<'a> Builder<'a> {
     }
 
     /// The type of a window of a value. What depends on no input keeps its dtype.
-    fn ty(&self, value: ValueId, window: &Window, closed: bool) -> Type {
+    fn ty(&self, value: ValueId, window: &Window, constant: bool) -> Type {
         let dtype = self.template.program.types[value].dtype;
         let shape =
             extents(window, &self.needed.shapes[&value]).into_iter().map(Dim::from).collect::<Vec<_>>();
-        let wide = self.precision == Precision::Wide && dtype.is_float() && !closed;
+        let wide = self.precision == Precision::Wide && dtype.is_float() && !constant;
         Type::new(if wide { DType::F64 } else { dtype }, shape)
     }
 
     /// The value that stands for a window of one of the region where an op reads it.
-    fn operand(&mut self, value: ValueId, window: &Window, by_closed: bool) -> Result<ValueId, String> {
+    fn operand(&mut self, value: ValueId, window: &Window, by_constant: bool) -> Result<ValueId, String> {
         let Template { program, .. } = self.template;
         let known = *self.map.get(&(value, window.clone())).ok_or("a value that is not computed")?;
         let ty = self.graph.ty(known).clone();
-        let widens = self.precision == Precision::Wide && !by_closed && program.closed[value];
+        let widens = self.precision == Precision::Wide && !by_constant && program.constant[value];
         if !widens || !ty.dtype.is_float() || ty.dtype == DType::F64 {
             return Ok(known);
         }
@@ -280,12 +280,12 @@ impl<'a> Builder<'a> {
     /// A node over a window of its results.
     fn node(&mut self, node: &Node, window: Window, found: WindowedOp) -> Result<(), String> {
         let Template { program, .. } = self.template;
-        let closed = node.outputs.iter().all(|&v| program.closed[v]);
+        let constant = node.outputs.iter().all(|&v| program.constant[v]);
         let WindowedOp { mut op, operands, computed } = found;
         let read = node.inputs.iter().zip(&operands);
         let inputs =
-            read.map(|(&v, window)| self.operand(v, window, closed)).collect::<Result<Vec<_>, _>>()?;
-        if self.precision == Precision::Wide && !closed {
+            read.map(|(&v, window)| self.operand(v, window, constant)).collect::<Result<Vec<_>, _>>()?;
+        if self.precision == Precision::Wide && !constant {
             let dtype = node.inputs.first().map(|&v| program.types[v].dtype);
             op = with_rounded_scalar(op, dtype);
         }
@@ -301,7 +301,7 @@ impl<'a> Builder<'a> {
             let all = vec![None; self.needed.shapes[&v].len()];
             let computed = if all.len() == computed.len() { &computed } else { &all };
             let name = format!("v{}", self.graph.values.len() + results.len());
-            results.push((name, self.ty(v, computed, closed)));
+            results.push((name, self.ty(v, computed, constant)));
         }
         let n = self.graph.add_node(op, inputs, results);
         let outputs = self.graph.nodes[n].outputs.clone();

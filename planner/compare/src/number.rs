@@ -68,6 +68,8 @@ pub struct Numbered<'a> {
     pub elements: Table<ValueId, Option<Elements>>,
     /// Whether each value depends on no input and no rank.
     pub closed: Table<ValueId, bool>,
+    /// Whether each value depends on no input; ranks may have different ones, as shards of a constant.
+    pub constant: Table<ValueId, bool>,
     /// Whether outputs need each node.
     pub live: Table<NodeId, bool>,
     map: HashMap<SymbolId, SymbolId>,
@@ -119,6 +121,7 @@ impl Numbering {
             types: Table::new(),
             elements: Table::filled(None, graph.values.len()),
             closed: Table::filled(false, graph.values.len()),
+            constant: Table::filled(false, graph.values.len()),
             live: live(graph),
             map,
             dims: HashMap::new(),
@@ -146,7 +149,11 @@ impl Numbering {
         let alone = self.group_of_one(graph, &node.op);
         let closed =
             (alone || is_same_everywhere(&node.op)) && node.inputs.iter().all(|&v| program.closed[v]);
-        node.outputs.iter().for_each(|&v| program.closed[v] = closed);
+        let is_known = !matches!(node.op, Op::Opaque { .. } | Op::Custom(_));
+        let constant = is_known && node.inputs.iter().all(|&v| program.constant[v]);
+        for &v in &node.outputs {
+            (program.closed[v], program.constant[v]) = (closed, constant);
+        }
         if let &[result] = &node.outputs[..]
             && let Some(found) = self.simple(program, (&op, alone), (&node.inputs, &operands), result)
         {

@@ -185,7 +185,10 @@ impl<'p, 'a> Programs<'p, 'a> {
                 let operands: Vec<Option<&usize>> = node.inputs.iter().map(|v| values.get(v)).collect();
                 out.push_str(&format!("{op:?} {operands:?}"));
                 for &v in &node.outputs {
-                    out.push_str(&format!(" {:?} {}", program.types[v], program.closed[v]));
+                    out.push_str(&format!(
+                        " {:?} {} {}",
+                        program.types[v], program.closed[v], program.constant[v]
+                    ));
                     let next = values.len();
                     values.insert(v, next);
                 }
