@@ -31,30 +31,18 @@ pub fn join(
     decisions: &mut [Decision],
 ) -> (Graph, usize) {
     let mut found = found(&graph, sets, bound, context, schedule, decisions);
-    if side_by_side(&graph, &members(&found)).is_none() {
+    let mut joined = with_steps(&graph, &found);
+    if joined.is_none() {
         // Sets that need each other: each that can stand beside those before it.
-        let all = std::mem::take(&mut found);
-        for set in all {
+        for set in std::mem::take(&mut found) {
             found.push(set);
-            if side_by_side(&graph, &members(&found)).is_none() {
-                found.pop();
+            match with_steps(&graph, &found) {
+                Some(more) => joined = Some(more),
+                None => drop(found.pop()),
             }
         }
     }
-    if found.is_empty() {
-        return (graph, 0);
-    }
-    let mut chosen = graph.clone();
-    for set in &found {
-        for &id in &set.members {
-            if let Op::Collective(c) = &mut chosen.nodes[id].op {
-                c.variant = Some(set.variant);
-                // Of several groups with the same cells one stands for all.
-                c.group = set.group;
-            }
-        }
-    }
-    let Some(joined) = side_by_side(&chosen, &members(&found)) else { return (graph, 0) };
+    let Some(joined) = joined.filter(|_| !found.is_empty()) else { return (graph, 0) };
     for set in &found {
         set.decide(&graph, context, decisions);
     }
@@ -70,8 +58,20 @@ struct Found {
     us: f64,
 }
 
-fn members(found: &[Found]) -> Vec<Set> {
-    found.iter().map(|set| set.members.clone()).collect()
+/// The program in which these sets are steps. `None` if they need each other.
+fn with_steps(graph: &Graph, found: &[Found]) -> Option<Graph> {
+    let mut chosen = graph.clone();
+    for set in found {
+        for &id in &set.members {
+            if let Op::Collective(c) = &mut chosen.nodes[id].op {
+                c.variant = Some(set.variant);
+                // Of several groups with the same cells one stands for all.
+                c.group = set.group;
+            }
+        }
+    }
+    let members: Vec<Set> = found.iter().map(|set| set.members.clone()).collect();
+    side_by_side(&chosen, &members)
 }
 
 fn found(
