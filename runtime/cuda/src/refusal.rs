@@ -89,7 +89,15 @@ pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
 }
 
 pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
-    let addresses = AddressMap::without_device(bound, 1 << 40, 1 << 41);
+    let addresses = match AddressMap::new(bound, 1 << 40, 1 << 41) {
+        Ok(addresses) => addresses,
+        Err(error) => {
+            let first = bound.steps.first();
+            let [node, op] = [first.map(|step| &step.node), first.map(|step| &step.op_name)];
+            let [node, op] = [node, op].map(|name| name.cloned().unwrap_or_default());
+            return vec![Refusal { node, op, reason: error.to_string() }];
+        }
+    };
     let dry = Dry::new(bound, ranks, addresses, Attentions::Kernels);
     let Dry { addresses, peers, machine, .. } = &dry;
     let setting = dry.setting();
