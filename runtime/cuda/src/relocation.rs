@@ -14,8 +14,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use symmc_ir::random::SplitMix;
 use symmc_runtime::exec::Bound;
+use symmc_support::random::SplitMix;
 
 use crate::addresses::AddressMap;
 use crate::command::Command;
