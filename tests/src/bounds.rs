@@ -21,12 +21,12 @@ use symmc::unstable::cuda::compute::{
 use symmc::unstable::cuda::launch::{DevicePtr, PortBases};
 use symmc::{BucketSpec, CheckedPlan, Config, Profile, Program};
 use symmc_cases::{KernelLibrary, bounds};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, Tensor, interp, text};
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, Located, MemorySpace, Work};
 use symmc_runtime::host::{Group, HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Extent, Port};
 use symmc_runtime::{Registry, RunError};
+use symmc_support::random::SplitMix;
 
 /// No rank of a trial waits longer.
 const LIMIT: Duration = Duration::from_secs(30);

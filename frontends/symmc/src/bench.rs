@@ -13,9 +13,10 @@ use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
 use symmc_cuda::{Bench, CudaConfig};
 use symmc_ir::machine::{self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance};
-use symmc_ir::{Bindings, CollectiveName, Part, Tensor, Variant, text};
+use symmc_ir::{Bindings, CollectiveName, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
+use symmc_support::Part;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements};
 

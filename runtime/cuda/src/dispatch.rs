@@ -73,11 +73,11 @@ mod tests {
 
     use indexmap::IndexMap;
     use symmc_ir::machine::{Capabilities, Profile};
-    use symmc_ir::random::SplitMix;
     use symmc_ir::text;
     use symmc_plan::{Plan, ReadPlan};
     use symmc_planner::{BucketInput, PlanConfig, plan};
     use symmc_runtime::exec::{PreparedBucket, Registry};
+    use symmc_support::random::SplitMix;
 
     use super::*;
     use crate::refusal;

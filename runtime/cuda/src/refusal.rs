@@ -7,13 +7,14 @@
 //! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
 
 use indexmap::IndexSet;
+use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
-use symmc_ir::{DType, parallel};
 use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Located, Registry, Work};
 use symmc_runtime::host::{Engine, HostEngine};
+use symmc_support::parallel;
 
 use crate::addresses::AddressMap;
 use crate::compute::{self, Attentions, Lowering};

@@ -9,10 +9,10 @@ use symmc::unstable::cuda::compute::Attentions;
 use symmc::unstable::cuda::lowered::Lowered;
 use symmc::{Bind, CheckedPlan, Config, OpenOptions, Profile, Program, Registry};
 use symmc_cases::programs::{self, Variants};
-use symmc_ir::random::SplitMix;
 use symmc_ir::text;
 use symmc_runtime::exec::{self, Bound};
 use symmc_runtime::session::Arrangement;
+use symmc_support::random::SplitMix;
 use symmc_tests::{GRAPHS, RUNNABLE, files, root};
 
 /// The largest and the smallest sizes of a bucket, as a rank has them.

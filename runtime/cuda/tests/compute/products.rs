@@ -8,9 +8,9 @@ use symmc_cuda::compute::{
     self, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES,
 };
 use symmc_cuda::launch::{DevicePtr, Kernel};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
 

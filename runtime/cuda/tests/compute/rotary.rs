@@ -5,9 +5,9 @@ use symmc_cuda::compute::{
     self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, rotary,
 };
 use symmc_cuda::launch::{DevicePtr, Kernel};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
 use crate::products::{Part, SPACING, kernels, part, steps};

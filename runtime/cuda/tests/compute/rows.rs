@@ -7,9 +7,9 @@ use symmc_cuda::compute::{self, Lowering, Operation, row_reductions};
 use symmc_cuda::launch::{DevicePtr, Kernel};
 use symmc_ir::interp::{self, Runs, Tolerance};
 use symmc_ir::layout::layouts;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, Node, NodeId, Op, Reduction, Tensor, Type, ValueId, text, verify};
 use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
 use crate::products::{Part, World, compiles, kernels, steps, value};

@@ -75,7 +75,7 @@ fn one_kernel_stores_the_bits_of_three() {
         unsafe { std::slice::from_raw_parts_mut(at, n) }
     };
     let mut run = |commands: &[Command]| {
-        let mut random = symmc_ir::random::SplitMix(4);
+        let mut random = symmc_support::random::SplitMix(4);
         memory.fill(0);
         // Numbers near one, of both signs, and positions of which some are named twice, also from the end.
         for place in 1..7 {

@@ -1,6 +1,6 @@
 //! All-to-alls with sizes on the device on threads of the host.
 
-use symmc_ir::random::SplitMix;
+use symmc_support::random::SplitMix;
 
 use super::emulate::{Given, Library, World, bytes_at};
 use super::*;
