@@ -5,7 +5,8 @@
 //! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
 //! [`KernelLibrary`] runs those that are generated. [`programs`] are random ones, of many ops and ranks, and [`bounds`] such that
 //! index dynamic axes.
-//! Frontends compare their ops with other implementations by [`every_line`] and [`near`].
+//! Frontends compare their ops with other implementations by [`every_line`] and [`near`]. Tests that a machine cannot run call
+//! [`skip_test`] or [`skip_test_outside_ci`].
 
 pub mod bounds;
 mod case;
@@ -19,6 +20,7 @@ mod lines;
 mod ops;
 pub mod programs;
 mod random;
+mod skip;
 mod small;
 mod special;
 
@@ -29,6 +31,7 @@ pub use self::layout::{Layout, Placed};
 pub use self::library::HostLibrary;
 pub use self::lines::{every_line, near};
 pub use self::ops::{Draft, THEMES, Theme};
+pub use self::skip::{skip_test, skip_test_outside_ci};
 pub use self::special::special;
 
 /// All cases with expected results; equal ones each time.

@@ -3,6 +3,8 @@
 use std::ffi::{CString, c_void};
 use std::process::Command;
 
+use crate::skip::skip_test_outside_ci;
+
 /// A library of the host, loaded as long as this value lives.
 #[derive(Debug)]
 pub struct HostLibrary(*mut c_void);
@@ -18,11 +20,11 @@ impl Drop for HostLibrary {
 }
 
 impl HostLibrary {
-    /// Compiles C++ for the test of this name, with these flags beside the usual ones; `None`, which is printed,
-    /// where there is no compiler.
+    /// Compiles C++ for the test of this name, with these flags in addition to the usual ones. `None` without a compiler:
+    /// the test is skipped.
     ///
     /// # Panics
-    /// The compiler refuses the code.
+    /// The compiler rejects the code, or CI has no compiler.
     pub fn build(name: &str, code: &str, flags: &[&str]) -> Option<HostLibrary> {
         let folder = std::env::temp_dir().join(format!("symmc-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder for the code");
@@ -32,7 +34,7 @@ impl HostLibrary {
         let mut compiler = Command::new("g++");
         let built = compiler.args(usual).args(flags).arg("-o").arg(&library).arg(&source).output();
         let Ok(built) = built else {
-            eprintln!("skipped: no g++");
+            skip_test_outside_ci("g++");
             return None;
         };
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
