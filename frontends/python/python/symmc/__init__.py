@@ -40,6 +40,7 @@ from symmc._symmc import (
     load,
     machines,
     open,
+    set_log,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ __all__ = [
     "machines",
     "open",
     "run",
+    "set_log",
 ]
 
 
