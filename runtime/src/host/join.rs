@@ -37,6 +37,7 @@ use super::rank::{map_world, receive_welcome};
 use super::rank_memory::LocalMemory;
 use super::terms::Term;
 use super::times::RunTimes;
+use super::trace::enter_coordinator_span;
 use crate::error::RunError;
 
 /// How long a rank that cannot begin looks for rank 0, to tell it.
@@ -105,6 +106,7 @@ impl Membership {
     /// get it. Ranks that cannot be reached in a moment are not notified.
     pub fn decline(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.rank);
+        tracing::warn!(target: "symmc::join", %error, "declining to join, notifying the other ranks");
         match self.rank {
             0 => {
                 if let Ok(Some(listener)) = meeting_point(self) {
@@ -313,10 +315,12 @@ fn start_coordinator(
 /// Joins as the rank of `place`; returns when all ranks run the same.
 fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Result<Link, RunError> {
     let limit = purpose.config.limit;
+    tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
     let channel = connect_to(place, until, limit)?;
     let left = until.saturating_duration_since(Instant::now());
     channel.send(&place.join(left))?;
     let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit).and_then(|(welcome, fds)| {
         let world = map_world(&welcome, &mut fds.into_iter())?;
         Comm::new(world, place.rank, purpose.config.comm(place.ranks))
@@ -444,6 +448,7 @@ impl Gathered<'_> {
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, plan, groups, config, watched } = *self;
+        let _span = enter_coordinator_span();
         let gathered = Gathering::new(place, &listener, config.limit).all()?;
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.

@@ -28,6 +28,7 @@ use super::memory::Segment;
 use super::rank_memory::{arena_size, lay_out, read_tensor};
 use super::spawn::{CallFailure, RankProcess};
 use super::threads::expect_ranks;
+use super::trace::enter_coordinator_span;
 use crate::error::RunError;
 
 /// How long ranks have to end by themselves after a run.
@@ -93,6 +94,7 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
         channel.send_fds(&fds.into_iter().flatten().collect::<Vec<BorrowedFd>>())?;
         members.push(Member::new(channel));
     }
+    let _span = enter_coordinator_span();
     let mut coordinator = Coordinator {
         processes: Some(&mut processes),
         ..Coordinator::new(job.plan, &world.control, members, job.config.limit)

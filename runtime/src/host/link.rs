@@ -19,6 +19,7 @@ use super::joining::{Answer, Task};
 use super::opening::{CoordinatedBy, Opening, Received, unexpected};
 use super::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
 use super::terms::Term;
+use super::trace::enter_rank_span;
 use crate::error::RunError;
 
 /// The coordinator gives up on ranks earlier than this after the limit.
@@ -92,6 +93,7 @@ impl Link {
     /// # Errors
     /// They do not, or the coordinator is gone or stuck.
     pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<(), RunError> {
+        tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
         let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
         if task == Task::Digest {
             let digests = settings.iter().filter_map(|term| term.digest().transpose());
@@ -105,6 +107,7 @@ impl Link {
     /// # Errors
     /// A rank failed before, or the coordinator is gone or stuck.
     pub fn start(&self) -> Result<(), RunError> {
+        tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
         expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)
     }
 
@@ -145,6 +148,8 @@ impl Link {
     /// Tells the coordinator of a failure; the error that explains it best.
     pub fn report(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.ends.comm.rank());
+        let _span = enter_rank_span(self.ends.comm.rank());
+        tracing::warn!(target: "symmc::run", %error, "reporting a failure to all ranks");
         if !self.ends.told.swap(true, Ordering::Relaxed) {
             // The coordinator may have ended the run itself; then it does not listen any more.
             let _ = self.ends.channel.send(&FromRank::Failed(error.clone()));

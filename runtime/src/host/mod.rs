@@ -57,6 +57,7 @@ mod staged;
 mod terms;
 mod threads;
 mod times;
+mod trace;
 mod wait;
 
 pub use crate::error::RunError;
@@ -79,6 +80,7 @@ pub use session::HostSession;
 pub use terms::{Content, Term, TermValue};
 pub use threads::{run_threads, run_threads_timed};
 pub use times::RunTimes;
+pub use trace::enter_rank_span;
 pub use wait::{Spin, Yields};
 
 /// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes

@@ -24,6 +24,7 @@ use super::memory::{Access, Segment};
 use super::opening::{CoordinatedBy, Opening, unexpected};
 use super::rank_memory::arena_size;
 use super::terms::Term;
+use super::trace::enter_rank_span;
 use crate::error::RunError;
 use crate::exec::{RankMemory, Span};
 
@@ -54,6 +55,8 @@ pub fn rank_main(fd: RawFd, engines: &Engines<'_>) -> Result<(), RunError> {
     let channel = Channel::new(socket, 0);
     let (welcome, fds) =
         receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
+    let _span = enter_rank_span(welcome.rank);
+    tracing::debug!(target: "symmc::join", ranks = welcome.ranks, "started by a launcher");
     match Launched::new(&welcome, fds) {
         // A failure of the run has been reported.
         Ok((rank, comm)) => rank.run(channel, &welcome, comm, engines).or(Ok(())),

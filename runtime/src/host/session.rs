@@ -21,6 +21,7 @@ use super::join::Recorded;
 use super::memory::Segment;
 use super::rank_memory::arena_size;
 use super::seat::{Leaving, Seat};
+use super::trace::enter_rank_span;
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
 use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
@@ -97,12 +98,16 @@ impl HostSession {
         config: &HostConfig,
         terms: Vec<(String, String)>,
     ) -> Result<HostSession, RunError> {
+        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         has_kernels(plan, kernels).map_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, config, terms)?;
         let built = HostSession::build(plan, group.rank(), kernels, config);
         let mut session = built.map_err(|error| seat.fail(error))?;
         seat.start().map_err(|error| seat.fail(error))?;
         session.seat = Some(Arc::new(seat));
+        let (ranks, elapsed) = (plan.ranks, started.elapsed());
+        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        tracing::info!(target: "symmc::session", ranks, symmetric, ordinary, ?elapsed, "opened a session on the host");
         Ok(session)
     }
 
@@ -315,6 +320,8 @@ impl HostSession {
     fn end(&mut self, leaving: Leaving) {
         self.queue.end();
         let Some(seat) = self.seat.take() else { return };
+        let _span = enter_rank_span(self.rank);
+        tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
         // The worker has ended: nobody else holds it.
         if let Some(seat) = Arc::into_inner(seat) {
             seat.leave(Recorded::All, self.runs, leaving);
@@ -324,6 +331,8 @@ impl HostSession {
     /// Ends the session on all ranks, without a wait for others. `how` this rank leaves.
     fn abandon(&mut self, how: String) {
         if let Some(seat) = self.seat.take() {
+            let _span = enter_rank_span(self.rank);
+            tracing::warn!(target: "symmc::session", runs = self.runs, how, "ending the session on all ranks");
             // Ends the waits of a run in progress, so that the thread of the runs ends, too.
             let _ = seat.fail(RunError::Left { rank: self.rank, how });
             self.queue.end();
@@ -360,6 +369,8 @@ impl DeviceSession for HostSession {
         let NewProgram { ports, needs, arrangement, ordinary } = made?;
         agreed?;
         let number = arrangement.count() - 1;
+        let _span = enter_rank_span(self.rank);
+        tracing::info!(target: "symmc::session", program = number, "opened a program");
         self.parked.push(Some(ParkedProgram { ports, resolved: None }));
         (self.arrangement, self.ordinary) = (arrangement, Some(ordinary));
         self.queue.serve(&needs);
@@ -679,6 +690,9 @@ unsafe fn one_run(
 ) -> Result<(), RunError> {
     let (comm, resolved) = (seat.comm(), &*pending.resolved);
     let SizedProgram { bound, digest, text } = &resolved.sized;
+    let (number, bucket) = (pending.number, bound.bucket());
+    let _span = enter_rank_span(comm.rank());
+    tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
     seat.alive()?;
     comm.announce(pending.number, *digest, &|| text.to_string())?;
     comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
@@ -696,6 +710,7 @@ unsafe fn one_run(
         comm.exchange(&[0])?;
     }
     comm.end_run();
+    tracing::trace!(target: "symmc::run", number, "finished a run");
     Ok(())
 }
 
@@ -767,6 +782,8 @@ impl Queue {
     fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.state.progress();
+        let _span = enter_rank_span(rank);
+        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.put, ?limit, "waiting for runs");
         loop {
             if let Some(error) = &progress.failure {
                 return Err(error.clone());
@@ -778,6 +795,7 @@ impl Queue {
                 until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 let limit_ms = limit.unwrap_or_default().as_millis() as u64;
+                tracing::warn!(target: "symmc::run", run = progress.done, limit_ms, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
             }
             let waited = self.state.changed.wait_timeout(progress, left);

@@ -46,8 +46,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "symmc-onnx",
         ],
     ),
-    ("frontends/cli", &["symmc"]),
-    ("frontends/capi", &["symmc"]),
+    ("frontends/log", &[]),
+    ("frontends/cli", &["symmc", "symmc-log"]),
+    ("frontends/capi", &["symmc", "symmc-log"]),
+    ("frontends/python", &["symmc", "symmc-cli", "symmc-log"]),
     (
         "tests",
         &[

@@ -10,8 +10,10 @@ from torch.export import graph_signature as signature
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch import _graph, _ranks, _refused
-from symmc.torch._expand import Expanded
+from symmc.torch.importing import lift
+from symmc.torch.ranks import process_groups
+from symmc.torch.importing import refused_nodes
+from symmc.torch.legalise.decompose import Expanded
 
 
 def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
@@ -23,7 +25,7 @@ def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
     """The program of a graph of ATen operators."""
-    return _Opening(_graph.exported_of(module, inputs), options).program()
+    return _Opening(lift.exported_of(module, inputs), options).program()
 
 
 class _Opening:
@@ -31,9 +33,9 @@ class _Opening:
 
     def __init__(self, exported: ExportedProgram, options: dict):
         self.exported, self.options = exported, options
-        self.numbered = torch.fx.GraphModule(exported.graph_module, _graph.copied(exported.graph, {}))
+        self.numbered = torch.fx.GraphModule(exported.graph_module, lift.copied(exported.graph, {}))
         for number, node in enumerate(self.numbered.graph.nodes):
-            node.meta[_graph.NUMBER] = number
+            node.meta[lift.NUMBER] = number
         self.whole: set[int] = set()
         """The nodes, by their numbers, that stay as they are: they are made of what symmc does not know either."""
         self.first: dict[int, Exception] = {}
@@ -61,12 +63,12 @@ class _Opening:
         """The program, or why there is none, and the nodes that are in the way."""
         nodes = graph.module.graph
         try:
-            program = _graph.opened([_graph.archived(self._with(graph))], **self.options)
+            program = lift.opened([lift.archived(self._with(graph))], **self.options)
         except symmc.Error as error:
-            error.args = (str(error) + _ranks.known_members(error.unknown_groups), *error.args[1:])
-            node = _refused.at_fault(error, nodes)
-            return None, [] if node is None else [node.meta[_graph.NUMBER]], error
-        return program, [node.meta[_graph.NUMBER] for node in _refused.opaque(program, nodes)], None
+            error.args = (str(error) + process_groups.known_members(error.unknown_groups), *error.args[1:])
+            node = refused_nodes.at_fault(error, nodes)
+            return None, [] if node is None else [node.meta[lift.NUMBER]], error
+        return program, [node.meta[lift.NUMBER] for node in refused_nodes.opaque(program, nodes)], None
 
     def _with(self, graph: Expanded) -> ExportedProgram:
         """The exported program with this graph, which returns the same."""

@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
-from symmc.torch import _graph, _ranks
-from symmc.torch._assumed import Assumed
-from symmc.torch._form import Form
-from symmc.torch._options import Options
-from symmc.torch._runner import DTYPES, Runner, buckets_up_to, machine_for
+from symmc.torch.importing import lift
+from symmc.torch.ranks import process_groups
+from symmc.torch.importing.size_assumptions import Assumed
+from symmc.torch.inductor.form import Form
+from symmc.torch.settings.options import Options
+from symmc.torch.runtime.runner import DTYPES, Runner, buckets_up_to, machine_for
 
 _library = torch.library.Library("symmc", "DEF")
 _library.define("planned(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
@@ -42,9 +43,9 @@ class Planned:
         self.world = _world.default_pg
         form = form_of(text)
         self.module, symbols = form.module()
-        lifted = _graph.Lifted.of(self.module)
+        lifted = lift.Lifted.of(self.module)
         options = Options.of(form.options)
-        ranks, groups = _ranks.taking_part(lifted.groups, options.timeout)
+        ranks, groups = process_groups.taking_part(lifted.groups, options.timeout)
         self.runner = Runner(lifted, symbols, ranks, groups, options)
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
@@ -75,7 +76,7 @@ def _collective(module: torch.fx.GraphModule):
     for node in list(begun.users):
         graph.erase_node(node)
     graph.output(begun)
-    _graph.rename_groups(graph, lambda name: _ranks.process_group(name).group_name)
+    lift.rename_groups(graph, lambda name: process_groups.process_group(name).group_name)
     return torch.fx.GraphModule(module, graph)
 
 
@@ -109,12 +110,12 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         return False
     with unset_fake_temporarily(), torch.no_grad():
         module, symbols = form.module()
-        lifted = _graph.Lifted.of(module)
+        lifted = lift.Lifted.of(module)
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
             archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), Assumed(lifted.steps, False).dims()
-            program = _graph.opened([archive], ranks=ranks, groups=groups, dims=dims)
+            program = lift.opened([archive], ranks=ranks, groups=groups, dims=dims)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False

@@ -11,11 +11,13 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import symmc
-from symmc.torch import _foreign, _planned, _ranks
-from symmc.torch._compiled import where
-from symmc.torch._foreign import NotData
-from symmc.torch._form import Part, is_data
-from symmc.torch._options import Options
+from symmc.torch.legalise import engine_ops
+from symmc.torch.inductor import operators
+from symmc.torch.ranks import process_groups
+from symmc.torch.runtime.planned_graph import where
+from symmc.torch.legalise.engine_ops import NotData
+from symmc.torch.inductor.form import Part, is_data
+from symmc.torch.settings.options import Options
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 
@@ -47,7 +49,7 @@ class CollectivePass(CustomGraphPass):
     def __init__(self, *, groups=None, **options):
         self.options = Options.of_pass(options)
         if groups is not None:
-            _ranks.know(groups)
+            process_groups.know(groups)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         found = [node for node in graph.nodes if _is_collective(node)]
@@ -58,16 +60,16 @@ class CollectivePass(CustomGraphPass):
         if found:
             from torch._inductor.pattern_matcher import stable_topological_sort
 
-            _planned.lower()
+            operators.lower()
             stable_topological_sort(graph)
             graph.lint()
 
     def uuid(self) -> bytes:
         """What compile caches tell passes apart by: all that decides what is replaced."""
-        files = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+        files = sorted(pathlib.Path(symmc.__file__).parent.rglob("*.py"))
         if self.options.machine is not None and pathlib.Path(self.options.machine).is_file():
             files.append(pathlib.Path(self.options.machine))
-        text = [symmc.__version__, repr(self.options), repr(sorted(_ranks.group_sizes().items()))]
+        text = [symmc.__version__, repr(self.options), repr(sorted(process_groups.group_sizes().items()))]
         text += [path.read_text(encoding="utf-8") for path in files]
         return hashlib.sha256("\0".join(text).encode()).digest()
 
@@ -78,7 +80,7 @@ def enable(**options) -> None:
 
 
 def _is_collective(node: torch.fx.Node) -> bool:
-    if _foreign.is_collective(node):
+    if engine_ops.is_collective(node):
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
@@ -100,8 +102,8 @@ class _Site:
     @staticmethod
     def of(node: torch.fx.Node) -> _Site | None:
         """The site of a collective with what is behind it; none where nobody waits for it alone."""
-        if _foreign.is_collective(node):
-            small, is_sum = [node], _foreign.is_sum(node)
+        if engine_ops.is_collective(node):
+            small, is_sum = [node], engine_ops.is_sum(node)
         else:
             waits = [user for user in node.users if user.target is torch.ops._c10d_functional.wait_tensor.default]
             if len(waits) != 1 or len(node.users) != 1:
@@ -141,11 +143,11 @@ class _Site:
     def _is_worth_it(self, text: str) -> bool:
         device = self.collective.all_input_nodes[0].meta["val"].device.type
         try:
-            ranks = max(len(_ranks.members_of(name)) for name in _planned.form_of(text).groups)
+            ranks = max(len(process_groups.members_of(name)) for name in operators.form_of(text).groups)
         except symmc.InputError:
             # A group that nobody here knows.
             return False
-        return device in ("cpu", "cuda") and _planned.is_worth_it(text, device, ranks)
+        return device in ("cpu", "cuda") and operators.is_worth_it(text, device, ranks)
 
     def _is_ready(self, region: list[torch.fx.Node]) -> bool:
         """Whether all that a region reads is there before the collective."""
@@ -197,16 +199,16 @@ def _with_norm(small: list[torch.fx.Node]) -> list[torch.fx.Node]:
     for node in sorted(behind, key=order.__getitem__):
         if node not in region and _belongs(node, region, behind):
             region.add(node)
-    has_norm = any(node.target is _aten.rsqrt.default or _foreign.is_norm(node) for node in region)
+    has_norm = any(node.target is _aten.rsqrt.default or engine_ops.is_norm(node) for node in region)
     return sorted(region, key=order.__getitem__) if has_norm else small
 
 
 def _belongs(node: torch.fx.Node, region: set, behind: set) -> bool:
     """Whether a node works on what the region gives, and otherwise on what is there before."""
     if node.target is operator.getitem:
-        return node.args[0] in region and _foreign.is_norm(node.args[0])
+        return node.args[0] in region and engine_ops.is_norm(node.args[0])
     given = node.all_input_nodes
-    is_known = node.target in _FOLLOWERS and is_data(node) or _foreign.is_norm(node)
+    is_known = node.target in _FOLLOWERS and is_data(node) or engine_ops.is_norm(node)
     inside = any(other in region for other in given)
     return is_known and inside and all(other in region or other not in behind for other in given)
 

@@ -10,9 +10,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
-from symmc.torch import _attention, _together
-from symmc.torch._arenas import Arenas
-from symmc.torch._options import Options
+from symmc.torch.capture import attention
+from symmc.torch.agreement import joint_graph
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.settings.options import Options
 
 
 def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
@@ -31,15 +32,15 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
         with unset_fake_temporarily(), torch.no_grad():
-            return _together.compiled(graph, wanted, arenas)
+            return joint_graph.compiled(graph, wanted, arenas)
 
     whole = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,
-        partition_fn=_attention.partitioned,
+        partition_fn=attention.partitioned,
         keep_inference_input_mutations=True,
     )
-    is_written_out = differentiated and not _attention.is_fusible(module)
+    is_written_out = differentiated and not attention.is_fusible(module)
     with sdpa_kernel(SDPBackend.MATH) if is_written_out else nullcontext():
         return whole(module, inputs)
 

@@ -24,10 +24,10 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
-from symmc.torch import _archive
-from symmc.torch._multiples import Steps, numbers, steps
-from symmc.torch._parts import take_parts
-from symmc.torch._ranks import in_order
+from symmc.torch.importing import archive
+from symmc.torch.importing.size_steps import Steps, numbers, steps
+from symmc.torch.legalise.rank_slices import take_parts
+from symmc.torch.ranks.process_groups import in_order
 
 NUMBER = "symmc"
 """Where nodes have their number in the graph that is compiled: names differ between copies of it."""
@@ -40,7 +40,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 def archived(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
     try:
-        return _archive.stored(exported)
+        return archive.stored(exported)
     except Exception as error:
         # PyTorch has no one class for what its format cannot hold.
         refusal = symmc.UnsupportedError(f"torch.export does not store the graph: {error}")

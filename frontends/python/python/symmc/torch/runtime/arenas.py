@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import symmc
-from symmc.torch._ranks import Ranks
+from symmc.torch.ranks.process_groups import Ranks
 
 _all: weakref.WeakSet[Arenas] = weakref.WeakSet()
 

@@ -15,8 +15,9 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from symmc.torch import _foreign, _graph
-from symmc.torch._foreign import NotData
+from symmc.torch.legalise import engine_ops
+from symmc.torch.importing import lift
+from symmc.torch.legalise.engine_ops import NotData
 
 _OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
 
@@ -90,12 +91,12 @@ class Part:
 
     def _add(self, node: torch.fx.Node) -> None:
         self._added.add(node)
-        foreign = _foreign.recipe(node)
+        foreign = engine_ops.recipe(node)
         if foreign is not None:
             results = [result["value"] for result in foreign(self, node)]
             self._numbers[node] = results if isinstance(node.meta.get("val"), (tuple, list)) else results[0]
         elif node.target is operator.getitem:
-            self._numbers[node] = self._numbers[node.args[0]][node.args[1] - _foreign.first_result(node.args[0])]
+            self._numbers[node] = self._numbers[node.args[0]][node.args[1] - engine_ops.first_result(node.args[0])]
         else:
             if not isinstance(node.target, torch._ops.OpOverload):
                 raise NotData(f"{node.name}: {node.target} is no operator of a library")
@@ -198,7 +199,7 @@ class Form:
         for _, _, *call in self.values:
             if call:
                 schema = _operator(call[0])._schema.arguments
-                names = [name for name, argument in zip(call[1], schema) if _graph.is_group(argument)]
+                names = [name for name, argument in zip(call[1], schema) if lift.is_group(argument)]
                 found += [name for name in names + [call[2]["named"].get("group_name")] if name is not None]
         return list(dict.fromkeys(found))
 

@@ -2,7 +2,7 @@
 
 Dynamo compiles for each rank alone, and recompiles when the sizes of one rank change; the other ranks do not notice. So ranks agree
 when they call a graph. In every call each rank publishes the number of its graph and a digest of its sizes on a
-:class:`~symmc.torch._board.Board`, and all ranks decide alike from these numbers:
+:class:`~symmc.torch.ranks.board.Board`, and all ranks decide alike from these numbers:
 
 - The sizes are the same, and this combination of graphs was compiled together before: its plan runs.
 - The sizes are the same, and the combination is new: the ranks compile the graphs together, as one program.
@@ -22,20 +22,23 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
-from symmc.torch import _cut, _fitting, _graph, _ranks
-from symmc.torch._arenas import Arenas
-from symmc.torch._board import Board, board_of
-from symmc.torch._compiled import where
-from symmc.torch._digest import digest_of
-from symmc.torch._options import Options
-from symmc.torch._ranks import Apart
-from symmc.torch._runner import BAD_DATA
+from symmc.torch.partition import compiler
+from symmc.torch.agreement import matching
+from symmc.torch.importing import lift
+from symmc.torch.ranks import process_groups
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.ranks.board import Board, board_of
+from symmc.torch.runtime.planned_graph import where
+from symmc.torch.ranks.digest import digest_of
+from symmc.torch.settings.options import Options
+from symmc.torch.ranks.process_groups import Apart
+from symmc.torch.runtime.runner import BAD_DATA
 
 def compiled(module: torch.fx.GraphModule, options: Options, arenas: Arenas | None = None):
     """A function of the list of the inputs of a graph."""
-    names = _graph.groups_in(module.graph)
-    if not _ranks.are_several(names):
-        return _cut.compiled(module, _cut.Search(options, arenas=arenas))
+    names = lift.groups_in(module.graph)
+    if not process_groups.are_several(names):
+        return compiler.compiled(module, compiler.Search(options, arenas=arenas))
     return Together(module, options, names, arenas)
 
 
@@ -44,7 +47,7 @@ class Together:
 
     def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str], arenas: Arenas | None = None):
         self._boxed_call = True
-        self.module = torch.fx.GraphModule(module, _graph.copied(module.graph, {}))
+        self.module = torch.fx.GraphModule(module, lift.copied(module.graph, {}))
         self.options, self.names, self.arenas = options, names, arenas
         self.tracing = TracingContext.try_get()
         values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
@@ -52,9 +55,9 @@ class Together:
         self.board: Board | None = None
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
-        self.planned: dict[tuple[int, ...], _cut.Search | str] = {}
+        self.planned: dict[tuple[int, ...], compiler.Search | str] = {}
         """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
-        self.apart: _cut.Search | None = None
+        self.apart: compiler.Search | None = None
         """The form that leaves the collectives to PyTorch."""
         self.turn = threading.Lock()
         """Threads that call one function take turns."""
@@ -73,7 +76,7 @@ class Together:
     def open(self) -> Board:
         """The board on which its ranks publish what they run."""
         if self.board is None:
-            ranks, _ = _ranks.connected(self.names, self.options.timeout)
+            ranks, _ = process_groups.connected(self.names, self.options.timeout)
             with ranks.telling():
                 self.board = board_of(ranks)
             self.number = self.board.enter()
@@ -117,7 +120,7 @@ class Together:
 
     def _join(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
         """Compiles the graph together with these graphs of the other ranks, and runs it."""
-        ranks, search = self.board.ranks, _cut.Search(self.options, self._symbols(sizes), self.arenas)
+        ranks, search = self.board.ranks, compiler.Search(self.options, self._symbols(sizes), self.arenas)
         with ranks.telling():
             try:
                 is_sound = self._build(search)
@@ -137,18 +140,18 @@ class Together:
     def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
-        own = _fitting.collectives_of(self.module.graph, symbols)
+        own = matching.collectives_of(self.module.graph, symbols)
         digests = tuple(word for word, *_ in self.board.gather((digest_of(own), 0, 0)))
         if digests not in self.board.fitting or self.options.fallback == "error":
             ranks = self.board.ranks
             told = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
-            _fitting.expect_fitting(ranks.members, [collectives for _, collectives in told])
+            matching.expect_fitting(ranks.members, [collectives for _, collectives in told])
             self.board.fitting.add(digests)
             if self.options.fallback == "error":
-                differ = _fitting.sizes_that_differ(ranks.members, [sizes for sizes, _ in told])
+                differ = matching.sizes_that_differ(ranks.members, [sizes for sizes, _ in told])
                 raise symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}")
         if self.apart is None:
-            search = _cut.Search(self.options, arenas=self.arenas)
+            search = compiler.Search(self.options, arenas=self.arenas)
             search.leave_collectives(self.module.graph, why)
             self._build(search)
             self.apart = search
@@ -157,18 +160,18 @@ class Together:
     def _symbols(self, sizes: tuple[int, ...]) -> dict[str, int]:
         return {symbol: size for (symbol, *_), size in zip(self.where, sizes)}
 
-    def _build(self, search: _cut.Search) -> bool:
+    def _build(self, search: compiler.Search) -> bool:
         """Finds what runs the graph in this way; whether it may be compiled code. Eager runs it if that would hold for the sizes
         of this call alone: Dynamo has made its guards already."""
-        environment = _graph.environment_of(self.module.graph)
+        environment = lift.environment_of(self.module.graph)
         context = contextlib.nullcontext() if self.tracing is None else tracing(self.tracing)
-        before = _graph.ignored_guards(environment)
+        before = lift.ignored_guards(environment)
         with unset_fake_temporarily(), torch.no_grad(), context:
-            _cut.compiled(torch.fx.GraphModule(self.module, _graph.copied(self.module.graph, {})), search)
-        if _graph.ignored_guards(environment) == before:
+            compiler.compiled(torch.fx.GraphModule(self.module, lift.copied(self.module.graph, {})), search)
+        if lift.ignored_guards(environment) == before:
             return True
         warnings.warn("symmc leaves a graph with collectives to eager: its form depends on its sizes", stacklevel=2)
-        search.function = _cut.in_eager(self.module)
+        search.function = compiler.in_eager(self.module)
         return False
 
 

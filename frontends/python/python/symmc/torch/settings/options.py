@@ -14,7 +14,7 @@ from typing import Any
 from symmc import InputError, machines
 
 from symmc._symmc import check_machine, check_numerics, check_order, check_variants
-from symmc.torch._report import format_of
+from symmc.torch.settings.reports import format_of
 
 _FALLBACKS = ("inductor", "eager", "error")
 

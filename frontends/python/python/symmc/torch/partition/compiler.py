@@ -15,14 +15,15 @@ from torch.fx.passes.split_module import split_module
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch import _graph, _ranks
-from symmc.torch._compiled import UNKNOWN, Compiled, Refused, device_of
-from symmc.torch._arenas import Arenas
-from symmc.torch._expand import Expanded
-from symmc.torch._options import Options
-from symmc.torch._ranks import Apart
-from symmc.torch._order import in_canonical_order
-from symmc.torch._runner import DTYPES, Runner
+from symmc.torch.importing import lift
+from symmc.torch.ranks import process_groups
+from symmc.torch.runtime.planned_graph import UNKNOWN, Compiled, Refused, device_of
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.legalise.decompose import Expanded
+from symmc.torch.settings.options import Options
+from symmc.torch.ranks.process_groups import Apart
+from symmc.torch.legalise.canonical_order import in_canonical_order
+from symmc.torch.runtime.runner import DTYPES, Runner
 
 _warned: set[tuple[str, str]] = set()
 """The operators with their lines that a warning named already."""
@@ -92,7 +93,7 @@ def in_eager(module: torch.fx.GraphModule):
 
 def _number(graph: torch.fx.Graph) -> None:
     for number, node in enumerate(graph.nodes):
-        node.meta[_graph.NUMBER] = number
+        node.meta[lift.NUMBER] = number
 
 
 def _found(module: torch.fx.GraphModule, search: Search):
@@ -169,8 +170,8 @@ def _compiled(module: torch.fx.GraphModule, search: Search):
 
 def _planned(module: torch.fx.GraphModule, search: Search):
     """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
-    with _ranks.refusing_together(_graph.groups_in(module.graph), search.options.timeout):
-        lifted = _graph.Lifted.of(module)
+    with process_groups.refusing_together(lift.groups_in(module.graph), search.options.timeout):
+        lifted = lift.Lifted.of(module)
         device_of(lifted)
     if not lifted.exported.graph_signature.output_specs:
         return _Elsewhere(module, "eager")
@@ -184,16 +185,16 @@ def _collectives(graph: torch.fx.Graph) -> list[int]:
 
     def is_one(node: torch.fx.Node) -> bool:
         return isinstance(node.target, torch._ops.OpOverload) and (
-            node.target.namespace.startswith("_c10d_functional") or any(map(_graph.is_group, node.target._schema.arguments))
+            node.target.namespace.startswith("_c10d_functional") or any(map(lift.is_group, node.target._schema.arguments))
         )
 
-    return [node.meta[_graph.NUMBER] for node in graph.nodes if is_one(node)]
+    return [node.meta[lift.NUMBER] for node in graph.nodes if is_one(node)]
 
 
 def _is_communication(graph: torch.fx.Graph) -> bool:
     """Whether all that a stage computes are collectives: there is nothing to compile."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    begun = [node for node in calls if _graph.groups_of(node)]
+    begun = [node for node in calls if lift.groups_of(node)]
     return bool(begun) and all(node in begun or _is_wait(node) or not _is_tensor(node) for node in calls)
 
 
@@ -211,12 +212,12 @@ def _odd(graph: torch.fx.Graph, error: symmc.Error) -> dict[int, str]:
         return isinstance(value, torch.Tensor) and value.dtype not in (*DTYPES.values(), torch.complex64, torch.complex128)
 
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    found = {node.meta[_graph.NUMBER]: str(error) for node in calls if is_odd(node) or any(map(is_odd, node.all_input_nodes))}
+    found = {node.meta[lift.NUMBER]: str(error) for node in calls if is_odd(node) or any(map(is_odd, node.all_input_nodes))}
     for node in calls:
         symbols = _data_symbols(node)
         if symbols:
             names = ", ".join(sorted(map(str, symbols)))
-            found[node.meta[_graph.NUMBER]] = f"a size depends on data ({names}): symmc plans sizes that arguments have"
+            found[node.meta[lift.NUMBER]] = f"a size depends on data ({names}): symmc plans sizes that arguments have"
     return found
 
 
@@ -231,8 +232,8 @@ def _named(graph: torch.fx.Graph, error: symmc.Error) -> symmc.Error | None:
     odd = _odd(graph, error)
     for node in graph.nodes:
         if node.op == "call_function" and _data_symbols(node):
-            why = f"{odd[node.meta[_graph.NUMBER]]}; give the size as an argument of the compiled function, or set `fallback`"
-            named = symmc.UnsupportedError(f"{node.target}{_graph.line_of(node)}: {why}")
+            why = f"{odd[node.meta[lift.NUMBER]]}; give the size as an argument of the compiled function, or set `fallback`"
+            named = symmc.UnsupportedError(f"{node.target}{lift.line_of(node)}: {why}")
             named.node = node.name
             return named
     return None
@@ -351,7 +352,7 @@ def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Nod
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         before = [stages[given] for given in node.all_input_nodes if given in stages]
-        is_refused = node.meta[_graph.NUMBER] in refused
+        is_refused = node.meta[lift.NUMBER] in refused
         if node.target is operator.getitem or _is_wait(node) or not (_is_tensor(node) or is_refused):
             # What a node gives several of, sizes, and waits for who begins something belong where they come from.
             stages[node] = max(before, default=0)
@@ -413,11 +414,11 @@ def _warn(calls: list[torch.fx.Node], refused: dict[int, str], options: Options)
     """Names each operator that symmc does not run, with its line, once."""
     new = []
     for node in calls:
-        if node.meta[_graph.NUMBER] in refused:
-            named = (str(node.target), _graph.line_of(node))
+        if node.meta[lift.NUMBER] in refused:
+            named = (str(node.target), lift.line_of(node))
             if named not in _warned:
                 _warned.add(named)
-                new.append(f"{named[0]}{named[1]}: {refused[node.meta[_graph.NUMBER]]}")
+                new.append(f"{named[0]}{named[1]}: {refused[node.meta[lift.NUMBER]]}")
     if new:
         text = "\n  ".join(new)
         warnings.warn(f"symmc leaves {len(new)} operator(s) to {options.fallback}:\n  {text}", stacklevel=2)

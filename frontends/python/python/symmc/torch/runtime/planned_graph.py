@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 import symmc
-from symmc.torch import _graph, _ranks, _refused
-from symmc.torch._arenas import Arenas
-from symmc.torch._options import Options
-from symmc.torch._ranks import Apart
-from symmc.torch._runner import Runner
+from symmc.torch.importing import lift
+from symmc.torch.ranks import process_groups
+from symmc.torch.importing import refused_nodes
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.settings.options import Options
+from symmc.torch.ranks.process_groups import Apart
+from symmc.torch.runtime.runner import Runner
 
 
 UNKNOWN = " is not known"
@@ -37,7 +39,7 @@ class Compiled:
     """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
     def __init__(
-        self, lifted: _graph.Lifted, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
+        self, lifted: lift.Lifted, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
         arenas: Arenas | None = None,
     ):  # fmt: skip
         self._boxed_call = True
@@ -48,17 +50,17 @@ class Compiled:
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.take = _taking(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
-        ranks, groups = _ranks.taking_part(self.lifted.groups, options.timeout)
+        ranks, groups = process_groups.taking_part(self.lifted.groups, options.timeout)
         self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes, arenas)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
 
     def _refuse(self, program: symmc.Program) -> None:
         """Refuses operators that are not known, if there are any."""
         if program.opaque:
-            nodes = _refused.opaque(program, self.lifted.exported.graph)
+            nodes = refused_nodes.opaque(program, self.lifted.exported.graph)
             names = ", ".join(sorted(set(program.opaque.values())))
             error = symmc.UnsupportedError(f"operators that symmc does not know: {names}")
-            raise Refused({node.meta[_graph.NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
+            raise Refused({node.meta[lift.NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
 
     def _checked(self, work):
         """What work gives; an error that names a node of the graph is about that node."""
@@ -67,10 +69,10 @@ class Compiled:
         except Apart:
             raise
         except symmc.Error as error:
-            node = _refused.at_fault(error, self.lifted.exported.graph)
+            node = refused_nodes.at_fault(error, self.lifted.exported.graph)
             if node is None:
                 raise
-            raise Refused({node.meta[_graph.NUMBER]: str(error)}, error) from error
+            raise Refused({node.meta[lift.NUMBER]: str(error)}, error) from error
 
     def _traced(self) -> tuple[int, ...]:
         """The sizes of the inputs in the call that the graph is compiled for; those that it was traced with where nothing else
@@ -109,7 +111,7 @@ class Compiled:
         if at in self.lifted.complex:
             result = torch.view_as_complex(result)
         order = self.lifted.orders.get(at)
-        changed.copy_(result if order is None else result.permute(_graph.inverse(order)))
+        changed.copy_(result if order is None else result.permute(lift.inverse(order)))
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,7 +119,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj())
 
 
-def device_of(lifted: _graph.Lifted) -> torch.device:
+def device_of(lifted: lift.Lifted) -> torch.device:
     """Where a graph runs: on the GPU of its tensors, if one of them is there."""
     tensors = [node.meta["val"] for node in lifted.exported.graph.nodes if _is_tensor(node)]
     gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}

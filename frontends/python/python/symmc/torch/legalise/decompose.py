@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from symmc.torch import _definitions, _graph
+from symmc.torch.legalise import definitions
+from symmc.torch.importing import lift
 
 
 class Expanded:
@@ -21,8 +22,8 @@ class Expanded:
 
     def __init__(self, module: torch.fx.GraphModule, whole: Container[int] = ()):
         self.whole = whole
-        self.module = torch.fx.GraphModule(module, _graph.copied(module.graph, known := {}))
-        self.origins = {node.meta[_graph.NUMBER]: node.meta[_graph.NUMBER] for node in known.values()}
+        self.module = torch.fx.GraphModule(module, lift.copied(module.graph, known := {}))
+        self.origins = {node.meta[lift.NUMBER]: node.meta[lift.NUMBER] for node in known.values()}
         """For each node by its number the node of the given graph that it is part of."""
         self.is_expanded = False
         """Whether any operator is replaced."""
@@ -32,7 +33,7 @@ class Expanded:
         if self.origins[number] in self.whole:
             return False
         graph = self.module.graph
-        node = next((node for node in graph.nodes if node.meta.get(_graph.NUMBER) == number), None)
+        node = next((node for node in graph.nodes if node.meta.get(lift.NUMBER) == number), None)
         part = None if node is None else _made_of(node)
         if part is None:
             return False
@@ -56,8 +57,8 @@ class Expanded:
         return copy
 
     def _number(self, new: torch.fx.Node, node: torch.fx.Node) -> None:
-        new.meta[_graph.NUMBER] = number = max(self.origins) + 1
-        self.origins[number] = self.origins[node.meta[_graph.NUMBER]]
+        new.meta[lift.NUMBER] = number = max(self.origins) + 1
+        self.origins[number] = self.origins[node.meta[lift.NUMBER]]
 
     def _replace(self, node: torch.fx.Node, results) -> None:
         """Lets the users of a node use its results, which are values of their own with the node's strides."""
@@ -123,7 +124,7 @@ def _definition(node: torch.fx.Node):
         return None
     if any(user.target is not operator.getitem for user in node.users) and not isinstance(node.meta["val"], torch.Tensor):
         return None
-    own = _definitions.of(target)
+    own = definitions.of(target)
     if own is not None or target in decomposition_table:
         return own or decomposition_table[target]
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd

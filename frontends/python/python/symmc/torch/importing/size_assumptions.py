@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import sympy
 
 import symmc
-from symmc.torch._multiples import Steps
+from symmc.torch.importing.size_steps import Steps
 
 _MOST_TOGETHER = 3
 """The largest number of sizes of which another one is taken for the product, or that are taken for numbers at a time."""

@@ -12,7 +12,7 @@ import zipfile
 import torch
 from torch.export import ExportedProgram
 
-from symmc.torch._versions import VERSION
+from symmc.torch.settings.versions import VERSION
 
 _RAW = (2, 9)
 """From this version on ``torch.export.save`` stores tensors as they are; before, pickled, which symmc does not read."""

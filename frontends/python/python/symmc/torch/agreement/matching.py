@@ -8,7 +8,8 @@ import sympy
 import torch
 
 from symmc import DisagreementError
-from symmc.torch import _graph, _ranks
+from symmc.torch.importing import lift
+from symmc.torch.ranks import process_groups
 
 _ALIKE = {
     "all_reduce": "all have as many elements",
@@ -29,18 +30,18 @@ def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
         name = _collective(node)
         if name is None:
             continue
-        group = next(iter(_graph.groups_of(node)), None)
+        group = next(iter(lift.groups_of(node)), None)
         arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args)) | node.kwargs
         operands = [_extents(one, sizes) for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
         splits = [_numbers(arguments.get(key), sizes) for key in ("input_split_sizes", "output_split_sizes")]
         found.append(
             {
                 "name": name,
-                "group": [] if group is None else list(_ranks.members_of(group)),
+                "group": [] if group is None else list(process_groups.members_of(group)),
                 "operands": operands,
                 "splits": splits,
                 "op": arguments.get("reduce_op"),
-                "line": _graph.line_of(node),
+                "line": lift.line_of(node),
             }
         )
     return found
@@ -119,7 +120,7 @@ def _typed(operand) -> str:
 
 def _collective(node: torch.fx.Node) -> str | None:
     """The name of a collective that a node begins."""
-    if node.op != "call_function" or not _graph.groups_of(node):
+    if node.op != "call_function" or not lift.groups_of(node):
         return None
     return node.target._schema.name.split("::")[1].removesuffix("_out").removesuffix("_")
 

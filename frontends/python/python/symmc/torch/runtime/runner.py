@@ -11,12 +11,13 @@ from torch._prims_common import make_contiguous_strides_for
 
 import symmc
 from symmc._symmc import nearest_machine
-from symmc.torch import _graph, _report
-from symmc.torch._arenas import Arenas
-from symmc.torch._assumed import Assumed
-from symmc.torch._multiples import Steps
-from symmc.torch._options import Options
-from symmc.torch._ranks import Apart, Ranks
+from symmc.torch.importing import lift
+from symmc.torch.settings import reports
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.importing.size_assumptions import Assumed
+from symmc.torch.importing.size_steps import Steps
+from symmc.torch.settings.options import Options
+from symmc.torch.ranks.process_groups import Apart, Ranks
 
 _LEAST = 16
 """The least bound of a size that the graph leaves open."""
@@ -108,7 +109,7 @@ class Runner:
         members = len(self.ranks.members)
 
         def opened(archives: list[bytes]) -> symmc.Program:
-            return _graph.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
+            return lift.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
 
         program, refusal, own = None, None, b""
         sizes: dict[str, int] = {}
@@ -156,7 +157,7 @@ class Runner:
         keywords = self.options.of_compile(self.program.arguments)
         self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
         if self.options.report:
-            _report.append(self.plan, self.options.report)
+            reports.append(self.plan, self.options.report)
         return True
 
     def named(self, sizes: tuple[int, ...]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import weakref
 import torch
 
 import symmc
-from symmc.torch._ranks import PerWorld, Ranks
+from symmc.torch.ranks.process_groups import PerWorld, Ranks
 
 _WORDS = 4
 """The number of words that a rank publishes: the number of the round, and three others."""

@@ -1,0 +1,1 @@
+"""Capture: from Dynamo, AOT autograd, ``torch.export`` and fx to functional graphs of ATen operators."""

@@ -1,0 +1,1 @@
+"""Inductor: collectives of graphs that Inductor compiles, planned and run by symmc."""
