@@ -22,12 +22,25 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("frontends/common", &["symmc-ir"]),
     ("frontends/torch", &["symmc-ir", "symmc-import"]),
     ("frontends/onnx", &["symmc-ir", "symmc-import"]),
+    (
+        "frontends/driver",
+        &[
+            "symmc-ir",
+            "symmc-dispatch",
+            "symmc-passes",
+            "symmc-planner",
+            "symmc-pack",
+            "symmc-plan",
+            "symmc-check",
+            "symmc-cuda",
+        ],
+    ),
     ("runtime/cuda", &["symmc-ir", "symmc-plan", "symmc-check", "symmc-runtime", "nccl-sys"]),
     (
         "frontends/symmc",
         &[
             "symmc-ir",
-            "symmc-dispatch",
+            "symmc-driver",
             "symmc-passes",
             "symmc-planner",
             "symmc-pack",
