@@ -24,6 +24,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("frontends/torch", &["symmc-ir", "symmc-import"]),
     ("frontends/onnx", &["symmc-support", "symmc-ir", "symmc-import"]),
     (
+        "frontends/driver",
+        &[
+            "symmc-support",
+            "symmc-ir",
+            "symmc-dispatch",
+            "symmc-passes",
+            "symmc-planner",
+            "symmc-pack",
+            "symmc-plan",
+            "symmc-check",
+            "symmc-cuda",
+        ],
+    ),
+    (
         "runtime/cuda",
         &["symmc-support", "symmc-ir", "symmc-plan", "symmc-check", "symmc-runtime", "nccl-sys"],
     ),
@@ -31,7 +45,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "frontends/symmc",
         &[
             "symmc-ir",
-            "symmc-dispatch",
+            "symmc-driver",
             "symmc-passes",
             "symmc-planner",
             "symmc-pack",
