@@ -6,10 +6,9 @@
 //! share: the [`Variant`]s of the collectives with their [`Contract`]s, the [`machine`] profiles, the
 //! [`layout`] of views, the `.symm` [`text`] form, the [`verify`] pass and the reference [`interp`].
 //!
-//! It knows no other crate of the workspace.
+//! Of the workspace it uses `symmc-support` alone.
 
 pub mod attention;
-mod backing;
 pub mod bounds;
 pub mod builder;
 pub mod collective;
@@ -28,8 +27,6 @@ pub mod message;
 mod named;
 pub mod numerics;
 pub mod op;
-pub mod parallel;
-pub mod random;
 pub mod replication;
 pub mod symbol;
 pub mod tensor;
@@ -38,7 +35,6 @@ pub mod types;
 pub mod verify;
 
 pub use attention::{Bound, Side};
-pub use backing::{Backing, Mapped, Part};
 pub use bounds::{BoundsChecks, OutOfBounds};
 pub use builder::Builder;
 pub use collective::{

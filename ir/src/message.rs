@@ -125,7 +125,7 @@ fn grouped(n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::SplitMix;
+    use symmc_support::random::SplitMix;
 
     /// What holds for every printable message.
     fn check(message: &str) -> String {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::backing::Part;
 use crate::types::DType;
+use symmc_support::Part;
 
 /// A dense row-major tensor; elements are stored little-endian, bool as one byte 0 or 1.
 #[derive(Clone)]
@@ -301,7 +301,7 @@ pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backing::Backing;
+    use symmc_support::Backing;
 
     /// Four bytes.
     struct Four;

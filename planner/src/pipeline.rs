@@ -9,8 +9,9 @@ use std::sync::Arc;
 use symmc_ir::machine::Profile;
 use symmc_ir::machine::timeline::nanoseconds;
 use symmc_ir::verify::verify_derived;
-use symmc_ir::{Graph, InputId, Node, Numerics, Op, parallel, text};
+use symmc_ir::{Graph, InputId, Node, Numerics, Op, text};
 use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
+use symmc_support::parallel;
 
 use crate::bucket::{Decided, bucket};
 use crate::error::PlanError;

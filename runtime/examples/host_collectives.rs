@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
-use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance};
+use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend};
 use symmc_ir::types::DType;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
 use symmc_runtime::host::{Comm, CommConfig, Segment, World};
@@ -307,6 +307,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         version: symmc_ir::machine::VERSION,
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
+        backend: TargetBackend::Host,
         multiprocessors: None,
         throughput: None,
         product_rates: vec![],

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use symmc::{Config, Draw, Error, ErrorKind, OpenOptions, Program, TensorFile, Workload};
-use symmc_ir::random::SplitMix;
+use symmc_support::random::SplitMix;
 use symmc_tests::root;
 
 /// The longest that a changed file may take.

@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use symmc::unstable::ir::entity::Entity;
 use symmc::unstable::ir::graph::{Input, Output};
 use symmc::unstable::ir::interp::{self, Tolerance};
-use symmc::unstable::ir::random::SplitMix;
 use symmc::unstable::ir::{InputKind, OutputKind};
+use symmc::unstable::support::random::SplitMix;
 use symmc::{
     CheckedPlan, Config, Draw, Gpu, Graph, Group, OpenOptions, Profile, Program, Progress, Session,
     SessionConfig, Tensor, TensorFile, Variant, Workload,

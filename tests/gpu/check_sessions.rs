@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use symmc::unstable::cuda::driver::Device;
 use symmc::unstable::ir::interp::{self, Tolerance};
-use symmc::unstable::ir::random::SplitMix;
+use symmc::unstable::support::random::SplitMix;
 use symmc::{
     Bind, BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Gpu, Group, Membership, Profile, Program,
     RunConfig, Session, SessionConfig, Tensor, Variant, Weights, Workload,

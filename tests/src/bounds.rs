@@ -18,14 +18,15 @@ use symmc::unstable::cuda::command::Command;
 use symmc::unstable::cuda::compute::{
     Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower, workspace,
 };
+use symmc::unstable::cuda::launch::{DevicePtr, PortBases};
 use symmc::{BucketSpec, CheckedPlan, Config, Profile, Program};
 use symmc_cases::{KernelLibrary, bounds};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, Tensor, interp, text};
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, Located, MemorySpace, Work};
 use symmc_runtime::host::{Group, HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Extent, Port};
 use symmc_runtime::{Registry, RunError};
+use symmc_support::random::SplitMix;
 
 /// No rank of a trial waits longer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -288,7 +289,7 @@ fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
     let scratch = Memory::of(&vec![0; room]);
     let machine = Machine { workspace: scratch.address(), workspace_bytes: room, ..machine };
     let current = Cell::new(first);
-    let at = |located: &Located| current.get().address(located);
+    let at = |located: &Located| DevicePtr::from(current.get().address(located));
     let mut lowering = Lowering::new(&at, &machine);
     let mut works = Vec::with_capacity(programs.len());
     for (program, operations) in programs.iter().zip(&operations) {
@@ -322,7 +323,8 @@ fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
 }
 
 fn run_command(library: &KernelLibrary, work: &Command) -> Result<(), String> {
-    let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+    let pointer =
+        |at: &DevicePtr| std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize);
     match work {
         Command::Kernel(kernel) => {
             let params: Vec<*const u64> = kernel.params.iter().map(|p| p.as_ptr()).collect();
@@ -331,9 +333,9 @@ fn run_command(library: &KernelLibrary, work: &Command) -> Result<(), String> {
             unsafe { library.run(&kernel.entry, &params, shape) };
         }
         // SAFETY: as above.
-        Command::Copy { to, from, bytes } => unsafe { pointer(*to).copy_from(pointer(*from), *bytes) },
+        Command::Copy { to, from, bytes } => unsafe { pointer(to).copy_from(pointer(from), *bytes) },
         // SAFETY: as above.
-        Command::Zero { at, bytes } => unsafe { pointer(*at).write_bytes(0, *bytes) },
+        Command::Zero { at, bytes } => unsafe { pointer(at).write_bytes(0, *bytes) },
         other => return Err(format!("no means to emulate {other:?}")),
     }
     Ok(())

@@ -17,9 +17,9 @@ use symmc::{Config, ErrorKind, Numerics, NumericsClass, Profile, Program, Source
 use symmc_cases::idioms::{self, Idioms};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, RoundingHistory, Runs};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, DType, Graph, Op, Tensor, text};
 use symmc_passes::{LowerConfig, canonicalize, lower};
+use symmc_support::random::SplitMix;
 
 use crate::trials::{largest, tolerance_of};
 

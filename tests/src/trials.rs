@@ -22,12 +22,12 @@ use symmc_cases::programs::{self, Variants};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, RoundingHistory, Runs, SeedConfig, Tolerance};
 use symmc_ir::machine::Capabilities;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::Registry;
 use symmc_runtime::host::{Group, HostConfig, HostSession, Job, LaneThreads, RankCommand, launch};
 use symmc_runtime::session::{DeviceSession, Extent, Port, Taken};
+use symmc_support::random::SplitMix;
 
 /// No rank of a trial waits longer.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use symmc::unstable::ir::parallel;
+use symmc::unstable::support::parallel;
 
 /// What takes less is not announced.
 const SOON: Duration = Duration::from_millis(120);

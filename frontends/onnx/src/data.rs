@@ -12,7 +12,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
+use symmc_ir::{DType, Tensor};
+use symmc_support::{Backing, Mapped, Part};
 
 use crate::proto;
 

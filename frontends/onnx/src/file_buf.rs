@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use symmc_ir::{Backing, Mapped};
+use symmc_support::{Backing, Mapped};
 
 /// How many bytes are read at once.
 const WINDOW: usize = 64 << 10;

@@ -57,7 +57,8 @@ use indexmap::IndexMap;
 use prost::Message;
 use symmc_import::declared::verified;
 use symmc_import::ranges::{Given, Questioned};
-use symmc_ir::{Backing, Builder, Graph, Mapped, Tensor};
+use symmc_ir::{Builder, Graph, Tensor};
+use symmc_support::{Backing, Mapped};
 
 pub use error::{ImportError, Reason};
 

@@ -12,10 +12,13 @@ use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
 use symmc_cuda::{Bench, CudaConfig};
-use symmc_ir::machine::{self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance};
-use symmc_ir::{Bindings, CollectiveName, Part, Tensor, Variant, text};
+use symmc_ir::machine::{
+    self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend,
+};
+use symmc_ir::{Bindings, CollectiveName, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
+use symmc_support::Part;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements};
 
@@ -114,6 +117,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         version: machine::VERSION,
         name: name.into(),
         about: about(ranks, &first.machine, date),
+        backend: TargetBackend::Cuda,
         multiprocessors: Some(first.multiprocessors),
         dispatches: Capabilities::GPU,
         throughput: Profile::builtin(Profile::nearest(ranks)).and_then(|p| p.throughput),

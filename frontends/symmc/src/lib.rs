@@ -68,26 +68,33 @@
 //! crates themselves are in [`mod@unstable`] and change with any version.
 
 mod against_source;
+#[path = "../../driver/src/attempt.rs"]
 mod attempt;
 #[cfg(feature = "cuda")]
 pub mod bench;
+#[path = "../../driver/src/compile.rs"]
 mod compile;
 mod config;
 mod content;
 pub mod custom;
+#[path = "../../driver/src/divide.rs"]
 mod divide;
 pub mod doctor;
 mod error;
+#[path = "../../driver/src/estimate.rs"]
 mod estimate;
 mod files;
 mod machine;
 mod memory;
 mod outputs;
 mod parameters;
+#[path = "../../driver/src/pipeline.rs"]
 mod pipeline;
 mod program;
+#[path = "../../driver/src/ranges.rs"]
 mod ranges;
 mod recorded;
+#[path = "../../driver/src/refine.rs"]
 mod refine;
 mod run;
 mod session;

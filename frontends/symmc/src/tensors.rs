@@ -13,7 +13,8 @@ use std::sync::Arc;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata};
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
+use symmc_ir::{DType, Tensor};
+use symmc_support::{Backing, Mapped, Part};
 
 use crate::content::FileContent;
 use crate::error::Error;

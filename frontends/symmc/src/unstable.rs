@@ -16,5 +16,6 @@ pub use symmc_passes as passes;
 pub use symmc_plan as plan;
 pub use symmc_planner as planner;
 pub use symmc_runtime as runtime;
+pub use symmc_support as support;
 #[cfg(feature = "torch")]
 pub use symmc_torch as torch;

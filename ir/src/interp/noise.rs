@@ -11,8 +11,8 @@ use super::error::OpError;
 use crate::collective::{CollectiveKind, ReduceOp};
 use crate::numerics::{Numerics, NumericsClass};
 use crate::op::Op;
-use crate::random::SplitMix;
 use crate::types::DType;
+use symmc_support::random::SplitMix;
 
 /// The noise of one run.
 #[derive(Clone, Copy, Debug)]

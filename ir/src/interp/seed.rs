@@ -14,9 +14,9 @@ use crate::entity::{Entity, Table};
 use crate::graph::{Graph, InputKind};
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::op::{BinaryOp, Op};
-use crate::random::SplitMix;
 use crate::tensor::Tensor;
 use crate::types::DType;
+use symmc_support::random::SplitMix;
 
 /// Which drawn inputs differ by rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -31,6 +31,7 @@
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
 
+mod backend;
 mod capability;
 mod contention;
 mod curve;
@@ -47,6 +48,7 @@ use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, Variant};
+pub use backend::TargetBackend;
 pub use capability::{
     Batches, Capabilities, Collectives, Extents, Gathers, Maps, Products, Reductions, Rotaries,
     RowReductions, SplitK,
@@ -57,8 +59,8 @@ pub use moved::{LONG_RUN, Memory, Moved, PARTS_OF_KERNEL};
 pub use throughput::{Operations, ProductRate, Throughput};
 
 /// The version of the format that this crate writes. Earlier ones, which lack fields, are read as well: version 1 has neither
-/// `product_rates` nor `contention`.
-pub const VERSION: u32 = 2;
+/// `product_rates` nor `contention`, and versions 1 and 2 have no `backend` ([`TargetBackend`]).
+pub const VERSION: u32 = 3;
 
 const BUILTIN: [(&str, &str); 4] = [
     ("host", include_str!("host.json")),
@@ -77,7 +79,10 @@ pub struct Profile {
     pub name: String,
     /// What machine it is and where the numbers come from, for people.
     pub about: String,
-    /// How many multiprocessors a GPU has; none where communication takes all of a rank that computes beside it.
+    /// The backend that runs plans there. Profiles of versions 1 and 2 lack it: those that tell `multiprocessors` are of
+    /// [`TargetBackend::Cuda`], others of [`TargetBackend::Host`].
+    pub backend: TargetBackend,
+    /// How many multiprocessors a device has; none where communication takes all of a rank that computes beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
     /// Which nodes are one kernel there. A profile that was written before there were such tables, with the field
@@ -181,7 +186,8 @@ impl Profile {
     /// The text is no profile, has another version, or a curve is named twice, names an unknown collective
     /// or variant, or has no, unordered or impossible points.
     pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
-        let profile = serde_json::from_str(text).or_else(|error| of_older(text).ok_or(error));
+        let text = backend::add_backend(text);
+        let profile = serde_json::from_str(&text).or_else(|error| of_older(&text).ok_or(error));
         let profile: Profile = profile?;
         if !(1..=VERSION).contains(&profile.version) {
             return Err(ProfileError::Version { name: profile.name, found: profile.version });
@@ -243,8 +249,8 @@ impl Profile {
         bytes: u64,
         ranks: u32,
     ) -> Option<f64> {
-        // Kernels of a GPU reach so many peers, and no more.
-        if self.multiprocessors.is_some() && ranks > model::GPU_CELL && !variant.is_library() {
+        // Kernels of a GPU reach this many peers, and no more.
+        if self.backend == TargetBackend::Cuda && ranks > model::GPU_CELL && !variant.is_library() {
             return None;
         }
         let curve = self.curve(kind, variant, exit, ranks)?;
@@ -440,9 +446,7 @@ mod tests {
         assert_eq!(pull(&measured), pull(&plain));
         assert_eq!(Profile::from_json(&measured.to_json()).unwrap(), measured);
         // Version 1 has none, and is read.
-        let json = plain.to_json();
-        let old: serde_json::Value = serde_json::from_str(&json).unwrap();
-        let mut old = old.as_object().unwrap().clone();
+        let mut old = fields(&plain);
         old.insert("version".into(), 1.into());
         old.remove("product_rates");
         let old = Profile::from_json(&serde_json::to_string(&old).unwrap()).unwrap();
@@ -456,7 +460,7 @@ mod tests {
                 "contention[1]: it is given twice",
             ),
             (Profile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
-            (Profile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 2"),
+            (Profile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 3"),
         ] {
             let error = Profile::from_json(&bad.to_json()).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");
@@ -466,6 +470,48 @@ mod tests {
             "\"variant\": \"shove\",\n      \"ranks\": 2,\n      \"bytes\"",
         );
         assert!(Profile::from_json(&unknown).unwrap_err().to_string().contains("shove"));
+    }
+
+    fn fields(profile: &Profile) -> serde_json::Map<String, serde_json::Value> {
+        serde_json::from_str(&profile.to_json()).unwrap()
+    }
+
+    #[test]
+    fn profiles_without_a_backend_are_of_gpus_where_they_tell_multiprocessors() {
+        for (name, expected) in [("h200x2", TargetBackend::Cuda), ("host", TargetBackend::Host)] {
+            let known = Profile::builtin(name).unwrap();
+            assert_eq!(known.backend, expected);
+            let mut old = fields(&known);
+            old.remove("backend");
+            let text = |old: &serde_json::Map<_, _>| serde_json::to_string_pretty(old).unwrap();
+            for version in [1, 2] {
+                old.insert("version".into(), version.into());
+                let read = Profile::from_json(&text(&old)).unwrap();
+                assert_eq!(read, Profile { version, ..known.clone() });
+                assert_eq!(Profile::from_json(&read.to_json()).unwrap(), read);
+            }
+            old.insert("version".into(), VERSION.into());
+            let error = Profile::from_json(&text(&old)).unwrap_err().to_string();
+            assert!(error.contains("missing field `backend`"), "{error}");
+            // Errors in older profiles keep their lines.
+            old.insert("version".into(), 2.into());
+            let broken = text(&old).replacen("\"curves\"", "\"carves\"", 1);
+            let line = broken.lines().position(|line| line.contains("carves")).unwrap() + 1;
+            let error = Profile::from_json(&broken).unwrap_err().to_string();
+            assert!(error.contains("carves") && error.contains(&format!("line {line} ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_backend_of_a_profile_is_stated_and_not_guessed() {
+        let profile = Profile { backend: TargetBackend::Host, ..Profile::builtin("h200x2").unwrap() };
+        for version in 1..=VERSION {
+            let profile = Profile { version, ..profile.clone() };
+            assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+        }
+        let unknown = profile.to_json().replacen("\"host\"", "\"abacus\"", 1);
+        let error = Profile::from_json(&unknown).unwrap_err().to_string();
+        assert!(error.contains("backend: expected one of host, cuda, found abacus"), "{error}");
     }
 
     #[test]

@@ -306,7 +306,7 @@ mod tests {
     /// What a run takes beyond its computation is what is exposed.
     #[test]
     fn exposed_times_add_up() {
-        let mut rng = crate::random::SplitMix(9);
+        let mut rng = symmc_support::random::SplitMix(9);
         for _ in 0..300 {
             let n = 1 + rng.below(40);
             let waits: Vec<Vec<usize>> = (0..n)
@@ -331,7 +331,7 @@ mod tests {
     /// Without contention the time is that of the longest path through lanes and waits.
     #[test]
     fn random_lists_take_the_time_of_their_longest_path() {
-        let mut rng = crate::random::SplitMix(7);
+        let mut rng = symmc_support::random::SplitMix(7);
         for _ in 0..200 {
             let n = 1 + rng.below(30);
             let waits: Vec<Vec<usize>> = (0..n)

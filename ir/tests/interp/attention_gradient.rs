@@ -3,9 +3,9 @@
 use crate::common::*;
 use symmc_ir::attention::{Bound, Side, causal_if};
 use symmc_ir::infer::infer;
-use symmc_ir::random::SplitMix;
 use symmc_ir::types::Float;
 use symmc_ir::{DType, Op, Tensor, Type};
+use symmc_support::random::SplitMix;
 
 const SCALE: Float = Float(0.7);
 

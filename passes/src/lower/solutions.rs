@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use symmc_ir::parallel;
+use symmc_support::parallel;
 
 use super::context::Context;
 use super::region::{Form, Key};

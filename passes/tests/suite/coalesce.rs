@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::machine::Profile;
-use symmc_ir::random::SplitMix;
 use symmc_ir::*;
 use symmc_passes::{CoalesceConfig, Joining, LowerConfig, PassError, Reach, coalescible, lower};
+use symmc_support::random::SplitMix;
 
 use crate::common::{bindings, difference};
 

@@ -10,9 +10,9 @@ use std::fmt::Write as _;
 use proptest::prelude::*;
 use symmc_ir::attention::Operands;
 use symmc_ir::interp::{self, seeded_inputs};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, Op, text};
 use symmc_passes::canonicalize;
+use symmc_support::random::SplitMix;
 
 use crate::common::difference;
 

@@ -1,9 +1,9 @@
 //! Rotary embeddings in the forms in which they are written, of random shapes: each is recognised and keeps its bits, and
 //! none with one fault is.
 
-use symmc_ir::random::SplitMix;
 use symmc_ir::*;
 use symmc_passes::canon::canonicalize;
+use symmc_support::random::SplitMix;
 
 use crate::common::{bindings, difference};
 

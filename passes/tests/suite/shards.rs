@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use symmc_ir::interp;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, DType, Dim, Graph, InputKind, Node, Tensor, text};
 use symmc_passes::canon::shards::{WORTH_A_COLLECTIVE, reduce_shards_that_save};
 use symmc_passes::{canonical_forms, canonicalize};
+use symmc_support::random::SplitMix;
 
 /// The rows that are reduced, and the extent of a shard.
 const ROWS: i64 = 3;

@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{Graph, parallel};
+use symmc_ir::Graph;
 use symmc_plan::{Bucket, Plan, Symbols};
+use symmc_support::parallel;
 
 use super::context::Context;
 use super::error::CheckError;

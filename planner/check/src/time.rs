@@ -15,7 +15,8 @@
 use std::collections::{BTreeSet, HashSet};
 
 use symmc_ir::collective::Meets;
-use symmc_ir::{Table, ValueId, parallel};
+use symmc_ir::{Table, ValueId};
+use symmc_support::parallel;
 
 use super::clock::{Clocks, Fault, Past, Start};
 use super::error::{Access, CheckError, Moment, Who};

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{Draw, SeedConfig, Seeds};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, DType, Graph, InputId, Op, Scalar, Tensor};
+use symmc_support::random::SplitMix;
 
 use crate::concrete::{Concrete, Leaf};
 use crate::elements::Class;

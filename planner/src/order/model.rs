@@ -367,7 +367,7 @@ fn timed(
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::random::SplitMix;
+    use symmc_support::random::SplitMix;
 
     use super::*;
 

@@ -336,7 +336,7 @@ impl<'a> Greedy<'a> {
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::random::SplitMix;
+    use symmc_support::random::SplitMix;
 
     use super::*;
     use crate::order::model::Class;

@@ -482,7 +482,7 @@ fn beside(tasks: &Tasks, s: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use symmc_ir::machine::timeline::TimedStep;
-    use symmc_ir::random::SplitMix;
+    use symmc_support::random::SplitMix;
 
     use super::*;
     use crate::order::model::{Class, Lists};

@@ -278,7 +278,7 @@ struct Reached {
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::random::SplitMix;
+    use symmc_support::random::SplitMix;
 
     use super::*;
 

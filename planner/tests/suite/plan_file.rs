@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use symmc_check::fuzz;
-use symmc_ir::random::SplitMix;
 use symmc_plan::{Plan, PlanReadError};
 use symmc_planner::{BucketInput, PlanConfig, plan};
+use symmc_support::random::SplitMix;
 
 use crate::programs::program;
 

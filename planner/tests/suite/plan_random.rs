@@ -2,9 +2,9 @@
 
 use symmc_check::check;
 use symmc_ir::Graph;
-use symmc_ir::random::SplitMix;
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
+use symmc_support::random::SplitMix;
 
 use crate::programs::{narrowed, program};
 

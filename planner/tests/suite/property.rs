@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_check::{CheckError, check};
-use symmc_ir::random::SplitMix;
-use symmc_ir::{CollectiveKind, Form, Op, Splits, Variant, parallel, text};
+use symmc_ir::{CollectiveKind, Form, Op, Splits, Variant, text};
 use symmc_plan::{ArenaKind, Bucket, Lane, Plan};
+use symmc_support::parallel;
+use symmc_support::random::SplitMix;
 
 use crate::common::corrupt::{damage, flatten, mend};
 use crate::common::explore::{explore, sequences};

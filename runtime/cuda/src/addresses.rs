@@ -1,14 +1,10 @@
-//! Where the memories of a rank lie on its device.
+//! Where the memories of a rank are on its device, as commands name them.
 
-use symmc_runtime::exec::{
-    Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, Located, MemorySpace,
-};
+use symmc_runtime::exec::{Bound, BoundCollective, BoundRegion, Located, MemorySpace};
 
 use crate::collective::{Ends, Sizes};
-use crate::launch::Address;
-
-/// What the driver aligns memory to.
-const UNIT: Address = 256;
+use crate::error::CudaError;
+use crate::pointer::{Address, DevicePtr, MAX_PORTS};
 
 /// The start of each memory that a place can name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,68 +13,69 @@ pub struct AddressMap {
     pub ordinary: Address,
     /// This rank's symmetric arena.
     pub symmetric: Address,
-    /// The memory of each input. One that the plan holds in fixed memory has that address.
-    pub inputs: Vec<Address>,
-    /// The memory of each output: that of the input which it replaces, if it lies there.
-    pub outputs: Vec<Address>,
+    /// The memory of each input: its port, or its place in the symmetric arena if the plan holds it there.
+    inputs: Vec<DevicePtr>,
+    /// The memory of each output: that of the input which it replaces, if it is held there, else its port.
+    outputs: Vec<DevicePtr>,
 }
 
 impl AddressMap {
-    /// Places for a program on a device that nobody has: the arenas are here, what else it has lies apart behind the
-    /// ordinary one.
-    pub fn without_device(bound: &Bound, ordinary: Address, symmetric: Address) -> AddressMap {
-        let mut end = ordinary.saturating_add(bound.ordinary as Address);
-        let mut place = |bytes: usize| {
-            let at = end.saturating_add(UNIT - 1) / UNIT * UNIT;
-            end = at.saturating_add(bytes as Address);
-            at
+    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first.
+    ///
+    /// # Errors
+    /// The program has more inputs and outputs than pointers can name.
+    pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap, CudaError> {
+        let count = bound.inputs.len() + bound.outputs.len();
+        let port = |number: usize| {
+            DevicePtr::port(number).ok_or_else(|| {
+                CudaError::Unsupported(format!(
+                    "the program has {count} inputs and outputs: expected at most {MAX_PORTS}"
+                ))
+            })
         };
-        let input = |input: &BoundInput| match input.fixed {
-            Some(offset) => symmetric + offset as Address,
-            None => place(input.bytes),
-        };
-        let inputs: Vec<Address> = bound.inputs.iter().map(input).collect();
-        let output =
-            |output: &BoundOutput| output.held_by().map_or_else(|| place(output.bytes), |i| inputs[i]);
-        let outputs = bound.outputs.iter().map(output).collect();
-        AddressMap { ordinary, symmetric, inputs, outputs }
+        let mut inputs = Vec::with_capacity(bound.inputs.len());
+        for (i, input) in bound.inputs.iter().enumerate() {
+            inputs.push(match input.fixed {
+                Some(offset) => DevicePtr::from(symmetric + offset as Address),
+                None => port(i)?,
+            });
+        }
+        let mut outputs = Vec::with_capacity(bound.outputs.len());
+        for (k, output) in bound.outputs.iter().enumerate() {
+            outputs.push(match output.held_by() {
+                Some(input) => inputs[input],
+                None => port(bound.inputs.len() + k)?,
+            });
+        }
+        Ok(AddressMap { ordinary, symmetric, inputs, outputs })
     }
 
-    /// Where the memories of inputs and then those of outputs begin.
-    pub fn bases(&self) -> impl Iterator<Item = Address> {
-        self.inputs.iter().chain(&self.outputs).copied()
+    /// For steps that name no input and no output.
+    pub fn of_arenas(ordinary: Address, symmetric: Address) -> AddressMap {
+        AddressMap { ordinary, symmetric, inputs: Vec::new(), outputs: Vec::new() }
     }
 
-    /// The same but for where these begin.
-    pub fn with_bases(&self, bases: &[Address]) -> AddressMap {
-        let mut out = self.clone();
-        out.inputs.iter_mut().chain(&mut out.outputs).zip(bases).for_each(|(at, &base)| *at = base);
-        out
-    }
-
-    fn start(&self, space: MemorySpace) -> Address {
+    fn start(&self, space: MemorySpace) -> DevicePtr {
         match space {
-            MemorySpace::Ordinary => self.ordinary,
-            MemorySpace::Symmetric => self.symmetric,
+            MemorySpace::Ordinary => self.ordinary.into(),
+            MemorySpace::Symmetric => self.symmetric.into(),
             MemorySpace::Input(i) => self.inputs[i],
             MemorySpace::Output(o) => self.outputs[o],
             // Kernels have it in registers.
-            MemorySpace::Inner => 0,
+            MemorySpace::Inner => DevicePtr::NULL,
         }
     }
 
     /// The first element of a value.
-    pub fn at(&self, value: &Located) -> Address {
-        self.start(value.space) + value.offset as Address
+    pub fn at(&self, value: &Located) -> DevicePtr {
+        self.start(value.space) + value.offset as u64
     }
 
     /// The first byte of a collective's operand or result on this rank.
-    pub fn region(&self, region: &BoundRegion) -> Address {
-        self.start(region.space) + region.offset as Address
+    pub fn region(&self, region: &BoundRegion) -> DevicePtr {
+        self.start(region.space) + region.offset as u64
     }
-}
 
-impl AddressMap {
     /// What a collective finds on this rank.
     pub fn ends(&self, call: &BoundCollective) -> Ends {
         let at = |region| self.region(region);

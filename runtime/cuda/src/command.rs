@@ -4,7 +4,7 @@
 
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Gemm;
-use crate::launch::{Address, Kernel};
+use crate::launch::{DevicePtr, Kernel};
 use crate::nccl::call::NcclCall;
 
 /// Something to be done on a stream, after what was recorded there before.
@@ -21,23 +21,23 @@ pub enum Command {
     /// Copies bytes; the two ranges do not overlap.
     Copy {
         /// Where to.
-        to: Address,
+        to: DevicePtr,
         /// Where from.
-        from: Address,
+        from: DevicePtr,
         /// How many.
         bytes: usize,
     },
     /// Stores a word.
     Store {
         /// Where, at a multiple of 4.
-        at: Address,
+        at: DevicePtr,
         /// What.
         word: u32,
     },
     /// Sets bytes to zero.
     Zero {
         /// Where.
-        at: Address,
+        at: DevicePtr,
         /// How many.
         bytes: usize,
     },

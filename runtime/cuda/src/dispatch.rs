@@ -5,13 +5,12 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Form;
-use symmc_runtime::exec::{BoundDispatch, Located, Work};
+use symmc_runtime::exec::{BoundDispatch, Located, MemorySpace, Work};
 
 use crate::collective::{follow, lower_several, rows};
 use crate::command::Command;
 use crate::compute::{Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter};
 use crate::error::CudaError;
-use crate::launch::Address;
 use crate::setting::Setting;
 
 /// What a dispatch becomes.
@@ -54,11 +53,17 @@ pub fn lower(
     })
 }
 
-/// The memory of a value whose places are as far apart on all ranks.
+/// A number for the memory of a value that all ranks lay out alike, if its distances from others there are known: the ordinary
+/// arena, or a port.
 fn memory(value: &Located, setting: &Setting<'_>) -> Option<usize> {
-    let arena = setting.addresses.symmetric..setting.addresses.symmetric + setting.peers.arena as Address;
-    let apart = value.by_rank != 0 || arena.contains(&setting.addresses.at(value));
-    if apart { None } else { setting.distances.memory(value.space) }
+    match value.space {
+        _ if value.by_rank != 0 => None,
+        MemorySpace::Symmetric | MemorySpace::Inner => None,
+        MemorySpace::Ordinary => Some(0),
+        MemorySpace::Input(_) | MemorySpace::Output(_) => {
+            setting.addresses.at(value).port_number().map(|port| 1 + port as usize)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -68,11 +73,11 @@ mod tests {
 
     use indexmap::IndexMap;
     use symmc_ir::machine::{Capabilities, Profile};
-    use symmc_ir::random::SplitMix;
     use symmc_ir::text;
     use symmc_plan::{Plan, ReadPlan};
     use symmc_planner::{BucketInput, PlanConfig, plan};
     use symmc_runtime::exec::{PreparedBucket, Registry};
+    use symmc_support::random::SplitMix;
 
     use super::*;
     use crate::refusal;

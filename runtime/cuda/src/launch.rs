@@ -1,7 +1,7 @@
-//! Launches of kernels as data: grids, and parameters with every address and constant fixed.
+//! Launches of kernels as data: grids and parameters, in which every constant is fixed and pointers to ports are symbolic.
 //!
-//! Addresses are of this rank's context; those of peers too, since peers' arenas are mapped there. A parameter is plain
-//! bytes, or a tensor map: a matrix that kernels load box by box by TMA (`CUtensorMap`, compute capability 9).
+//! Addresses are of this rank's context. Those of peers are as well, because peers' arenas are mapped there. A parameter is
+//! plain bytes, or a tensor map: a matrix that kernels load box by box by TMA (`CUtensorMap`, compute capability 9).
 
 use std::ffi::c_void;
 
@@ -9,9 +9,7 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 use crate::error::{CudaError, checked};
-
-/// An address in the device memory of a context.
-pub type Address = u64;
+pub use crate::pointer::{Address, DevicePtr, PortBases};
 
 /// When a kernel may be launched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,22 +46,61 @@ impl Kernel {
         let (grid, block) = ([blocks as u32, 1, 1], [threads as u32, 1, 1]);
         Kernel { entry, grid, block, cluster: 1, shared: 0, params }
     }
+
+    /// The pointers to ports.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
+        self.params.iter().flat_map(Param::ports)
+    }
+
+    /// A copy with addresses in the place of pointers to ports, as kernels that run on the host take it.
+    pub fn resolved(&self, bases: PortBases<'_>) -> Kernel {
+        let resolved = |param: &Param| match param {
+            Param::Value(plain) => {
+                let mut words = plain.words.clone();
+                plain.ports.iter().for_each(|(word, pointer)| words[*word as usize] = pointer.resolve(bases));
+                Param::Value(PlainParam { words, ports: SmallVec::new() })
+            }
+            Param::Map(map) => Param::Map(Box::new(TensorMap { at: map.at.resolve(bases).into(), ..**map })),
+        };
+        Kernel { params: self.params.iter().map(resolved).collect(), ..self.clone() }
+    }
 }
 
 /// Values whose bytes are all written: numbers, arrays of them, and structs without padding.
 ///
 /// # Safety
 /// No byte of a value is padding, and the alignment is at most 8.
-pub(crate) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait Plain: Copy {
+    /// Visits the pointers among its parts, each with the byte of the parameter where it is. The value begins at `at`.
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr));
+}
 
-// SAFETY: a number.
-unsafe impl Plain for u32 {}
-// SAFETY: a number.
-unsafe impl Plain for u64 {}
-// SAFETY: a number.
-unsafe impl Plain for f32 {}
+/// Numbers are plain, and no pointers.
+macro_rules! plain_numbers {
+    ($($ty:ty),*) => {$(
+        // SAFETY: a number.
+        unsafe impl Plain for $ty {
+            fn visit_pointers(&self, _: usize, _: &mut dyn FnMut(usize, DevicePtr)) {}
+        }
+    )*};
+}
+plain_numbers!(u32, u64, f32);
+
+// SAFETY: a transparent u64.
+unsafe impl Plain for DevicePtr {
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
+        visit(at, *self);
+    }
+}
+
 // SAFETY: elements of an array have nothing between them.
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
+        for (i, element) in self.iter().enumerate() {
+            element.visit_pointers(at + i * size_of::<T>(), visit);
+        }
+    }
+}
 
 /// Declares a `repr(C)` struct that is [`Plain`]; does not compile if there are bytes between or behind its fields.
 macro_rules! plain {
@@ -79,7 +116,19 @@ macro_rules! plain {
             assert!(align_of::<$name>() <= 8, "kernel parameters are aligned to 8 bytes at most");
         };
         // SAFETY: the fields, which are plain, are as many bytes as the struct.
-        unsafe impl $crate::launch::Plain for $name where $($ty: $crate::launch::Plain),* {}
+        unsafe impl $crate::launch::Plain for $name where $($ty: $crate::launch::Plain),* {
+            fn visit_pointers(
+                &self,
+                at: usize,
+                visit: &mut dyn FnMut(usize, $crate::launch::DevicePtr),
+            ) {
+                $($crate::launch::Plain::visit_pointers(
+                    &self.$field,
+                    at + std::mem::offset_of!($name, $field),
+                    visit,
+                );)*
+            }
+        }
     };
 }
 pub(crate) use plain;
@@ -87,10 +136,30 @@ pub(crate) use plain;
 /// A kernel parameter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Param {
-    /// Its bytes, at an address aligned to 8 bytes.
-    Value(SmallVec<[u64; 1]>),
+    /// Its bytes.
+    Value(PlainParam),
     /// A tensor map. The launch gives the kernel the driver's form of it.
     Map(Box<TensorMap>),
+}
+
+/// The bytes of a parameter, at an address aligned to 8 bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlainParam {
+    words: SmallVec<[u64; 1]>,
+    /// The words that are pointers to ports, and what they point to.
+    ports: SmallVec<[(u32, DevicePtr); 1]>,
+}
+
+impl PlainParam {
+    /// The words as the kernel gets them, except for [pointers to ports](Self::ports).
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Which words are pointers to ports.
+    pub fn ports(&self) -> &[(u32, DevicePtr)] {
+        &self.ports
+    }
 }
 
 impl Param {
@@ -105,23 +174,36 @@ impl Param {
                 size_of::<T>(),
             );
         }
-        Param::Value(words)
+        let mut ports = SmallVec::new();
+        value.visit_pointers(0, &mut |at, pointer| {
+            if pointer.port_number().is_some() {
+                ports.push(((at / 8) as u32, pointer));
+            }
+        });
+        Param::Value(PlainParam { words, ports })
     }
 
-    /// The matrix, if it is one.
-    pub(crate) fn map(&self) -> Option<&TensorMap> {
-        match self {
-            Param::Value(_) => None,
-            Param::Map(map) => Some(map),
-        }
+    /// The pointers to ports.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
+        let (words, map) = match self {
+            Param::Value(plain) => (&plain.ports[..], None),
+            Param::Map(map) => (&[][..], Some(map.at)),
+        };
+        words.iter().map(|&(_, pointer)| pointer).chain(map)
     }
 
-    /// The first byte; of a matrix, of its description.
+    /// The first byte; of a matrix, of its description. Pointers to ports are not resolved there.
     pub fn as_ptr(&self) -> *const u64 {
         match self {
-            Param::Value(words) => words.as_ptr(),
+            Param::Value(plain) => plain.words.as_ptr(),
             Param::Map(map) => std::ptr::from_ref(&**map).cast(),
         }
+    }
+}
+
+impl From<DevicePtr> for Param {
+    fn from(value: DevicePtr) -> Param {
+        Param::of(&value)
     }
 }
 
@@ -147,7 +229,7 @@ const COLUMNS: u32 = 64;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMap {
     /// The first element, at a multiple of 16.
-    at: Address,
+    at: DevicePtr,
     /// How many rows there are.
     rows: u64,
     /// How many columns.
@@ -160,22 +242,17 @@ pub struct TensorMap {
 
 impl TensorMap {
     /// `rows` × `columns` elements, `step` bytes from row to row, boxes of `box_rows` rows.
-    pub(crate) fn new(at: Address, [rows, columns]: [usize; 2], step: usize, box_rows: usize) -> TensorMap {
+    pub(crate) fn new(at: DevicePtr, [rows, columns]: [usize; 2], step: usize, box_rows: usize) -> TensorMap {
         let [rows, columns, step, box_rows] = [rows, columns, step, box_rows].map(|n| n as u64);
         TensorMap { at, rows, columns, step, box_rows }
     }
 
-    /// Where the first element is.
-    pub(crate) fn at_mut(&mut self) -> &mut Address {
-        &mut self.at
-    }
-
     /// The driver's form of it.
-    pub(crate) fn encode(&self) -> Result<sys::CUtensorMap, CudaError> {
+    pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap, CudaError> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
         let (sizes, steps) = ([self.columns, self.rows], [self.step]);
         let (box_sizes, every) = ([COLUMNS, self.box_rows as u32], [1, 1]);
-        let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at as usize);
+        let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
         // SAFETY: two sizes, one step and two sizes of a box are read, and the map is written; the memory is not touched.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
@@ -196,7 +273,7 @@ impl TensorMap {
         let TensorMap { at, rows, columns, step, box_rows } = self;
         let what = || {
             format!(
-                "describing {rows} × {columns} elements at {at:#x}, {step} bytes apart, by {box_rows} rows"
+                "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows"
             )
         };
         checked(what, encoded.result())?;

@@ -4,11 +4,10 @@
 //! Bound (numbers) ──compute, collective──► Command (launches with addresses) ──capture──► CUDA graph
 //! ```
 //!
-//! From the bottom up: [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
+//! From the bottom up: [`pointer`] is an address or a place in an input or output, [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
 //! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules,
 //! [`command`] is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that
-//! ([`setting`] is what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`relocation`]
-//! is what of it changes with where memory lies, [`embedded`] is one rank of a plan, which stays as long as its caller
+//! ([`setting`] is what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`embedded`] is one rank of a plan, which stays as long as its caller
 //! wants, on memory, streams and communicators of its own or of its caller ([`adopt`]), and [`engine`] is what a rank
 //! process of a job runs.
 //!
@@ -41,9 +40,9 @@ pub mod libraries;
 pub mod lowered;
 pub mod nccl;
 mod order;
+pub mod pointer;
 pub mod program;
 pub mod refusal;
-pub mod relocation;
 mod report;
 mod resources;
 pub mod scratch;

@@ -3,11 +3,11 @@
 //! `order.rs` says which stream runs each step; one that the other stream waits for is an event. A kernel behind
 //! another one in its stream is launched by programmatic dependent launch (PDL), and waits within.
 //!
-//! A program is made for memory at some addresses. What of it changes where inputs and outputs lie elsewhere it knows if
-//! it is asked to (`relocated`).
+//! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
+//! recorded or enqueued, and recordings can take other bases (`rebased`).
 
 mod item;
-mod relocated;
+mod rebased;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -26,17 +26,17 @@ use crate::compute::search::{self, Search};
 use crate::compute::{Assertions, Machine, choice};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Start};
+use crate::launch::{Address, Kernel, PortBases, Start};
 use crate::lowered::Lowered;
 use crate::nccl::Communicators;
 use crate::order;
-use crate::relocation::{Relocation, Relocations, Shifted};
-use crate::setting::{Distances, Setting};
+use crate::setting::Setting;
 use crate::streams::Streams;
 use crate::{agreement, cudnn};
 
-use self::item::{Item, LoadedStep, Ready, Split, Touching};
+use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
+pub use self::rebased::changed_ports;
 
 /// What a program runs with on its rank.
 #[derive(Debug)]
@@ -57,16 +57,14 @@ pub struct Parts<'a> {
     pub settled: Option<&'a Settled>,
     /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
     pub progress: Option<Address>,
-    /// How far the memories of inputs and outputs are apart.
-    pub distances: Distances,
-    /// The same memory with inputs and outputs elsewhere, if these may move.
-    pub shifted: Option<&'a Shifted>,
+    /// Where ports begin while algorithms are measured.
+    pub bases: PortBases<'a>,
 }
 
 impl Parts<'_> {
-    fn setting<'p>(&'p self, addresses: &'p AddressMap) -> Setting<'p> {
-        let Parts { peers, machine, nccl, progress, distances, .. } = *self;
-        Setting { addresses, peers, machine, nccl, progress, distances }
+    fn setting(&self) -> Setting<'_> {
+        let Parts { addresses, peers, machine, nccl, progress, .. } = *self;
+        Setting { addresses, peers, machine, nccl, progress }
     }
 }
 
@@ -95,8 +93,16 @@ pub struct DeviceProgram {
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
     settled: Settled,
-    touching: Touching,
+    /// How many pieces of work it has.
+    pieces: usize,
+    uses: PortUses,
 }
+
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread. One session has the program, and
+// uses it from one thread at a time.
+unsafe impl Send for DeviceProgram {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceProgram {}
 
 impl DeviceProgram {
     /// Compiles and loads the steps of a rank.
@@ -104,18 +110,11 @@ impl DeviceProgram {
     /// # Errors
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
-        let lowered = Lowered::new(rank, list, &parts.setting(parts.addresses))?;
+        let lowered = Lowered::new(rank, list, &parts.setting())?;
         if let (Some(search), None) = (parts.search, parts.settled) {
             agreement::agreed(list, &lowered.alike(list), search.exchange)?;
         }
-        let relocations = match parts.shifted {
-            Some(shifted) => {
-                let other = Lowered::new(rank, list, &parts.setting(shifted.addresses()))?;
-                Relocations::find(&lowered, parts.addresses, &other, shifted)
-            }
-            None => None,
-        };
-        DeviceProgram::load(lowered, relocations, parts)
+        DeviceProgram::load(lowered, parts)
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
@@ -129,18 +128,10 @@ impl DeviceProgram {
         parts: &Parts<'_>,
     ) -> Result<DeviceProgram, CudaError> {
         let (assigned, source) = (order::assign(list), source.clone());
-        DeviceProgram::load(
-            Lowered { assigned, work: lowered, source, assertions: Assertions::new() },
-            None,
-            parts,
-        )
+        DeviceProgram::load(Lowered { assigned, work: lowered, source, assertions: Assertions::new() }, parts)
     }
 
-    fn load(
-        lowered: Lowered,
-        relocations: Option<Relocations>,
-        parts: &Parts<'_>,
-    ) -> Result<DeviceProgram, CudaError> {
+    fn load(lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
         let Lowered { assigned, work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
@@ -164,20 +155,19 @@ impl DeviceProgram {
         let (prepared, attentions) = loader.choose(&lowered, parts)?;
         loader.attentions = prepared.into_iter();
         let mut steps = Vec::with_capacity(lowered.len());
-        for (place, (on, work)) in assigned.into_iter().zip(lowered).enumerate() {
-            let found = relocations.as_ref().and_then(|r| r.of_work.get(place));
-            let mut items = Vec::with_capacity(work.len());
-            for (number, work) in work.into_iter().enumerate() {
-                let found = found.and_then(|place| place.get(number));
-                items.extend(loader.ready(work, found.map_or(&[], Vec::as_slice))?);
+        for (on, commands) in assigned.into_iter().zip(lowered) {
+            let mut work = Vec::with_capacity(commands.len());
+            for command in commands {
+                work.extend(loader.load(command)?);
             }
-            steps.push(LoadedStep { on, work: items });
+            steps.push(LoadedStep { on, work });
         }
         let workspace = parts.machine.workspace;
         drop(loader);
         let settled = Settled { products: chosen, attentions, module, text };
-        let touching = Touching::of(&steps, relocations.map(|r| r.fixed));
-        Ok(DeviceProgram { steps, assertions, workspace, settled, touching })
+        let uses = PortUses::of(&steps, parts.bases.0.len());
+        let pieces = steps.iter().map(|step| step.work.len()).sum();
+        Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
     }
 
     /// What was chosen for it.
@@ -189,8 +179,14 @@ impl DeviceProgram {
     ///
     /// # Errors
     /// The driver refuses a launch.
-    pub fn record(&self, lanes: &Streams, nccl: &Communicators, runs: u32) -> Result<Graph, CudaError> {
-        lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(lanes, nccl)))
+    pub fn record(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+        runs: u32,
+    ) -> Result<Graph, CudaError> {
+        lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(bases, lanes, nccl)))
     }
 
     /// Where data can be out of range.
@@ -198,16 +194,21 @@ impl DeviceProgram {
         &self.assertions
     }
 
-    /// Puts one run on the streams. It begins after what the compute stream holds, and what is put there next
-    /// begins after it.
+    /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
+    /// there begins after it.
     ///
     /// # Errors
-    /// The driver refuses a launch.
-    pub fn enqueue(&self, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
-        self.enqueue_by(lanes, &mut |_, item, stream, start| self.put(&item.ready, stream, start, nccl))
+    /// The driver refuses a launch, or a library the addresses.
+    pub fn enqueue(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+    ) -> Result<(), CudaError> {
+        self.enqueue_by(lanes, &mut |_, work, stream, start| self.put(work, bases, stream, start, nccl))
     }
 
-    /// The same by who puts each piece of work there.
+    /// Enqueues one run; `put` enqueues each piece of work.
     fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<(), CudaError> {
         let both = self.steps.iter().any(|s| s.on.stream == Lane::Comm);
         if both {
@@ -224,9 +225,9 @@ impl DeviceProgram {
                 stream.wait(event)?;
                 *start = Start::After;
             }
-            for (number, item) in step.work.iter().enumerate() {
-                put(Place { step: index, number }, item, stream, *start)?;
-                *start = item.ready.next();
+            for (number, work) in step.work.iter().enumerate() {
+                put(Place { step: index, number }, work, stream, *start)?;
+                *start = work.next();
             }
             if step.on.awaited {
                 let end = Event::new()?;
@@ -248,7 +249,12 @@ impl DeviceProgram {
     ///
     /// # Errors
     /// The driver refuses a launch.
-    pub fn enqueue_timed(&self, lanes: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
+    pub fn enqueue_timed(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+    ) -> Result<Vec<[Event; 2]>, CudaError> {
         let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
             let stream = lanes.of(step.on.stream);
@@ -257,8 +263,8 @@ impl DeviceProgram {
             }
             let pair = [Event::timed()?, Event::timed()?];
             pair[0].record(stream)?;
-            for item in &step.work {
-                self.put(&item.ready, stream, Start::After, nccl)?;
+            for work in &step.work {
+                self.put(work, bases, stream, Start::After, nccl)?;
             }
             pair[1].record(stream)?;
             events.push(pair);
@@ -272,31 +278,34 @@ impl DeviceProgram {
     fn put(
         &self,
         work: &Ready,
+        bases: PortBases<'_>,
         stream: &Stream,
         start: Start,
         nccl: &Communicators,
     ) -> Result<(), CudaError> {
         match work {
-            // SAFETY: the work was made for memory that the checked plan lays out.
-            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, start) },
-            // SAFETY: as above.
-            Ready::Copy { to, from, bytes } => unsafe { stream.copy(*to, *from, *bytes) },
+            // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, bases, start) },
+            Ready::Copy { to, from, bytes } => {
+                // SAFETY: as above.
+                unsafe { stream.copy(to.resolve(bases), from.resolve(bases), *bytes) }
+            }
             // SAFETY: as above; words of progress are pinned memory of the session.
-            Ready::Store { at, word } => unsafe { stream.store(*at, *word) },
+            Ready::Store { at, word } => unsafe { stream.store(at.resolve(bases), *word) },
             // SAFETY: as above.
-            Ready::Zero { at, bytes } => unsafe { stream.fill(*at, 0, *bytes) },
+            Ready::Zero { at, bytes } => unsafe { stream.fill(at.resolve(bases), 0, *bytes) },
             // SAFETY: as above.
-            Ready::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace) },
+            Ready::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace, bases) },
             // SAFETY: as above.
-            Ready::Attention(attention) => unsafe { attention.run(stream) },
+            Ready::Attention(attention) => unsafe { attention.run(stream, bases) },
             // SAFETY: as above.
-            Ready::Nccl(call) => unsafe { nccl.run(call, stream) },
+            Ready::Nccl(call) => unsafe { nccl.run(call, stream, bases) },
         }
     }
 }
 
 /// Puts a piece of work on a stream.
-type Put<'p> = &'p mut dyn FnMut(Place, &Item, &Stream, Start) -> Result<(), CudaError>;
+type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<(), CudaError>;
 
 /// Looks up what launches name.
 struct Loader<'a> {
@@ -322,42 +331,40 @@ impl Loader<'_> {
             .collect();
         let launch = |kernel: &Kernel, start| match parts.search {
             // SAFETY: the kernel was generated for memory that the checked plan lays out.
-            Some(search) => unsafe { search.stream.launch(self.function(kernel)?, kernel, start) },
+            Some(search) => unsafe {
+                search.stream.launch(self.function(kernel)?, kernel, search.bases, start)
+            },
             None => Ok(()),
         };
         let settled = parts.settled.map(|settled| &settled.attentions);
         choice::attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
     }
 
-    fn ready(&mut self, work: Command, found: &[Relocation]) -> Result<Vec<Item>, CudaError> {
-        let ready = match work {
+    /// What a command becomes: one piece of work, or those of an attention.
+    fn load(&mut self, command: Command) -> Result<Vec<Ready>, CudaError> {
+        let ready = match command {
             Command::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
             Command::Gemm(gemm) => {
                 let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
                 Ready::Gemm(self.products.next().ok_or_else(missing)?)
             }
-            Command::Attention(of) => return self.attention(*of, Split::of(found)),
+            Command::Attention(candidates) => return self.load_attention(*candidates),
             Command::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
             Command::Store { at, word } => Ready::Store { at, word },
             Command::Zero { at, bytes } => Ready::Zero { at, bytes },
             Command::Nccl(call) => Ready::Nccl(call),
         };
-        Ok(vec![Item { ready, relocations: found.into() }])
+        Ok(vec![ready])
     }
 
-    /// An attention as was chosen for it.
-    fn attention(&mut self, of: Candidates, mut found: Split<'_>) -> Result<Vec<Item>, CudaError> {
+    /// An attention by the candidate that was chosen for it.
+    fn load_attention(&mut self, candidates: Candidates) -> Result<Vec<Ready>, CudaError> {
         let prepared = self.attentions.next().flatten();
-        let kernel = |(relocations, kernel): (_, Kernel)| {
-            Ok::<_, CudaError>(Item { ready: Ready::Kernel(self.function(&kernel)?, kernel), relocations })
-        };
-        let own: Vec<_> = of.own.into_iter().map(|mut k| (found.next(&mut k), k)).collect();
-        let Some(prepared) = prepared else { return own.into_iter().map(kernel).collect() };
-        let numbers = of.numbers.map(|mut k| (found.next(&mut k), k)).map(kernel);
-        let relocations = found.next(&mut { *prepared.attention() });
-        let middle = Item { ready: Ready::Attention(prepared), relocations };
-        let amend = of.amend.map(|mut k| (found.next(&mut k), k)).map(kernel);
-        numbers.into_iter().chain([Ok(middle)]).chain(amend).collect()
+        let load = |kernel: Kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
+        let Some(prepared) = prepared else { return candidates.own.into_iter().map(load).collect() };
+        let before = candidates.numbers.into_iter().map(load);
+        let after = candidates.amend.into_iter().map(load);
+        before.chain([Ok(Ready::Attention(prepared))]).chain(after).collect()
     }
 
     fn function(&self, kernel: &Kernel) -> Result<Function, CudaError> {

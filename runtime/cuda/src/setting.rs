@@ -2,7 +2,7 @@
 //!
 //! A session has its own. Where there is no device, `Dry` has one for a GPU like those of the built-in profiles.
 
-use symmc_runtime::exec::{Bound, MemorySpace};
+use symmc_runtime::exec::Bound;
 
 use crate::addresses::AddressMap;
 use crate::collective::{Peers, control_of};
@@ -24,31 +24,6 @@ pub struct Setting<'a> {
     pub nccl: &'a Communicators,
     /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
     pub progress: Option<Address>,
-    /// How far the memories of inputs and outputs are apart.
-    pub distances: Distances,
-}
-
-/// How far the memories of inputs and outputs, and the ordinary arena, are apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Distances {
-    /// Those of inputs and outputs are as far from each other as on every other rank: they are one allocation, laid out
-    /// alike.
-    Alike,
-    /// Each is where it is.
-    Unknown,
-}
-
-impl Distances {
-    /// A number for the memory of a value that is laid out alike on all ranks.
-    pub fn memory(self, space: MemorySpace) -> Option<usize> {
-        match (self, space) {
-            (_, MemorySpace::Symmetric | MemorySpace::Inner) => None,
-            (_, MemorySpace::Ordinary) => Some(0),
-            (Distances::Alike, MemorySpace::Input(_) | MemorySpace::Output(_)) => Some(1),
-            (Distances::Unknown, MemorySpace::Input(i)) => Some(1 + 2 * i),
-            (Distances::Unknown, MemorySpace::Output(k)) => Some(2 + 2 * k),
-        }
-    }
 }
 
 /// What steps are lowered with where there is no device.
@@ -82,6 +57,6 @@ impl Dry {
     /// The setting.
     pub fn setting(&self) -> Setting<'_> {
         let Dry { addresses, peers, machine, nccl } = self;
-        Setting { addresses, peers, machine, nccl, progress: None, distances: Distances::Unknown }
+        Setting { addresses, peers, machine, nccl, progress: None }
     }
 }

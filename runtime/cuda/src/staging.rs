@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use symmc_ir::parallel::start;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
+use symmc_support::parallel::start;
 
 use crate::driver::{Device, Event, Pinned, Stream};
 use crate::error::CudaError;

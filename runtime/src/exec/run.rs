@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use symmc_ir::InputKind;
 use symmc_ir::collective::Meets;
-use symmc_ir::parallel::start;
 use symmc_plan::Lane;
+use symmc_support::parallel::start;
 
 use super::bound::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 use super::bucket::MemorySpace;

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use symmc_ir::random::SplitMix;
+use symmc_support::random::SplitMix;
 
 /// The delays of one rank.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
-use symmc_ir::Backing;
+use symmc_support::Backing;
 
 use super::job::EngineChoice;
 use super::memory::{Access, Segment};

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, connect, listen, socket};
 use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, Tensor, parallel};
+use symmc_ir::{Bindings, Tensor};
 use symmc_plan::Plan;
+use symmc_support::parallel;
 
 use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
 use super::comm::{Comm, World};

@@ -16,7 +16,8 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::{Deserialize, Serialize};
 use symmc_ir::entity::Entity;
-use symmc_ir::{Backing, SymbolId, Tensor};
+use symmc_ir::{SymbolId, Tensor};
+use symmc_support::Backing;
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_ir::parallel;
+use symmc_support::parallel;
 
 use super::channel::{Channel, FromRank, Identity, ToRank};
 use super::comm::Comm;

@@ -19,7 +19,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonym
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
-use symmc_ir::Backing;
+use symmc_support::Backing;
 
 use crate::error::RunError;
 use crate::exec::Span;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Part, Tensor};
+use symmc_ir::Tensor;
+use symmc_support::Part;
 
 use super::comm::Comm;
 use super::job::{EngineChoice, Needs, Slot};

@@ -10,8 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, InputKind, Tensor, parallel};
+use symmc_ir::{Bindings, InputKind, Tensor};
 use symmc_plan::Plan;
+use symmc_support::parallel;
 
 use super::comm::World;
 use super::group::Group;

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 
-use symmc_ir::{Tensor, parallel};
+use symmc_ir::Tensor;
+use symmc_support::parallel;
 
 use super::comm::{Comm, World};
 use super::coordinator::cause;

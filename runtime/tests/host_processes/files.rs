@@ -6,10 +6,11 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use symmc_ir::{Mapped, Part, Tensor};
+use symmc_ir::Tensor;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::RankMemory;
 use symmc_runtime::host::{Engine, EngineChoice, Engines, Membership, RankJob, RankRun, launch, run_rank};
+use symmc_support::{Mapped, Part};
 
 use crate::programs::{Owned, command};
 use crate::{Test, custom};

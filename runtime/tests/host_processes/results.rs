@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use symmc_ir::{Backing, Part, Tensor};
+use symmc_ir::Tensor;
 use symmc_runtime::Registry;
 use symmc_runtime::RunError;
 use symmc_runtime::host::{HostConfig, LaneThreads, launch, run_threads};
+use symmc_support::{Backing, Part};
 
 use crate::Test;
 use crate::programs::{Owned, command};

@@ -4,9 +4,9 @@ use std::f64::consts::PI;
 
 use symmc_cases::agree;
 use symmc_ir::attention::causal_if;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Scalar, Side, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
+use symmc_support::random::SplitMix;
 
 use crate::support::{Placed, floats, ints, run};
 

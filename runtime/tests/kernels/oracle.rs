@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use symmc_cases::{THEMES, agree};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Tensor};
+use symmc_support::random::SplitMix;
 
 use crate::support::{Placed, call};
 

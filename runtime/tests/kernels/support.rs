@@ -1,11 +1,11 @@
 //! Tensors in arbitrary layouts, the call of a kernel on them, and comparison.
 
 use symmc_cases::Layout;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op, Tensor};
 use symmc_runtime::kernels::{
     KernelError, Scratch, Shaped, View, ViewMut, compute, compute_with, may_refuse_data, needs,
 };
+use symmc_support::random::SplitMix;
 
 /// What the bytes around a placed tensor hold.
 const CANARY: u8 = 0xa5;

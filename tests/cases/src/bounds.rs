@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use symmc_ir::builder::BuildError;
 use symmc_ir::collective::Collective;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Bindings, BoundsChecks, Builder, CollectiveKind, DType, Dim, Graph, InputKind, Members, Op,
     ReduceOp, Scalar, SymbolId, Tensor, Type, ValueId, verify,
 };
+use symmc_support::random::SplitMix;
 
 /// The largest value of each symbol.
 const LARGEST: i64 = 7;

@@ -6,11 +6,11 @@
 //! one rank, or have the cells of another under another name.
 
 use symmc_ir::collective::{Collective, Splits};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     ArgOp, BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputKind, Members, Op,
     ReduceOp, Reduction, Scalar, Type, UnaryOp, ValueId,
 };
+use symmc_support::random::SplitMix;
 
 /// A program and what it may do to bits.
 pub struct Idioms {

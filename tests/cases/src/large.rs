@@ -1,9 +1,9 @@
 //! Cases of the size of real layers, against the CPU kernels.
 
 use symmc_ir::attention::causal_if;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Side, Tensor, UnaryOp};
 use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
+use symmc_support::random::SplitMix;
 
 use crate::case::Case;
 use crate::layout::Placed;

@@ -1,7 +1,7 @@
 //! How tensors lie in memory.
 
 use symmc_ir::Tensor;
-use symmc_ir::random::SplitMix;
+use symmc_support::random::SplitMix;
 
 /// Where the elements of a tensor lie.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use symmc_ir::attention::causal_if;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     ArgOp, BinaryOp, Bindings, Bound, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
     Scalar, Side, Tensor, Type, UnaryOp, infer, interp,
 };
+use symmc_support::random::SplitMix;
 
 use crate::random::{indices, of, tensor};
 

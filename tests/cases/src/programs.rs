@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use symmc_ir::builder::BuildError;
 use symmc_ir::collective::{Collective, Splits};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op,
     Output, OutputKind, ReduceOp, Reduction, Scalar, Tensor, Type, UnaryOp, ValueId, Variant,
 };
+use symmc_support::random::SplitMix;
 
 /// Whether collectives name the variants that run them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! Random tensors; the same for the same seed.
 
-use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Tensor};
+use symmc_support::random::SplitMix;
 
 /// A tensor of numbers that occur: some halves, so that equal elements and whole numbers are among them.
 pub(crate) fn tensor(r: &mut SplitMix, dtype: DType, shape: &[usize]) -> Tensor {

@@ -1,8 +1,8 @@
 //! Small random cases of every op, against the interpreter; and cases that must fail.
 
-use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, Tensor};
 use symmc_runtime::kernels::KernelError;
+use symmc_support::random::SplitMix;
 
 use crate::case::Case;
 use crate::layout::Placed;

@@ -5,9 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use symmc::{Config, Program};
 use symmc_cases::idioms;
 use symmc_ir::machine::Profile;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Graph, Numerics, NumericsClass, text};
 use symmc_passes::{LowerConfig, Overlap, Solutions, canonicalize, lower};
+use symmc_support::random::SplitMix;
 
 /// A lowering of a program with random properties.
 fn config(graph: &Graph, r: &mut SplitMix) -> LowerConfig {

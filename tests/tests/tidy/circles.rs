@@ -21,6 +21,7 @@ const CRATES: &[&str] = &[
     "frontends/symmc",
     "frontends/torch",
     "ir",
+    "ir/support",
     "passes",
     "passes/dispatch",
     "planner",

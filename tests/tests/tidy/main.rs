@@ -9,20 +9,24 @@ use symmc_tests::root;
 
 /// The crates of the workspace and those of ours that each may use.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("ir", &[]),
-    ("passes", &["symmc-ir", "symmc-dispatch"]),
+    ("ir", &["symmc-support"]),
+    ("ir/support", &[]),
+    ("passes", &["symmc-support", "symmc-ir", "symmc-dispatch"]),
     ("passes/dispatch", &["symmc-ir"]),
     ("planner/pack", &[]),
     ("planner/plan", &["symmc-ir"]),
-    ("planner/check", &["symmc-ir", "symmc-plan"]),
-    ("planner/compare", &["symmc-ir", "symmc-plan"]),
-    ("planner", &["symmc-ir", "symmc-dispatch", "symmc-pack", "symmc-plan"]),
-    ("runtime", &["symmc-ir", "symmc-plan", "symmc-check"]),
+    ("planner/check", &["symmc-support", "symmc-ir", "symmc-plan"]),
+    ("planner/compare", &["symmc-support", "symmc-ir", "symmc-plan"]),
+    ("planner", &["symmc-support", "symmc-ir", "symmc-dispatch", "symmc-pack", "symmc-plan"]),
+    ("runtime", &["symmc-support", "symmc-ir", "symmc-plan", "symmc-check"]),
     ("runtime/nccl-sys", &[]),
     ("frontends/common", &["symmc-ir"]),
     ("frontends/torch", &["symmc-ir", "symmc-import"]),
-    ("frontends/onnx", &["symmc-ir", "symmc-import"]),
-    ("runtime/cuda", &["symmc-ir", "symmc-plan", "symmc-check", "symmc-runtime", "nccl-sys"]),
+    ("frontends/onnx", &["symmc-support", "symmc-ir", "symmc-import"]),
+    (
+        "runtime/cuda",
+        &["symmc-support", "symmc-ir", "symmc-plan", "symmc-check", "symmc-runtime", "nccl-sys"],
+    ),
     (
         "frontends/symmc",
         &[
@@ -35,6 +39,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "symmc-check",
             "symmc-compare",
             "symmc-runtime",
+            "symmc-support",
             "symmc-cuda",
             "symmc-import",
             "symmc-torch",
@@ -56,9 +61,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "symmc-plan",
             "symmc-planner",
             "symmc-runtime",
+            "symmc-support",
         ],
     ),
-    ("tests/cases", &["symmc-ir", "symmc-runtime"]),
+    ("tests/cases", &["symmc-support", "symmc-ir", "symmc-runtime"]),
 ];
 
 fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use symmc_ir::random::SplitMix;
 use symmc_onnx::{fuzz, proto};
+use symmc_support::random::SplitMix;
 
 use crate::common::{Fake, node};
 

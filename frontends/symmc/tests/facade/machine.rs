@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+#[cfg(feature = "cuda")]
+use symmc::ErrorKind;
 use symmc::{Config, Profile, Program};
 
 const PROGRAM: &str = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[64, 64]\n%a: f32[64, 64] = all_reduce %x op=sum group=@g\n\
@@ -77,6 +79,25 @@ fn impossible_numbers_are_refused_or_change_nothing_that_is_checked() {
         }
     }
     assert!(refused > 50, "{refused}");
+}
+
+/// GPUs refuse this plan, which runs on any other backend, whatever the profile tells of its devices.
+#[cfg(feature = "cuda")]
+#[test]
+fn only_plans_of_the_cuda_backend_are_lowered_for_gpus() {
+    let program = Program::from_text(
+        "program \"p\" ranks 2\ngroup @g world\narg %x: i32[64]\n%y: i32[64] = all_reduce %x op=avg group=@g\nreturn %y\n",
+    );
+    let program = program.expect("a program");
+    let gpus = Profile::builtin("h200x2").expect("a profile");
+    let host = gpus.to_json().replacen("\"backend\": \"cuda\"", "\"backend\": \"host\"", 1);
+    let host = Profile::from_json(&host).expect("a profile");
+    assert!(host != gpus && host.multiprocessors == gpus.multiprocessors);
+    let config = |profile| Config::default().with_profile(profile).with_variants(Some(vec![]));
+    let error = symmc::compile(&program, &config(gpus)).expect_err("GPUs cannot run it");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let plan = symmc::compile(&program, &config(host)).expect("a plan for the host");
+    assert!(plan.buckets.iter().all(|bucket| bucket.totals.workspace == 0));
 }
 
 #[test]

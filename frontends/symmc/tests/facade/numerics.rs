@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use symmc::unstable::ir::interp::{self, Runs, Tolerance, compare};
-use symmc::unstable::ir::random::SplitMix;
 use symmc::unstable::ir::{
     BinaryOp, Builder, Collective, CollectiveKind, DType, Dim, Graph, InputKind, Members, Node, Op, ReduceOp,
     Type, UnaryOp, ValueId, verify,
 };
+use symmc::unstable::support::random::SplitMix;
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Numerics, NumericsClass, Plan, Profile, Program, RunConfig, Tensor,
     Weights, Workload,

@@ -1,8 +1,8 @@
 //! Sizes within a bucket: at every power of two the form of the bucket takes hardly longer than one that is made for this size
 //! alone.
 
-use symmc::unstable::ir::parallel;
-use symmc::unstable::ir::random::SplitMix;
+use symmc::unstable::support::parallel;
+use symmc::unstable::support::random::SplitMix;
 use symmc::{BucketSpec, CheckedPlan, Config, Program, compile, estimate, estimate_plain, machine};
 
 /// The most that the form of a bucket may take, as a multiple of the best.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use symmc_ir::random::SplitMix;
+use symmc_support::random::SplitMix;
 
 use crate::common::{Fake, zipped};
 

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use symmc_check::CheckError;
 use symmc_ir::dispatch::contract_of_several;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Collective, Form, Graph, NodeId, Op, Variant, text};
 use symmc_plan::{ArenaKind, Buffer, ExitBarrier, Lane, Memory, Plan, Reach, Role};
+use symmc_support::random::SplitMix;
 
 use super::sums::{mend_sum, repeat};
 

@@ -15,12 +15,12 @@ use std::rc::Rc;
 use symmc_ir::collective::{Exit, Meets, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     Bindings, CollectiveKind, Contract, Def, Dispatch, Form, Graph, GroupId, InputId, InputKind, NodeId, Op,
     OutputKind, Table, ValueId, text,
 };
 use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Place, Plan, Role};
+use symmc_support::random::SplitMix;
 
 /// What a custom op with a group promises.
 const CUSTOM: Contract = Contract {

@@ -15,7 +15,6 @@ pub mod sums;
 use symmc_ir::dispatch::contract_of_several;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Capabilities, Profile};
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Dispatch, Float, Form, Graph,
     GroupId, InputKind, Members, NodeId, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type,
@@ -23,6 +22,7 @@ use symmc_ir::{
 };
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
+use symmc_support::random::SplitMix;
 
 /// What random programs look like.
 #[derive(Clone, Copy, Debug)]

@@ -2,11 +2,11 @@
 
 use symmc_ir::collective::{Collective, Splits};
 use symmc_ir::entity::Entity;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op,
     Output, OutputKind, ReduceOp, Scalar, SymbolId, Type, UnaryOp, ValueId, Variant,
 };
+use symmc_support::random::SplitMix;
 
 /// The program for each of these inclusive ranges of its first symbol.
 pub fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {

@@ -96,12 +96,12 @@ impl Bench<'_> {
         for step in &steps {
             let Work::Collective(call) = &step.work else { continue };
             let norm = FusedNorm {
-                operand: self.addresses.symmetric + call.operand.offset as Address,
-                residual: self.ordinary(RESIDUAL),
-                weight: Some(self.ordinary(WEIGHT)),
+                operand: self.addresses.region(&call.operand),
+                residual: self.ordinary(RESIDUAL).into(),
+                weight: Some(self.ordinary(WEIGHT).into()),
                 reduced: None,
-                added: self.ordinary(ADDED),
-                normed: Some(self.ordinary(NORMED)),
+                added: self.ordinary(ADDED).into(),
+                normed: Some(self.ordinary(NORMED).into()),
                 hidden,
                 eps: EPS,
                 round_first: false,

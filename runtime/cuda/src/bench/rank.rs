@@ -18,11 +18,10 @@ use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::launch::Address;
+use crate::launch::{Address, PortBases};
 use crate::nccl::{Communicators, Making};
 use crate::program::{DeviceProgram, Parts};
 use crate::resources::{self, Resources};
-use crate::setting::Distances;
 use crate::streams::Streams;
 use crate::{compile, wait};
 
@@ -105,12 +104,7 @@ impl<'a> Bench<'a> {
             thresholds: Thresholds::default(),
             links: device.links()?,
         };
-        let addresses = AddressMap {
-            ordinary: memory.address() + local as Address,
-            symmetric: arena.address(),
-            inputs: vec![],
-            outputs: vec![],
-        };
+        let addresses = AddressMap::of_arenas(memory.address() + local as Address, arena.address());
         let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
         let resources =
             resources::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
@@ -280,8 +274,7 @@ impl<'a> Bench<'a> {
             search: None,
             settled: None,
             progress: None,
-            distances: Distances::Alike,
-            shifted: None,
+            bases: PortBases::NONE,
         };
         make(&parts)
     }
@@ -290,7 +283,7 @@ impl<'a> Bench<'a> {
     pub fn record(&self) -> Result<Graph, CudaError> {
         let missing = || CudaError::Unsupported("nothing was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;
-        program.record(&self.resources.streams, &self.resources.nccl, 1)
+        program.record(PortBases::NONE, &self.resources.streams, &self.resources.nccl, 1)
     }
 
     /// Least, median and most microseconds of one of the recorded calls over the replays; `first` is called after

@@ -11,28 +11,29 @@ use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, plain};
+use crate::launch::{Address, DevicePtr, plain};
+use crate::pointer::all_multiples_of;
 
 plain! {
     /// Where a kernel reads and writes between its barriers, and how much: bytes that move from and to places of the same index, or
     /// elements that are reduced from all places into the first.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct Part {
-        pub from: [Address; MAX_RANKS],
-        pub to: [Address; MAX_RANKS],
+        pub from: [DevicePtr; MAX_RANKS],
+        pub to: [DevicePtr; MAX_RANKS],
         pub count: u64,
     }
 }
 
 impl Part {
     /// The places that are used.
-    pub fn addresses(&self, from: usize, to: usize) -> impl Iterator<Item = Address> {
+    pub fn addresses(&self, from: usize, to: usize) -> impl Iterator<Item = DevicePtr> + Clone {
         self.from.into_iter().take(from).chain(self.to.into_iter().take(to))
     }
 
     /// Whether they all are multiples of 16.
     pub fn is_vector(&self, from: usize, to: usize) -> bool {
-        self.addresses(from, to).fold(0, |all, a| all | a).is_multiple_of(16)
+        all_multiples_of(self.addresses(from, to), 16)
     }
 
     /// The parameters of a kernel for it alone.
@@ -119,8 +120,7 @@ pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Res
         call.to[i] = running.result + (p * row) as Address;
     }
     let (n, exit) = (running.n, exit == ExitBarrier::Kept);
-    let addresses = call.from[..n].iter().chain(&call.to[..n]).copied();
-    let unit = unit(addresses.chain([row as Address]), row);
+    let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
     (call.count, call.slice) = (running.bytes as u64, row as u64);
     Ok(Prepared {
         what: format!("{}_rows", running.bound.kind.name()),
@@ -222,7 +222,7 @@ pub(super) fn put(running: &Running) -> Result<Prepared, CudaError> {
     }
     call.receivers = count as u32;
     let addresses = call.out[..count].iter().chain([&call.from[0], &call.to[0]]);
-    let unit = unit(addresses.copied(), running.bytes);
+    let unit = unit(addresses.copied(), 0, running.bytes);
     Ok(Prepared {
         what: running.bound.kind.name().into(),
         body: format!("put<{unit}, {n}>"),
@@ -251,7 +251,7 @@ pub(super) fn reduce(
     let (element, operation) = reduction(running.bound.dtype, how.op);
     let (outs, exit) = (how.outs, how.exit == ExitBarrier::Kept);
     let addresses = call.from[..running.n].iter().chain(&call.to[..outs]);
-    let vector = addresses.fold(0, |all, a| all | a).is_multiple_of(16);
+    let vector = all_multiples_of(addresses.copied(), 16);
     call.count = how.elements as u64;
     let n = running.n;
     Prepared {
@@ -275,7 +275,7 @@ fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
     let bytes = how.bytes;
     let (same, exit) = (how.sends == Sends::One, how.exit == ExitBarrier::Kept);
     let n = running.n;
-    let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), bytes);
+    let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), 0, bytes);
     call.count = bytes as u64;
     Prepared {
         what: running.bound.kind.name().into(),
@@ -287,13 +287,19 @@ fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
     }
 }
 
-/// The unit in which bytes move between these addresses.
-pub(super) fn unit(addresses: impl Iterator<Item = Address>, bytes: usize) -> &'static str {
-    let all = addresses.fold(0, |all, a| all | a);
-    match all {
-        a if a.is_multiple_of(16) => "Sixteens",
-        a if a.is_multiple_of(4) && bytes.is_multiple_of(4) => "Fours",
-        _ => "Bytes",
+/// The unit in which `bytes` bytes move between these places, and between places `step` bytes apart.
+pub(super) fn unit(
+    places: impl Iterator<Item = DevicePtr> + Clone,
+    step: usize,
+    bytes: usize,
+) -> &'static str {
+    let are_multiples = |of: usize| step.is_multiple_of(of) && all_multiples_of(places.clone(), of as u64);
+    if are_multiples(16) {
+        "Sixteens"
+    } else if are_multiples(4) && bytes.is_multiple_of(4) {
+        "Fours"
+    } else {
+        "Bytes"
     }
 }
 

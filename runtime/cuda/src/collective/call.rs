@@ -9,17 +9,17 @@ use super::blocks::{BlockCounts, Blocks, Protocol};
 use super::control::{self, MAX_RANKS};
 use super::peers::Peers;
 use crate::error::CudaError;
-use crate::launch::{Address, plain};
+use crate::launch::{Address, DevicePtr, plain};
 
 plain! {
     /// The parameters, as `kernels/waits.cu` declares them.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct Call {
         pub flags: [Address; MAX_RANKS],
-        pub from: [Address; MAX_RANKS],
-        pub to: [Address; MAX_RANKS],
-        pub out: [Address; MAX_RANKS],
-        pub slots: [Address; MAX_RANKS],
+        pub from: [DevicePtr; MAX_RANKS],
+        pub to: [DevicePtr; MAX_RANKS],
+        pub out: [DevicePtr; MAX_RANKS],
+        pub slots: [DevicePtr; MAX_RANKS],
         pub ranks: [u32; MAX_RANKS],
         pub words: Address,
         pub shared: Address,
@@ -53,15 +53,15 @@ pub(super) struct Running<'a> {
     /// Bytes of the operand.
     pub bytes: usize,
     /// This rank's own operand and result.
-    pub operand: Address,
-    pub result: Address,
+    pub operand: DevicePtr,
+    pub result: DevicePtr,
 }
 
 impl<'a> Running<'a> {
     pub fn new(
         step: usize,
         bound: &'a BoundCollective,
-        [operand, result]: [Address; 2],
+        [operand, result]: [DevicePtr; 2],
         peers: &'a Peers,
     ) -> Result<Running<'a>, CudaError> {
         let n = bound.cell.len();
@@ -145,9 +145,9 @@ impl<'a> Running<'a> {
             self.arena_of(owner) + (first + before + index * slot) as Address
         };
         let senders = (0..self.n).filter(|&p| p != self.me);
-        senders.for_each(|p| call.slots[p] = at(self.me, p));
+        senders.for_each(|p| call.slots[p] = at(self.me, p).into());
         for (i, p) in self.rotated().filter(|&p| p != self.me).enumerate() {
-            call.to[i] = at(p, self.me);
+            call.to[i] = at(p, self.me).into();
         }
         call.zone = self.arena_of(self.me) + first as Address;
         call.other = (second as u64).wrapping_sub(first as u64);
@@ -197,20 +197,26 @@ impl<'a> Running<'a> {
     }
 
     /// The operand of number `p`, which has `bytes` bytes.
-    pub fn operand_of(&self, p: usize, bytes: usize) -> Result<Address, CudaError> {
+    pub fn operand_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
         if p == self.me { Ok(self.operand) } else { self.region_of("operand", &self.bound.operand, p, bytes) }
     }
 
     /// The result of number `p`, which has `bytes` bytes.
-    pub fn result_of(&self, p: usize, bytes: usize) -> Result<Address, CudaError> {
+    pub fn result_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
         if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
     }
 
-    fn region_of(&self, what: &str, at: &BoundRegion, p: usize, bytes: usize) -> Result<Address, CudaError> {
+    fn region_of(
+        &self,
+        what: &str,
+        at: &BoundRegion,
+        p: usize,
+        bytes: usize,
+    ) -> Result<DevicePtr, CudaError> {
         let offset = at.on(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
         match inside && at.space == MemorySpace::Symmetric {
-            true => Ok(self.arena_of(p) + offset as Address),
+            true => Ok((self.arena_of(p) + offset as Address).into()),
             false => {
                 let arena = self.peers.arena;
                 Err(self.unfit(format!(

@@ -240,7 +240,7 @@ mod tests {
     /// The kernels of members as a rank has them, with their text; `None` if there are none.
     fn lowered(members: &[Member], rank: u32) -> Option<(Vec<Command>, String)> {
         let Work::Collective(call) = &members[0].work else { panic!("{members:?}") };
-        let addresses = AddressMap { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
+        let addresses = AddressMap::of_arenas(1 << 40, 1 << 32);
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };
         let (machine, nccl) = (Machine::OF_PROFILES, Communicators::of_nobody(&[]));

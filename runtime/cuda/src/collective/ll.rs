@@ -11,7 +11,8 @@ use super::blocks::{MAX_THREADS, Protocol};
 use super::call::{Call, Running};
 use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
-use crate::launch::{Address, Param};
+use crate::launch::{Address, DevicePtr, Param};
+use crate::pointer::all_multiples_of;
 
 /// Words of 8 bytes with data in a line of LL128, as `kernels/ll128.cu` has them.
 const LINE: usize = 15;
@@ -27,7 +28,7 @@ pub(super) fn units(protocol: Protocol, message: usize) -> usize {
 
 /// An all-reduce from the operand to the result.
 pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
-    let vector = (running.operand | running.result).is_multiple_of(8);
+    let vector = all_multiples_of([running.operand, running.result], 8);
     reduce_to(running, op, vector, None)
 }
 
@@ -111,8 +112,8 @@ impl Pieces {
     }
 }
 
-fn all_vectors(from: &[Address], out: &[Address]) -> bool {
-    from.iter().chain(out).fold(0, |all, a| all | a).is_multiple_of(8)
+fn all_vectors(from: &[DevicePtr], out: &[DevicePtr]) -> bool {
+    all_multiples_of(from.iter().chain(out).copied(), 8)
 }
 
 /// An all-gather or an all-to-all.

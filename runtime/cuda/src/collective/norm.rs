@@ -17,24 +17,25 @@ use super::prepared::{Prepared, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Param, plain};
+use crate::launch::{DevicePtr, Param, plain};
+use crate::pointer::all_multiples_of;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FusedNorm {
     /// The operand of the all-reduce.
-    pub operand: Address,
+    pub operand: DevicePtr,
     /// What is added to the reduction.
-    pub residual: Address,
+    pub residual: DevicePtr,
     /// What multiplies a normalised row.
-    pub weight: Option<Address>,
+    pub weight: Option<DevicePtr>,
     /// Where the reduction goes, if anything else uses it.
-    pub reduced: Option<Address>,
+    pub reduced: Option<DevicePtr>,
     /// Where the sum with the residual goes.
-    pub added: Address,
+    pub added: DevicePtr,
     /// Where the norm goes; without one the rows only divide the work, and what is said of a norm has no meaning.
-    pub normed: Option<Address>,
+    pub normed: Option<DevicePtr>,
     /// The elements of a row.
     pub hidden: usize,
     /// Added to the mean of the squares.
@@ -47,17 +48,20 @@ impl FusedNorm {
     /// Whether a result shares memory with the operand of `bytes` bytes. Ranks need not answer alike.
     fn is_in_place(&self, bytes: usize) -> bool {
         let results = [self.reduced, Some(self.added), self.normed];
-        results.into_iter().flatten().any(|at| at.abs_diff(self.operand) < bytes as Address)
+        let overlaps = |at: DevicePtr| {
+            at.distance_from(self.operand).is_some_and(|distance| distance.unsigned_abs() < bytes as u64)
+        };
+        results.into_iter().flatten().any(overlaps)
     }
 
     /// The parameters for an operand of `bytes` bytes in rows of `row` bytes, without a share.
     fn parameters(&self, bytes: usize, row: usize) -> Norm {
         Norm {
             residual: self.residual,
-            weight: self.weight.unwrap_or(0),
-            reduced: self.reduced.unwrap_or(0),
+            weight: self.weight.unwrap_or_default(),
+            reduced: self.reduced.unwrap_or_default(),
             added: self.added,
-            normed: self.normed.unwrap_or(0),
+            normed: self.normed.unwrap_or_default(),
             row: (row / 8) as u32,
             eps: self.eps as f32,
             share: 0,
@@ -69,11 +73,11 @@ impl FusedNorm {
 plain! {
     /// The parameters beside the call, as `kernels/ll128.cu` declares them.
     struct Norm {
-        residual: Address,
-        weight: Address,
-        reduced: Address,
-        added: Address,
-        normed: Address,
+        residual: DevicePtr,
+        weight: DevicePtr,
+        reduced: DevicePtr,
+        added: DevicePtr,
+        normed: DevicePtr,
         row: u32,
         eps: f32,
         share: u32,
@@ -96,7 +100,7 @@ pub fn lower_norm(
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
     let all = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
-    let vector = all.fold(0, |all, a| all | a).is_multiple_of(8);
+    let vector = all_multiples_of(all, 8);
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
         && call.elements > 0

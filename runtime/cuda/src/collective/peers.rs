@@ -5,7 +5,7 @@ use symmc_ir::collective::Thresholds;
 use super::blocks::BlockCounts;
 use super::control::{self, Control};
 use crate::driver::Links;
-use crate::launch::Address;
+use crate::launch::{Address, DevicePtr};
 
 /// What a rank's kernels know of the run.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -40,16 +40,16 @@ pub struct Peers {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ends {
     /// The operand.
-    pub operand: Address,
+    pub operand: DevicePtr,
     /// The result.
-    pub result: Address,
+    pub result: DevicePtr,
     /// The sizes of an all-to-all with sizes on the device.
     pub sizes: Option<Sizes>,
 }
 
 impl Ends {
     /// Of a collective whose sizes are all known.
-    pub fn new(operand: Address, result: Address) -> Ends {
+    pub fn new(operand: DevicePtr, result: DevicePtr) -> Ends {
         Ends { operand, result, sizes: None }
     }
 }
@@ -63,7 +63,7 @@ pub fn unread(peers: &Peers) -> Address {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
     /// What it sends.
-    pub sent: Address,
+    pub sent: DevicePtr,
     /// What it receives.
-    pub received: Address,
+    pub received: DevicePtr,
 }

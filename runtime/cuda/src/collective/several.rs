@@ -99,7 +99,7 @@ fn between(running: &Running<'_>) -> Result<Option<Between>, CudaError> {
         Between { template, part, units: running.units(bytes) }
     };
     let moves = |part: Part, sends: Sends| {
-        let (unit, same) = (unit(part.addresses(n, n), part.count as usize), sends == Sends::One);
+        let (unit, same) = (unit(part.addresses(n, n), 0, part.count as usize), sends == Sends::One);
         let units = running.units(part.count as usize);
         Between { template: format!("Moves<{unit}, {n}, {same}"), part, units }
     };

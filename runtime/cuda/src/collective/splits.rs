@@ -9,7 +9,7 @@ use super::control::MAX_RANKS;
 use super::peers::Sizes;
 use super::prepared::Prepared;
 use crate::error::CudaError;
-use crate::launch::{Address, Param, plain};
+use crate::launch::{Address, DevicePtr, Param, plain};
 use symmc_ir::collective::Variant;
 use symmc_runtime::exec::{BoundCollective, BoundRegion};
 
@@ -22,8 +22,8 @@ plain! {
     struct Splits {
         sizes: [Address; MAX_RANKS],
         staging: [Address; MAX_RANKS],
-        sent: Address,
-        received: Address,
+        sent: DevicePtr,
+        received: DevicePtr,
         row: u64,
         capacity: u64,
         slot: u64,

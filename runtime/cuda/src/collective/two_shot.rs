@@ -15,7 +15,7 @@ use super::prepared::{Prepared, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Param, plain};
+use crate::launch::{Address, DevicePtr, Param, plain};
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
@@ -94,9 +94,9 @@ plain! {
     #[derive(PartialEq, Debug)]
     pub struct Addition {
         /// What is added to the reduction.
-        pub residual: Address,
+        pub residual: DevicePtr,
         /// Where the sum goes.
-        pub sum: Address,
+        pub sum: DevicePtr,
     }
 }
 
@@ -108,7 +108,7 @@ plain! {
 pub fn lower_addition(
     step: usize,
     call: &BoundCollective,
-    [operand, result]: [Address; 2],
+    [operand, result]: [DevicePtr; 2],
     addition: &Addition,
     peers: &Peers,
     source: &mut Source,
@@ -116,7 +116,8 @@ pub fn lower_addition(
     let (Variant::TwoShot, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
-        && (addition.residual | addition.sum).is_multiple_of(16);
+        && addition.residual.is_multiple_of(16)
+        && addition.sum.is_multiple_of(16);
     if !fits {
         return Ok(None);
     }

@@ -25,7 +25,7 @@ use super::text::{self, offset, real, stored};
 use crate::command::Command;
 use crate::cudnn;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel};
+use crate::launch::{DevicePtr, Kernel};
 
 /// Warps of a block.
 const WARPS: usize = 4;
@@ -400,7 +400,7 @@ impl Lowered<'_> {
         layout: &str,
         splits: usize,
         rows: usize,
-        addresses: [Address; 2],
+        addresses: [DevicePtr; 2],
         l: &mut Lowering<'_>,
     ) -> Kernel {
         let (parameters, given) = given(self.operands.len());
@@ -540,7 +540,7 @@ pub(super) fn places(
 ) -> Result<[Rows; 5], CudaError> {
     let place = |v: &Located, group| Rows::new(l.at(v), &v.shape, &v.strides, group);
     let mask = match o.mask {
-        None => Rows { at: 0, head: Vec::new(), row: Vec::new(), step: 0 },
+        None => Rows { at: DevicePtr::NULL, head: Vec::new(), row: Vec::new(), step: 0 },
         Some(m) => broadcast_rows(m, &with_columns(o.q, x.keys), x.group, "the mask of attention", l)?,
     };
     Ok([place(o.q, x.group), place(o.k, 1), place(o.v, 1), mask, place(result, x.group)])

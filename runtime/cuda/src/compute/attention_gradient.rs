@@ -22,7 +22,7 @@ use super::text::{self, offset};
 use crate::command::Command;
 use crate::cudnn::{self, Band};
 use crate::error::CudaError;
-use crate::launch::Kernel;
+use crate::launch::{DevicePtr, Kernel};
 
 /// Rows and keys of a tile.
 const TILE: usize = 32;
@@ -121,7 +121,7 @@ fn candidates(
     }
     let means_bytes = means_bytes(x, 4);
     let room = l.machine.workspace_bytes.checked_sub(means_bytes)? / 256 * 256;
-    let means = l.machine.workspace + room as u64;
+    let means = DevicePtr::from(l.machine.workspace) + room as u64;
     let [of_q, of_k, of_v] = results.first_chunk::<3>()?;
     let gradients = Some(([of.gradient, of_q, of_k, of_v], means));
     let tensors = Tensors { q: o.q, k: o.k, v: o.v, r: of.result, sums: Some(of.sums), gradients };
@@ -226,11 +226,11 @@ fn own_kernels(
     let operands = [more.gradient.at, r, more.sums.at, q, k, v, m, means];
     let rows = x.group * x.queries;
     let kernels = [
-        ("rows", "attend_back_rows", rows, [more.of_q.at, 0]),
+        ("rows", "attend_back_rows", rows, [more.of_q.at, DevicePtr::NULL]),
         ("keys", "attend_back_keys", x.keys, [more.of_k.at, more.of_v.at]),
     ];
     let (parameters, given) = given(positions.len());
-    let kernel = |(name, function, n, outputs): (&str, &str, usize, [u64; 2])| {
+    let kernel = |(name, function, n, outputs): (&str, &str, usize, [DevicePtr; 2])| {
         let text = format!(
             "namespace sc {{ struct @_L {{\n{layout}}};\n}}\nextern \"C\" __global__ void __launch_bounds__(128) @(const void *g, \
              const void *r, const void *sums, const void *q, const void *k, const void *v, const void *m, void *means, void *x, \

@@ -133,18 +133,15 @@ fn gemms(
 
 /// Two products of one left matrix as one batch, in the order of their results.
 fn batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
-    let (low, high) = if first.c.at < second.c.at { (first, second) } else { (second, first) };
+    let is_first_lower = second.c.at.distance_from(first.c.at)? > 0;
+    let (low, high) = if is_first_lower { (first, second) } else { (second, first) };
     let alike = |x: &Matrix, y: &Matrix| (x.step, x.order) == (y.step, y.order);
     let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
-    let fits = extents(low) == extents(high)
-        && low.batch == 1
-        && alike(&low.b, &high.b)
-        && alike(&low.c, &high.c)
-        && low.b.at < high.b.at
-        && low.c.at < high.c.at;
+    let fits =
+        extents(low) == extents(high) && low.batch == 1 && alike(&low.b, &high.b) && alike(&low.c, &high.c);
     let size = low.dtype.size() as i64;
     let between = |x: &Matrix, y: &Matrix| {
-        let bytes = y.at.wrapping_sub(x.at) as i64;
+        let bytes = y.at.distance_from(x.at).filter(|&bytes| bytes > 0)?;
         (bytes % size == 0).then_some(Matrix { batch: (bytes / size) as isize, ..*x })
     };
     let (b, c) = (between(&low.b, &high.b)?, between(&low.c, &high.c)?);

@@ -118,7 +118,7 @@ pub(crate) fn attentions(
 /// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.
 fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<(), CudaError> {
     // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
-    unsafe { prepared.run(search.stream) }?;
+    unsafe { prepared.run(search.stream, search.bases) }?;
     search.stream.synchronize()
 }
 
@@ -171,7 +171,7 @@ fn measure(
     let stream = search.stream;
     for filled in some.iter().flat_map(|x| &x.filled) {
         // SAFETY: the operands exist, and hold nothing yet.
-        unsafe { stream.fill(filled.at, filled.byte, filled.bytes)? };
+        unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
     }
     // As in a program, where a kernel follows others.
     let start = Cell::new(Start::After);
@@ -180,7 +180,7 @@ fn measure(
         some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
             x.numbers.iter().try_for_each(behind)?;
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
-            unsafe { prepared.run(stream) }?;
+            unsafe { prepared.run(stream, search.bases) }?;
             start.set(Start::Dependent);
             x.amend.iter().try_for_each(behind)
         })
@@ -215,7 +215,7 @@ mod tests {
     use crate::exchange::tests::{Pair, Rank};
 
     fn candidates(queries: usize, at: u64) -> Candidates {
-        let tensor = |at| Tensor { at, strides: [4096, 64, 64] };
+        let tensor = |at: u64| Tensor { at: at.into(), strides: [4096, 64, 64] };
         let attention = Attention {
             dtype: DType::BF16,
             batch: 1,

@@ -11,7 +11,7 @@ use symmc_runtime::exec::Located;
 
 use super::space::{Axis, Strides, broadcast, collapse};
 use crate::cudnn::{Attention, Band, Bias, Gradient, Tensor};
-use crate::launch::{Address, Kernel};
+use crate::launch::{DevicePtr, Kernel};
 
 /// An attention in both forms.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,7 +42,7 @@ impl Candidates {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filled {
     /// Where it begins.
-    pub at: Address,
+    pub at: DevicePtr,
     /// How long it is.
     pub bytes: usize,
     /// What each byte of it becomes.
@@ -71,13 +71,13 @@ pub(super) struct Tensors<'a> {
     /// The log-sum-exp of each row.
     pub sums: Option<&'a Located>,
     /// For the gradients: that of the result, those of queries, keys and values, and memory for a number for each row.
-    pub gradients: Option<([&'a Located; 4], Address)>,
+    pub gradients: Option<([&'a Located; 4], DevicePtr)>,
 }
 
 /// A mask with its first address.
 #[derive(Clone, Copy)]
 pub(super) struct Mask<'a> {
-    pub at: Address,
+    pub at: DevicePtr,
     pub mask: &'a Located,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn attention(
     form: &Form,
     tensors: &Tensors<'_>,
     mask: Option<Mask<'_>>,
-    at: &dyn Fn(&Located) -> Address,
+    at: &dyn Fn(&Located) -> DevicePtr,
 ) -> Option<Attention> {
     let Tensors { q, k, v, r, sums, gradients } = *tensors;
     let rank = q.shape.len();
@@ -170,14 +170,14 @@ pub(super) fn attention(
 }
 
 /// The log-sum-exp of rows along these axes.
-fn sums_of(at: Address, axes: [Axis; 3]) -> Option<Tensor> {
+fn sums_of(at: DevicePtr, axes: [Axis; 3]) -> Option<Tensor> {
     let whole = axes.iter().map(|a| a.n as i64).product::<i64>();
     let strides = axes.map(|a| if a.n == 1 { whole } else { a.stride as i64 });
     strides.iter().all(|s| *s > 0).then_some(Tensor { at, strides })
 }
 
 /// An operand of these outer axes with `n` elements side by side.
-fn tensor(at: Address, axes: [Axis; 3], n: usize, step: isize) -> Option<Tensor> {
+fn tensor(at: DevicePtr, axes: [Axis; 3], n: usize, step: isize) -> Option<Tensor> {
     // The distance along an axis of one is no distance.
     let whole = axes.iter().map(|a| a.n as i64).product::<i64>() * n as i64;
     let stride = |a: Axis| if a.n == 1 { whole } else { a.stride as i64 };
@@ -186,7 +186,7 @@ fn tensor(at: Address, axes: [Axis; 3], n: usize, step: isize) -> Option<Tensor>
     fits.then_some(Tensor { at, strides })
 }
 
-fn bias(at: Address, dtype: DType, of: DType, extents: [usize; 4], strides: [isize; 4]) -> Option<Bias> {
+fn bias(at: DevicePtr, dtype: DType, of: DType, extents: [usize; 4], strides: [isize; 4]) -> Option<Bias> {
     if dtype != of && dtype != DType::F32 || strides[3] != 1 || strides.iter().any(|&s| s < 0) {
         return None;
     }

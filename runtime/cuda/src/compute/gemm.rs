@@ -16,13 +16,13 @@ use symmc_ir::DType;
 
 use crate::driver::{Device, Stream};
 use crate::error::{CudaError, trust_loader_path};
-use crate::launch::Address;
+use crate::launch::{Address, DevicePtr, PortBases};
 
 /// A matrix of a product: `[rows, columns]` with one unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Matrix {
     /// The first element.
-    pub at: Address,
+    pub at: DevicePtr,
     /// Elements between neighbours along the axis without unit stride.
     pub step: usize,
     /// Which axis has unit stride.
@@ -63,13 +63,18 @@ pub struct Gemm {
 }
 
 impl Gemm {
+    /// The pointers to the matrices.
+    pub(crate) fn pointers(&self) -> [DevicePtr; 3] {
+        [self.a.at, self.b.at, self.c.at]
+    }
+
     /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes; 16 at most,
     /// which is the most that algorithms ask for: what is chosen serves every memory that a caller may lend.
     pub(crate) fn alignments(&self) -> [u8; 3] {
         let size = self.dtype.size() as u64;
         [self.a, self.b, self.c].map(|matrix| {
-            let every = matrix.at | (matrix.batch as i64 as u64).wrapping_mul(size);
-            every.trailing_zeros().min(4) as u8
+            let step = (matrix.batch as i64 as u64).wrapping_mul(size);
+            (matrix.at.alignment(16) | step).trailing_zeros() as u8
         })
     }
 }
@@ -286,14 +291,6 @@ impl Prepared {
         self.gemm
     }
 
-    /// The same of matrices that lie elsewhere, aligned as these.
-    pub(crate) fn at(&self, [a, b, c]: [Address; 3]) -> Prepared {
-        let moved = |matrix: Matrix, at| Matrix { at, ..matrix };
-        let Gemm { a: x, b: y, c: z, .. } = self.gemm;
-        let gemm = Gemm { a: moved(x, a), b: moved(y, b), c: moved(z, c), ..self.gemm };
-        Prepared { gemm, ..self.clone() }
-    }
-
     /// The bytes of workspace that it uses.
     pub fn workspace(&self) -> usize {
         self.needed
@@ -307,7 +304,12 @@ impl Prepared {
     /// # Safety
     /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the
     /// stream has done it, and nothing else uses the workspace meanwhile.
-    pub unsafe fn run(&self, stream: &Stream, workspace: Address) -> Result<(), CudaError> {
+    pub unsafe fn run(
+        &self,
+        stream: &Stream,
+        workspace: Address,
+        bases: PortBases<'_>,
+    ) -> Result<(), CudaError> {
         // One and zero of the type that sums are scaled in.
         let (one, zero) = match self.gemm.dtype {
             DType::F64 => (1f64.to_bits(), 0),
@@ -322,13 +324,13 @@ impl Prepared {
                 d.product,
                 ptr::from_ref(&one).cast(),
                 ptr::from_ref(&zero).cast(),
-                b.at as *const c_void,
+                b.at.resolve(bases) as *const c_void,
                 d.layouts[0],
-                a.at as *const c_void,
+                a.at.resolve(bases) as *const c_void,
                 d.layouts[1],
-                c.at as *const c_void,
+                c.at.resolve(bases) as *const c_void,
                 d.layouts[2],
-                c.at as *mut c_void,
+                c.at.resolve(bases) as *mut c_void,
                 d.layouts[2],
                 &self.algorithm,
                 workspace as *mut c_void,

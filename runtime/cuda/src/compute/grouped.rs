@@ -122,9 +122,8 @@ pub(super) fn lower(
     }
     let assertion = l.assertion(Fault::GroupEnd { rows });
     let entry = l.source.function("grouped", out);
-    let addresses = [l.at(x), l.at(y), l.at(ends), l.at(result), l.machine.status];
-    let mut params: Vec<Param> = addresses.map(Param::from).to_vec();
-    params.push(assertion.into());
+    let mut params: Vec<Param> = [x, y, ends, result].map(|value| l.at(value).into()).to_vec();
+    params.extend([l.machine.status.into(), assertion.into()]);
     let kernel = Kernel::flat(entry, blocks as usize, config.threads as usize, params);
     Ok(vec![Command::Kernel(Kernel { shared: config.shared as u32, ..kernel })])
 }

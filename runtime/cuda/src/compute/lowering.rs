@@ -9,7 +9,7 @@ use super::machine::{InputUse, Machine};
 use super::text;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::DevicePtr;
 
 /// An operation to be lowered: that of a step, or one of those of a dispatch.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct Operation<'a> {
 
 /// What lowering steps of one program needs and adds to.
 pub struct Lowering<'a> {
-    at: &'a dyn Fn(&Located) -> Address,
+    at: &'a dyn Fn(&Located) -> DevicePtr,
     /// The functions that launches name.
     pub source: Source,
     /// Where data can be out of range.
@@ -38,7 +38,7 @@ pub struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     /// Nothing is lowered yet; `at` gives addresses.
-    pub fn new(at: &'a dyn Fn(&Located) -> Address, machine: &Machine) -> Lowering<'a> {
+    pub fn new(at: &'a dyn Fn(&Located) -> DevicePtr, machine: &Machine) -> Lowering<'a> {
         Lowering { at, source: Source::new(), assertions: Assertions::new(), step: 0, machine: *machine }
     }
 
@@ -48,7 +48,7 @@ impl<'a> Lowering<'a> {
         self.source.prelude(text::BASE);
     }
 
-    pub(super) fn at(&self, value: &Located) -> Address {
+    pub(super) fn at(&self, value: &Located) -> DevicePtr {
         (self.at)(value)
     }
 
@@ -70,10 +70,10 @@ impl<'a> Lowering<'a> {
     }
 
     /// The workspace, if it has this many bytes.
-    pub(super) fn room(&self, what: &str, bytes: usize) -> Result<Address, CudaError> {
+    pub(super) fn room(&self, what: &str, bytes: usize) -> Result<DevicePtr, CudaError> {
         let found = self.machine.workspace_bytes;
         if bytes <= found {
-            return Ok(self.machine.workspace);
+            return Ok(self.machine.workspace.into());
         }
         Err(CudaError::Unsupported(format!("{what} needs {bytes} bytes of workspace, found {found}")))
     }

@@ -14,7 +14,7 @@ use super::lowering::Lowering;
 use super::skinny::Epilogue;
 use super::space::{Strides, by_stride, collapse, reach};
 use crate::command::Command;
-use crate::launch::{Address, Kernel, Param};
+use crate::launch::{DevicePtr, Kernel, Param};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -34,14 +34,14 @@ struct Term {
 }
 
 struct Load {
-    at: Address,
+    at: DevicePtr,
     kind: &'static str,
     strides: Strides,
     terms: Vec<Term>,
 }
 
 struct Store {
-    at: Address,
+    at: DevicePtr,
     strides: Strides,
     value: Val,
 }
@@ -100,7 +100,7 @@ impl Map {
     }
 
     /// An operand with these strides over the space. An equal one is loaded once.
-    pub fn load(&mut self, at: Address, kind: &'static str, strides: Strides) -> Val {
+    pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> Val {
         let same = |d: &Def| matches!(d, Def::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
         if let Some(known) = self.values.iter().position(same) {
             return Val(known);
@@ -111,7 +111,7 @@ impl Map {
     /// An operand at positions along some axes that other values give: `(index, extent, stride, assertion)`.
     pub fn gather(
         &mut self,
-        at: Address,
+        at: DevicePtr,
         kind: &'static str,
         strides: Strides,
         terms: impl IntoIterator<Item = (Val, usize, isize, u32)>,
@@ -127,7 +127,7 @@ impl Map {
     }
 
     /// Stores a value.
-    pub fn store(&mut self, at: Address, strides: Strides, value: Val) {
+    pub fn store(&mut self, at: DevicePtr, strides: Strides, value: Val) {
         self.stores.push(Store { at, strides, value });
     }
 

@@ -15,7 +15,7 @@ use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel};
+use crate::launch::{DevicePtr, Kernel};
 
 /// The most products of the library that one step becomes.
 const MOST_PRODUCTS: usize = 64;
@@ -25,7 +25,7 @@ const TILE: usize = 64;
 /// The matrices of one operand over the batch.
 #[derive(Clone)]
 struct Side {
-    at: Address,
+    at: DevicePtr,
     /// Rows and columns.
     matrix: [Axis; 2],
     /// Over the batch.
@@ -190,7 +190,7 @@ fn products(p: &Product) -> Option<Vec<Gemm>> {
             let i = (index % outer[axis]) as i64;
             index /= outer[axis];
             for (matrix, side) in [(&mut gemm.a, &a), (&mut gemm.b, &b), (&mut gemm.c, &c)] {
-                matrix.at = matrix.at.wrapping_add_signed(i * side.batch[axis] as i64 * size);
+                matrix.at = matrix.at.offset_by(i * side.batch[axis] as i64 * size);
             }
         }
         gemm

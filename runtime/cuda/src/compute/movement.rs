@@ -13,12 +13,12 @@ use super::space::{Strides, axes, broadcast, dense};
 use super::text::{moved, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::DevicePtr;
 
 /// Part of a value: an address and strides over a shape.
 #[derive(Clone)]
 struct Part {
-    at: Address,
+    at: DevicePtr,
     shape: Vec<usize>,
     strides: Strides,
 }
@@ -28,14 +28,14 @@ impl Part {
         Part { at: l.at(value), shape: value.shape.to_vec(), strides: Strides::from_slice(&value.strides) }
     }
 
-    fn dense(at: Address, shape: &[usize]) -> Part {
+    fn dense(at: DevicePtr, shape: &[usize]) -> Part {
         Part { at, shape: shape.to_vec(), strides: dense(shape) }
     }
 
     /// `n` positions from `start` on along an axis.
     fn cut(&mut self, axis: usize, start: usize, n: usize, size: usize) {
         self.shape[axis] = n;
-        self.at = self.at.wrapping_add_signed((self.strides[axis] * start as isize * size as isize) as i64);
+        self.at = self.at.offset_by((self.strides[axis] * start as isize * size as isize) as i64);
     }
 
     /// Whether the elements are one run in row-major order.

@@ -13,7 +13,7 @@ use super::lowering::Lowering;
 use super::machine::Machine;
 use super::space::{Axis, Rows, broadcast};
 use super::text::{self, offset, stored};
-use crate::launch::{Address, Kernel};
+use crate::launch::{DevicePtr, Kernel};
 
 /// The most bytes that they may take.
 const MOST: usize = 32 << 20;
@@ -78,9 +78,9 @@ pub(super) fn bytes(numbers: &Located) -> usize {
 }
 
 /// Where they lie, and how much of the workspace is in front of them.
-pub(super) fn place(numbers: &Located, machine: &Machine) -> Option<(Address, usize)> {
+pub(super) fn place(numbers: &Located, machine: &Machine) -> Option<(DevicePtr, usize)> {
     let room = (machine.workspace_bytes & !255).checked_sub(bytes(numbers))?;
-    Some((machine.workspace + room as Address, room))
+    Some((DevicePtr::from(machine.workspace) + room as u64, room))
 }
 
 /// The kernel that makes them at an address. `limits` are those of the bounds by data.
@@ -88,7 +88,7 @@ pub(super) fn kernel(
     o: &Operands<'_, Located>,
     limits: &[(&Bound, i64)],
     numbers: &Located,
-    to: Address,
+    to: DevicePtr,
     l: &mut Lowering<'_>,
 ) -> Kernel {
     let outer = numbers.shape.len().saturating_sub(1);
@@ -127,7 +127,7 @@ pub(super) fn kernel(
          sc::@_L::span(given, row, 0, from, below);\n    const bool seen = {seen};\n    \
          ((sc::{element} *)numbers)[at] = sc::Put<sc::{element}>::of(seen ? 0.0f : sc::minus_infinity(0.0f));\n}}\n"
     );
-    let addresses = [o.mask.map_or(0, |m| l.at(m)), to].into_iter();
+    let addresses = [o.mask.map_or(DevicePtr::NULL, |m| l.at(m)), to].into_iter();
     let addresses = addresses.chain(positions.iter().map(|p| p.at.at));
     let params = addresses.map(Into::into).collect();
     l.preludes();

@@ -13,14 +13,14 @@ use super::space::{Axis, Strides, axes, broadcast, by_stride, is_run};
 use super::text::{self, offset, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param};
+use crate::launch::{DevicePtr, Kernel, Param};
 
 /// Threads of a block.
 const THREADS: usize = 256;
 
 /// The rows of one operand: where they lie, and the distance of neighbours within.
 struct Rows {
-    at: Address,
+    at: DevicePtr,
     size: usize,
     row: Vec<Axis>,
     step: isize,
@@ -46,7 +46,7 @@ impl Rows {
 struct Part {
     layout: String,
     blocks: usize,
-    params: [Address; 4],
+    params: [DevicePtr; 4],
 }
 
 pub(super) fn lower(
@@ -151,7 +151,7 @@ pub(super) struct OfProduct {
     /// How far apart the columns of a pair are.
     pub half: usize,
     /// Cosines, sines and the result.
-    pub params: [Address; 3],
+    pub params: [DevicePtr; 3],
 }
 
 /// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.

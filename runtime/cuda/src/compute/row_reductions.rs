@@ -23,7 +23,7 @@ use super::space::{Strides, broadcast};
 use super::text::{self, computed, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param};
+use crate::launch::{DevicePtr, Kernel, Param};
 
 /// The most bytes of operands that a thread keeps in registers, in blocks of up to 512 threads and in larger ones.
 const KEPT_BYTES: [usize; 2] = [192, 96];
@@ -79,7 +79,7 @@ struct RowReduction {
 
 /// A number of each row that is stored.
 struct RowStore {
-    at: Address,
+    at: DevicePtr,
     strides: Strides,
     value: usize,
 }

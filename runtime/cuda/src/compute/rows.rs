@@ -15,7 +15,7 @@ use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param};
+use crate::launch::{DevicePtr, Kernel, Param};
 
 /// The most elements of a row that one thread keeps in registers.
 const KEPT: usize = 32;
@@ -24,7 +24,7 @@ const WARP_ACCESSES: usize = 128;
 
 /// An operand split into rows.
 struct Split {
-    at: Address,
+    at: DevicePtr,
     dtype: DType,
     row: Vec<Axis>,
     within: Vec<Axis>,
@@ -133,7 +133,7 @@ fn layout(rows: usize, n: usize, width: usize, x: &Split, r: &Split, more: &str)
 fn launch(
     what: &str,
     layout: &str,
-    params: &[(&str, Address)],
+    params: &[(&str, DevicePtr)],
     call: &str,
     blocks: usize,
     block: usize,
@@ -431,7 +431,7 @@ impl Norm {
         operands: &[Located],
         result: &Located,
         l: &Lowering<'_>,
-    ) -> Result<(String, Vec<(&'static str, Address)>, String), CudaError> {
+    ) -> Result<(String, Vec<(&'static str, DevicePtr)>, String), CudaError> {
         let x = &operands[0];
         let shape = &x.shape[x.shape.len() - self.axes..];
         let mut layout =
@@ -443,7 +443,7 @@ impl Norm {
             let Some(p) = operands.get(1 + i) else {
                 // Templates name them, too, where they are not there.
                 layout.push_str(&offset(&place, &[]));
-                params.push((*name, 0));
+                params.push((*name, DevicePtr::NULL));
                 continue;
             };
             if p.shape[..] != *shape || p.dtype != x.dtype {

@@ -15,7 +15,7 @@ use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{Kernel, Param, plain};
+use crate::launch::{DevicePtr, Kernel, Param, plain};
 
 /// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {
@@ -80,9 +80,8 @@ pub(super) fn elements(
     l.source.prelude(text::SCATTER);
     let assertion = l.index_assertion(axis, x.shape[axis]);
     let entry = l.source.function("scatter", layout);
-    let mut params: Vec<Param> =
-        [l.at(index), l.at(src), l.at(result), l.machine.status].map(Param::from).to_vec();
-    params.push(assertion.into());
+    let mut params: Vec<Param> = [index, src, result].map(|value| l.at(value).into()).to_vec();
+    params.extend([l.machine.status.into(), assertion.into()]);
     out.push(Command::Kernel(Kernel::flat(entry, n.div_ceil(256), 256, params)));
     Ok(out)
 }
@@ -207,7 +206,7 @@ plain! {
     /// What a kernel knows of the indices; the first words are used.
     struct IndicesParam {
         status: u64,
-        at: [u64; MOST_INDICES],
+        at: [DevicePtr; MOST_INDICES],
         assertions: [u64; MOST_INDICES],
     }
 }
@@ -221,8 +220,11 @@ fn indices_param(
     if indices.len() > MOST_INDICES {
         return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
     }
-    let mut out =
-        IndicesParam { status: l.machine.status, at: [0; MOST_INDICES], assertions: [0; MOST_INDICES] };
+    let mut out = IndicesParam {
+        status: l.machine.status,
+        at: [DevicePtr::NULL; MOST_INDICES],
+        assertions: [0; MOST_INDICES],
+    };
     for (k, index) in indices.iter().enumerate() {
         out.at[k] = l.at(index);
         out.assertions[k] = u64::from(l.index_assertion(axis + k, x.shape[axis + k]));

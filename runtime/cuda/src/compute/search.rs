@@ -20,7 +20,7 @@ use crate::cache::{Cache, name_of};
 use crate::driver::{Device, Event, Stream, version};
 use crate::error::CudaError;
 use crate::exchange::{Exchange, of_rank_0};
-use crate::launch::Address;
+use crate::launch::{Address, DevicePtr, PortBases};
 
 /// How the algorithms of matrix products are chosen, and who computes attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -58,12 +58,15 @@ pub struct Search<'a> {
     pub limit: Duration,
     /// Memory whose data must stay: what is computed into it is not timed.
     pub kept: &'a [Range<Address>],
+    /// Where ports begin meanwhile.
+    pub bases: PortBases<'a>,
 }
 
 impl Search<'_> {
     /// Whether something may be computed into this place for a time.
-    pub(super) fn may_write(&self, at: Address) -> bool {
-        !self.kept.iter().any(|kept| kept.contains(&at))
+    pub(super) fn may_write(&self, at: DevicePtr) -> bool {
+        let address = at.resolve(self.bases);
+        !self.kept.iter().any(|kept| kept.contains(&address))
     }
 }
 
@@ -172,7 +175,7 @@ impl Search<'_> {
             let of_each = alike.iter().take(most).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
             let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() else { continue };
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
-            let run = |product: &Prepared| unsafe { product.run(self.stream, machine.workspace) };
+            let run = |product: &Prepared| unsafe { product.run(self.stream, machine.workspace, self.bases) };
             // What the library does not take back is no candidate.
             if let Ok(graph) = self.stream.capture(|| products.iter().cycle().take(runs).try_for_each(run)) {
                 tried.push((algorithm, graph, f64::INFINITY));
@@ -272,7 +275,7 @@ mod tests {
     use crate::exchange::tests::{Pair, Rank};
 
     fn gemm(n: usize, at: u64) -> Gemm {
-        let side = |at| Matrix { at, step: n, order: Order::Rows, batch: 0 };
+        let side = |at: u64| Matrix { at: at.into(), step: n, order: Order::Rows, batch: 0 };
         let (a, b, c) = (side(at), side(4096), side(8192));
         Gemm { dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c }
     }

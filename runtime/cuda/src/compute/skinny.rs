@@ -12,7 +12,7 @@ use super::gemm::{Gemm, Order};
 use super::lowering::Lowering;
 use super::text::{self, stored};
 use crate::command::Command;
-use crate::launch::{Address, Kernel, Param, TensorMap};
+use crate::launch::{DevicePtr, Kernel, Param, TensorMap};
 
 /// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
 /// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.
@@ -279,7 +279,7 @@ fn parts(gemms: &[Gemm], arrangement: Arrangement<'_>, columns: usize) -> (Strin
 fn config(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
-    let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
+    let aligned = |at: DevicePtr, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
     let fits = gemm.dtype.is_float()
         && gemm.dtype.size() < 8
         && gemm.a.order == Order::Rows

@@ -10,7 +10,7 @@ use super::space::Axis;
 use super::text::{self, offset, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param};
+use crate::launch::{DevicePtr, Kernel, Param};
 
 /// The longest row that is sorted in shared memory; elements of a tile of longer ones.
 const TILE: usize = 4096;
@@ -82,7 +82,14 @@ pub(super) fn lower(
         let size = n.next_power_of_two().max(2);
         let threads = (size / 2).clamp(32, 1024);
         let call = format!("sort_rows<@_L, {size}, {threads}>(a, b, c)");
-        return Ok(vec![job.launch("sort", &call, &[from, to, places], lines, threads, l)]);
+        return Ok(vec![job.launch(
+            "sort",
+            &call,
+            [from, to, places].map(Param::from).to_vec(),
+            lines,
+            threads,
+            l,
+        )]);
     }
     job.long(copies(axis, x), [from, to, places], l)
 }
@@ -100,7 +107,7 @@ impl Job {
         &self,
         what: &str,
         call: &str,
-        addresses: &[Address],
+        params: Vec<Param>,
         blocks: usize,
         threads: usize,
         l: &mut Lowering<'_>,
@@ -109,9 +116,8 @@ impl Job {
         let text = format!(
             "{}extern \"C\" __global__ void __launch_bounds__({threads}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call};\n}}\n",
             self.layout,
-            names[..addresses.len()].join(", ")
+            names[..params.len()].join(", ")
         );
-        let params = addresses.iter().map(|&a| Param::from(a)).collect();
         Command::Kernel(Kernel::flat(l.source.function(what, text), blocks, threads, params))
     }
 
@@ -119,31 +125,33 @@ impl Job {
     fn long(
         &self,
         (keys, copy): (usize, usize),
-        [from, to, places]: [Address; 3],
+        [from, to, places]: [DevicePtr; 3],
         l: &mut Lowering<'_>,
     ) -> Result<Vec<Command>, CudaError> {
         let room = l.room("sorting", 2 * copy)?;
         let side = |i: usize| {
-            let start = room + (i * copy) as Address;
-            (start, start + keys as Address)
+            let start = room + (i * copy) as u64;
+            (start, start + keys as u64)
         };
         let tiles = format!("sort_tiles<@_L, {TILE}, 1024>(a, b, c)");
         let (k, p) = side(0);
         let blocks = self.n.div_ceil(TILE) * self.lines;
-        let mut out = vec![self.launch("sort_tiles", &tiles, &[from, k, p], blocks, 1024, l)];
+        let mut out =
+            vec![self.launch("sort_tiles", &tiles, [from, k, p].map(Param::from).to_vec(), blocks, 1024, l)];
         let (mut width, mut now) = (TILE, 0);
         while width < self.n {
             let ((k, p), (nk, np)) = (side(now), side(1 - now));
-            let addresses = [k, p, nk, np, width as u64];
+            let mut params = [k, p, nk, np].map(Param::from).to_vec();
+            params.push((width as u64).into());
             let blocks = (self.n * self.lines).div_ceil(256);
             let call = "merge_runs<@_L>(a, b, c, d, width)";
-            out.push(self.launch("sort_merge", call, &addresses, blocks, 256, l));
+            out.push(self.launch("sort_merge", call, params, blocks, 256, l));
             now = 1 - now;
             width *= 2;
         }
         let blocks = (self.count * self.lines).div_ceil(256);
-        let addresses = [from, side(now).1, to, places];
-        out.push(self.launch("sort_emit", "emit_rows<@_L>(a, b, c, d)", &addresses, blocks, 256, l));
+        let params = [from, side(now).1, to, places].map(Param::from).to_vec();
+        out.push(self.launch("sort_emit", "emit_rows<@_L>(a, b, c, d)", params, blocks, 256, l));
         Ok(out)
     }
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::Located;
 
-use crate::launch::Address;
+use crate::launch::DevicePtr;
 
 /// One axis of one operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub(super) struct Axis {
 
 /// An operand of attention: where its heads and rows lie.
 pub(super) struct Rows {
-    pub at: Address,
+    pub at: DevicePtr,
     pub head: Vec<Axis>,
     pub row: Vec<Axis>,
     pub step: isize,
@@ -24,7 +24,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Of `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
-    pub fn new(at: Address, shape: &[usize], strides: &[isize], group: usize) -> Rows {
+    pub fn new(at: DevicePtr, shape: &[usize], strides: &[isize], group: usize) -> Rows {
         let r = shape.len();
         let axis = |a: usize| Axis { n: shape[a], stride: strides[a] };
         let heads = axis(r - 3);

@@ -5,13 +5,13 @@
 
 use symmc_ir::DType;
 
-use crate::launch::Address;
+use crate::launch::DevicePtr;
 
 /// An operand or the result, `[batch, heads, rows, elements]`, with neighbouring elements side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tensor {
     /// The first element, at a multiple of 16.
-    pub at: Address,
+    pub at: DevicePtr,
     /// Elements between neighbours along the first three axes.
     pub strides: [i64; 3],
 }
@@ -20,7 +20,7 @@ pub struct Tensor {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bias {
     /// The first element.
-    pub at: Address,
+    pub at: DevicePtr,
     /// Its type.
     pub dtype: DType,
     /// Its extents.
@@ -44,7 +44,7 @@ pub struct Gradient {
     /// That of the result.
     pub of_r: Tensor,
     /// The first element of memory for a number in f32 for each row.
-    pub means: Address,
+    pub means: DevicePtr,
     /// The gradients of the queries, keys and values.
     pub of_q: Tensor,
     /// As above.
@@ -125,18 +125,20 @@ pub(crate) fn gradient_workspace(heads: usize, key_heads: usize, extents: [usize
 impl Attention {
     /// The same wherever it lies: what a plan of the library depends on.
     pub(crate) fn shape(&self) -> Attention {
-        let nowhere = |t: Tensor| Tensor { at: 0, ..t };
-        let bias = self.bias.map(|b| Bias { at: b.at % 16, ..b });
+        let nowhere = |t: Tensor| Tensor { at: DevicePtr::NULL, ..t };
+        // As much of a pointer as alignment depends on.
+        let aligned = |at: DevicePtr| DevicePtr::from(at.alignment(16) % 16);
+        let bias = self.bias.map(|b| Bias { at: aligned(b.at), ..b });
         Attention {
             q: nowhere(self.q),
             k: nowhere(self.k),
             v: nowhere(self.v),
             r: nowhere(self.r),
             bias,
-            sums: self.sums.map(|s| Tensor { at: s.at % 16, ..s }),
+            sums: self.sums.map(|s| Tensor { at: aligned(s.at), ..s }),
             gradient: self.gradient.map(|g| Gradient {
                 of_r: nowhere(g.of_r),
-                means: 0,
+                means: DevicePtr::NULL,
                 of_q: nowhere(g.of_q),
                 of_k: nowhere(g.of_k),
                 of_v: nowhere(g.of_v),
@@ -146,24 +148,23 @@ impl Attention {
     }
 
     /// Where what it computes lies.
-    pub(crate) fn results(&self) -> Vec<Address> {
+    pub(crate) fn results(&self) -> Vec<DevicePtr> {
         match &self.gradient {
             None => self.sums.iter().map(|s| s.at).chain([self.r.at]).collect(),
             Some(g) => vec![g.of_q.at, g.of_k.at, g.of_v.at],
         }
     }
 
-    /// All words that are addresses, in one order.
-    pub(crate) fn addresses_mut(&mut self) -> Vec<&mut Address> {
-        let tensors = [&mut self.q, &mut self.k, &mut self.v, &mut self.r];
-        let mut out: Vec<&mut Address> = tensors.into_iter().map(|tensor| &mut tensor.at).collect();
-        out.extend(self.bias.iter_mut().map(|bias| &mut bias.at));
-        out.extend(self.sums.iter_mut().map(|sums| &mut sums.at));
-        if let Some(g) = &mut self.gradient {
-            let Gradient { of_r, means, of_q, of_k, of_v } = g;
-            out.extend([&mut of_r.at, means, &mut of_q.at, &mut of_k.at, &mut of_v.at]);
-        }
-        out
+    /// All pointers.
+    pub(crate) fn pointers(&self) -> impl Iterator<Item = DevicePtr> {
+        let tensors = [self.q, self.k, self.v, self.r].map(|tensor| tensor.at);
+        let gradients = self
+            .gradient
+            .map(|g| [g.of_r.at, g.means, g.of_q.at, g.of_k.at, g.of_v.at])
+            .into_iter()
+            .flatten();
+        let others = self.bias.map(|bias| bias.at).into_iter().chain(self.sums.map(|sums| sums.at));
+        tensors.into_iter().chain(others).chain(gradients)
     }
 
     /// The same attention in parts, each of some of the heads, such that the memory that the library uses for each part is

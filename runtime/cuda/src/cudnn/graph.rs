@@ -17,7 +17,7 @@ use super::descriptor::{Attribute, Descriptor, Kind, Value};
 use super::library::{Cudnn, Handle};
 use crate::driver::{Device, Stream};
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::{Address, DevicePtr, PortBases};
 
 /// The heuristic that is asked for engines.
 const MODE_A: i32 = 3;
@@ -109,7 +109,7 @@ impl Planner {
             // What the library refuses is no attention of its own.
             let plan = plans.entry(part.key()).or_insert_with(|| self.plan(&part).ok().map(Arc::new));
             match plan.as_ref().filter(|plan| plan.workspace <= bytes) {
-                Some(plan) => prepared.push(Part::new(plan, &part, workspace)?),
+                Some(plan) => prepared.push(Part { plan: plan.clone(), attention: part }),
                 None => return Ok(None),
             }
         }
@@ -164,38 +164,45 @@ impl Planner {
     }
 }
 
-/// A part of an attention with its plan and its addresses.
+/// A part of an attention with its plan.
 struct Part {
     plan: Arc<Plan>,
+    attention: Attention,
+}
+
+/// The operands, results and numbers of a part as the library takes them.
+struct VariantPack {
     pack: Descriptor,
     /// The numbers that the pack points to.
     _constants: Box<[[u8; 4]]>,
 }
 
 impl Part {
-    fn new(plan: &Arc<Plan>, x: &Attention, workspace: Address) -> Result<Part, CudaError> {
+    /// The pack of a run whose ports begin at these bases.
+    fn pack(&self, workspace: Address, bases: PortBases<'_>) -> Result<VariantPack, CudaError> {
+        let (plan, x) = (&self.plan, &self.attention);
         let constants: Box<[[u8; 4]]> = plan
             .data
             .iter()
             .map(|(_, data)| if let Data::Constant(bytes) = data { *bytes } else { [0; 4] })
             .collect();
-        let of = |which: fn(&Gradient) -> Address| x.gradient.as_ref().map_or(0, which);
+        let of = |which: fn(&Gradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
         let place = |((_, data), constant): (&(i64, Data), &[u8; 4])| -> *mut c_void {
             let at = match data {
                 Data::Queries => x.q.at,
                 Data::Keys => x.k.at,
                 Data::Values => x.v.at,
                 Data::Result => x.r.at,
-                Data::Sums { .. } => x.sums.map_or(0, |s| s.at),
+                Data::Sums { .. } => x.sums.map_or(DevicePtr::NULL, |s| s.at),
                 Data::OfResult => of(|g| g.of_r.at),
                 Data::Means => of(|g| g.means),
                 Data::OfQueries => of(|g| g.of_q.at),
                 Data::OfKeys => of(|g| g.of_k.at),
                 Data::OfValues => of(|g| g.of_v.at),
-                Data::Bias { .. } => x.bias.map_or(0, |b| b.at),
+                Data::Bias { .. } => x.bias.map_or(DevicePtr::NULL, |b| b.at),
                 Data::Constant(_) => return constant.as_ptr().cast_mut().cast(),
             };
-            at as *mut c_void
+            at.resolve(bases) as *mut c_void
         };
         let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
         let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(place).collect();
@@ -204,26 +211,27 @@ impl Part {
             .with(Attribute::PackPointers, Value::Pointers(&pointers))?
             .with(Attribute::PackWorkspace, Value::Pointers(&[workspace as *mut c_void]))?
             .finish()?;
-        Ok(Part { plan: plan.clone(), pack, _constants: constants })
+        Ok(VariantPack { pack, _constants: constants })
     }
 
     /// Enqueues it.
     ///
     /// # Safety
     /// As [`Prepared::run`].
-    unsafe fn run(&self, stream: &Stream) -> Result<(), CudaError> {
+    unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<(), CudaError> {
+        let VariantPack { pack, _constants } = self.pack(workspace, bases)?;
         let context = &self.plan.context;
         let (cudnn, handle) = (context.cudnn, context.handle.lock().unwrap_or_else(PoisonError::into_inner));
         // SAFETY: the handle and the stream are alive.
         let set = unsafe { (cudnn.functions.set_stream)(handle.0, stream.handle().cast()) };
         cudnn.check("taking a stream", set)?;
         // SAFETY: the handle, the plan and the pack are alive; the rest by the caller.
-        let ran = unsafe { (cudnn.functions.execute)(handle.0, self.plan.plan.at, self.pack.at) };
+        let ran = unsafe { (cudnn.functions.execute)(handle.0, self.plan.plan.at, pack.at) };
         cudnn.check("running an attention", ran)
     }
 }
 
-/// An attention with its plans and its addresses.
+/// An attention with its plans.
 pub struct Prepared {
     attention: Box<Attention>,
     workspace: Address,
@@ -237,27 +245,16 @@ impl Prepared {
         &self.attention
     }
 
-    /// The same of operands that lie elsewhere, aligned as these.
+    /// Enqueues the attention with ports at these bases.
     ///
     /// # Errors
-    /// The library refuses the addresses.
-    pub(crate) fn at(&self, x: &Attention) -> Result<Prepared, CudaError> {
-        let parts = x.parts();
-        let moved = |(part, x): (&Part, &Attention)| Part::new(&part.plan, x, self.workspace);
-        let parts = self.parts.iter().zip(&parts).map(moved).collect::<Result<_, _>>()?;
-        Ok(Prepared { attention: Box::new(*x), workspace: self.workspace, parts })
-    }
-
-    /// Enqueues the attention.
-    ///
-    /// # Errors
-    /// The library refuses.
+    /// The library refuses it, or the addresses.
     ///
     /// # Safety
     /// The operands, the results and the workspace exist until the stream has done it, and nothing else uses the workspace
     /// meanwhile.
-    pub unsafe fn run(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub unsafe fn run(&self, stream: &Stream, bases: PortBases<'_>) -> Result<(), CudaError> {
         // SAFETY: by the caller.
-        self.parts.iter().try_for_each(|part| unsafe { part.run(stream) })
+        self.parts.iter().try_for_each(|part| unsafe { part.run(stream, self.workspace, bases) })
     }
 }

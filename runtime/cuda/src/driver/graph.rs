@@ -14,7 +14,7 @@ use super::device::Device;
 use super::module::Function;
 use super::stream::{Params, Stream};
 use crate::error::{CudaError, checked};
-use crate::launch::{Address, Kernel};
+use crate::launch::{Address, Kernel, PortBases};
 
 /// A node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -237,7 +237,7 @@ pub struct Copied {
 }
 
 impl Graph {
-    /// Has a node launch this kernel, the one that it launches with other parameters.
+    /// Has a node launch this kernel, the one that it launches with other parameters, with ports at these bases.
     ///
     /// # Errors
     /// The driver refuses.
@@ -249,8 +249,9 @@ impl Graph {
         node: Node,
         function: Function,
         kernel: &Kernel,
+        bases: PortBases<'_>,
     ) -> Result<(), CudaError> {
-        let params = Params::of(kernel)?;
+        let params = Params::resolve(kernel, bases)?;
         let mut pointers = params.pointers();
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;

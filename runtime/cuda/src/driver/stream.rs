@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::device::Device;
 use super::module::Function;
 use crate::error::{CudaError, checked};
-use crate::launch::{Address, Kernel, Param, Start, TensorMap};
+use crate::launch::{Address, Kernel, Param, PortBases, Start};
 
 /// A stream of somebody else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -214,12 +214,18 @@ impl Stream {
         checked(|| format!("storing a word on GPU {}", self.device.ordinal()), stored.result())
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel, with ports at these bases.
     ///
     /// # Safety
     /// The function takes these parameters and touches only memory that exists.
-    pub unsafe fn launch(&self, function: Function, kernel: &Kernel, start: Start) -> Result<(), CudaError> {
-        let params = Params::of(kernel)?;
+    pub unsafe fn launch(
+        &self,
+        function: Function,
+        kernel: &Kernel,
+        bases: PortBases<'_>,
+        start: Start,
+    ) -> Result<(), CudaError> {
+        let params = Params::resolve(kernel, bases)?;
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
         let mut attributes = self.attributes(kernel, start);
@@ -349,22 +355,46 @@ impl Drop for Event {
 pub(super) struct Params<'k> {
     kernel: &'k Kernel,
     /// The driver's forms of the matrices.
-    maps: Vec<sys::CUtensorMap>,
+    maps: SmallVec<[sys::CUtensorMap; 2]>,
+    /// The words of parameters with pointers to ports, one after another, with addresses in their place.
+    resolved: SmallVec<[u64; 32]>,
 }
 
-impl Params<'_> {
-    pub fn of(kernel: &Kernel) -> Result<Params<'_>, CudaError> {
-        let maps = kernel.params.iter().filter_map(Param::map).map(TensorMap::encode);
-        Ok(Params { kernel, maps: maps.collect::<Result<_, _>>()? })
+impl<'k> Params<'k> {
+    pub fn resolve(kernel: &'k Kernel, bases: PortBases<'_>) -> Result<Params<'k>, CudaError> {
+        let mut maps = SmallVec::new();
+        let mut resolved = SmallVec::new();
+        for param in &kernel.params {
+            match param {
+                Param::Map(map) => maps.push(map.encode(bases)?),
+                Param::Value(plain) if plain.ports().is_empty() => {}
+                Param::Value(plain) => {
+                    let first = resolved.len();
+                    resolved.extend_from_slice(plain.words());
+                    for &(word, pointer) in plain.ports() {
+                        resolved[first + word as usize] = pointer.resolve(bases);
+                    }
+                }
+            }
+        }
+        Ok(Params { kernel, maps, resolved })
     }
 
     /// Where each is; valid as long as this value stays where it is.
     pub fn pointers(&self) -> SmallVec<[*mut c_void; 16]> {
         let mut maps = self.maps.iter();
-        let at = |p: &Param| match p.map() {
-            Some(_) => maps.next().map_or(ptr::null(), |m| ptr::from_ref(m).cast()),
-            None => p.as_ptr().cast::<c_void>(),
+        let mut resolved = &self.resolved[..];
+        let pointer = |param: &Param| -> *const c_void {
+            match param {
+                Param::Map(_) => maps.next().map_or(ptr::null(), |map| ptr::from_ref(map).cast()),
+                Param::Value(plain) if plain.ports().is_empty() => param.as_ptr().cast(),
+                Param::Value(plain) => {
+                    let (words, rest) = resolved.split_at(plain.words().len());
+                    resolved = rest;
+                    words.as_ptr().cast()
+                }
+            }
         };
-        self.kernel.params.iter().map(at).map(<*const c_void>::cast_mut).collect()
+        self.kernel.params.iter().map(pointer).map(<*const c_void>::cast_mut).collect()
     }
 }

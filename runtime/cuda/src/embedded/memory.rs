@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
-use symmc_runtime::session::{Extent, Location, Owner, Port, Spot, Whose};
+use symmc_runtime::session::{Extent, Location, Owner, Port, SizedProgram, Spot, Whose};
 
 use super::piece::Piece;
-use super::recording::Move;
+use super::recording::{Move, RecordingKey};
 use super::session::CudaSession;
-use crate::addresses::AddressMap;
 use crate::driver::{Holder, Memory};
 use crate::launch::Address;
 use crate::staging;
 
-/// What one run takes.
+/// The memory of one run.
 pub(super) struct Resolved {
-    pub addresses: AddressMap,
-    pub moves: [Vec<Move>; 2],
+    /// Where ports begin, and what is copied. An input that the plan holds elsewhere, or an output that an input holds, has
+    /// its address in the place of a base.
+    pub key: RecordingKey,
     pub memory: Vec<Arc<Piece>>,
 }
 
@@ -114,15 +114,11 @@ impl CudaSession<'_> {
 
     /// What the next run takes.
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
-        let bound = self.ports.sized()?.bound.clone();
+        let SizedProgram { bound, text, .. } = self.ports.sized()?;
+        let (bound, sizes) = (bound.clone(), text.clone());
         self.ports.check_lending()?;
         let arena = self.context()?.resources.arena.address();
-        let mut addresses = AddressMap {
-            ordinary: self.context()?.ordinary,
-            symmetric: arena,
-            inputs: Vec::with_capacity(bound.inputs.len()),
-            outputs: Vec::with_capacity(bound.outputs.len()),
-        };
+        let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
             let lent = self.ports.lending().of(Port::Input(i));
@@ -132,7 +128,7 @@ impl CudaSession<'_> {
             if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_renewed(i)) {
                 before.push(Move { to, from: lent.address, bytes: input.bytes });
             }
-            addresses.inputs.push(held.unwrap_or(spot.extent.address));
+            bases.push(held.unwrap_or(spot.extent.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
             let spot = self.located(Port::Output(k))?.extent;
@@ -141,19 +137,19 @@ impl CudaSession<'_> {
             match (output.held_by(), output.mutates) {
                 // The steps write it where the input lies.
                 (Some(i), _) => {
-                    let held = addresses.inputs[i];
+                    let held = bases[i];
                     after.push(Move { to: spot.address, from: held, bytes: output.bytes });
-                    addresses.outputs.push(held);
+                    bases.push(held);
                 }
                 (None, Some(i)) => {
                     // Where the caller has one memory for both, the steps, which need two, take one of the session's.
                     let shared = given.is_some_and(|(_, address)| address == spot.address);
                     let from = if shared { self.room(Port::Output(k), output.bytes)? } else { spot.address };
-                    after.push(Move { to: addresses.inputs[i], from, bytes: output.bytes });
+                    after.push(Move { to: bases[i], from, bytes: output.bytes });
                     after.extend(given.map(|(_, to)| Move { to, from, bytes: output.bytes }));
-                    addresses.outputs.push(from);
+                    bases.push(from);
                 }
-                (None, None) => addresses.outputs.push(spot.address),
+                (None, None) => bases.push(spot.address),
             }
         }
         let mut moves = [before, after];
@@ -161,7 +157,8 @@ impl CudaSession<'_> {
             list.retain(|m| m.to != m.from && m.bytes > 0);
             list.dedup();
         }
-        Ok(Resolved { addresses, moves, memory: self.ports.memories().cloned().collect() })
+        let key = RecordingKey { sizes, bases: bases.into(), moves };
+        Ok(Resolved { key, memory: self.ports.memories().cloned().collect() })
     }
 
     /// Has parameters and constants that the plan holds in the symmetric arena there.

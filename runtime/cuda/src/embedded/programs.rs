@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use super::piece::Piece;
 use super::recent::Recent;
-use super::recording::{Key, Recording};
+use super::recording::{Recording, RecordingKey};
 use crate::driver::Stream;
+use crate::program::DeviceProgram;
 
 /// The programs of a session.
 pub(super) struct Programs {
-    pub recent: Recent<Key, Arc<Recording>>,
+    pub recent: Recent<RecordingKey, Arc<Recording>>,
     /// What had to go while it may still run.
     pub retired: Vec<Arc<Recording>>,
     /// What the caller's graphs hold, each once.
     pub captured: Vec<Arc<Recording>>,
     /// Memory that a recording gave up for other memory, and how often.
-    left: Recent<Key, usize>,
+    left: Recent<RecordingKey, usize>,
     /// Sizes of which a graph refused what it should have taken.
     refused: Vec<Arc<str>>,
     /// How many recordings took over other memory.
@@ -35,7 +36,12 @@ impl Programs {
 
     /// The recording of some sizes and memory: one that is kept, or the nearest of the same sizes, moved there. What libraries
     /// do is recorded on `scratch` for that, and not run.
-    pub fn known(&mut self, key: &Key, memory: &[Arc<Piece>], scratch: &Stream) -> Option<Arc<Recording>> {
+    pub fn known(
+        &mut self,
+        key: &RecordingKey,
+        memory: &[Arc<Piece>],
+        scratch: &Stream,
+    ) -> Option<Arc<Recording>> {
         if let Some(known) = self.recent.get(key) {
             return Some(known.clone());
         }
@@ -43,13 +49,13 @@ impl Programs {
         if let Some(found) = self.known_elsewhere(key, memory, few) {
             return Some(Arc::new(found));
         }
-        if self.refused.contains(&key.0) {
+        if self.refused.contains(&key.sizes) {
             return None;
         }
-        let far = |known: &Key, recording: &Arc<Recording>| {
-            if known.0 == key.0 { recording.far(key) } else { None }
+        let far = |known: &RecordingKey, recording: &Arc<Recording>| {
+            if known.sizes == key.sizes { recording.far(key) } else { None }
         };
-        let place = nearest((&self.recent, &self.left), key, far, |known| known.executable.nodes.len())?;
+        let place = nearest((&self.recent, &self.left), key, far, |known| known.executable.program.pieces())?;
         let (old, near) = self.recent.take(place)?;
         let moved = near.moved(key, memory, scratch).map(Arc::new);
         match &moved {
@@ -60,22 +66,28 @@ impl Programs {
                 self.left.put(old, times + 1);
             }
             None => {
-                self.refused.push(key.0.clone());
+                self.refused.push(key.sizes.clone());
                 self.retired.push(near);
             }
         }
         moved
     }
 
+    /// The program of some sizes, if a recording of it is kept.
+    pub fn program(&self, sizes: &str) -> Option<Arc<DeviceProgram>> {
+        self.recent
+            .find(|key, recording| (*key.sizes == *sizes).then(|| recording.executable.program.clone()))
+    }
+
     /// The program of some sizes in some memory, to be put piece by piece; `None` if none is known that can be there and fits.
     pub fn known_elsewhere(
         &self,
-        key: &Key,
+        key: &RecordingKey,
         memory: &[Arc<Piece>],
         fits: impl Fn(&Recording) -> bool,
     ) -> Option<Recording> {
         self.recent.find(|known, recording| {
-            if known.0 == key.0 && fits(recording) { recording.elsewhere(key, memory) } else { None }
+            if known.sizes == key.sizes && fits(recording) { recording.elsewhere(key, memory) } else { None }
         })
     }
 }

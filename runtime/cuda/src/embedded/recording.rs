@@ -1,23 +1,22 @@
-//! Runs that are recorded, and what of them changes where inputs and outputs lie elsewhere.
+//! Recorded runs, and how they change where ports begin elsewhere.
 //!
-//! A recording is an executable graph with the memory that it runs in. Other memory of the same sizes takes the graph
-//! over: the parameters of the nodes that hold addresses of what moved are set, and the recording that was is none any
-//! more. Runs that were put on a stream before are not touched by that, nor is what a caller's graph holds. What cannot
-//! be set so is recorded for itself, and so is memory that comes again of which much would have to be set each time.
+//! A recording is an executable graph of a program together with the bases of its ports. For other bases the parameters of
+//! the nodes that hold pointers to these ports are set, and the old recording no longer exists. Runs that were enqueued
+//! before are not affected, and neither are graphs of the caller. A program whose nodes cannot be set is recorded again. So
+//! are bases that return, if many parameters would have to be set each time.
 //!
-//! A program of a few pieces of work is not moved: it is put piece by piece, which takes less time than setting parameters.
+//! A program of a few pieces of work is enqueued piece by piece, which takes less time than setting parameters.
 
 use std::sync::Arc;
 
 use symmc_runtime::exec::Bound;
 
 use super::piece::Piece;
-use crate::addresses::AddressMap;
 use crate::driver::{Copied, Event, Graph, Node, Stream};
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::{Address, PortBases};
 use crate::nccl::Communicators;
-use crate::program::{DeviceProgram, Nodes};
+use crate::program::{DeviceProgram, Nodes, changed_ports};
 use crate::streams::Streams;
 
 /// Bytes that are copied in a run.
@@ -28,32 +27,43 @@ pub(super) struct Move {
     pub bytes: usize,
 }
 
-/// Sizes in words, where everything lies, and what is copied: what tells recordings apart.
-pub(super) type Key = (Arc<str>, AddressMap, [Vec<Move>; 2]);
+/// What tells recordings apart.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct RecordingKey {
+    /// The sizes in words.
+    pub sizes: Arc<str>,
+    /// Where ports begin.
+    pub bases: Arc<[Address]>,
+    /// What is copied before the steps, and after them.
+    pub moves: [Vec<Move>; 2],
+}
+
+impl RecordingKey {
+    fn bases(&self) -> PortBases<'_> {
+        PortBases(&self.bases)
+    }
+}
 
 /// A program at some sizes as an executable graph. Fields are dropped in this order.
 pub(super) struct Executable {
     pub graph: Graph,
-    pub program: DeviceProgram,
+    pub program: Arc<DeviceProgram>,
     pub bound: Arc<Bound>,
-    /// What the work of the program became, as far as it may move.
+    /// What the work of the program became, if it holds pointers to ports.
     pub nodes: Nodes,
-    /// What the copies before and behind it became; `None` where that is not a node each.
+    /// For each port how many pieces of work have to be set for another base; `None` if they cannot be set.
+    rebase_costs: Vec<Option<usize>>,
+    /// What the copies before and after it became; `None` where that is not a node each.
     copies: [Option<Vec<Node>>; 2],
 }
 
-// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread; one session has it, and
-// uses it from one thread at a time.
-unsafe impl Send for Executable {}
-// SAFETY: as above.
+// SAFETY: one session has it, and uses its graph from one thread at a time.
 unsafe impl Sync for Executable {}
 
 /// An executable graph in the memory that it runs in. Fields are dropped in this order.
 pub(super) struct Recording {
     pub executable: Arc<Executable>,
-    addresses: AddressMap,
-    /// What is copied before the steps, and behind them.
-    moves: [Vec<Move>; 2],
+    key: RecordingKey,
     /// Whether the graph runs there; if not, it is put piece by piece.
     pub by_graph: bool,
     /// Held as long as the recording may run.
@@ -81,55 +91,45 @@ fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>, Cuda
 }
 
 impl Recording {
-    /// Records a program that was made for this memory.
+    /// Records a program in this memory. With `is_noted` it can get other bases later.
     ///
     /// # Errors
     /// The driver refuses.
     pub fn new(
-        program: DeviceProgram,
+        program: Arc<DeviceProgram>,
         bound: Arc<Bound>,
-        (_, addresses, moves): &Key,
+        key: &RecordingKey,
         memory: Vec<Arc<Piece>>,
+        is_noted: bool,
         (streams, nccl): (&Streams, &Communicators),
     ) -> Result<Recording, CudaError> {
-        let (mut nodes, mut copies) = (Nodes::new(), [None, None]);
-        let [before, after] = moves;
+        let (mut nodes, mut copies) = (Nodes::default(), [None, None]);
+        let [before, after] = &key.moves;
         let graph = streams.compute.capture(|| {
-            if !program.may_move() {
+            if !is_noted {
                 copy(before, &streams.compute)?;
-                program.enqueue(streams, nccl)?;
+                program.enqueue(key.bases(), streams, nccl)?;
                 return copy(after, &streams.compute);
             }
             copies[0] = copy_noted(before, &streams.compute)?;
-            nodes = program.enqueue_noted(streams, nccl)?;
+            nodes = program.enqueue_noted(key.bases(), streams, nccl)?;
             copies[1] = copy_noted(after, &streams.compute)?;
             Ok(())
         })?;
-        let executable = Arc::new(Executable { graph, program, bound, nodes, copies });
-        Ok(Recording {
-            executable,
-            addresses: addresses.clone(),
-            moves: moves.clone(),
-            by_graph: true,
-            memory,
-        })
+        let rebase_costs = program.rebase_costs(&nodes);
+        let executable = Arc::new(Executable { graph, program, bound, nodes, rebase_costs, copies });
+        Ok(Recording { executable, key: key.clone(), by_graph: true, memory })
     }
 
-    /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if it cannot.
-    pub fn elsewhere(&self, (_, addresses, moves): &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
-        self.executable.program.touched(&self.addresses, addresses)?;
-        Some(self.at(addresses, moves, memory, false))
+    /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if its collectives
+    /// of the library would get other memory.
+    pub fn elsewhere(&self, key: &RecordingKey, memory: &[Arc<Piece>]) -> Option<Recording> {
+        let serves = self.executable.program.serves_both(self.key.bases(), key.bases());
+        serves.then(|| self.with_key(key, memory, false))
     }
 
-    fn at(
-        &self,
-        addresses: &AddressMap,
-        moves: &[Vec<Move>; 2],
-        memory: &[Arc<Piece>],
-        by_graph: bool,
-    ) -> Recording {
-        let (executable, addresses, moves) = (self.executable.clone(), addresses.clone(), moves.clone());
-        Recording { executable, addresses, moves, by_graph, memory: memory.into() }
+    fn with_key(&self, key: &RecordingKey, memory: &[Arc<Piece>], by_graph: bool) -> Recording {
+        Recording { executable: self.executable.clone(), key: key.clone(), by_graph, memory: memory.into() }
     }
 
     /// Whether memory of the session must be kept until its runs have ended.
@@ -139,8 +139,7 @@ impl Recording {
 
     /// Whether it is the same run in the same memory.
     pub fn is_as(&self, other: &Recording) -> bool {
-        Arc::ptr_eq(&self.executable, &other.executable)
-            && (&self.addresses, &self.moves) == (&other.addresses, &other.moves)
+        Arc::ptr_eq(&self.executable, &other.executable) && self.key == other.key
     }
 
     /// Puts one run on streams, as what they record or run.
@@ -148,19 +147,19 @@ impl Recording {
     /// # Errors
     /// The driver refuses.
     pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
-        copy(&self.moves[0], &streams.compute)?;
-        self.executable.program.enqueue_at(&self.addresses, streams, nccl)?;
-        copy(&self.moves[1], &streams.compute)
+        copy(&self.key.moves[0], &streams.compute)?;
+        self.executable.program.enqueue(self.key.bases(), streams, nccl)?;
+        copy(&self.key.moves[1], &streams.compute)
     }
 
-    /// The same step by step, with an event before and after each, in the memory that the program was made for.
+    /// The same step by step, with an event before and after each.
     ///
     /// # Errors
     /// The driver refuses.
     pub fn put_timed(&self, streams: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
-        copy(&self.moves[0], &streams.compute)?;
-        let events = self.executable.program.enqueue_timed(streams, nccl)?;
-        copy(&self.moves[1], &streams.compute)?;
+        copy(&self.key.moves[0], &streams.compute)?;
+        let events = self.executable.program.enqueue_timed(self.key.bases(), streams, nccl)?;
+        copy(&self.key.moves[1], &streams.compute)?;
         Ok(events)
     }
 
@@ -172,43 +171,41 @@ impl Recording {
         self.executable.graph.copies()
     }
 
-    /// How many pieces of work would have to change for a run in this memory; `None` if it cannot be so.
-    pub fn far(&self, (_, addresses, moves): &Key) -> Option<usize> {
-        let Executable { program, nodes, copies, .. } = &*self.executable;
-        let places = program.touched(&self.addresses, addresses)?;
-        let mut copied = 0;
-        for ((was, is), nodes) in self.moves.iter().zip(moves).zip(copies) {
+    /// About how many pieces of work would have to be set for a run in this memory; `None` if they cannot be. Work with several
+    /// ports counts once for each.
+    pub fn far(&self, key: &RecordingKey) -> Option<usize> {
+        let Executable { rebase_costs, copies, .. } = &*self.executable;
+        let mut far = 0;
+        for port in changed_ports(self.key.bases(), key.bases()) {
+            far += rebase_costs.get(port).copied().flatten()?;
+        }
+        for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
             let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
             if !alike || was != is && nodes.is_none() {
                 return None;
             }
-            copied += was.iter().zip(is).filter(|(was, is)| was != is).count();
+            far += was.iter().zip(is).filter(|(was, is)| was != is).count();
         }
-        program.has_nodes(&places, nodes).then_some(places.len() + copied)
+        Some(far)
     }
 
     /// How many copies there are in a run.
     pub fn copied(&self) -> usize {
-        self.moves.iter().map(Vec::len).sum()
+        self.key.moves.iter().map(Vec::len).sum()
     }
 
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
-    pub fn moved(
-        &self,
-        (_, addresses, moves): &Key,
-        memory: &[Arc<Piece>],
-        scratch: &Stream,
-    ) -> Option<Recording> {
+    pub fn moved(&self, key: &RecordingKey, memory: &[Arc<Piece>], scratch: &Stream) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
-        let places = program.touched(&self.addresses, addresses)?;
-        program.relocate(&places, addresses, (graph, nodes), scratch).ok().filter(|&done| done)?;
-        for ((was, is), nodes) in self.moves.iter().zip(moves).zip(copies) {
+        let (from, to) = (self.key.bases(), key.bases());
+        program.rebase(from, to, graph, nodes, scratch).ok().filter(|&done| done)?;
+        for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
             for ((_, m), &node) in changed {
                 // SAFETY: the node copies as many bytes, and both ranges exist.
                 unsafe { graph.set_copy(node, m.to, m.from) }.ok()?;
             }
         }
-        Some(self.at(addresses, moves, memory, true))
+        Some(self.with_key(key, memory, true))
     }
 }

@@ -26,17 +26,16 @@ use super::memory::Resolved;
 use super::piece::Piece;
 use super::progress::{Heard, News};
 use super::ranks::Ranks;
-use super::recording::{Executable, Key, Recording};
+use super::recording::{Executable, Recording, RecordingKey};
 use super::session::CudaSession;
+use crate::addresses::AddressMap;
 use crate::compute::search::Search;
 use crate::driver::{self, Graph, LentStream, Stream};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::launch::Address;
+use crate::launch::{Address, PortBases};
 use crate::program::{DeviceProgram, Parts, Settled};
-use crate::relocation::Shifted;
 use crate::report::Report;
-use crate::setting::Distances;
 use crate::{collective, resources};
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
@@ -92,9 +91,8 @@ impl CudaSession<'_> {
         let resolved = self.resolve()?;
         self.announce()?;
         self.load()?;
-        let Resolved { addresses, moves, memory } = &resolved;
-        let key = (self.ports.sized()?.text.clone(), addresses.clone(), moves.clone());
-        match self.context()?.resources.programs.known_elsewhere(&key, memory, |_| true) {
+        let Resolved { key, memory } = &resolved;
+        match self.context()?.resources.programs.known_elsewhere(key, memory, |_| true) {
             Some(known) => Ok(Arc::new(known)),
             None => self.recording(resolved).map_err(|error| self.fail(error)),
         }
@@ -159,72 +157,87 @@ impl CudaSession<'_> {
         Ok(())
     }
 
-    /// The recording of what was resolved. All ranks call this together where the sizes are new; which these are depends
-    /// on the runs before, which are the same on all ranks.
+    /// The recording of a resolved run. All ranks call this together if the sizes are new; which these are depends on the
+    /// runs before, which are the same on all ranks.
     fn recording(&mut self, resolved: Resolved) -> Result<Arc<Recording>, RunError> {
         self.load()?;
-        let SizedProgram { text, bound, .. } = self.ports.sized()?;
-        let (text, bound) = (text.clone(), bound.clone());
-        let settled = self.settled.get(&text).cloned();
-        let key: Key = (text.clone(), resolved.addresses, resolved.moves);
+        let Resolved { key, memory } = resolved;
+        let settled = self.settled.get(&key.sizes).cloned();
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let resources::Parts { programs, streams, .. } = &mut *context.resources;
         if settled.is_some()
-            && let Some(known) = programs.known(&key, &resolved.memory, &streams.compute)
+            && let Some(known) = programs.known(&key, &memory, &streams.compute)
         {
             return Ok(known);
         }
-        self.record(bound, key, resolved.memory, settled)
+        let program = match programs.program(&key.sizes).filter(|_| settled.is_some()) {
+            Some(program) => program,
+            None => self.load_program(&key, settled)?,
+        };
+        self.record(program, key, memory)
     }
 
-    /// Makes a recording; together with all ranks if nothing is settled for its sizes.
-    fn record(
+    /// Lowers and loads the program at the sizes that are set; together with all ranks if nothing is settled for them.
+    fn load_program(
         &mut self,
-        bound: Arc<Bound>,
-        key: Key,
-        memory: Vec<Arc<Piece>>,
+        key: &RecordingKey,
         settled: Option<Settled>,
-    ) -> Result<Arc<Recording>, RunError> {
+    ) -> Result<Arc<DeviceProgram>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
-        let (limit, gpu, device) = (self.config.limit, &self.gpu, &self.device);
+        let bound = self.ports.sized()?.bound.clone();
+        let limit = self.config.limit;
         let ranks = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
         }
         let exchange = settled.is_none().then_some(ranks as &dyn Exchange);
-        context.serve(&bound.steps, exchange, (gpu, limit))?;
-        let (kept, resources) = (inputs_at(&bound, &key), &context.resources);
-        let (products, stream) = (gpu.products, &resources.streams.compute);
-        let search =
-            exchange.map(|exchange| Search { exchange, products, device, stream, limit, kept: &kept });
-        let arena = resources.arena.address()..resources.arena.address() + resources.arena.len() as Address;
-        // What a job has of its own is one allocation, and stays where it is.
-        let (distances, moves) = match self.ranks {
-            Some(Ranks::Job(_)) => (Distances::Alike, false),
-            _ => (Distances::Unknown, has_frontiers()?),
-        };
+        context.serve(&bound.steps, exchange, (&self.gpu, limit))?;
+        let (resources, bases) = (&context.resources, PortBases(&key.bases));
+        let kept = inputs_at(&bound, &key.bases);
+        let search = exchange.map(|exchange| Search {
+            exchange,
+            products: self.gpu.products,
+            device: &self.device,
+            stream: &resources.streams.compute,
+            limit,
+            kept: &kept,
+            bases,
+        });
+        let addresses = AddressMap::new(&bound, context.ordinary, resources.arena.address())?;
         let (peers, machine) = context.of_program(bound.program);
-        let shifted = moves.then(|| Shifted::new(&key.1, &bound, arena));
         let parts = Parts {
-            device,
-            addresses: &key.1,
+            device: &self.device,
+            addresses: &addresses,
             peers: &peers,
             machine: &machine,
             nccl: &resources.nccl,
             search: search.as_ref(),
             settled: settled.as_ref(),
-            progress: (gpu.progress == Progress::Told).then(|| context.told()),
-            distances,
-            shifted: shifted.as_ref(),
+            progress: (self.gpu.progress == Progress::Told).then(|| context.told()),
+            bases,
         };
         let program = DeviceProgram::new(ranks.rank(), &bound.steps, &parts)?;
         if settled.is_none() {
-            self.settled.put(key.0.clone(), program.settled().clone());
+            self.settled.put(key.sizes.clone(), program.settled().clone());
         }
-        let lanes = (&resources.streams, &resources.nccl);
-        let recording = Arc::new(Recording::new(program, bound, &key, memory, lanes)?);
+        Ok(Arc::new(program))
+    }
+
+    /// Records a program with its ports at the bases of the key.
+    fn record(
+        &mut self,
+        program: Arc<DeviceProgram>,
+        key: RecordingKey,
+        memory: Vec<Arc<Piece>>,
+    ) -> Result<Arc<Recording>, RunError> {
+        let bound = self.ports.sized()?.bound.clone();
+        // The memory of a job stays where it is.
+        let is_noted = !matches!(self.ranks, Some(Ranks::Job(_))) && has_frontiers()?;
+        let context = self.context.as_mut().ok_or_else(gave_back)?;
+        let lanes = (&context.resources.streams, &context.resources.nccl);
+        let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
         let programs = &mut context.resources.programs;
         programs.recorded += 1;
         programs.retired.extend(programs.recent.put(key, recording.clone()));
@@ -372,8 +385,8 @@ fn has_ended_runs(control: &Control, end: &RunError, runs: u64) -> bool {
 }
 
 /// Where the inputs of a program lie, whose data must stay.
-fn inputs_at(bound: &Bound, key: &Key) -> Vec<Range<Address>> {
-    let at = bound.inputs.iter().zip(&key.1.inputs);
+fn inputs_at(bound: &Bound, bases: &[Address]) -> Vec<Range<Address>> {
+    let at = bound.inputs.iter().zip(bases);
     at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
 }
 

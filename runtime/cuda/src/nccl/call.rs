@@ -4,7 +4,7 @@ use nccl_sys::{Comm, DataType, RedOp};
 use symmc_ir::collective::{CollectiveKind, Splits};
 use symmc_runtime::exec::BoundCollective;
 
-use crate::launch::Address;
+use crate::launch::DevicePtr;
 
 /// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.
 pub fn by_library(call: &BoundCollective) -> bool {
@@ -16,8 +16,8 @@ pub fn by_library(call: &BoundCollective) -> bool {
 pub struct NcclCall {
     pub(super) comm: Comm,
     pub(super) kind: CallKind,
-    pub(super) send: Address,
-    pub(super) receive: Address,
+    pub(super) send: DevicePtr,
+    pub(super) receive: DevicePtr,
     /// Elements of the smaller side.
     pub(super) count: usize,
     pub(super) dtype: DataType,
@@ -25,8 +25,8 @@ pub struct NcclCall {
 
 impl NcclCall {
     /// Where the operand and the result are.
-    pub(crate) fn ends_mut(&mut self) -> [&mut Address; 2] {
-        [&mut self.send, &mut self.receive]
+    pub(crate) fn pointers(&self) -> [DevicePtr; 2] {
+        [self.send, self.receive]
     }
 }
 

@@ -32,7 +32,7 @@ pub use self::memory::WindowMemory;
 use crate::command::Command;
 use crate::driver::Stream;
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::{Address, DevicePtr, PortBases};
 
 /// What is stored in front of a collective of the library.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ impl Communicators {
     /// within for the kernel in front of them, that is never a kernel.
     fn front(&self, variant: Variant, front: Front) -> Option<Command> {
         let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
-        Some(Command::Store { at, word: front.word })
+        Some(Command::Store { at: at.into(), word: front.word })
     }
 
     /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in
@@ -63,7 +63,7 @@ impl Communicators {
         &self,
         call: &BoundCollective,
         number: usize,
-        [operand, result]: [Address; 2],
+        [operand, result]: [DevicePtr; 2],
         front: Front,
     ) -> Result<Vec<Command>, CudaError> {
         let n = call.cell.len();
@@ -121,9 +121,14 @@ impl Communicators {
     ///
     /// # Safety
     /// The memory of the call exists, and all ranks of its group make the same calls in the same order.
-    pub unsafe fn run(&self, call: &NcclCall, stream: &Stream) -> Result<(), CudaError> {
+    pub unsafe fn run(
+        &self,
+        call: &NcclCall,
+        stream: &Stream,
+        bases: PortBases<'_>,
+    ) -> Result<(), CudaError> {
         // SAFETY: by the caller.
-        let (name, code) = unsafe { self.start(call, stream)? };
+        let (name, code) = unsafe { self.start(call, stream, bases)? };
         self.put(call.comm, name, code)
     }
 
@@ -135,10 +140,12 @@ impl Communicators {
         &self,
         call: &NcclCall,
         stream: &Stream,
+        bases: PortBases<'_>,
     ) -> Result<(&'static str, ResultCode), CudaError> {
         let nccl = self.library()?;
         let (f, stream) = (nccl.functions(), stream.handle().cast::<c_void>());
-        let (send, receive) = (call.send as usize as *const c_void, call.receive as usize as *mut c_void);
+        let send = call.send.resolve(bases) as usize as *const c_void;
+        let receive = call.receive.resolve(bases) as usize as *mut c_void;
         let (n, dtype, comm) = (call.count, call.dtype, call.comm);
         Ok(match &call.kind {
             CallKind::AllReduce(op) => {

@@ -127,11 +127,17 @@ fn what_skips_the_wait_never_follows_a_kernel() {
         for variant in variants {
             for (kind, asked) in kinds.iter().flat_map(|k| [(k, None), (k, Some(told))]) {
                 let front = Front { told: asked, unread, word: 3 };
-                let work =
-                    comms.lower(&call(kind.clone(), variant), 0, [0x1000, 0x2000], front).expect("calls");
+                let work = comms
+                    .lower(
+                        &call(kind.clone(), variant),
+                        0,
+                        [0x1000, 0x2000].map(crate::launch::DevicePtr::from),
+                        front,
+                    )
+                    .expect("calls");
                 let fenced = skips && variant == Variant::NcclWindow;
                 let at = asked.or(fenced.then_some(unread));
-                let expected = at.map(|at| Command::Store { at, word: 3 });
+                let expected = at.map(|at| Command::Store { at: at.into(), word: 3 });
                 let [front @ .., Command::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
                 assert_eq!(front.first(), expected.as_ref(), "{version} {variant} {kind:?}");
                 assert!(front.len() <= 1, "{work:?}");

@@ -1,15 +1,13 @@
-//! Pieces of work with everything looked up, and which of their words are addresses of memory that may move.
+//! Pieces of work with everything looked up.
 
-use std::collections::HashMap;
+use smallvec::SmallVec;
 
 use crate::compute::gemm::Prepared;
 use crate::cudnn;
 use crate::driver::{Function, Node};
-use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Start};
+use crate::launch::{DevicePtr, Kernel, Start};
 use crate::nccl::call::NcclCall;
 use crate::order::StreamStep;
-use crate::relocation::{Addresses, Relocation, count, relocate};
 
 /// A piece of work: which of which step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -20,36 +18,51 @@ pub struct Place {
     pub number: usize,
 }
 
-/// The nodes that pieces of work became, of those that hold addresses of memory that may move.
-pub type Nodes = HashMap<Place, Vec<Node>>;
+/// The graph nodes that pieces of work became in a recording, for those that hold pointers to ports.
+#[derive(Debug, Default)]
+pub struct Nodes(Vec<Vec<SmallVec<[Node; 1]>>>);
+
+impl Nodes {
+    /// Notes the nodes of a piece of work.
+    pub fn insert(&mut self, place: Place, nodes: &[Node]) {
+        if self.0.len() <= place.step {
+            self.0.resize_with(place.step + 1, Vec::new);
+        }
+        let step = &mut self.0[place.step];
+        if step.len() <= place.number {
+            step.resize_with(place.number + 1, SmallVec::new);
+        }
+        step[place.number] = SmallVec::from_slice(nodes);
+    }
+
+    /// The nodes of a piece of work; none if it has none, or is not a chain of nodes.
+    pub fn of(&self, place: Place) -> &[Node] {
+        self.0.get(place.step).and_then(|step| step.get(place.number)).map_or(&[], |nodes| nodes)
+    }
+}
 
 /// A step with everything looked up, its kernels loaded.
 pub(super) struct LoadedStep {
     pub on: StreamStep,
-    pub work: Vec<Item>,
+    pub work: Vec<Ready>,
 }
 
-/// A piece of work, and which of its words are addresses of memory that may move.
-pub(super) struct Item {
-    pub ready: Ready,
-    pub relocations: Box<[Relocation]>,
-}
-
+/// A piece of work with everything looked up.
 pub(super) enum Ready {
     Kernel(Function, Kernel),
     Gemm(Prepared),
     Attention(cudnn::Prepared),
-    Copy { to: u64, from: u64, bytes: usize },
-    Store { at: u64, word: u32 },
-    Zero { at: u64, bytes: usize },
+    Copy { to: DevicePtr, from: DevicePtr, bytes: usize },
+    Store { at: DevicePtr, word: u32 },
+    Zero { at: DevicePtr, bytes: usize },
     Nccl(NcclCall),
 }
 
 impl Ready {
-    /// When a kernel behind this in its stream may start: by PDL only behind kernels that let it.
+    /// When a kernel after this in its stream may start: by PDL only after kernels that allow it.
     pub fn next(&self) -> Start {
         match self {
-            // The library's attention lets it when it ends.
+            // The library's attention allows it when it ends.
             Ready::Kernel(..) | Ready::Attention(_) => Start::Dependent,
             Ready::Gemm(_)
             | Ready::Copy { .. }
@@ -58,126 +71,60 @@ impl Ready {
             | Ready::Nccl(_) => Start::After,
         }
     }
-}
 
-impl Item {
-    /// The same with its addresses in memory that begins at these bases.
-    pub fn at(&self, bases: &[Address]) -> Result<Ready, CudaError> {
-        let found = &self.relocations;
-        Ok(match &self.ready {
-            Ready::Kernel(function, kernel) => {
-                let mut kernel = kernel.clone();
-                relocate(&mut kernel, found, bases);
-                Ready::Kernel(*function, kernel)
-            }
-            Ready::Gemm(prepared) => {
-                let mut gemm = prepared.gemm();
-                relocate(&mut gemm, found, bases);
-                Ready::Gemm(prepared.at([gemm.a.at, gemm.b.at, gemm.c.at]))
-            }
-            Ready::Attention(prepared) => {
-                let mut attention = *prepared.attention();
-                relocate(&mut attention, found, bases);
-                Ready::Attention(prepared.at(&attention)?)
-            }
-            Ready::Nccl(call) => {
-                let mut call = call.clone();
-                relocate(&mut call, found, bases);
-                Ready::Nccl(call)
-            }
-            &Ready::Copy { to, from, bytes } => {
-                let mut ends = [to, from];
-                relocate(&mut ends, found, bases);
-                let [to, from] = ends;
-                Ready::Copy { to, from, bytes }
-            }
-            &Ready::Store { at, word } => {
-                let mut at = [at];
-                relocate(&mut at, found, bases);
-                Ready::Store { at: at[0], word }
-            }
-            &Ready::Zero { at, bytes } => {
-                let mut at = [at];
-                relocate(&mut at, found, bases);
-                Ready::Zero { at: at[0], bytes }
-            }
-        })
+    /// The ports that it holds pointers to; some of them more than once.
+    pub fn ports(&self) -> impl Iterator<Item = usize> {
+        let mut pointers: SmallVec<[DevicePtr; 8]> = SmallVec::new();
+        match self {
+            Ready::Kernel(_, kernel) => pointers.extend(kernel.ports()),
+            Ready::Gemm(product) => pointers.extend(product.gemm().pointers()),
+            Ready::Attention(attention) => pointers.extend(attention.attention().pointers()),
+            Ready::Copy { to, from, .. } => pointers.extend([*to, *from]),
+            Ready::Store { at, .. } | Ready::Zero { at, .. } => pointers.push(*at),
+            Ready::Nccl(call) => pointers.extend(call.pointers()),
+        }
+        pointers.into_iter().filter_map(DevicePtr::port_number).map(|port| port as usize)
     }
 }
 
-/// The pieces of work that hold addresses of each base; `None` for those that cannot move.
-pub(super) struct Touching(Vec<Option<Vec<Place>>>);
+/// For each port the pieces of work that hold pointers to it.
+pub(super) struct PortUses(Vec<PortUse>);
 
-impl Touching {
-    /// Of a program with these bases that cannot move; all cannot without.
-    pub fn of(steps: &[LoadedStep], fixed: Option<Vec<bool>>) -> Touching {
-        let free = |fixed: bool| if fixed { None } else { Some(Vec::new()) };
-        let mut out: Vec<Option<Vec<Place>>> = fixed.into_iter().flatten().map(free).collect();
-        for (step, work) in steps.iter().enumerate() {
-            for (number, item) in work.work.iter().enumerate() {
-                for base in item.relocations.iter().map(|r| r.base as usize) {
-                    if let Some(Some(places)) = out.get_mut(base)
-                        && places.last() != Some(&Place { step, number })
-                    {
-                        places.push(Place { step, number });
+#[derive(Clone, Default)]
+struct PortUse {
+    places: Vec<Place>,
+    /// Whether a collective of the library sends from it or receives into it. The library keeps what it knows of calls by
+    /// their memory, so these are recorded anew for another base.
+    by_library: bool,
+}
+
+impl PortUses {
+    /// Those of a program with this many ports.
+    pub fn of(steps: &[LoadedStep], ports: usize) -> PortUses {
+        let mut uses = vec![PortUse::default(); ports];
+        for (step, loaded) in steps.iter().enumerate() {
+            for (number, work) in loaded.work.iter().enumerate() {
+                let place = Place { step, number };
+                for port in work.ports() {
+                    let Some(port) = uses.get_mut(port) else { continue };
+                    port.by_library |= matches!(work, Ready::Nccl(_));
+                    if port.places.last() != Some(&place) {
+                        port.places.push(place);
                     }
                 }
             }
         }
-        Touching(out)
+        PortUses(uses)
     }
 
-    /// Whether any memory may move.
-    pub fn any(&self) -> bool {
-        self.0.iter().any(Option::is_some)
+    /// The pieces of work that hold pointers to a port; `None` if its base cannot change in a recording.
+    pub fn places(&self, port: usize) -> Option<&[Place]> {
+        let found = self.0.get(port)?;
+        (!found.by_library).then_some(&found.places)
     }
 
-    /// Those that hold addresses of a base; `None` if it cannot move.
-    pub fn places(&self, base: usize) -> Option<&[Place]> {
-        self.0.get(base)?.as_deref()
-    }
-}
-
-/// Relocations of what becomes several pieces of work, in their order.
-pub(super) struct Split<'r> {
-    left: &'r [Relocation],
-    /// The words in front of the next piece.
-    words: u32,
-}
-
-impl<'r> Split<'r> {
-    pub fn of(all: &'r [Relocation]) -> Split<'r> {
-        Split { left: all, words: 0 }
-    }
-
-    /// Those of the next piece.
-    pub fn next(&mut self, piece: &mut impl Addresses) -> Box<[Relocation]> {
-        let (start, end) = (self.words, self.words + count(piece));
-        let (own, left) = self.left.split_at(self.left.partition_point(|r| r.word < end));
-        (self.left, self.words) = (left, end);
-        own.iter().map(|r| Relocation { word: r.word - start, ..*r }).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::launch::Param;
-
-    fn kernel(words: &[u64]) -> Kernel {
-        let params = words.iter().map(|&w| Param::from(w)).collect();
-        Kernel::flat("k".into(), 1, 1, params)
-    }
-
-    #[test]
-    fn each_piece_gets_the_words_that_are_its_own() {
-        let relocation = |word| Relocation { word, base: word, addend: 0 };
-        let all: Vec<Relocation> = [0, 2, 3, 5].map(relocation).into();
-        let mut split = Split::of(&all);
-        let words = |found: Box<[Relocation]>| found.iter().map(|r| (r.word, r.base)).collect::<Vec<_>>();
-        assert_eq!(words(split.next(&mut kernel(&[0; 2]))), [(0, 0)]);
-        assert_eq!(words(split.next(&mut kernel(&[]))), []);
-        assert_eq!(words(split.next(&mut kernel(&[0; 2]))), [(0, 2), (1, 3)]);
-        assert_eq!(words(split.next(&mut kernel(&[0; 3]))), [(1, 5)]);
+    /// How many ports there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 }

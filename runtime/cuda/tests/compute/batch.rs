@@ -3,6 +3,7 @@
 use symmc_cuda::command::Command;
 use symmc_cuda::compute::gemm::Gemm;
 use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, Machine, batch, rotary};
+use symmc_cuda::launch::DevicePtr;
 use symmc_ir::Op;
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -20,7 +21,7 @@ fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gem
         .zip(results)
         .map(|(right, result)| part(Op::MatMul, vec![left.clone(), right], result))
         .collect();
-    let at = |v: &Located| 0x100_0000 + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(0x100_0000 + v.offset as u64);
     let memory = |v: &Located| match v.space {
         MemorySpace::Symmetric => None,
         MemorySpace::Input(i) => Some(i),
@@ -44,7 +45,10 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
     let [Gemm { batch: 2, a, b, c, .. }] = both[..] else { panic!("{both:?}") };
     let distance = SPACING as isize / 2;
     assert_eq!([a.batch, b.batch, c.batch], [0, distance, distance]);
-    assert_eq!((b.at, c.at), (0x100_0000 + SPACING as u64, 0x100_0000 + 3 * SPACING as u64));
+    assert_eq!(
+        (b.at, c.at),
+        [SPACING, 3 * SPACING].map(|offset| DevicePtr::from(0x100_0000 + offset as u64)).into()
+    );
     // Both behind each other the other way round are the same; the results alone are not.
     assert_eq!(of([two.clone(), one.clone()], [four.clone(), three.clone()]), both);
     assert_eq!(of([one, two], [four, three]).len(), 2);
@@ -82,7 +86,7 @@ fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
 fn products_of_other_widths_are_one_kernel_of_few_rows() {
     let mut world = World::new();
     let (base, whole) = (world.base(), world.machine);
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| Machine { multiprocessors, wgmma: true, ..whole };
     let cases = [
         // All of K, by blocks, warp-group MMA in pairs, and clusters of each size.
@@ -136,7 +140,7 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
 fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, whole) = (world.base(), world.machine);
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| Machine { multiprocessors, wgmma: true, ..whole };
     let cases = [
         (1, 600, &[96, 32, 40][..], &[32, 16, 0][..], whole, 1),

@@ -16,7 +16,7 @@ use symmc_cuda::compute::{
     workspace,
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
-use symmc_cuda::launch::{Kernel, Start};
+use symmc_cuda::launch::{Address, DevicePtr, Kernel, PortBases, Start};
 use symmc_cuda::{CudaError, cudnn};
 use symmc_ir::Tensor;
 use symmc_runtime::exec::{Located, MemorySpace};
@@ -170,13 +170,14 @@ pub struct Lowered {
     pub works: Vec<Result<Vec<Command>, CudaError>>,
 }
 
-/// Lowers cases as if they lay at `base`.
-pub fn lowered(cases: &[Case], machine: &Machine, base: u64) -> Lowered {
-    lower_all(&lay(cases).0, machine, base)
+/// Lowers cases in the memory of one port.
+pub fn lowered(cases: &[Case], machine: &Machine) -> Lowered {
+    lower_all(&lay(cases).0, machine)
 }
 
-fn lower_all(laid: &[Laid<'_>], machine: &Machine, base: u64) -> Lowered {
-    let at = |v: &Located| base + v.offset as u64;
+fn lower_all(laid: &[Laid<'_>], machine: &Machine) -> Lowered {
+    let port = DevicePtr::port(0).expect("a port");
+    let at = |v: &Located| port + v.offset as u64;
     let mut l = Lowering::new(&at, machine);
     let mut works = Vec::with_capacity(laid.len());
     for (index, c) in laid.iter().enumerate() {
@@ -217,7 +218,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
     };
     let planner = GemmPlanner::new(device)?;
     let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
-    let lowered: Vec<Lowered> = parts.iter().map(|p| lower_all(p, &machine, memory.address())).collect();
+    let lowered: Vec<Lowered> = parts.iter().map(|p| lower_all(p, &machine)).collect();
     let by_library = Cell::new(0);
     let mut out = Vec::new();
     for ((part, lowered), code) in parts.iter().zip(&lowered).zip(compile_all(&lowered, device.capability()))
@@ -229,6 +230,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
             library: library.as_ref(),
             by_library: &by_library,
             memory: &memory,
+            bases: [memory.address()],
             status: &status,
             workspace: scratch.address(),
         };
@@ -273,6 +275,7 @@ struct Runner<'a> {
     library: Option<&'a cudnn::Planner>,
     by_library: &'a Cell<usize>,
     memory: &'a Memory,
+    bases: [Address; 1],
     status: &'a Pinned,
     workspace: u64,
 }
@@ -304,7 +307,7 @@ impl Runner<'_> {
     fn kernel(&self, kernel: &Kernel) -> Result<(), CudaError> {
         let function = self.module.function(&kernel.entry, kernel.shared)?;
         // SAFETY: the kernel was generated for these parameters; all its memory exists.
-        unsafe { self.stream.launch(function, kernel, Start::After) }
+        unsafe { self.stream.launch(function, kernel, PortBases(&self.bases), Start::After) }
     }
 
     fn work(&self, work: &Command) -> Result<(), CudaError> {
@@ -313,7 +316,7 @@ impl Runner<'_> {
             Command::Gemm(gemm) => {
                 let prepared = self.planner.prepare(gemm, GEMM_WORKSPACE)?;
                 // SAFETY: as above; the workspace has that many bytes.
-                unsafe { prepared.run(self.stream, self.workspace) }?;
+                unsafe { prepared.run(self.stream, self.workspace, PortBases(&self.bases)) }?;
                 self.stream.synchronize()
             }
             Command::Attention(of) => {
@@ -323,17 +326,24 @@ impl Runner<'_> {
                 };
                 of.numbers.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 // SAFETY: as above; the workspace has room for it.
-                unsafe { prepared.run(self.stream) }?;
+                unsafe { prepared.run(self.stream, PortBases(&self.bases)) }?;
                 self.by_library.set(self.by_library.get() + 1);
                 of.amend.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 self.stream.synchronize()
             }
+            Command::Copy { to, from, bytes } => {
+                let bases = PortBases(&self.bases);
+                // SAFETY: as above.
+                unsafe { self.stream.copy(to.resolve(bases), from.resolve(bases), *bytes) }
+            }
             // SAFETY: as above.
-            Command::Copy { to, from, bytes } => unsafe { self.stream.copy(*to, *from, *bytes) },
+            Command::Store { at, word } => unsafe {
+                self.stream.store(at.resolve(PortBases(&self.bases)), *word)
+            },
             // SAFETY: as above.
-            Command::Store { at, word } => unsafe { self.stream.store(*at, *word) },
-            // SAFETY: as above.
-            Command::Zero { at, bytes } => unsafe { self.stream.fill(*at, 0, *bytes) },
+            Command::Zero { at, bytes } => unsafe {
+                self.stream.fill(at.resolve(PortBases(&self.bases)), 0, *bytes)
+            },
             Command::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
         }
     }

@@ -4,7 +4,7 @@
 use symmc_cases::{Case, KernelLibrary, corpus, special};
 use symmc_cuda::command::Command;
 use symmc_cuda::compute::{Attentions, InputUse, Machine};
-use symmc_cuda::launch::Kernel;
+use symmc_cuda::launch::{Kernel, PortBases};
 use symmc_ir::Op;
 
 use crate::check::{lay, lowered, workspace_bytes};
@@ -131,7 +131,9 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
     let status = base + bytes as u64;
     let machine = Machine { status, workspace: status + 256, workspace_bytes, ..machine };
-    let all = lowered(cases, &machine, base);
+    let all = lowered(cases, &machine);
+    let bases = [base];
+    let bases = PortBases(&bases);
     let library = Library::build(what, &all.source.text(), all.source.names())?;
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
     let mut ran = Ran::default();
@@ -149,13 +151,15 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
             pointer(status).write_bytes(0, 16);
             for work in works {
                 match work {
-                    Command::Kernel(kernel) => library.run(kernel),
-                    Command::Copy { to, from, bytes } => pointer(*to).copy_from(pointer(*from), *bytes),
-                    Command::Zero { at, bytes } => pointer(*at).write_bytes(0, *bytes),
+                    Command::Kernel(kernel) => library.run(&kernel.resolved(bases)),
+                    Command::Copy { to, from, bytes } => {
+                        pointer(to.resolve(bases)).copy_from(pointer(from.resolve(bases)), *bytes);
+                    }
+                    Command::Zero { at, bytes } => pointer(at.resolve(bases)).write_bytes(0, *bytes),
                     Command::Attention(of) => {
-                        of.numbers.iter().for_each(|kernel| library.run(kernel));
-                        library::attend(&of.attention);
-                        of.amend.iter().for_each(|kernel| library.run(kernel));
+                        of.numbers.iter().for_each(|kernel| library.run(&kernel.resolved(bases)));
+                        library::attend(&library::resolved(&of.attention, bases));
+                        of.amend.iter().for_each(|kernel| library.run(&kernel.resolved(bases)));
                         ran.by_library += 1;
                     }
                     other => panic!("{other:?}"),

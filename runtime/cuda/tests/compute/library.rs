@@ -9,14 +9,16 @@ use symmc_cuda::cudnn;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{DType, Op, Tensor};
 
+use symmc_cuda::launch::{DevicePtr, PortBases};
+
 use crate::emulate::run;
 
 /// Rows and columns that are multiplied at once.
 const BLOCK: usize = 64;
 
 /// An element in memory.
-unsafe fn load(at: u64, dtype: DType, index: i64) -> f64 {
-    let place = std::ptr::with_exposed_provenance::<u8>(at as usize);
+unsafe fn load(at: DevicePtr, dtype: DType, index: i64) -> f64 {
+    let place = std::ptr::with_exposed_provenance::<u8>(at.resolve(PortBases::NONE) as usize);
     // SAFETY: by the caller, the element exists.
     let bytes = unsafe {
         std::slice::from_raw_parts(place.offset(index as isize * dtype.size() as isize), dtype.size())
@@ -28,8 +30,8 @@ unsafe fn load(at: u64, dtype: DType, index: i64) -> f64 {
 ///
 /// # Safety
 /// It exists, and nothing else touches it.
-unsafe fn store(at: u64, dtype: DType, index: i64, value: f64) {
-    let place = std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+unsafe fn store(at: DevicePtr, dtype: DType, index: i64, value: f64) {
+    let place = std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize);
     // SAFETY: by the caller.
     let bytes = unsafe {
         std::slice::from_raw_parts_mut(place.offset(index as isize * dtype.size() as isize), dtype.size())
@@ -40,6 +42,29 @@ unsafe fn store(at: u64, dtype: DType, index: i64, value: f64) {
 /// Where a row of a tensor begins, in elements.
 fn row(x: &cudnn::Tensor, at: [usize; 3]) -> i64 {
     at.iter().zip(x.strides).map(|(&i, stride)| i as i64 * stride).sum()
+}
+
+/// An attention with addresses in the place of pointers to ports.
+pub(crate) fn resolved(x: &cudnn::Attention, bases: PortBases<'_>) -> cudnn::Attention {
+    let pointer = |at: DevicePtr| DevicePtr::from(at.resolve(bases));
+    let tensor = |t: cudnn::Tensor| cudnn::Tensor { at: pointer(t.at), ..t };
+    let gradient = |g: cudnn::Gradient| cudnn::Gradient {
+        of_r: tensor(g.of_r),
+        means: pointer(g.means),
+        of_q: tensor(g.of_q),
+        of_k: tensor(g.of_k),
+        of_v: tensor(g.of_v),
+    };
+    cudnn::Attention {
+        q: tensor(x.q),
+        k: tensor(x.k),
+        v: tensor(x.v),
+        r: tensor(x.r),
+        bias: x.bias.map(|bias| cudnn::Bias { at: pointer(bias.at), ..bias }),
+        sums: x.sums.map(tensor),
+        gradient: x.gradient.map(gradient),
+        ..*x
+    }
 }
 
 /// Computes an attention.

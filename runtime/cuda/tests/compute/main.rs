@@ -19,6 +19,7 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compile::compile;
 use symmc_cuda::compute::fuse::lower;
 use symmc_cuda::compute::{Attentions, InputUse, Lowering, Machine, Operation};
+use symmc_cuda::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -43,7 +44,7 @@ fn every_case_is_lowered_and_compiles() {
     let cases = corpus();
     let room = workspace_bytes(&cases, &machine(0, 0));
     let machine = machine(room, 225 << 10);
-    let all = lowered(&cases, &machine, 1 << 32);
+    let all = lowered(&cases, &machine);
     for (case, works) in cases.iter().zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         for work in works {
@@ -57,7 +58,7 @@ fn every_case_is_lowered_and_compiles() {
     // A sample: all of them take minutes.
     let sample: Vec<_> = cases.into_iter().step_by(12).collect();
     for (target, shared, wgmma) in [([9, 0], 225 << 10, true), ([8, 0], 160 << 10, false)] {
-        match compile(&lowered(&sample, &Machine { shared, wgmma, ..machine }, 1 << 32).source, target) {
+        match compile(&lowered(&sample, &Machine { shared, wgmma, ..machine }).source, target) {
             Ok(code) => assert!(!code.is_empty()),
             Err(CudaError::Missing { library, .. }) => symmc_cases::skip_test(&format!("no {library}")),
             Err(error) => panic!("{error}"),
@@ -75,8 +76,9 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
     let (x, out) = (at(MemorySpace::Input(0), 0), at(MemorySpace::Output(0), 0));
     let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };
     let (relu, mul) = (Op::Unary(UnaryOp::Relu), Op::Binary(BinaryOp::Mul));
-    let address =
-        |v: &Located| (v.offset + 0x10_0000 * (1 + usize::from(v.space == MemorySpace::Ordinary))) as u64;
+    let address = |v: &Located| {
+        DevicePtr::from((v.offset + 0x10_0000 * (1 + usize::from(v.space == MemorySpace::Ordinary))) as u64)
+    };
     let kernel = |addresses: [MemorySpace; 2]| {
         let [a, b] = [(addresses[0], 0), (addresses[1], 4096)].map(|(space, offset)| [at(space, offset)]);
         let (first, last) = ([x.clone()], [b[0].clone(), x.clone()]);

@@ -1,6 +1,7 @@
 //! Element-wise steps and the norm of their rows as one kernel give what they give alone.
 
 use symmc_cuda::compute::{self, Lowering, Operation, normed};
+use symmc_cuda::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, Float, Op, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -32,7 +33,7 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
 fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_steps() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     for (number, narrow) in [DType::Bool, DType::U8].into_iter().enumerate() {
         let row = |place, dtype| Located { dtype, ..value(MemorySpace::Ordinary, place, [3, 256], [256, 1]) };
         let mask = row(0, narrow);
@@ -61,7 +62,7 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
 fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     let rms = |round_first| Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first };
     let layer = || Op::LayerNorm { axes: 1, eps: Float(1e-5) };
     // Rows of a warp and of a block, those with gaps, and those that are no multiple of an access.

@@ -7,10 +7,10 @@ use symmc_cuda::compute::products::lower;
 use symmc_cuda::compute::{
     self, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES,
 };
-use symmc_cuda::launch::Kernel;
-use symmc_ir::random::SplitMix;
+use symmc_cuda::launch::{DevicePtr, Kernel};
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
 
@@ -180,7 +180,7 @@ pub(crate) fn kernels(works: Vec<Command>) -> Vec<Kernel> {
 fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
     for (number, (m, of)) in all.into_iter().chain(halves).enumerate() {
@@ -206,7 +206,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
 fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let mut world = World::new();
     let (base, alone) = (world.base(), world.machine);
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     // Pairs have 112 lines, 56 of each product.
     let pairs = Machine { multiprocessors: 8, wgmma: true, ..alone };
     for m in [17, 50, 64] {
@@ -239,7 +239,7 @@ pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
 #[test]
 fn a_product_with_an_epilogue_is_divided_as_one_without() {
     let world = World::new();
-    let at = |v: &Located| world.base() + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(world.base() + v.offset as u64);
     let machine = Machine { multiprocessors: 132, wgmma: true, ..world.machine };
     let mut split = 0;
     for m in [1, 2, 8, 16, 17, 33, 64] {
@@ -268,7 +268,7 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
 #[test]
 fn products_that_wait_for_memory_do_not_split_k() {
     let world = World::new();
-    let at = |v: &Located| world.base() + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(world.base() + v.offset as u64);
     let of = |bandwidth| Machine {
         multiprocessors: 132,
         wgmma: true,

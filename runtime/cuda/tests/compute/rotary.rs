@@ -4,10 +4,10 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compute::{
     self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, rotary,
 };
-use symmc_cuda::launch::Kernel;
-use symmc_ir::random::SplitMix;
+use symmc_cuda::launch::{DevicePtr, Kernel};
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
 use crate::products::{Part, SPACING, kernels, part, steps};
@@ -59,7 +59,7 @@ fn one_kernel_gives_the_bits_of_two() {
         inputs: InputUse::Written,
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     let list = both();
     let steps = steps(&list);
     let mut l = Lowering::new(&at, &machine);

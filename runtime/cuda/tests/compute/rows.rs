@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use symmc_cuda::compute::{self, Lowering, Operation, row_reductions};
-use symmc_cuda::launch::Kernel;
+use symmc_cuda::launch::{DevicePtr, Kernel};
 use symmc_ir::interp::{self, Runs, Tolerance};
 use symmc_ir::layout::layouts;
-use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, Node, NodeId, Op, Reduction, Tensor, Type, ValueId, text, verify};
 use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
 use crate::products::{Part, World, compiles, kernels, steps, value};
@@ -136,7 +136,7 @@ impl Case {
 /// Runs the dispatches of programs as emulated kernels, where there is a compiler, and compares the outputs.
 fn check(what: &str, mut cases: Vec<Case>) {
     let base = Cell::new(0);
-    let at = |v: &Located| base.get() + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base.get() + v.offset as u64);
     let machine = World::new().machine;
     let mut l = Lowering::new(&at, &machine);
     for case in &mut cases {
@@ -275,7 +275,7 @@ fn random_rows_give_what_the_interpreter_gives() {
 #[test]
 fn long_reductions_use_all_multiprocessors() {
     let machine = crate::machine(1 << 20, 225 << 10);
-    let at = |v: &Located| (v.offset + 0x10_0000) as u64;
+    let at = |v: &Located| DevicePtr::from((v.offset + 0x10_0000) as u64);
     for (axes, kept) in [(vec![0, 1], vec![]), (vec![0], vec![4096])] {
         let op = Op::Reduce { op: Reduction::Mean, axes, keep: false };
         let x = value(MemorySpace::Ordinary, 0, [8192, 4096], [4096, 1]);

@@ -4,6 +4,7 @@ use symmc_cuda::command::Command;
 use symmc_cuda::compute::{
     self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, scatter,
 };
+use symmc_cuda::launch::{DevicePtr, PortBases};
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{Located, MemorySpace};
 
@@ -58,7 +59,7 @@ fn one_kernel_stores_the_bits_of_three() {
         inputs: InputUse::Written,
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
-    let at = |v: &Located| base + v.offset as u64;
+    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
     let list = all();
     let steps = steps(&list);
     let mut l = Lowering::new(&at, &machine);
@@ -74,7 +75,7 @@ fn one_kernel_stores_the_bits_of_three() {
         unsafe { std::slice::from_raw_parts_mut(at, n) }
     };
     let mut run = |commands: &[Command]| {
-        let mut random = symmc_ir::random::SplitMix(4);
+        let mut random = symmc_support::random::SplitMix(4);
         memory.fill(0);
         // Numbers near one, of both signs, and positions of which some are named twice, also from the end.
         for place in 1..7 {
@@ -90,7 +91,9 @@ fn one_kernel_stores_the_bits_of_three() {
                 // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
                 Command::Kernel(kernel) => unsafe { library.run(kernel) },
                 &Command::Copy { to, from, bytes } => {
-                    let of = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+                    let of = |at: DevicePtr| {
+                        std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize)
+                    };
                     // SAFETY: as above.
                     unsafe { std::ptr::copy(of(from), of(to), bytes) }
                 }

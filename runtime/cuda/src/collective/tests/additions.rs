@@ -99,10 +99,10 @@ impl Layer {
         };
         let adds = !(mixed && peers.rank == 1);
         let work = if adds {
-            let addition = Addition { residual, sum: sum_at };
-            lower_addition(3, &call, [operand, result], &addition, peers, source)
+            let addition = Addition { residual: residual.into(), sum: sum_at.into() };
+            lower_addition(3, &call, [operand, result].map(DevicePtr::from), &addition, peers, source)
         } else {
-            lower(3, &call, &Ends::new(operand, result), peers, source)
+            lower(3, &call, &ends_at(operand, result), peers, source)
                 .map(|all| all.and_then(|mut all| all.pop()))
         };
         let Ok(Some(Command::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
@@ -166,10 +166,10 @@ fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
 #[test]
 fn what_does_not_store_alone_takes_no_addition() {
     let mut source = Source::new();
-    let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
+    let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     let mut lowered = |dtype, elements, variant, addition: Addition| {
         let call = collective(Kind::AllReduce(ReduceOp::Sum), variant, 2, dtype, elements);
-        let own = [1 << 32, (1 << 32) + ARENA as Address / 2];
+        let own = [1 << 32, (1 << 32) + ARENA as Address / 2].map(DevicePtr::from);
         let work = lower_addition(1, &call, own, &addition, &peers(0, 2), &mut source);
         work.expect("it fits").is_some()
     };
@@ -179,7 +179,7 @@ fn what_does_not_store_alone_takes_no_addition() {
     assert!(!lowered(DType::I32, 8 << 20, Variant::TwoShot, addition), "of integers");
     assert!(!lowered(DType::BF16, (16 << 20) + 8, Variant::TwoShot, addition), "no whole slices");
     for (residual, sum) in [(8, 0), (0, 8)] {
-        let odd = Addition { residual: (1 << 30) + residual, sum: (1 << 31) + sum };
+        let odd = Addition { residual: ((1 << 30) + residual).into(), sum: ((1 << 31) + sum).into() };
         assert!(!lowered(DType::BF16, 16 << 20, Variant::TwoShot, odd), "not aligned");
     }
 }

@@ -325,7 +325,7 @@ impl Library {
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
         let beside = match kernel.params.get(1) {
-            Some(Param::Value(words)) => words.len() * 8,
+            Some(Param::Value(plain)) => plain.words().len() * 8,
             _ => 0,
         };
         let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);

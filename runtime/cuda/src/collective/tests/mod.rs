@@ -22,7 +22,7 @@ use super::prepared::DEVICE;
 use super::*;
 use crate::compile::compile;
 use crate::driver::Links;
-use crate::launch::{Address, Kernel, Param};
+use crate::launch::{Address, DevicePtr, Kernel, Param, PortBases};
 
 const ARENA: usize = 64 << 20;
 
@@ -77,7 +77,7 @@ fn peers(rank: u32, n: u32) -> Peers {
 fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
     let at = |region: &BoundRegion| peers.arenas[peers.rank as usize] + region.on(peers.rank) as Address;
     let works =
-        lower(7, call, &Ends::new(at(&call.operand), at(&call.result)), peers, source).expect("it fits");
+        lower(7, call, &ends_at(at(&call.operand), at(&call.result)), peers, source).expect("it fits");
     match works.expect("it has a kernel").as_slice() {
         [Command::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
@@ -123,11 +123,21 @@ fn a_plan_that_says_how_many_blocks_is_followed() {
     }
 }
 
+/// The operand and the result of a collective at these addresses.
+fn ends_at(operand: Address, result: Address) -> Ends {
+    Ends::new(operand.into(), result.into())
+}
+
+/// The addresses of those that are there.
+fn used(pointers: [DevicePtr; MAX_RANKS]) -> impl Iterator<Item = Address> {
+    pointers.into_iter().map(|pointer| pointer.resolve(PortBases::NONE)).filter(|&address| address != 0)
+}
+
 #[test]
 fn copies_lie_between_two_rendezvous() {
     let lowered = |call: &BoundCollective, operand: Address| {
         let result = peers(1, 3).arenas[1] + call.result.offset as Address;
-        let works = lower(7, call, &Ends::new(operand, result), &peers(1, 3), &mut Source::new());
+        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut Source::new());
         works.expect("it fits").expect("it is ours")
     };
     let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
@@ -138,7 +148,7 @@ fn copies_lie_between_two_rendezvous() {
         }
         other => panic!("expected two rendezvous, found {other:?}"),
     };
-    let copy = |to, from, bytes| Command::Copy { to, from, bytes };
+    let copy = |to: u64, from: u64, bytes| Command::Copy { to: to.into(), from: from.into(), bytes };
     // Rank 1 begins with rank 2, and ends with itself.
     let gather = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 100);
     let result = gather.result.offset;
@@ -157,11 +167,11 @@ fn copies_lie_between_two_rendezvous() {
 fn copies_from_peers_lie_behind_a_rendezvous() {
     let lowered = |call: &BoundCollective, result: Address| {
         let operand = peers(1, 3).arenas[1] + call.operand.offset as Address;
-        let works = lower(7, call, &Ends::new(operand, result), &peers(1, 3), &mut Source::new());
+        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut Source::new());
         works.expect("it fits").expect("it is ours")
     };
     let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
-    let copy = |to, from, bytes| Command::Copy { to, from, bytes };
+    let copy = |to: u64, from: u64, bytes| Command::Copy { to: to.into(), from: from.into(), bytes };
     let gather = collective(Kind::AllGather, Variant::PullCopies, 3, DType::F32, 100);
     let operand = gather.operand.offset;
     let piece = |rank: u64| copy(64 + 400 * rank, at(rank, operand), 400);
@@ -223,11 +233,12 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let ends = |n: u32, elements: usize| {
         let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::U8, elements);
         let peers = peers(0, n);
-        let running = Running::new(0, &call, [0, 0], &peers).expect("it fits");
+        let running = Running::new(0, &call, [DevicePtr::NULL; 2], &peers).expect("it fits");
         let protocol = running.protocol(elements);
         let units = ll::units(protocol, elements);
         let call = running.ll(elements, protocol, units, 1).expect("it fits");
-        let first = call.slots.iter().filter(|&&a| a != 0).min().expect("a slot") - call.zone;
+        let slots = call.slots.map(|slot| slot.resolve(PortBases::NONE));
+        let first = slots.into_iter().filter(|&a| a != 0).min().expect("a slot") - call.zone;
         assert_eq!(first, call.before * 16);
         (protocol, first, first + (Address::from(n - 1) * units as Address * 16))
     };
@@ -242,7 +253,7 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, 2, DType::U8, LL_BYTES as usize);
     call.landing = Some([64, ARENA / 2]);
     let error =
-        lower(7, &call, &Ends::new(0, 0), &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
+        lower(7, &call, &ends_at(0, 0), &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
     assert!(error.to_string().contains("at a multiple of 128"), "{error}");
 }
 
@@ -273,17 +284,17 @@ fn slots_of_a_zone_have_one_sender_each() {
     let n = 4;
     let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::F32, 10);
     let bound = |r: u32, peers: &Peers| {
-        Running::new(0, &call, [0, 0], peers)
+        Running::new(0, &call, [DevicePtr::NULL; 2], peers)
             .and_then(|t| t.ll(40, Protocol::Ll, 5, 1))
             .map_err(|e| format!("rank {r}: {e}"))
     };
     let calls: Vec<Call> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
-    let sent: BTreeSet<Address> = calls.iter().flat_map(|c| c.to).filter(|&a| a != 0).collect();
+    let sent: BTreeSet<Address> = calls.iter().flat_map(|c| used(c.to)).collect();
     assert_eq!(sent.len(), (n * (n - 1)) as usize);
-    let received: BTreeSet<Address> = calls.iter().flat_map(|c| c.slots).filter(|&a| a != 0).collect();
+    let received: BTreeSet<Address> = calls.iter().flat_map(|c| used(c.slots)).collect();
     assert_eq!(sent, received);
     for (me, call) in calls.iter().enumerate() {
-        assert_eq!(call.slots[me], 0);
+        assert_eq!(call.slots[me], DevicePtr::NULL);
         for (i, &to) in call.to[..3].iter().enumerate() {
             let receiver = (me + 1 + i) % n as usize;
             assert_eq!(to, calls[receiver].slots[me]);
@@ -295,7 +306,7 @@ fn slots_of_a_zone_have_one_sender_each() {
 fn what_does_not_fit_is_an_error_with_the_step() {
     let mut source = Source::new();
     let fails = |call: &BoundCollective, peers: &Peers, source: &mut Source| {
-        lower(7, call, &Ends::new(0, 0), peers, source).expect_err("it does not fit").to_string()
+        lower(7, call, &ends_at(0, 0), peers, source).expect_err("it does not fit").to_string()
     };
     let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, ARENA);
     let error = fails(&call, &peers(0, 2), &mut source);
@@ -318,14 +329,14 @@ fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
     let mut source = Source::new();
     let sum = Kind::AllReduce(ReduceOp::Sum);
     let call = collective(sum.clone(), Variant::Plain, 2, DType::F32, 4);
-    assert_eq!(lower(0, &call, &Ends::new(0, 0), &peers(0, 2), &mut source), Ok(None));
+    assert_eq!(lower(0, &call, &ends_at(0, 0), &peers(0, 2), &mut source), Ok(None));
     let call = collective(sum, Variant::Plain, 1, DType::F32, 4);
-    let copy = vec![Command::Copy { to: 512, from: 256, bytes: 16 }];
-    assert_eq!(lower(0, &call, &Ends::new(256, 512), &peers(0, 1), &mut source), Ok(Some(copy)));
-    assert_eq!(lower(0, &call, &Ends::new(256, 256), &peers(0, 1), &mut source), Ok(Some(vec![])));
+    let copy = vec![Command::Copy { to: 512.into(), from: 256.into(), bytes: 16 }];
+    assert_eq!(lower(0, &call, &ends_at(256, 512), &peers(0, 1), &mut source), Ok(Some(copy)));
+    assert_eq!(lower(0, &call, &ends_at(256, 256), &peers(0, 1), &mut source), Ok(Some(vec![])));
     let call = collective(Kind::Permute { pairs: vec![] }, Variant::Put, 1, DType::F32, 4);
-    let zero = vec![Command::Zero { at: 512, bytes: 16 }];
-    assert_eq!(lower(0, &call, &Ends::new(256, 512), &peers(0, 1), &mut source), Ok(Some(zero)));
+    let zero = vec![Command::Zero { at: 512.into(), bytes: 16 }];
+    assert_eq!(lower(0, &call, &ends_at(256, 512), &peers(0, 1), &mut source), Ok(Some(zero)));
     assert!(source.is_empty());
 }
 
@@ -407,12 +418,13 @@ fn pushed_kernels(n: u32, source: &mut Source) {
     let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n, DType::BF16, 24 * 64);
     let thresholds = Thresholds { pushed: 16, ..Thresholds::default() };
     let peers = Peers { chaos: (n == 4).then_some(1), thresholds, ..peers(0, n) };
-    let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
+    let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     for in_place in [false, true] {
         if in_place {
             call.operand = call.result.clone();
         }
-        let own = [&call.operand, &call.result].map(|r| peers.arenas[0] + r.offset as Address);
+        let own =
+            [&call.operand, &call.result].map(|r| DevicePtr::from(peers.arenas[0] + r.offset as Address));
         let work = lower_addition(1, &call, own, &addition, &peers, source).expect("it fits");
         let plain =
             lower(1, &call, &Ends::new(own[0], own[1]), &peers, source).expect("it fits").expect("ours");
@@ -428,12 +440,12 @@ fn pushed_kernels(n: u32, source: &mut Source) {
 fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Command> {
     let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, 70 * hidden);
     let norm = FusedNorm {
-        operand: 1 << 12,
-        residual: 1 << 24,
-        weight: Some(1 << 25),
+        operand: (1 << 12).into(),
+        residual: (1 << 24).into(),
+        weight: Some((1 << 25).into()),
         reduced: None,
-        added: 1 << 26,
-        normed: Some(1 << 27),
+        added: (1 << 26).into(),
+        normed: Some((1 << 27).into()),
         hidden,
         eps: 1e-6,
         round_first: hidden > 4096,

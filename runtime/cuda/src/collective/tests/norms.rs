@@ -110,7 +110,8 @@ impl Layer {
         fill(dtype, &mut out.weight[shift..], weight);
         let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, elements);
         call.landing = Some([0, zone]);
-        let address = |data: &mut Vec<u8>| (data.as_mut_ptr().expose_provenance() + shift) as Address;
+        let address =
+            |data: &mut Vec<u8>| DevicePtr::from((data.as_mut_ptr().expose_provenance() + shift) as Address);
         let operand = address(&mut out.operand);
         let result = |which, data| if shape.on_operand == which { operand } else { address(data) };
         let norm = FusedNorm {

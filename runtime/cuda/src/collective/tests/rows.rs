@@ -69,7 +69,7 @@ impl Layer {
         // What peers do not touch may lie anywhere.
         let results = ZONES + SHAPES.len() * ROOM;
         let at = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
-        let running = Running::new(3, &call, at, peers).expect("it fits");
+        let running = Running::new(3, &call, at.map(DevicePtr::from), peers).expect("it fits");
         let bytes = row * dtype.size();
         let prepared = match variant {
             Variant::Pull => barrier::pull_rows(&running, bytes, exit),
@@ -135,7 +135,7 @@ fn units_are_as_wide_as_addresses_and_rows_allow() {
         let call = collective(Kind::AllGather, Variant::Pull, 2, DType::U8, row * 6);
         let peers = peers(0, 2);
         let at = [(1 << 32), (1 << 20) + shift as Address];
-        let running = Running::new(3, &call, at, &peers).expect("it fits");
+        let running = Running::new(3, &call, at.map(DevicePtr::from), &peers).expect("it fits");
         barrier::pull_rows(&running, row, ExitBarrier::Kept).expect("it fits").body
     };
     assert!(body(48, 0).contains("Sixteens"));

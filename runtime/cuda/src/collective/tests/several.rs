@@ -44,7 +44,7 @@ impl Set {
         };
         let members: Vec<Member> = self.cases.iter().map(member).collect();
         let symmetric = peers.arenas[peers.rank as usize];
-        let addresses = AddressMap { ordinary: 1 << 40, symmetric, inputs: vec![], outputs: vec![] };
+        let addresses = AddressMap::of_arenas(1 << 40, symmetric);
         lower_several(7, &members, &addresses, peers, source)
     }
 
@@ -183,7 +183,7 @@ fn their_work_is_divided_among_the_threads_of_one_grid() {
     };
     assert_eq!([of(2).grid[0], of(16).grid[0]], [2, 16]);
     let starts = |kernel: &Kernel| match &kernel.params[1] {
-        Param::Value(words) => words.chunks(18).map(|turn| turn[17]).collect::<Vec<u64>>(),
+        Param::Value(plain) => plain.words().chunks(18).map(|turn| turn[17]).collect::<Vec<u64>>(),
         Param::Map(_) => panic!("words"),
     };
     assert_eq!(starts(&of(3))[..3], [0, 256, 512]);

@@ -1,6 +1,6 @@
 //! All-to-alls with sizes on the device on threads of the host.
 
-use symmc_ir::random::SplitMix;
+use symmc_support::random::SplitMix;
 
 use super::emulate::{Given, Library, World, bytes_at};
 use super::*;
@@ -51,7 +51,8 @@ fn call(shape: &Shape, n: u32) -> BoundCollective {
 }
 
 fn lowered(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
-    let at = |region: &BoundRegion| peers.arenas[peers.rank as usize] + region.offset as Address;
+    let at =
+        |region: &BoundRegion| DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address);
     let sizes = call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
     let ends = Ends { operand: at(&call.operand), result: at(&call.result), sizes };
     match lower(7, call, &ends, peers, source).expect("it fits").expect("it is ours").as_slice() {
@@ -229,7 +230,7 @@ fn with_control(peers: Peers) -> Peers {
 fn a_cell_that_the_control_region_has_no_room_for_is_refused() {
     let small = Peers { control: Control { groups: 2, exchanging: 2, staged: STAGED }, ..peers(0, 3) };
     let call = call(&shape(DType::F32, 4, 12), 3);
-    let ends = Ends { sizes: Some(Sizes { sent: 8, received: 16 }), ..Ends::new(0, 64) };
+    let ends = Ends { sizes: Some(Sizes { sent: 8.into(), received: 16.into() }), ..ends_at(0, 64) };
     let error = lower(7, &call, &ends, &small, &mut Source::new()).expect_err("no room");
     assert!(error.to_string().contains("expected a cell of up to 2 ranks"), "{error}");
 }

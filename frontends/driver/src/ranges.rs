@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::decision::Decision;
-use symmc_ir::{Graph, InputId, SymbolId, parallel};
+use symmc_ir::{Graph, InputId, SymbolId};
 use symmc_passes::{LowerConfig, PassError};
+use symmc_support::parallel;
 
 use crate::config::{BucketSpec, Config};
 use crate::divide::{self, BucketRequest, Chooser, Ranges};

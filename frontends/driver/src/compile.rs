@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use symmc_check::CheckedPlan;
-use symmc_check::{CheckError, Report};
+use symmc_check::{CheckError, CheckedPlan, Report};
+#[cfg(feature = "cuda")]
+use symmc_ir::machine::TargetBackend;
 use symmc_ir::{Graph, InputId, InputKind};
 use symmc_passes::CanonicalForms;
 use symmc_plan::{Plan, ReadPlan, ReadProgram, Replacement};
@@ -63,7 +64,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
     #[cfg(feature = "cuda")]
-    let plan = if config.profile.multiprocessors.is_some() { for_gpus(plan)? } else { plan };
+    let plan = if config.profile.backend == TargetBackend::Cuda { for_gpus(plan)? } else { plan };
     #[cfg(feature = "cuda")]
     lap("lower");
     Ok((plan, times))
@@ -87,7 +88,7 @@ pub fn plan_to_estimate(
     let programs = programs.map_err(|e| defect(&e))?;
     let plan = ReadPlan::of(Arc::new(plan), program.graph.clone(), programs);
     #[cfg(feature = "cuda")]
-    if config.profile.multiprocessors.is_some() {
+    if config.profile.backend == TargetBackend::Cuda {
         refuse(&plan, &symmc_cuda::refusal::refusals(&plan, &[]))?;
     }
     Ok(plan)

@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use indexmap::IndexMap;
-use symmc_ir::{SymbolId, parallel};
+use symmc_ir::SymbolId;
 use symmc_passes::Solutions;
 use symmc_plan::{Plan, ReadProgram};
+use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, Grid, Ranges};
 use crate::error::{Error, ErrorKind};

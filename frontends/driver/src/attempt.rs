@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::{Moved, Profile};
-use symmc_ir::{Dim, Dispatch, Form, Graph, Node, NodeId, parallel};
+use symmc_ir::{Dim, Dispatch, Form, Graph, Node, NodeId};
 use symmc_passes::{CoalescedSet, Overlap};
 use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Run, Unresolved};
 use symmc_planner::BucketInput;
+use symmc_support::parallel;
 
 /// See the [module](self).
 pub struct Attempt {

@@ -5,12 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
-use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, parallel};
+use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node};
 use symmc_passes::{
     CanonicalForms, CoalesceConfig, CoalescedSet, Joining, LowerConfig, PassError, Reach, Solutions,
 };
 use symmc_plan::{Bucket, Decision, ExitBarrier, Plan};
 use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
+use symmc_support::parallel;
 
 use crate::attempt::{Attempt, JoinedSets, Seen, communication_us};
 use crate::config::Config;

@@ -1,0 +1,58 @@
+//! The backend that runs plans on a machine, as profiles name it.
+//!
+//! Profiles of versions 1 and 2 have no field `backend`. `symmc tune` wrote them for NVIDIA GPUs alone, with the number of
+//! multiprocessors, so a profile with this number is read as one of [`Cuda`](TargetBackend::Cuda), any other as one of
+//! [`Host`](TargetBackend::Host). From version 3 on the field is required.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+
+crate::named_enum! {
+    /// The backend that runs the plans of a machine.
+    #[derive(Serialize, Deserialize)]
+    #[serde(try_from = "String", into = "String")]
+    TargetBackend {
+        /// Processes over shared memory.
+        Host = "host",
+        /// NVIDIA GPUs.
+        Cuda = "cuda",
+    }
+}
+
+impl TryFrom<String> for TargetBackend {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<TargetBackend, String> {
+        let unknown = || format!("backend: expected one of {}, found {name}", TargetBackend::names());
+        TargetBackend::from_name(&name).ok_or_else(unknown)
+    }
+}
+
+impl From<TargetBackend> for String {
+    fn from(backend: TargetBackend) -> String {
+        backend.name().to_string()
+    }
+}
+
+/// The last version of profiles without the field `backend`.
+const LAST_VERSION_WITHOUT: u32 = 2;
+
+/// The fields of a profile that tell the backend.
+#[derive(Deserialize)]
+struct BackendFields {
+    version: u32,
+    backend: Option<IgnoredAny>,
+    multiprocessors: Option<IgnoredAny>,
+}
+
+/// The text of a profile with its backend, which is added to a profile of a version without the field.
+pub fn add_backend(text: &str) -> Cow<'_, str> {
+    let Ok(fields) = serde_json::from_str::<BackendFields>(text) else { return Cow::Borrowed(text) };
+    if fields.version > LAST_VERSION_WITHOUT || fields.backend.is_some() {
+        return Cow::Borrowed(text);
+    }
+    let backend = if fields.multiprocessors.is_some() { TargetBackend::Cuda } else { TargetBackend::Host };
+    // The text stays as it is otherwise, so that errors keep their lines.
+    Cow::Owned(text.replacen('{', &format!("{{\"backend\": \"{backend}\", "), 1))
+}

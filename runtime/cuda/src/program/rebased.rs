@@ -1,0 +1,152 @@
+//! Recordings of a program whose ports get other bases: the pieces of work that hold pointers to these ports, and the graph
+//! nodes that launch them.
+
+use super::DeviceProgram;
+use super::item::{Nodes, Place, Ready};
+use crate::driver::{Graph, Node, Stream};
+use crate::error::CudaError;
+use crate::launch::PortBases;
+use crate::nccl::Communicators;
+use crate::streams::Streams;
+
+/// The ports whose bases differ.
+pub fn changed_ports<'b>(one: PortBases<'b>, other: PortBases<'b>) -> impl Iterator<Item = usize> {
+    let pairs = one.0.iter().zip(other.0).enumerate();
+    pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)
+}
+
+impl DeviceProgram {
+    /// How many pieces of work it has.
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Whether one recording of it can run with these bases and with those, as far as collectives of the library go.
+    pub fn serves_both(&self, one: PortBases<'_>, other: PortBases<'_>) -> bool {
+        changed_ports(one, other).all(|port| self.uses.places(port).is_some())
+    }
+
+    /// For each port how many pieces of work have to be set for another base, in a recording with these nodes; `None` if they
+    /// cannot be set.
+    pub fn rebase_costs(&self, nodes: &Nodes) -> Vec<Option<usize>> {
+        let can_be_set = |place: &Place| match (self.work(*place), nodes.of(*place)) {
+            (None, _) | (_, []) => false,
+            // The libraries launch as many kernels as they like.
+            (Some(Ready::Gemm(_) | Ready::Attention(_)), _) => true,
+            (Some(_), found) => found.len() == 1,
+        };
+        let cost = |port: usize| {
+            let places = self.uses.places(port)?;
+            places.iter().all(can_be_set).then_some(places.len())
+        };
+        (0..self.uses.count()).map(cost).collect()
+    }
+
+    /// The pieces of work that hold pointers to ports whose bases differ, in the order of the program.
+    fn touched(&self, from: PortBases<'_>, to: PortBases<'_>) -> Vec<Place> {
+        let places = |port| self.uses.places(port).unwrap_or_default();
+        let mut out: Vec<Place> = changed_ports(from, to).flat_map(places).copied().collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+
+    /// Enqueues one run on streams that are recorded, as [`enqueue`](Self::enqueue), and says which nodes the work with
+    /// pointers to ports became. Work that is not a chain of nodes is left out.
+    ///
+    /// # Errors
+    /// The driver refuses a launch.
+    pub fn enqueue_noted(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+    ) -> Result<Nodes, CudaError> {
+        let mut nodes = Nodes::default();
+        self.enqueue_by(lanes, &mut |place, work, stream, start| {
+            if work.ports().next().is_none() {
+                return self.put(work, bases, stream, start, nccl);
+            }
+            let before = stream.frontier()?;
+            self.put(work, bases, stream, start, nccl)?;
+            if let Some(found) = stream.since(&before)? {
+                nodes.insert(place, &found);
+            }
+            Ok(())
+        })?;
+        Ok(nodes)
+    }
+
+    /// Sets the parameters of the nodes whose work holds pointers to ports with other bases, in a graph that was recorded with
+    /// these nodes. Whether it can; if not, some of them may have changed. Work of libraries is recorded on `scratch`, and not
+    /// run.
+    ///
+    /// # Errors
+    /// The driver refuses parameters, or a library the addresses.
+    pub fn rebase(
+        &self,
+        from: PortBases<'_>,
+        to: PortBases<'_>,
+        graph: &Graph,
+        nodes: &Nodes,
+        scratch: &Stream,
+    ) -> Result<bool, CudaError> {
+        for place in self.touched(from, to) {
+            let Some(work) = self.work(place) else { return Ok(false) };
+            if !self.set(work, to, graph, nodes.of(place), scratch)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn work(&self, place: Place) -> Option<&Ready> {
+        self.steps.get(place.step)?.work.get(place.number)
+    }
+
+    /// Has nodes of a graph do this work with ports at these bases; whether they can.
+    fn set(
+        &self,
+        work: &Ready,
+        bases: PortBases<'_>,
+        graph: &Graph,
+        nodes: &[Node],
+        scratch: &Stream,
+    ) -> Result<bool, CudaError> {
+        match (work, nodes) {
+            (Ready::Kernel(function, kernel), &[node]) => {
+                // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+                unsafe { graph.set_kernel(node, *function, kernel, bases)? };
+                Ok(true)
+            }
+            (Ready::Copy { to, from, .. }, &[node]) => {
+                // SAFETY: as above.
+                unsafe { graph.set_copy(node, to.resolve(bases), from.resolve(bases))? };
+                Ok(true)
+            }
+            (Ready::Zero { at, .. } | Ready::Store { at, .. }, &[node]) => {
+                // SAFETY: as above.
+                unsafe { graph.set_fill(node, at.resolve(bases))? };
+                Ok(true)
+            }
+            (Ready::Gemm(_) | Ready::Attention(_), _) => {
+                let mut like = None;
+                let _recorded = scratch.record(|| {
+                    let before = scratch.frontier()?;
+                    match work {
+                        // SAFETY: as above.
+                        Ready::Gemm(gemm) => unsafe { gemm.run(scratch, self.workspace, bases)? },
+                        // SAFETY: as above.
+                        Ready::Attention(attention) => unsafe { attention.run(scratch, bases)? },
+                        _ => {}
+                    }
+                    like = scratch.since(&before)?;
+                    Ok(())
+                })?;
+                // SAFETY: as above; what was recorded is still there.
+                like.map_or(Ok(false), |like| unsafe { graph.set_as(nodes, &like) })
+            }
+            _ => Ok(false),
+        }
+    }
+}
