@@ -27,7 +27,7 @@ import torch.distributed._functional_collectives as funcol
 from torch._dynamo.backends.common import aot_autograd
 
 import symmc.torch
-from symmc.torch.partition import compiler
+from symmc.torch.partition import stages
 from symmc.torch.inductor import operators
 
 
@@ -80,11 +80,11 @@ def calls(count):
         ("weights", Weights(given), []),
     ]:
         torch._dynamo.reset()
-        made, known = [], compiler.Compiled
-        compiler.Compiled = lambda *of: made.append(known(*of)) or made[-1]
+        made, known = [], stages.PlannedGraph
+        stages.PlannedGraph = lambda *of: made.append(known(*of)) or made[-1]
         function_of = torch.compile(function, backend="symmc", options={"fallback": "error"})
         kept = function_of(*arguments)
-        compiler.Compiled = known
+        stages.PlannedGraph = known
         run = fastest(made[0].runner.session.run)
         del kept
         own = fastest(lambda: made[0](list(given))) - run

@@ -13,6 +13,7 @@ FOLDER = pathlib.Path(__file__).parent
 
 SAMPLE = [
     # Without PyTorch.
+    "test_layout",
     "test_package",
     "test_arguments",
     # One rank: capture, legalise, partition, import, run.

@@ -11,8 +11,8 @@ if HAS_TORCH:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend
 
-    from symmc.torch.capture import attention
-    from symmc.torch.importing import lift
+    from symmc.torch.capture import attention, fx_graphs
+    from symmc.torch.importing import programs
 
     aten = torch.ops.aten
 
@@ -44,14 +44,14 @@ class Gradients(unittest.TestCase):
 
     def texts(self, run):
         """The programs that are compiled while this runs."""
-        found, opened = [], lift.opened
+        found, opened = [], programs.opened
 
         def noted(*arguments, **options):
             program = opened(*arguments, **options)
             found.append(program.text())
             return program
 
-        with mock.patch("symmc.torch.importing.lift.opened", side_effect=noted):
+        with mock.patch("symmc.torch.importing.programs.opened", side_effect=noted):
             run()
         return found
 
@@ -149,7 +149,7 @@ class Gradients(unittest.TestCase):
                     ]
                     graph = make_fx(lambda *inputs: joint(*inputs, causal))(*values)
                 self.prepare(graph.graph)
-                program = lift.opened([lift.archived(lift.exported_of(graph))])
+                program = programs.opened([programs.archived(fx_graphs.exported_of(graph))])
                 self.assertEqual(program.text().count(" attention_gradient "), 1, program.text())
                 self.assertEqual(program.text().count("log_sum_exp=true"), 1, program.text())
                 self.assertNotIn("opaque", program.text())

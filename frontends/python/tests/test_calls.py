@@ -35,15 +35,15 @@ def called(work):
 
 def made_of(function, *inputs):
     """What backend functions the compilation of a function made, called once."""
-    from symmc.torch.partition import compiler
+    from symmc.torch.partition import stages
 
-    made, known = [], compiler.Compiled
-    compiler.Compiled = lambda *given: made.append(known(*given)) or made[-1]
+    made, known = [], stages.PlannedGraph
+    stages.PlannedGraph = lambda *given: made.append(known(*given)) or made[-1]
     try:
         with torch.no_grad():
             compiled(function)(*inputs)
     finally:
-        compiler.Compiled = known
+        stages.PlannedGraph = known
     return made
 
 
@@ -163,13 +163,13 @@ class Calls(unittest.TestCase):
         class Made:
             world = operators._world.default_pg
 
-        known, operators.Planned = operators.Planned, lambda _text: Made()
+        known, operators.PlannedForm = operators.PlannedForm, lambda _text: Made()
         try:
             host, gpu = torch.device("cpu"), torch.device("cuda", 0)
             self.assertIs(operators._of("form", host), operators._of("form", host))
             self.assertIsNot(operators._of("form", host), operators._of("form", gpu))
         finally:
-            operators.Planned = known
+            operators.PlannedForm = known
             del operators._planned["form"]
 
     def test_of_operators_go_past_the_dispatcher(self):

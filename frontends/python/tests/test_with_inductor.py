@@ -111,7 +111,7 @@ def forms_are_shared(rank):
 
     counted()
     made = []
-    operators.Runner = lambda *given, of=operators.Runner: made.append(of(*given)) or made[-1]
+    operators.PlanRunner = lambda *given, of=operators.PlanRunner: made.append(of(*given)) or made[-1]
     torch.manual_seed(rank)
     model, norm = Divided(32, 2), torch.nn.RMSNorm(32)
 

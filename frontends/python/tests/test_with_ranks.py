@@ -354,7 +354,7 @@ def left_to_others(function, *inputs):
     """What is told of a function whose parts go to others, to each of them in turn; its results are those of eager."""
     for fallback in ("eager", "inductor"):
         # Each operator is named once, with its line.
-        symmc.torch.partition.compiler._warned.clear()
+        symmc.torch.partition.unsupported._warned.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = compiled(function, fallback=fallback, timeout=60)

@@ -480,14 +480,14 @@ torch.compile(lambda x: x * 3, backend="symmc", options={"report": "/dev/stdout"
             close(run(torch.zeros(2), n), torch.zeros(2) + round(n / 2 * 123.4567, 0))
 
     def test_differences_of_ranks_are_called_those_of_graphs(self):
-        from symmc.torch.importing import lift
+        from symmc.torch.importing import programs
 
         archives = [
-            lift.archived(torch.export.export(model, (torch.ones(3),)))
+            programs.archived(torch.export.export(model, (torch.ones(3),)))
             for model in (torch.nn.ReLU(), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()))
         ]
         with self.assertRaises(symmc.Error) as caught:
-            lift.opened(archives)
+            programs.opened(archives)
         self.assertIn("the graph of rank", str(caught.exception))
         self.assertNotIn("archive", str(caught.exception))
 

@@ -141,6 +141,39 @@ fn files_stay_below_800_lines() {
     assert!(long.is_empty(), "one idea a file: {long:#?}");
 }
 
+/// The targets that docs/debugging.md lists.
+fn log_targets() -> Vec<String> {
+    let page = std::fs::read_to_string(root().join("docs/debugging.md")).expect("UTF-8 text");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `symmc::"));
+    rows.filter_map(|row| row.split('`').next()).map(|name| format!("symmc::{name}")).collect()
+}
+
+#[test]
+fn events_have_targets_that_the_page_lists() {
+    let targets = log_targets();
+    let mut used = std::collections::BTreeSet::new();
+    for (name, text) in sources() {
+        for macro_name in ["trace!(", "debug!(", "info!(", "warn!(", "error!("] {
+            for call in text.split(&format!("tracing::{macro_name}")).skip(1) {
+                let target = call.trim_start().strip_prefix("target: \"").and_then(|rest| rest.split('"').next());
+                let target = target.unwrap_or_else(|| panic!("{name}: an event without a target: {call:.80}"));
+                assert!(targets.iter().any(|known| known == target), "{name}: {target} is not on the page");
+                used.insert(target.to_string());
+            }
+        }
+    }
+    assert_eq!(used, targets.into_iter().collect(), "targets without an event");
+}
+
+#[test]
+fn only_the_log_of_frontends_installs_a_subscriber() {
+    for &(dir, _) in ARROWS {
+        let manifest = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect("a manifest");
+        let installs = manifest.contains("tracing-subscriber");
+        assert_eq!(installs, dir == "frontends/log", "{dir}");
+    }
+}
+
 #[test]
 fn the_page_of_custom_ops_quotes_the_example() {
     let read = |name: &str| std::fs::read_to_string(root().join(name)).expect("UTF-8 text");

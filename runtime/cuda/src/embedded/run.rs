@@ -13,11 +13,12 @@ use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, Registry};
-use symmc_runtime::host::{Control, Leaving};
+use symmc_runtime::host::{Control, Leaving, enter_rank_span};
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
     Spot, Taken, ended, gave_back, in_progress,
 };
+use tracing::span::EnteredSpan;
 
 use super::context::ExecutionContext;
 use super::gpu::Progress;
@@ -67,6 +68,8 @@ impl CudaSession<'_> {
             }
         };
         self.runs += 1;
+        let _span = self.enter_span();
+        tracing::trace!(target: "symmc::run", runs = self.runs, "enqueued a run");
         put.map_err(|error| self.fail(error.into()))
     }
 
@@ -185,6 +188,8 @@ impl CudaSession<'_> {
     ) -> Result<Arc<DeviceProgram>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
+        let (_span, started) = (self.enter_span(), Instant::now());
+        tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized()?.bound.clone();
         let limit = self.config.limit;
         let ranks = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
@@ -222,6 +227,7 @@ impl CudaSession<'_> {
         if settled.is_none() {
             self.settled.put(key.sizes.clone(), program.settled().clone());
         }
+        tracing::info!(target: "symmc::gpu", sizes = %key.sizes, elapsed = ?started.elapsed(), "loaded a program");
         Ok(Arc::new(program))
     }
 
@@ -235,11 +241,13 @@ impl CudaSession<'_> {
         let bound = self.ports.sized()?.bound.clone();
         // The memory of a job stays where it is.
         let is_noted = !matches!(self.ranks, Some(Ranks::Job(_))) && has_frontiers()?;
+        let (_span, started) = (self.enter_span(), Instant::now());
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let lanes = (&context.resources.streams, &context.resources.nccl);
         let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
         let programs = &mut context.resources.programs;
         programs.recorded += 1;
+        tracing::debug!(target: "symmc::gpu", recordings = programs.recorded, elapsed = ?started.elapsed(), "recorded a graph");
         programs.retired.extend(programs.recent.put(key, recording.clone()));
         Ok(recording)
     }
@@ -322,6 +330,8 @@ impl CudaSession<'_> {
             true => self.reported().unwrap_or(error),
             false => error,
         };
+        let _span = self.enter_span();
+        tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
         let error = self.ranks.as_ref().map_or(error.clone(), |ranks| ranks.fail(error));
         self.failure.insert(error).clone()
     }
@@ -342,12 +352,19 @@ impl CudaSession<'_> {
         waited
     }
 
+    /// Has the log name the rank while the result lives.
+    fn enter_span(&self) -> Option<EnteredSpan> {
+        self.ranks.as_ref().and_then(|ranks| enter_rank_span(ranks.comm().rank()))
+    }
+
     fn await_end(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
         let start = Instant::now();
         while !self.look()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
                 let (rank, run) = (self.comm()?.rank(), self.flight.first);
+                let _span = enter_rank_span(rank);
+                tracing::warn!(target: "symmc::run", run, ?limit, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run, limit_ms: limit.as_millis() as u64 });
             }
             match elapsed > Duration::from_millis(2) {

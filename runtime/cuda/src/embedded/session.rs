@@ -6,7 +6,7 @@ use std::time::Instant;
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, Leaving, Seat};
+use symmc_runtime::host::{Comm, Group, HostConfig, Leaving, Seat, enter_rank_span};
 use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
 
 use super::context::{ExecutionContext, Sizes};
@@ -70,6 +70,7 @@ impl CudaSession<'static> {
         config: &HostConfig,
     ) -> Result<CudaSession<'static>, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
+        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         let opened = accept(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
             let device = Device::open(ordinal)?;
@@ -89,6 +90,8 @@ impl CudaSession<'static> {
         let mut session = built.map_err(|error| seat.fail(error))?;
         seat.start().map_err(|error| seat.fail(error))?;
         session.ranks = Some(Ranks::Group(Box::new(seat)));
+        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
     }
 }
@@ -174,6 +177,8 @@ impl<'c> CudaSession<'c> {
         self.flight.clear();
         self.context = None;
         if let Some(ranks) = self.ranks.take() {
+            let _span = enter_rank_span(ranks.comm().rank());
+            tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             ranks.leave(self.runs, leaving);
         }
     }

@@ -22,49 +22,52 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
-from symmc.torch.partition import compiler
 from symmc.torch.agreement import matching
-from symmc.torch.importing import lift
+from symmc.torch.graphs.nodes import copied, groups_in
+from symmc.torch.graphs.sizes import environment_of, ignored_guards, symbol_sources
+from symmc.torch.partition import compiler
+from symmc.torch.partition.fallback import in_eager
+from symmc.torch.partition.search import PartitionSearch
 from symmc.torch.ranks import process_groups
-from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.ranks.board import Board, board_of
-from symmc.torch.runtime.planned_graph import where
 from symmc.torch.ranks.digest import digest_of
-from symmc.torch.settings.options import Options
-from symmc.torch.ranks.process_groups import Apart
+from symmc.torch.ranks.exchange import GraphsDiffer
+from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.runtime.runner import BAD_DATA
+from symmc.torch.settings.options import Options
+
 
 def compiled(module: torch.fx.GraphModule, options: Options, arenas: Arenas | None = None):
     """A function of the list of the inputs of a graph."""
-    names = lift.groups_in(module.graph)
+    names = groups_in(module.graph)
     if not process_groups.are_several(names):
-        return compiler.compiled(module, compiler.Search(options, arenas=arenas))
-    return Together(module, options, names, arenas)
+        return compiler.compiled(module, PartitionSearch(options, arenas=arenas))
+    return JointGraph(module, options, names, arenas)
 
 
-class Together:
+class JointGraph:
     """A graph with collectives of several ranks."""
 
     def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str], arenas: Arenas | None = None):
         self._boxed_call = True
-        self.module = torch.fx.GraphModule(module, lift.copied(module.graph, {}))
+        self.module = torch.fx.GraphModule(module, copied(module.graph, {}))
         self.options, self.names, self.arenas = options, names, arenas
         self.tracing = TracingContext.try_get()
         values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
-        self.where = where(values)
+        self.where = symbol_sources(values)
         self.board: Board | None = None
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
-        self.planned: dict[tuple[int, ...], compiler.Search | str] = {}
+        self.planned: dict[tuple[int, ...], PartitionSearch | str] = {}
         """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
-        self.apart: compiler.Search | None = None
+        self.apart: PartitionSearch | None = None
         """The form that leaves the collectives to PyTorch."""
         self.turn = threading.Lock()
         """Threads that call one function take turns."""
 
     def __call__(self, inputs: list):
         self.turn.acquire()
-        call = _Call(self, inputs)
+        call = _JointCall(self, inputs)
         try:
             return call.run()
         except KeyboardInterrupt:
@@ -120,11 +123,11 @@ class Together:
 
     def _join(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
         """Compiles the graph together with these graphs of the other ranks, and runs it."""
-        ranks, search = self.board.ranks, compiler.Search(self.options, self._symbols(sizes), self.arenas)
+        ranks, search = self.board.ranks, PartitionSearch(self.options, self._symbols(sizes), self.arenas)
         with ranks.telling():
             try:
                 is_sound = self._build(search)
-            except Apart as error:
+            except GraphsDiffer as error:
                 search.apart, is_sound = error, False
             all_sound = ranks.all_gather(b"1" if is_sound else b"0", "a graph that is compiled")
         if search.apart is not None or b"0" in all_sound:
@@ -151,7 +154,7 @@ class Together:
                 differ = matching.sizes_that_differ(ranks.members, [sizes for sizes, _ in told])
                 raise symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}")
         if self.apart is None:
-            search = compiler.Search(self.options, arenas=self.arenas)
+            search = PartitionSearch(self.options, arenas=self.arenas)
             search.leave_collectives(self.module.graph, why)
             self._build(search)
             self.apart = search
@@ -160,25 +163,25 @@ class Together:
     def _symbols(self, sizes: tuple[int, ...]) -> dict[str, int]:
         return {symbol: size for (symbol, *_), size in zip(self.where, sizes)}
 
-    def _build(self, search: compiler.Search) -> bool:
+    def _build(self, search: PartitionSearch) -> bool:
         """Finds what runs the graph in this way; whether it may be compiled code. Eager runs it if that would hold for the sizes
         of this call alone: Dynamo has made its guards already."""
-        environment = lift.environment_of(self.module.graph)
+        environment = environment_of(self.module.graph)
         context = contextlib.nullcontext() if self.tracing is None else tracing(self.tracing)
-        before = lift.ignored_guards(environment)
+        before = ignored_guards(environment)
         with unset_fake_temporarily(), torch.no_grad(), context:
-            compiler.compiled(torch.fx.GraphModule(self.module, lift.copied(self.module.graph, {})), search)
-        if lift.ignored_guards(environment) == before:
+            compiler.compiled(torch.fx.GraphModule(self.module, copied(self.module.graph, {})), search)
+        if ignored_guards(environment) == before:
             return True
         warnings.warn("symmc leaves a graph with collectives to eager: its form depends on its sizes", stacklevel=2)
-        search.function = compiler.in_eager(self.module)
+        search.function = in_eager(self.module)
         return False
 
 
-class _Call:
+class _JointCall:
     """One call of a function, which holds what threads take turns for until it has ended."""
 
-    def __init__(self, function: Together, inputs: list):
+    def __init__(self, function: JointGraph, inputs: list):
         self.function, self.inputs = function, inputs
         self.board: Board | None = None
         """The board, once this rank has published its numbers and until it has read those of the others."""

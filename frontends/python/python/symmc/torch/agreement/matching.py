@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from symmc import DisagreementError
-from symmc.torch.importing import lift
+from symmc.torch.graphs.nodes import groups_of, line_of
 from symmc.torch.ranks import process_groups
 
 _ALIKE = {
@@ -30,7 +30,7 @@ def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
         name = _collective(node)
         if name is None:
             continue
-        group = next(iter(lift.groups_of(node)), None)
+        group = next(iter(groups_of(node)), None)
         arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args)) | node.kwargs
         operands = [_extents(one, sizes) for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
         splits = [_numbers(arguments.get(key), sizes) for key in ("input_split_sizes", "output_split_sizes")]
@@ -41,7 +41,7 @@ def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
                 "operands": operands,
                 "splits": splits,
                 "op": arguments.get("reduce_op"),
-                "line": lift.line_of(node),
+                "line": line_of(node),
             }
         )
     return found
@@ -120,7 +120,7 @@ def _typed(operand) -> str:
 
 def _collective(node: torch.fx.Node) -> str | None:
     """The name of a collective that a node begins."""
-    if node.op != "call_function" or not lift.groups_of(node):
+    if node.op != "call_function" or not groups_of(node):
         return None
     return node.target._schema.name.split("::")[1].removesuffix("_out").removesuffix("_")
 

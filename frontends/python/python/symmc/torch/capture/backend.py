@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
-from symmc.torch.capture import attention
 from symmc.torch.agreement import joint_graph
+from symmc.torch.capture import attention
 from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.settings.options import Options
 

@@ -10,32 +10,32 @@ from torch.export import graph_signature as signature
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch.importing import lift
+from symmc.torch.capture.fx_graphs import exported_of
+from symmc.torch.graphs.nodes import NUMBER, copied, number_nodes, output_of
+from symmc.torch.importing import programs, refused_nodes
+from symmc.torch.legalise.decompose import DecomposedGraph
 from symmc.torch.ranks import process_groups
-from symmc.torch.importing import refused_nodes
-from symmc.torch.legalise.decompose import Expanded
 
 
 def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
     """The program of an exported one."""
     if not isinstance(exported, ExportedProgram):
         raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
-    return _Opening(exported, options).program()
+    return _ExportedImport(exported, options).program()
 
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
     """The program of a graph of ATen operators."""
-    return _Opening(lift.exported_of(module, inputs), options).program()
+    return _ExportedImport(exported_of(module, inputs), options).program()
 
 
-class _Opening:
+class _ExportedImport:
     """What is known of the operators of an exported program while it is opened."""
 
     def __init__(self, exported: ExportedProgram, options: dict):
         self.exported, self.options = exported, options
-        self.numbered = torch.fx.GraphModule(exported.graph_module, lift.copied(exported.graph, {}))
-        for number, node in enumerate(self.numbered.graph.nodes):
-            node.meta[lift.NUMBER] = number
+        self.numbered = torch.fx.GraphModule(exported.graph_module, copied(exported.graph, {}))
+        number_nodes(self.numbered.graph)
         self.whole: set[int] = set()
         """The nodes, by their numbers, that stay as they are: they are made of what symmc does not know either."""
         self.first: dict[int, Exception] = {}
@@ -43,7 +43,7 @@ class _Opening:
 
     def program(self) -> symmc.Program:
         """The program, in which operators are opaque that symmc knows in no form."""
-        graph = Expanded(self.numbered)
+        graph = DecomposedGraph(self.numbered)
         while True:
             program, refused, error = self._opened(graph)
             found = {node: graph.origins[node] for node in refused if graph.origins[node] not in self.whole}
@@ -57,25 +57,25 @@ class _Opening:
             failed = {origin for node, origin in found.items() if not graph.expand(node)}
             if failed:
                 self.whole |= failed
-                graph = Expanded(self.numbered, self.whole)
+                graph = DecomposedGraph(self.numbered, self.whole)
 
-    def _opened(self, graph: Expanded) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
+    def _opened(self, graph: DecomposedGraph) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
         """The program, or why there is none, and the nodes that are in the way."""
         nodes = graph.module.graph
         try:
-            program = lift.opened([lift.archived(self._with(graph))], **self.options)
+            program = programs.opened([programs.archived(self._with(graph))], **self.options)
         except symmc.Error as error:
             error.args = (str(error) + process_groups.known_members(error.unknown_groups), *error.args[1:])
             node = refused_nodes.at_fault(error, nodes)
-            return None, [] if node is None else [node.meta[lift.NUMBER]], error
-        return program, [node.meta[lift.NUMBER] for node in refused_nodes.opaque(program, nodes)], None
+            return None, [] if node is None else [node.meta[NUMBER]], error
+        return program, [node.meta[NUMBER] for node in refused_nodes.opaque(program, nodes)], None
 
-    def _with(self, graph: Expanded) -> ExportedProgram:
+    def _with(self, graph: DecomposedGraph) -> ExportedProgram:
         """The exported program with this graph, which returns the same."""
         if not graph.is_expanded:
             return self.exported
         given = self.exported.graph_signature
-        returned = next(node for node in graph.module.graph.nodes if node.op == "output").args[0]
+        returned = output_of(graph.module.graph).args[0]
         specs = zip(given.output_specs, pytree.tree_leaves(returned), strict=True)
         return ExportedProgram(
             root=graph.module,

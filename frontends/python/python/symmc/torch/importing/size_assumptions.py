@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import sympy
 
 import symmc
-from symmc.torch.importing.size_steps import Steps
+from symmc.torch.importing.size_steps import SizeSteps
 
 _MOST_TOGETHER = 3
 """The largest number of sizes of which another one is taken for the product, or that are taken for numbers at a time."""
 
 
-class Assumed:
+class SizeAssumptions:
     """What is said of the symbols of a program: which go in steps, and what is assumed of them."""
 
-    def __init__(self, steps: Sequence[Steps], fixes: bool):
+    def __init__(self, steps: Sequence[SizeSteps], fixes: bool):
         self.steps = steps
         self.fixes = fixes
         """Whether sizes may be taken for numbers: each of their values has a plan of its own then."""

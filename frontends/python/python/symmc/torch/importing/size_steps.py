@@ -23,7 +23,7 @@ _DIVIDED = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_
 
 
 @dataclass(frozen=True)
-class Steps:
+class SizeSteps:
     """A size that is ``step * part + rest``, with another symbol for the part."""
 
     symbol: str
@@ -48,7 +48,7 @@ class Steps:
         return size // self.step
 
 
-def steps(graph: torch.fx.Graph, environment) -> list[Steps]:
+def steps(graph: torch.fx.Graph, environment) -> list[SizeSteps]:
     """The sizes of a graph that go in steps; the environment is what PyTorch knows of them."""
     facts = {}
     if environment is None:
@@ -61,7 +61,7 @@ def steps(graph: torch.fx.Graph, environment) -> list[Steps]:
             _note(dividend, divisor, facts)
     free = {str(symbol) for node in graph.nodes if node.op == "placeholder" for symbol in _symbols(node)}
     found = {symbol: _common(known) for symbol, known in facts.items() if symbol in free}
-    return [Steps(symbol, *step) for symbol, step in found.items() if step is not None]
+    return [SizeSteps(symbol, *step) for symbol, step in found.items() if step is not None]
 
 
 def _symbols(node: torch.fx.Node) -> set:

@@ -11,12 +11,12 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import symmc
-from symmc.torch.legalise import engine_ops
+from symmc.torch.graphs.sizes import symbol_sources
 from symmc.torch.inductor import operators
+from symmc.torch.inductor.form import GraphPart, is_data
+from symmc.torch.legalise import engine_ops
+from symmc.torch.legalise.engine_ops import NoForm
 from symmc.torch.ranks import process_groups
-from symmc.torch.runtime.planned_graph import where
-from symmc.torch.legalise.engine_ops import NotData
-from symmc.torch.inductor.form import Part, is_data
 from symmc.torch.settings.options import Options
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
@@ -54,7 +54,7 @@ class CollectivePass(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         found = [node for node in graph.nodes if _is_collective(node)]
         for node in found:
-            site = _Site.of(node)
+            site = _CollectiveSite.of(node)
             if site is not None:
                 site.replace(self.options)
         if found:
@@ -89,7 +89,7 @@ def _is_collective(node: torch.fx.Node) -> bool:
 
 
 @dataclass
-class _Site:
+class _CollectiveSite:
     """A collective in a graph."""
 
     graph: torch.fx.Graph
@@ -100,7 +100,7 @@ class _Site:
     """What is replaced, in the order of the graph."""
 
     @staticmethod
-    def of(node: torch.fx.Node) -> _Site | None:
+    def of(node: torch.fx.Node) -> _CollectiveSite | None:
         """The site of a collective with what is behind it; none where nobody waits for it alone."""
         if engine_ops.is_collective(node):
             small, is_sum = [node], engine_ops.is_sum(node)
@@ -109,7 +109,7 @@ class _Site:
             if len(waits) != 1 or len(node.users) != 1:
                 return None
             small, is_sum = [node, waits[0]], node.target._opname == "all_reduce"
-        return _Site(node.graph, node, small[-1], _with_norm(small) if is_sum else small)
+        return _CollectiveSite(node.graph, node, small[-1], _with_norm(small) if is_sum else small)
 
     @property
     def is_overlapped(self) -> bool:
@@ -129,8 +129,8 @@ class _Site:
             if is_overlapped and not self._is_ready(region):
                 continue
             try:
-                part = Part(region)
-            except NotData:
+                part = GraphPart(region)
+            except NoForm:
                 continue
             sizes = [_size_node(self.graph, symbol) for symbol in part.symbols]
             if None in sizes or not all(node.meta["val"].is_contiguous() for node in part.outputs):
@@ -155,7 +155,7 @@ class _Site:
         given = {other for node in region for other in node.all_input_nodes} - set(region)
         return all(order[node] < order[self.collective] for node in given)
 
-    def _put(self, region: list[torch.fx.Node], part: Part, arguments: tuple, is_overlapped: bool) -> None:
+    def _put(self, region: list[torch.fx.Node], part: GraphPart, arguments: tuple, is_overlapped: bool) -> None:
         graph, ops = self.graph, torch.ops.symmc
         if is_overlapped:
             with graph.inserting_before(self.collective):
@@ -230,7 +230,7 @@ def _order(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
 def _size_node(graph: torch.fx.Graph, symbol: str) -> torch.fx.Node | None:
     """A node that gives the value of a symbol, made of an input of the graph if there is none."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for source, at, axis in where([node.meta.get("val") for node in placeholders]):
+    for source, at, axis in symbol_sources([node.meta.get("val") for node in placeholders]):
         if source == symbol and axis is None:
             return placeholders[at]
         if source == symbol:

@@ -15,9 +15,9 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from symmc.torch.graphs.nodes import is_group
 from symmc.torch.legalise import engine_ops
-from symmc.torch.importing import lift
-from symmc.torch.legalise.engine_ops import NotData
+from symmc.torch.legalise.engine_ops import NoForm
 
 _OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
 
@@ -25,7 +25,7 @@ _HINT = 5040
 """What symbols are thought to be while types are made: a multiple of what sizes are divided by."""
 
 
-class Part:
+class GraphPart:
     """Nodes of a graph as a form. ``inputs`` and ``outputs`` are nodes, ``symbols`` the names that the graph has for those of the form."""
 
     def __init__(self, nodes: list[torch.fx.Node]):
@@ -38,7 +38,7 @@ class Part:
             self._add(min(self._ready(), key=self._sketch))
         returned = [node for node in nodes if any(user not in self._inside for user in node.users)]
         if any(not isinstance(self._numbers[node], int) for node in returned):
-            raise NotData("several results of one node leave the part together")
+            raise NoForm("several results of one node leave the part together")
         self.outputs = sorted(returned, key=self._numbers.__getitem__)
 
     @property
@@ -61,12 +61,12 @@ class Part:
         """What refers to the value of a node."""
         if given not in self._numbers:
             if given in self._inside:
-                raise NotData(f"{given.name}: it is needed before it is there")
+                raise NoForm(f"{given.name}: it is needed before it is there")
             value = _tensor(given)
             self.inputs.append(given)
             self._numbers[given] = self._number(value.dtype, value.shape, [])
         if not isinstance(self._numbers[given], int):
-            raise NotData(f"{given.name}: several results as one argument")
+            raise NoForm(f"{given.name}: several results as one argument")
         return {"value": self._numbers[given]}
 
     def _ready(self) -> list[torch.fx.Node]:
@@ -99,7 +99,7 @@ class Part:
             self._numbers[node] = self._numbers[node.args[0]][node.args[1] - engine_ops.first_result(node.args[0])]
         else:
             if not isinstance(node.target, torch._ops.OpOverload):
-                raise NotData(f"{node.name}: {node.target} is no operator of a library")
+                raise NoForm(f"{node.name}: {node.target} is no operator of a library")
             value = _tensor(node)
             call = [str(node.target), _data(node.args, self.reference), _data(node.kwargs, self.reference)]
             self._numbers[node] = self._number(value.dtype, value.shape, call)
@@ -112,7 +112,7 @@ class Part:
 def _tensor(node: torch.fx.Node) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        raise NotData(f"{node.name}: expected a tensor, found {type(value).__name__}")
+        raise NoForm(f"{node.name}: expected a tensor, found {type(value).__name__}")
     return value
 
 
@@ -121,7 +121,7 @@ def is_data(node: torch.fx.Node) -> bool:
     try:
         _data((node.args, node.kwargs), _tensor)
         [_written(size, str) for size in _tensor(node).shape]
-    except NotData:
+    except NoForm:
         return False
     return True
 
@@ -142,7 +142,7 @@ def _data(value, reference):
         return [_data(one, reference) for one in value]
     if isinstance(value, dict):
         return {"named": {name: _data(one, reference) for name, one in sorted(value.items())}}
-    raise NotData(f"{type(value).__name__} in an argument")
+    raise NoForm(f"{type(value).__name__} in an argument")
 
 
 def _argument(told, values: list):
@@ -167,7 +167,7 @@ def _written(size, named) -> int | str | list:
         return named(str(expression))
     name = type(expression).__name__
     if name not in _OPERATIONS:
-        raise NotData(f"a size of {name}")
+        raise NoForm(f"a size of {name}")
     operands = [_written(operand, named) for operand in expression.args]
     return [name, *(sorted(operands, key=repr) if name in ("Add", "Mul") else operands)]
 
@@ -179,7 +179,7 @@ def _read(size, values: dict):
     return values[size] if isinstance(size, str) else size
 
 
-class Form:
+class GraphForm:
     """A form that was read."""
 
     def __init__(self, text: str):
@@ -199,7 +199,7 @@ class Form:
         for _, _, *call in self.values:
             if call:
                 schema = _operator(call[0])._schema.arguments
-                names = [name for name, argument in zip(call[1], schema) if lift.is_group(argument)]
+                names = [name for name, argument in zip(call[1], schema) if is_group(argument)]
                 found += [name for name in names + [call[2]["named"].get("group_name")] if name is not None]
         return list(dict.fromkeys(found))
 

@@ -18,12 +18,14 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
-from symmc.torch.importing import lift
+from symmc.torch.graphs.nodes import rename_groups
+from symmc.torch.importing import programs
+from symmc.torch.importing.lift import LiftedGraph
+from symmc.torch.importing.size_assumptions import SizeAssumptions
+from symmc.torch.inductor.form import GraphForm
 from symmc.torch.ranks import process_groups
-from symmc.torch.importing.size_assumptions import Assumed
-from symmc.torch.inductor.form import Form
+from symmc.torch.runtime.runner import DTYPES, PlanRunner, buckets_up_to, machine_for
 from symmc.torch.settings.options import Options
-from symmc.torch.runtime.runner import DTYPES, Runner, buckets_up_to, machine_for
 
 _library = torch.library.Library("symmc", "DEF")
 _library.define("planned(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
@@ -36,17 +38,17 @@ _MOST = 8192
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
 
-class Planned:
+class PlannedForm:
     """A form as a function of its inputs, under the process groups that there are."""
 
     def __init__(self, text: str):
         self.world = _world.default_pg
         form = form_of(text)
         self.module, symbols = form.module()
-        lifted = lift.Lifted.of(self.module)
+        lifted = LiftedGraph.of(self.module)
         options = Options.of(form.options)
         ranks, groups = process_groups.taking_part(lifted.groups, options.timeout)
-        self.runner = Runner(lifted, symbols, ranks, groups, options)
+        self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
         self.begin = _collective(self.module) if form.is_collective else None
@@ -76,7 +78,7 @@ def _collective(module: torch.fx.GraphModule):
     for node in list(begun.users):
         graph.erase_node(node)
     graph.output(begun)
-    lift.rename_groups(graph, lambda name: process_groups.process_group(name).group_name)
+    rename_groups(graph, lambda name: process_groups.process_group(name).group_name)
     return torch.fx.GraphModule(module, graph)
 
 
@@ -91,9 +93,9 @@ def _gains(choices: list[symmc.Choice]) -> bool:
 
 
 @functools.cache
-def form_of(text: str) -> Form:
+def form_of(text: str) -> GraphForm:
     """A form by its text."""
-    return Form(text)
+    return GraphForm(text)
 
 
 @functools.cache
@@ -110,23 +112,23 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         return False
     with unset_fake_temporarily(), torch.no_grad():
         module, symbols = form.module()
-        lifted = lift.Lifted.of(module)
+        lifted = LiftedGraph.of(module)
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
-            archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), Assumed(lifted.steps, False).dims()
-            program = lift.opened([archive], ranks=ranks, groups=groups, dims=dims)
+            archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, False).dims()
+            program = programs.opened([archive], ranks=ranks, groups=groups, dims=dims)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
     return not program.opaque and (machine is None or _gains(plan.choices()))
 
 
-_planned: dict[str, dict[torch.device, Planned]] = {}
+_planned: dict[str, dict[torch.device, PlannedForm]] = {}
 """What runs forms, by their texts and the devices of their operands."""
 
 
-def _of(text: str, device: torch.device) -> Planned:
+def _of(text: str, device: torch.device) -> PlannedForm:
     """What runs a form. Names of process groups mean others when the default one is another."""
     known = _planned.get(text, _NOWHERE).get(device)
     if known is None or known.world is not _world.default_pg:
@@ -137,17 +139,17 @@ def _of(text: str, device: torch.device) -> Planned:
 _NOWHERE: dict = {}
 
 
-def _made(text: str, device: torch.device) -> Planned:
+def _made(text: str, device: torch.device) -> PlannedForm:
     """What runs a form; made when it runs first, on all ranks together."""
     for known in list(_planned.values()):
         for place, planned in list(known.items()):
             if planned.world is not _world.default_pg:
                 del known[place]
                 planned.runner.close()
-    return _planned.setdefault(text, {}).setdefault(device, Planned(text))
+    return _planned.setdefault(text, {}).setdefault(device, PlannedForm(text))
 
 
-class _Started:
+class _StartedRun:
     """What was begun and nobody has waited for."""
 
     def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
@@ -162,7 +164,7 @@ class _Started:
         return self.results
 
 
-_started: dict[int, _Started] = {}
+_started: dict[int, _StartedRun] = {}
 """What was begun, by the address of what stands for it in the graph."""
 
 
@@ -203,7 +205,7 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Ten
         end = side.record_event()
     else:
         results = planned.runner.run(values, tuple(inputs), device)[0]
-    _started[token.data_ptr()] = _Started(results, inputs, end, is_left)
+    _started[token.data_ptr()] = _StartedRun(results, inputs, end, is_left)
     return token
 
 

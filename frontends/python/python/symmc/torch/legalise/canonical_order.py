@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from symmc.torch.graphs.nodes import is_random, output_of
+
 
 def in_canonical_order(module: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     """The graph with its nodes as a walk from its outputs finds them, and with names that follow this order.
@@ -17,7 +19,7 @@ def in_canonical_order(module: torch.fx.GraphModule) -> torch.fx.GraphModule | N
     end = nodes[-1]
     changes = [node for node in nodes if node.target is torch.ops.aten.copy_.default]
     calls = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
-    if any(not user.op == "output" for change in changes for user in change.users) or any(map(_is_random, calls)):
+    if any(not user.op == "output" for change in changes for user in change.users) or any(map(is_random, calls)):
         return None
     places = {node: number for number, node in enumerate(nodes)}
     # An input is changed after all have read it.
@@ -36,7 +38,7 @@ def in_canonical_order(module: torch.fx.GraphModule) -> torch.fx.GraphModule | N
     graph.output(torch.fx.node.map_arg(end.args[0], known.__getitem__))
     for old, new in known.items():
         new.meta = dict(old.meta)
-    last = next(node for node in graph.nodes if node.op == "output")
+    last = output_of(graph)
     last.meta = dict(end.meta)
     return torch.fx.GraphModule(module, graph)
 
@@ -55,7 +57,3 @@ def _walked(roots: list[torch.fx.Node]) -> list[torch.fx.Node]:
         stack.append((node, True))
         stack += [(given, False) for given in reversed(node.all_input_nodes)]
     return list(found)
-
-
-def _is_random(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags

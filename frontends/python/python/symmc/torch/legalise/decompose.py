@@ -13,17 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from symmc.torch.graphs.nodes import NUMBER, copied, output_of
 from symmc.torch.legalise import definitions
-from symmc.torch.importing import lift
 
 
-class Expanded:
+class DecomposedGraph:
     """A graph some of whose operators are replaced by what they are made of. The graph that is given stays as it is."""
 
     def __init__(self, module: torch.fx.GraphModule, whole: Container[int] = ()):
         self.whole = whole
-        self.module = torch.fx.GraphModule(module, lift.copied(module.graph, known := {}))
-        self.origins = {node.meta[lift.NUMBER]: node.meta[lift.NUMBER] for node in known.values()}
+        self.module = torch.fx.GraphModule(module, copied(module.graph, known := {}))
+        self.origins = {node.meta[NUMBER]: node.meta[NUMBER] for node in known.values()}
         """For each node by its number the node of the given graph that it is part of."""
         self.is_expanded = False
         """Whether any operator is replaced."""
@@ -33,7 +33,7 @@ class Expanded:
         if self.origins[number] in self.whole:
             return False
         graph = self.module.graph
-        node = next((node for node in graph.nodes if node.meta.get(lift.NUMBER) == number), None)
+        node = next((node for node in graph.nodes if node.meta.get(NUMBER) == number), None)
         part = None if node is None else _made_of(node)
         if part is None:
             return False
@@ -57,8 +57,8 @@ class Expanded:
         return copy
 
     def _number(self, new: torch.fx.Node, node: torch.fx.Node) -> None:
-        new.meta[lift.NUMBER] = number = max(self.origins) + 1
-        self.origins[number] = self.origins[node.meta[lift.NUMBER]]
+        new.meta[NUMBER] = number = max(self.origins) + 1
+        self.origins[number] = self.origins[node.meta[NUMBER]]
 
     def _replace(self, node: torch.fx.Node, results) -> None:
         """Lets the users of a node use its results, which are values of their own with the node's strides."""
@@ -78,7 +78,7 @@ class Expanded:
 
 
 def _returned(part: torch.fx.GraphModule):
-    return next(node for node in part.graph.nodes if node.op == "output").args[0]
+    return output_of(part.graph).args[0]
 
 
 def _made_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:

@@ -15,7 +15,7 @@ _ALL_GATHER = "_c10d_functional.all_gather_into_tensor.default"
 _WAIT = "_c10d_functional.wait_tensor.default"
 
 
-class NotData(Exception):
+class NoForm(Exception):
     """A part of a graph that a form cannot hold."""
 
 
@@ -76,7 +76,7 @@ def _all_reduce(part, node):
 def _over_first_axis(given: dict) -> None:
     rank = given["tensor"].meta["val"].dim()
     if not (isinstance(given["dim"], int) and given["dim"] % max(rank, 1) == 0):
-        raise NotData(f"axis {given['dim']}")
+        raise NoForm(f"axis {given['dim']}")
 
 
 def _reduce_scatter(part, node):
@@ -121,7 +121,7 @@ def _rms_norm(part, node):
     given = arguments(node)
     x = given.get("x", given.get("input"))
     if given.get("variance_size") is not None:
-        raise NotData("a norm of a part of each row")
+        raise NoForm("a norm of a part of each row")
     value = x.meta["val"]
     whole = _cast(part, part.reference(x), value, value.dtype, torch.float32)
     return [_normed(part, whole, value, given["weight"], given["epsilon"])]
@@ -131,7 +131,7 @@ def _fused_add_rms_norm(part, node):
     given = arguments(node)
     x, residual = given.get("x", given.get("input")), given.get("x_residual", given.get("residual"))
     if given.get("variance_size") is not None:
-        raise NotData("a norm of a part of each row")
+        raise NoForm("a norm of a part of each row")
     value = x.meta["val"]
     parts = [
         _cast(part, part.reference(one), value, one.meta["val"].dtype, torch.float32) for one in (x, residual)

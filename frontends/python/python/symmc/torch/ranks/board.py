@@ -10,7 +10,7 @@ import weakref
 import torch
 
 import symmc
-from symmc.torch.ranks.process_groups import PerWorld, Ranks
+from symmc.torch.ranks.exchange import PerWorld, RankGroup
 
 _WORDS = 4
 """The number of words that a rank publishes: the number of the round, and three others."""
@@ -34,7 +34,7 @@ class Board:
     The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not come, as in any run.
     """
 
-    def __init__(self, ranks: Ranks):
+    def __init__(self, ranks: RankGroup):
         self.ranks = ranks
         self.session = symmc.Session(_plan(len(ranks.members)), ranks.group(), timeout=ranks.timeout)
         self.mine = torch.zeros(1, _WORDS, dtype=torch.int64)
@@ -89,7 +89,7 @@ _boards = PerWorld(weakref.WeakValueDictionary())
 """The boards that compiled functions hold, by their ranks and the limit of their waits."""
 
 
-def board_of(ranks: Ranks) -> Board:
+def board_of(ranks: RankGroup) -> Board:
     """The board of these ranks, which all of them open together if there is none."""
     boards, key = _boards(), (ranks.members, ranks.timeout)
     board = boards.get(key)

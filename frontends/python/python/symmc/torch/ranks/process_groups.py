@@ -1,210 +1,16 @@
-"""Ranks of PyTorch: who takes part in a program, and how they tell each other something."""
+"""Process groups of PyTorch: their names in graphs, their ranks, and the ranks that they connect."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from symmc import DisagreementError, Error, Group, InputError, PeerError, UnsupportedError
-
-_PATIENCE = 300.0
-"""How long ranks wait for each other where nobody says, in seconds."""
-
-
-_GIVEN, _FAILED = b"+", b"-"
-"""What stands before what a rank says: something that it gives, or why it gives nothing."""
-
-_TOLD = "symmc_told"
-"""The attribute of errors that the other ranks need not be told."""
-
-
-class Apart(InputError):
-    """The graphs of ranks are not one program. All of the ranks find that."""
-
-    def __init__(self, error: Error):
-        super().__init__(str(error))
-        self.node, self.op, self.path = error.node, error.op, error.path
-        self.culprit = self.rank = error.culprit
-        self.reporter = error.reporter
-        setattr(self, _TOLD, True)
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of a program among those of the job, and this one's number among them."""
-
-    members: tuple[int, ...]
-    """Their numbers in the job, ascending."""
-    rank: int
-    """The place of this one in ``members``."""
-    timeout: float = _PATIENCE
-    """The longest wait for what another one gives, in seconds."""
-
-    def group(self) -> Group:
-        """A group of sessions of these ranks; all of them call this together."""
-        if len(self.members) == 1:
-            return Group.threads(1)[0]
-        return Group.bootstrap(self.rank, len(self.members), lambda mine: self.all_gather(mine, "a session"))
-
-    def all_gather(self, mine: bytes, what: str = "a program") -> list[bytes]:
-        """What every one of them gives, in their order; all of them call this together, for the same thing.
-
-        Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
-        """
-        turn = self._turn()
-        turn.say(_GIVEN + what.encode() + b":" + mine)
-        try:
-            said = [_said(turn.key(rank), rank, self.timeout) for rank in self.members]
-        except BaseException as error:
-            turn.withdraw()
-            setattr(error, _TOLD, True)
-            raise
-        turn.end()
-        return [_given(one, rank, what) for one, rank in zip(said, self.members)]
-
-    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes, sizes: dict[str, int]) -> bool:
-        """Whether all have the same program, or the same archive for which they are refused one; all of them call this together.
-
-        Where only some are refused, or for several nodes, or where sizes differ, the graphs are no one program.
-        """
-        text = str(refusal)
-        own = [_digest((program or "").encode())] if refusal is None else [refusal.node or text, refusal.op]
-        mine = _digest(archive)
-        told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine, sizes]).encode())]
-        said = [(one, text) for one, text, *_ in told]
-        if refusal is None:
-            self._expect_sizes(sizes, [of for *_, of in told])
-        else:
-            setattr(refusal, _TOLD, True)
-        is_one = all(one == own for one, _ in said)
-        refused = [(rank, one, text) for rank, (one, text) in zip(self.members, said) if len(one) > 1]
-        if refused and not is_one:
-            if refusal is None:
-                rank, (node, op), text = refused[0]
-                refusal = InputError(f"the graph of rank {rank}: {text.removeprefix('the graph: ')}")
-                refusal.node, refusal.op = node, op
-                refusal.culprit = refusal.rank = rank
-            raise Apart(refusal) from refusal
-        return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
-
-    def _expect_sizes(self, own: dict[str, int], told: list[dict[str, int]]) -> None:
-        """Refuses sizes that are not those of other ranks, which are no one run."""
-        for rank, sizes in zip(self.members, told):
-            for name in own.keys() & sizes.keys():
-                if own[name] != sizes[name]:
-                    found = f"{own[name]} on rank {self.members[self.rank]} and {sizes[name]} on rank {rank}"
-                    raise Apart(InputError(f"the size {name} is {found}: expected one size on all ranks"))
-
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """While this lasts, an error of this rank is told to the others, where they wait for what it would give next."""
-        try:
-            yield
-        except BaseException as error:
-            is_told = getattr(error, _TOLD, False)
-            if len(self.members) > 1 and dist.is_initialized() and not is_told:
-                text = str(error) or "interrupted"
-                try:
-                    self._turn().fail(_FAILED + f"{type(error).__name__}: {text}".encode())
-                except Exception:
-                    # Nobody is there to be told; the error itself says more.
-                    pass
-            raise
-
-    def _turn(self) -> _Turn:
-        return _Turn(f"symmc/{_text(self.members)}", self.members)
-
-
-class _Turn:
-    """One time that ranks come together over a topic: the one behind the last that any of them has ended.
-
-    Who ends it has heard all, so all were there, and come to the next one. Who gives up stays behind, and comes to the same
-    one again or, where others ended it, to theirs. Who fails leaves the others this one to hear of it. The store counts,
-    which is gone with the process groups that it is for.
-    """
-
-    def __init__(self, topic: str, members: Iterable[int]):
-        ended = {rank: _store().add(f"{topic}/ended/{rank}", 0) for rank in members}
-        self.topic, self.before = topic, ended[dist.get_rank()]
-        self.failed = _store().add(f"{topic}/failed/{dist.get_rank()}", 0)
-        self.number = 1 + max(self.failed, *ended.values())
-
-    def key(self, rank: int) -> str:
-        """Where the store has what a rank says."""
-        return f"{self.topic}/{self.number}/{rank}"
-
-    def say(self, what: bytes | str) -> None:
-        """Tells the others something."""
-        _store().set(self.key(dist.get_rank()), what)
-
-    def end(self) -> None:
-        """All have been heard."""
-        _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
-
-    def fail(self, what: bytes) -> None:
-        """Tells the others why this rank comes no more this time."""
-        self.say(what)
-        _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
-
-    def withdraw(self) -> None:
-        """Takes back what was said."""
-        try:
-            _store().delete_key(self.key(dist.get_rank()))
-        except Exception:
-            # Not all stores take something back, and the rank that has the store may be gone.
-            pass
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _peer_error(rank: int, text: str) -> PeerError:
-    error = PeerError(text)
-    error.culprit = error.rank = rank
-    return error
-
-
-def _given(said: bytes, rank: int, what: str) -> bytes:
-    """What a rank gives, if it gives something of this sort."""
-    if said[:1] == _FAILED:
-        error = _peer_error(rank, f"rank {rank} failed: {said[1:].decode()}")
-        setattr(error, _TOLD, True)
-        raise error
-    found, _, given = said[1:].partition(b":")
-    if found != what.encode():
-        text = f"rank {rank} wants {found.decode()} where this rank wants {what}: all ranks do the same in the same order"
-        raise DisagreementError(text)
-    return given
-
-
-def _store():
-    return dist.distributed_c10d._get_default_store()
-
-
-def _said(key: str, rank: int, timeout: float) -> bytes:
-    """What a rank put into the store."""
-    store, until, pause = _store(), time.monotonic() + timeout, 0.0002
-    # A wait of the store would hear neither of Ctrl-C nor of other threads.
-    while not store.check([key]):
-        if time.monotonic() > until:
-            text = f"rank {rank} did not come within {timeout:g} s: all ranks of a graph call it together, with sizes that fit"
-            raise _peer_error(rank, text)
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
-    return bytes(store.get(key))
-
-
-def _text(members: Iterable[int]) -> str:
-    return ".".join(map(str, members))
+from symmc import Error, Group, InputError, UnsupportedError
+from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, PerWorld, RankGroup, StoreRound, members_text, said_by
 
 
 def know(groups) -> None:
@@ -277,9 +83,9 @@ def group_sizes() -> dict[str, int]:
     return {str(name): dist.get_world_size(group) for group, name in names.items()}
 
 
-def alone() -> Ranks:
+def alone() -> RankGroup:
     """This rank by itself."""
-    return Ranks((dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,), 0)
+    return RankGroup((dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,), 0)
 
 
 def are_several(names: Iterable[str]) -> bool:
@@ -290,21 +96,6 @@ def are_several(names: Iterable[str]) -> bool:
         return any(len(members_of(name)) > 1 for name in names)
     except InputError:
         return False
-
-
-class PerWorld:
-    """A cache for the present process groups. It is cleared when they are created again."""
-
-    def __init__(self, kept):
-        self._kept, self._world = kept, None
-
-    def __call__(self):
-        """The cached values."""
-        world = dist.distributed_c10d._world.default_pg
-        if self._world is None or self._world() is not world:
-            self._kept.clear()
-            self._world = weakref.ref(world)
-        return self._kept
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -327,7 +118,7 @@ _known_cells = PerWorld({})
 """The groups of all ranks, as these published them once, by the groups of this rank."""
 
 
-def connected(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[int, list[tuple[tuple[int, ...], str]]]]:
+def connected(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[int, list[tuple[tuple[int, ...], str]]]]:
     """The ranks that programs with these groups connect, and for each rank the members and the name of each of its groups, in the
     order in which they were made.
 
@@ -343,7 +134,7 @@ def connected(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[int, li
         known[key] = _told_cells([(members, _name_of(name)) for name, members in zip(names, own)], timeout)
     cells = known[key]
     members = tuple(sorted(cells))
-    return Ranks(members, members.index(dist.get_rank()), timeout), cells
+    return RankGroup(members, members.index(dist.get_rank()), timeout), cells
 
 
 def _name_of(name: str) -> str:
@@ -356,19 +147,19 @@ def _told_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[
     """The groups of all ranks that these groups connect. The members of a group count the times, so that each may be in others
     besides."""
     me = dist.get_rank()
-    turns = {members: _Turn(f"symmc/cells/{_text(members)}", members) for members in dict.fromkeys(members for members, _ in own)}
-    text = json.dumps([[_text(members), turns[members].number, name] for members, name in own])
+    turns = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in dict.fromkeys(members for members, _ in own)}
+    text = json.dumps([[members_text(members), turns[members].number, name] for members, name in own])
     for turn in turns.values():
         turn.say(text)
     cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
     members, _ = own[0]
-    asked = [(me, f"{_text(members)}/{turns[members].number}")]
+    asked = [(me, f"{members_text(members)}/{turns[members].number}")]
     try:
         while asked:
             rank, program = asked.pop()
             if rank in cells:
                 continue
-            said = json.loads(_said(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
+            said = json.loads(said_by(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
             cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
             asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
     except BaseException:
@@ -380,7 +171,7 @@ def _told_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[
     return cells
 
 
-def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, list[list[int]]]]:
+def taking_part(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[str, list[list[int]]]]:
     """The ranks that programs with these groups connect, and the cells of each group, by its number among the names in the order
     in which the groups were made."""
     ranks, cells = connected(names, timeout)
@@ -394,14 +185,14 @@ def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, 
 def _columns(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
     """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
 
-    Raises ``Apart`` on all ranks if the groups do not partition the ranks in the same way.
+    Raises ``GraphsDiffer`` on all ranks if the groups do not partition the ranks in the same way.
     """
     columns = []
     for number in range(max(map(len, cells.values()), default=0)):
         column = list(dict.fromkeys(cells[rank][number][0] for rank in sorted(cells) if number < len(cells[rank])))
         is_division = sorted(rank for cell in column for rank in cell) == sorted(cells)
         if not is_division or len({len(cell) for cell in column}) > 1:
-            raise Apart(InputError(f"the process groups do not partition the ranks in the same way: {_listed(cells)}"))
+            raise GraphsDiffer(InputError(f"the process groups do not partition the ranks in the same way: {_listed(cells)}"))
         columns.append(column)
     return columns
 
@@ -431,7 +222,7 @@ def refusing_together(names: list[str], timeout: float) -> Iterator[None]:
         raise
 
 
-def group_of(process_group=None, timeout: float = _PATIENCE) -> Group:
+def group_of(process_group=None, timeout: float = PATIENCE) -> Group:
     """The group of sessions of a process group of PyTorch, the default one without; all its ranks call this together.
 
     They wait for each other for ``timeout`` seconds at most.
@@ -448,4 +239,4 @@ def group_of(process_group=None, timeout: float = _PATIENCE) -> Group:
     me = dist.get_rank()
     if me not in members:
         raise InputError(f"rank {me} is not in the process group, whose ranks are {list(members)}")
-    return Ranks(members, members.index(me), timeout).group()
+    return RankGroup(members, members.index(me), timeout).group()

@@ -1,7 +1,7 @@
 """Arenas that the programs of one function share.
 
 The forward and the backward pass of a graph, and the pieces of a graph that is cut, never run at the same time. Their programs take turns
-in one session, whose arenas are as large as the largest of them needs. Ranks open programs together and in the same order, so which
+in one session, whose arenas are as large as the largest of them needs. RankGroup open programs together and in the same order, so which
 session a program joins depends only on what all ranks know: the ranks that take part, the device, and the programs opened before.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import symmc
-from symmc.torch.ranks.process_groups import Ranks
+from symmc.torch.ranks.exchange import RankGroup
 
 _all: weakref.WeakSet[Arenas] = weakref.WeakSet()
 
 
-class Owner(Protocol):
+class SessionOwner(Protocol):
     """What runs a program."""
 
     def forget_session(self) -> None:
@@ -25,11 +25,11 @@ class Owner(Protocol):
 
 
 @dataclass
-class _Program:
+class _OpenProgram:
     """A program of a session, and what runs it, as long as that is there."""
 
     session: symmc.Session
-    owner: weakref.ref[Owner]
+    owner: weakref.ref[SessionOwner]
 
 
 class Arenas:
@@ -37,13 +37,13 @@ class Arenas:
 
     def __init__(self, are_shared: bool = True) -> None:
         self.are_shared = are_shared
-        self._sessions: dict[tuple, list[_Program]] = {}
+        self._sessions: dict[tuple, list[_OpenProgram]] = {}
         """For each set of ranks and each device the open programs of one session, and those that have one of their own."""
         self._apart = 0
         """How many programs had no room in a session of others."""
         _all.add(self)
 
-    def open(self, owner: Owner, plan: symmc.Plan, ranks: Ranks, gpu: int | None, timeout: float) -> symmc.Session:
+    def open(self, owner: SessionOwner, plan: symmc.Plan, ranks: RankGroup, gpu: int | None, timeout: float) -> symmc.Session:
         """A session of a plan: the one that other programs have, if it has room on all ranks."""
         programs = self._sessions.setdefault((ranks.members, gpu), [])
         session: symmc.Session | None = None
@@ -60,7 +60,7 @@ class Arenas:
                 programs = self._sessions.setdefault((ranks.members, gpu, self._apart), [])
         if session is None:
             session = symmc.Session(plan, ranks.group(), gpu=gpu, timeout=timeout, extendable=self.are_shared)
-        programs.append(_Program(session, weakref.ref(owner)))
+        programs.append(_OpenProgram(session, weakref.ref(owner)))
         return session
 
     def close(self, session: symmc.Session) -> None:
@@ -83,7 +83,7 @@ class Arenas:
                 total[part] = total.get(part, 0) + nbytes
         return total
 
-    def _forget(self, session: symmc.Session, all_programs: bool = False) -> list[_Program]:
+    def _forget(self, session: symmc.Session, all_programs: bool = False) -> list[_OpenProgram]:
         """Takes a program out, or all programs of its session."""
         for key, programs in list(self._sessions.items()):
             if any(program.session is session for program in programs):

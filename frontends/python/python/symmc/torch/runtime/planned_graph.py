@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 import symmc
-from symmc.torch.importing import lift
-from symmc.torch.ranks import process_groups
+from symmc.torch.graphs.layouts import inverse
+from symmc.torch.graphs.nodes import NUMBER
+from symmc.torch.graphs.sizes import symbol_sources
 from symmc.torch.importing import refused_nodes
+from symmc.torch.importing.lift import LiftedGraph
+from symmc.torch.ranks import process_groups
+from symmc.torch.ranks.exchange import GraphsDiffer
 from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.runtime.runner import PlanRunner
 from symmc.torch.settings.options import Options
-from symmc.torch.ranks.process_groups import Apart
-from symmc.torch.runtime.runner import Runner
-
 
 UNKNOWN = " is not known"
 """How it is said of an operator that it is not known."""
 
 
-class Refused(Exception):
+class RefusedNodes(Exception):
     """Nodes that symmc does not run, by their numbers, and why."""
 
     def __init__(self, nodes: dict[int, str], error: symmc.Error):
@@ -35,23 +36,23 @@ class Refused(Exception):
         return tuple(self.error.symbols)
 
 
-class Compiled:
+class PlannedGraph:
     """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
     def __init__(
-        self, lifted: lift.Lifted, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
+        self, lifted: LiftedGraph, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
         arenas: Arenas | None = None,
     ):  # fmt: skip
         self._boxed_call = True
         self.lifted, self.sizes = lifted, sizes or {}
-        self.where = where(self.lifted.values)
+        self.where = symbol_sources(self.lifted.values)
         self.device = device_of(lifted)
         values = self.lifted.values
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.take = _taking(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
         ranks, groups = process_groups.taking_part(self.lifted.groups, options.timeout)
-        self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes, arenas)
+        self.runner = PlanRunner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes, arenas)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
 
     def _refuse(self, program: symmc.Program) -> None:
@@ -60,19 +61,19 @@ class Compiled:
             nodes = refused_nodes.opaque(program, self.lifted.exported.graph)
             names = ", ".join(sorted(set(program.opaque.values())))
             error = symmc.UnsupportedError(f"operators that symmc does not know: {names}")
-            raise Refused({node.meta[lift.NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
+            raise RefusedNodes({node.meta[NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
 
     def _checked(self, work):
         """What work gives; an error that names a node of the graph is about that node."""
         try:
             return work()
-        except Apart:
+        except GraphsDiffer:
             raise
         except symmc.Error as error:
             node = refused_nodes.at_fault(error, self.lifted.exported.graph)
             if node is None:
                 raise
-            raise Refused({node.meta[lift.NUMBER]: str(error)}, error) from error
+            raise RefusedNodes({node.meta[NUMBER]: str(error)}, error) from error
 
     def _traced(self) -> tuple[int, ...]:
         """The sizes of the inputs in the call that the graph is compiled for; those that it was traced with where nothing else
@@ -111,7 +112,7 @@ class Compiled:
         if at in self.lifted.complex:
             result = torch.view_as_complex(result)
         order = self.lifted.orders.get(at)
-        changed.copy_(result if order is None else result.permute(lift.inverse(order)))
+        changed.copy_(result if order is None else result.permute(inverse(order)))
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj())
 
 
-def device_of(lifted: lift.Lifted) -> torch.device:
+def device_of(lifted: LiftedGraph) -> torch.device:
     """Where a graph runs: on the GPU of its tensors, if one of them is there."""
     tensors = [node.meta["val"] for node in lifted.exported.graph.nodes if _is_tensor(node)]
     gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
@@ -141,16 +142,3 @@ def _taking(places: list[int], count: int):
 
 def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def where(values) -> list[tuple[str, int, int | None]]:
-    """For each symbol the input of the graph, and the axis of that, which tell its value."""
-    told: dict[str, tuple[int, int | None]] = {}
-    for at, value in enumerate(values):
-        sizes: list[tuple[int | None, Any]] = [(None, value)] if isinstance(value, torch.SymInt) else []
-        if isinstance(value, torch.Tensor):
-            sizes = list(enumerate(value.shape))
-        for axis, size in sizes:
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                told.setdefault(str(size.node.expr), (at, axis))
-    return [(symbol, *found) for symbol, found in told.items()]

@@ -11,13 +11,13 @@ from torch._prims_common import make_contiguous_strides_for
 
 import symmc
 from symmc._symmc import nearest_machine
-from symmc.torch.importing import lift
-from symmc.torch.settings import reports
+from symmc.torch.importing import programs
+from symmc.torch.importing.size_assumptions import SizeAssumptions
+from symmc.torch.importing.size_steps import SizeSteps
+from symmc.torch.ranks.exchange import GraphsDiffer, RankGroup
 from symmc.torch.runtime.arenas import Arenas
-from symmc.torch.importing.size_assumptions import Assumed
-from symmc.torch.importing.size_steps import Steps
+from symmc.torch.settings import reports
 from symmc.torch.settings.options import Options
-from symmc.torch.ranks.process_groups import Apart, Ranks
 
 _LEAST = 16
 """The least bound of a size that the graph leaves open."""
@@ -47,7 +47,7 @@ def machine_for(options: Options, device: str, ranks: int) -> str | None:
     return nearest_machine(ranks)
 
 
-def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Steps] = ()) -> dict[str, list[int]]:
+def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[SizeSteps] = ()) -> dict[str, list[int]]:
     """The largest values of the buckets of each symbol; the option tells those of sizes, which may go in steps."""
     if not options.buckets:
         return {}
@@ -60,11 +60,11 @@ def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Step
     return found
 
 
-class Source(Protocol):
+class ProgramSource(Protocol):
     """Where a program comes from."""
 
     @property
-    def steps(self) -> Sequence[Steps]:
+    def steps(self) -> Sequence[SizeSteps]:
         """Sizes that are multiples of something."""
 
     @property
@@ -78,15 +78,15 @@ class Source(Protocol):
         """The values of the file's symbols."""
 
 
-class Runner:
+class PlanRunner:
     """A program on one device, for any sizes."""
 
     def __init__(
-        self, source: Source, symbols: list[str], ranks: Ranks, groups: dict, options: Options, fixes: bool = False,
+        self, source: ProgramSource, symbols: list[str], ranks: RankGroup, groups: dict, options: Options, fixes: bool = False,
         arenas: Arenas | None = None,
     ):  # fmt: skip
         self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
-        self.assumed = Assumed(source.steps, fixes)
+        self.assumed = SizeAssumptions(source.steps, fixes)
         self.arenas = arenas or Arenas(are_shared=False)
         self.ranges: dict[str, tuple[int, int]] = {}
         """The least and the largest value of each symbol in the plan."""
@@ -109,7 +109,7 @@ class Runner:
         members = len(self.ranks.members)
 
         def opened(archives: list[bytes]) -> symmc.Program:
-            return lift.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
+            return programs.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
 
         program, refusal, own = None, None, b""
         sizes: dict[str, int] = {}
@@ -126,7 +126,7 @@ class Runner:
             try:
                 return opened(archives)
             except symmc.InputError as error:
-                raise refusal or Apart(error) from error
+                raise refusal or GraphsDiffer(error) from error
         if refusal is not None:
             raise refusal
         return program

@@ -12,7 +12,6 @@ from os import PathLike, fspath
 from typing import Any
 
 from symmc import InputError, machines
-
 from symmc._symmc import check_machine, check_numerics, check_order, check_variants
 from symmc.torch.settings.reports import format_of
 
