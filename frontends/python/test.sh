@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds the package, checks its types, installs it into a fresh environment and runs its tests. Those of torch.compile run
-# where PyTorch is installed, those of models where transformers is as well; ends with the reliability trials of ranks in
-# Python. PYTHON names the interpreter that may have them.
-# PROFILE names a profile of cargo other than release: `dev` takes what `cargo test` has built of its dependencies.
+# Builds the package, checks its types, installs it into a fresh environment and runs its tests and the reliability trials of ranks in
+# Python. Tests of torch.compile need PyTorch, tests of models need transformers too: they are skipped elsewhere, and listed.
+# PYTHON names an interpreter, whose packages the tests may use if it has PyTorch.
+# PACKAGES names a folder of packages with PyTorch instead.
+# SAMPLE=1 runs a sample of the tests, a few minutes long.
+# PROFILE names a profile of cargo other than release: `dev` uses the dependencies that `cargo test` has built.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -15,9 +17,13 @@ if [ -n "${PROFILE:-}" ]; then
 fi
 
 "$python" -m venv "$folder/env"
-if "$python" -c 'import torch' 2>/dev/null; then
+packages=${PACKAGES:-}
+if [ -z "$packages" ] && "$python" -c 'import torch' 2>/dev/null; then
+  packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+fi
+if [ -n "$packages" ]; then
   site=$("$folder/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/others.pth"
+  echo "$packages" > "$site/others.pth"
 fi
 "$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check numpy 'mypy>=1.18,<3'
 "$folder/env/bin/python" -m mypy --no-error-summary --cache-dir "$folder/mypy"
@@ -30,10 +36,8 @@ cd "$folder"
 if "$folder/env/bin/python" -c 'import torch' 2>/dev/null; then
   echo "with PyTorch $("$folder/env/bin/python" -c 'import torch; print(torch.__version__)')"
   "$folder/env/bin/python" "$example"
-else
-  echo "without PyTorch: the tests of torch.compile are left out"
 fi
-"$folder/env/bin/python" -W ignore -m unittest discover -s "$tests"
+"$folder/env/bin/python" -W ignore "$tests/run.py" ${SAMPLE:+--sample}
 "$folder/env/bin/symmc" --version
 echo "kills, stops and drops of ranks in Python"
 "$trials" --forms python --no-skips --trials 10 --limit 2 --symmc "$folder/env/bin/symmc" --python "$folder/env/bin/python"

@@ -27,7 +27,8 @@ import torch.distributed._functional_collectives as funcol
 from torch._dynamo.backends.common import aot_autograd
 
 import symmc.torch
-from symmc.torch import _cut, _planned
+from symmc.torch.partition import stages
+from symmc.torch.inductor import operators
 
 
 def fastest(call, times=5, limit=1.0):
@@ -79,11 +80,11 @@ def calls(count):
         ("weights", Weights(given), []),
     ]:
         torch._dynamo.reset()
-        made, known = [], _cut.Compiled
-        _cut.Compiled = lambda *of: made.append(known(*of)) or made[-1]
+        made, known = [], stages.PlannedGraph
+        stages.PlannedGraph = lambda *of: made.append(known(*of)) or made[-1]
         function_of = torch.compile(function, backend="symmc", options={"fallback": "error"})
         kept = function_of(*arguments)
-        _cut.Compiled = known
+        stages.PlannedGraph = known
         run = fastest(made[0].runner.session.run)
         del kept
         own = fastest(lambda: made[0](list(given))) - run
@@ -112,7 +113,7 @@ def operators():
     symmc.torch.enable()
     torch._dynamo.reset()
     torch.compile(function)(*given)
-    ((text, known),) = _planned._planned.items()
+    ((text, known),) = operators._planned.items()
     (planned,) = known.values()
     session = planned.runner.session
     operands = [norm.weight if value.shape == (64,) else given.pop(0) for value in session.inputs()]

@@ -68,16 +68,22 @@ pub(crate) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
+/// Starts the log by the environment, when the process first calls a function.
+fn start_log() -> Result<(), Error> {
+    symmc_log::init_from_env().map_err(|error| refused(error.to_string()))
+}
+
 /// Does what a function is for. An error is kept for the thread, a panic too.
 pub(crate) fn guard(work: impl FnOnce() -> Result<(), Error>) -> symmc_status {
-    let ended = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        let text = text.unwrap_or_else(|| "without a text".into());
-        // What a panic carries may panic when it is dropped.
-        std::mem::forget(panic);
-        Err(Error::new(ErrorKind::Defect, format!("symmc panicked: {text}")))
-    });
+    let ended =
+        catch_unwind(AssertUnwindSafe(|| start_log().and_then(|()| work()))).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            let text = text.unwrap_or_else(|| "without a text".into());
+            // What a panic carries may panic when it is dropped.
+            std::mem::forget(panic);
+            Err(Error::new(ErrorKind::Defect, format!("symmc panicked: {text}")))
+        });
     match ended {
         Ok(()) => SYMMC_OK,
         Err(error) => keep(&error),

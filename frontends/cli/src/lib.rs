@@ -61,6 +61,10 @@ fn command(arguments: Vec<OsString>, own: &Own) -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
+    if let Err(error) = symmc_log::init_from_env() {
+        say::error(&error.to_string());
+        return ExitCode::from(2);
+    }
     match commands::dispatch(args, own) {
         Ok(code) => code,
         Err(error) => {

@@ -13,6 +13,7 @@ mod group;
 mod here;
 mod interrupt;
 mod launch;
+mod log;
 mod plan;
 mod program;
 mod session;
@@ -26,6 +27,7 @@ use pyo3::prelude::*;
 fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::add(module)?;
+    log::init(module.py())?;
     module.add_class::<program::Program>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Choice>()?;
@@ -46,6 +48,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::check_numerics, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_variants, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_order, module)?)?;
+    module.add_function(wrap_pyfunction!(log::set_log, module)?)?;
     module.add_function(wrap_pyfunction!(command::write_file, module)?)?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     Ok(())

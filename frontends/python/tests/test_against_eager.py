@@ -14,7 +14,7 @@ if HAS_TORCH:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     import symmc
-    from symmc.torch._versions import VERSION
+    from symmc.torch.settings.versions import VERSION
 
     R, B = torch.randn, torch.special.bessel_j0
     CONSTANT = torch.arange(3.0)

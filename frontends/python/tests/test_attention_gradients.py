@@ -11,7 +11,8 @@ if HAS_TORCH:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend
 
-    from symmc.torch import _attention, _graph
+    from symmc.torch.capture import attention, fx_graphs
+    from symmc.torch.importing import programs
 
     aten = torch.ops.aten
 
@@ -43,14 +44,14 @@ class Gradients(unittest.TestCase):
 
     def texts(self, run):
         """The programs that are compiled while this runs."""
-        found, opened = [], _graph.opened
+        found, opened = [], programs.opened
 
         def noted(*arguments, **options):
             program = opened(*arguments, **options)
             found.append(program.text())
             return program
 
-        with mock.patch("symmc.torch._graph.opened", side_effect=noted):
+        with mock.patch("symmc.torch.importing.programs.opened", side_effect=noted):
             run()
         return found
 
@@ -148,7 +149,7 @@ class Gradients(unittest.TestCase):
                     ]
                     graph = make_fx(lambda *inputs: joint(*inputs, causal))(*values)
                 self.prepare(graph.graph)
-                program = _graph.opened([_graph.archived(_graph.exported_of(graph))])
+                program = programs.opened([programs.archived(fx_graphs.exported_of(graph))])
                 self.assertEqual(program.text().count(" attention_gradient "), 1, program.text())
                 self.assertEqual(program.text().count("log_sum_exp=true"), 1, program.text())
                 self.assertNotIn("opaque", program.text())
@@ -174,7 +175,7 @@ class Gradients(unittest.TestCase):
         """Drops the random state, as the backend does before it divides a graph: programs have no dtype for that of flash."""
         for node in graph.nodes:
             if getattr(node.target, "_opname", "").endswith("attention_backward"):
-                _attention._drop_random_state(node)
+                attention._drop_random_state(node)
         graph.eliminate_dead_code()
         used = [node.meta["val"].dtype for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
         self.assertNotIn(torch.uint64, used)

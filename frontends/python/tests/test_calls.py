@@ -12,7 +12,7 @@ if HAS_TORCH:
     import torch.distributed as dist
     import torch.distributed._functional_collectives as funcol
 
-    from symmc.torch._versions import VERSION
+    from symmc.torch.settings.versions import VERSION
 
     HAS_TABLE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
@@ -35,15 +35,15 @@ def called(work):
 
 def made_of(function, *inputs):
     """What backend functions the compilation of a function made, called once."""
-    from symmc.torch import _cut
+    from symmc.torch.partition import stages
 
-    made, known = [], _cut.Compiled
-    _cut.Compiled = lambda *given: made.append(known(*given)) or made[-1]
+    made, known = [], stages.PlannedGraph
+    stages.PlannedGraph = lambda *given: made.append(known(*given)) or made[-1]
     try:
         with torch.no_grad():
             compiled(function)(*inputs)
     finally:
-        _cut.Compiled = known
+        stages.PlannedGraph = known
     return made
 
 
@@ -158,19 +158,19 @@ class Calls(unittest.TestCase):
             close(state, expected)
 
     def test_of_forms_have_a_session_on_each_device(self):
-        from symmc.torch import _planned
+        from symmc.torch.inductor import operators
 
         class Made:
-            world = _planned._world.default_pg
+            world = operators._world.default_pg
 
-        known, _planned.Planned = _planned.Planned, lambda _text: Made()
+        known, operators.PlannedForm = operators.PlannedForm, lambda _text: Made()
         try:
             host, gpu = torch.device("cpu"), torch.device("cuda", 0)
-            self.assertIs(_planned._of("form", host), _planned._of("form", host))
-            self.assertIsNot(_planned._of("form", host), _planned._of("form", gpu))
+            self.assertIs(operators._of("form", host), operators._of("form", host))
+            self.assertIsNot(operators._of("form", host), operators._of("form", gpu))
         finally:
-            _planned.Planned = known
-            del _planned._planned["form"]
+            operators.PlannedForm = known
+            del operators._planned["form"]
 
     def test_of_operators_go_past_the_dispatcher(self):
         on_ranks(operators_are_called_directly)

@@ -11,7 +11,7 @@ if HAS_TORCH:
     import torch.distributed._functional_collectives as funcol
 
     import symmc
-    from symmc.torch import _cut
+    from symmc.torch.partition import unsupported
 
 
 def rows_of(step, rank, ranks):
@@ -123,7 +123,7 @@ def sizes_from_data(rank):
     rows = torch.tensor([2 + (rank == peer) for peer in range(ranks)])
     x = torch.randn(int(rows.sum()), 3)
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        _cut._warned.clear()
+        unsupported._warned.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = compiled(function, fallback="eager", timeout=60)

@@ -232,13 +232,13 @@ class Faults(unittest.TestCase):
         self.expect("forks")
 
     def test_versions_of_pytorch_that_are_too_old_are_named(self):
-        from symmc.torch import _versions
+        from symmc.torch.settings import versions
 
         for text in ("2.7.1+cpu", "1.13.0", "2.4.0a0+git12"):
             with self.assertRaisesRegex(symmc.UnsupportedError, r"expected PyTorch 2\.8 or later, found " + text[:3]):
-                _versions.refuse_old(text)
+                versions.refuse_old(text)
         for text in ("2.8.0", "2.15.0+cu130", "3.0.0.dev1"):
-            _versions.refuse_old(text)
+            versions.refuse_old(text)
 
 
 if __name__ == "__main__":

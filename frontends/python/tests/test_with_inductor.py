@@ -15,7 +15,7 @@ if HAS_TORCH:
     import torch.distributed as dist
     import torch.distributed._functional_collectives as funcol
 
-    from symmc.torch._versions import VERSION
+    from symmc.torch.settings.versions import VERSION
 
     c10d = torch.ops._c10d_functional
 
@@ -107,11 +107,11 @@ def collectives_alone(rank):
 
 def forms_are_shared(rank):
     """Collectives that are alike run as one program, in whichever graph and place they stand, with whatever names."""
-    from symmc.torch import _planned
+    from symmc.torch.inductor import operators
 
     counted()
     made = []
-    _planned.Runner = lambda *given, of=_planned.Runner: made.append(of(*given)) or made[-1]
+    operators.PlanRunner = lambda *given, of=operators.PlanRunner: made.append(of(*given)) or made[-1]
     torch.manual_seed(rank)
     model, norm = Divided(32, 2), torch.nn.RMSNorm(32)
 
@@ -246,7 +246,7 @@ def overlapped(rank):
 
 def left_alone(rank):
     """Where a plan would have nothing but the vendor's library, PyTorch calls it as before: in all sizes, or in some of them."""
-    from symmc.torch import _planned
+    from symmc.torch.inductor import operators
 
     def function(x):
         return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
@@ -268,7 +268,7 @@ def left_alone(rank):
         given = x[:rows].clone()
         torch._dynamo.mark_dynamic(given, 0)
         close(run(given), function(given))
-    known = [planned for known in _planned._planned.values() for planned in known.values()]
+    known = [planned for known in operators._planned.values() for planned in known.values()]
     (planned,) = [planned for planned in known if planned.runner.symbols]
     assert planned.decided == ((others,), False), planned.decided
     assert planned.is_left((plain,), x.device)

@@ -119,7 +119,7 @@ def options_of_collectives(rank):
 def shared_arenas(rank):
     """The forward and the backward pass of a graph take turns in one session, also when sizes outgrow their plans."""
     import symmc.torch
-    from symmc.torch import _arenas
+    from symmc.torch.runtime import arenas
 
     def step(shards, x):
         for shard in shards:
@@ -128,7 +128,7 @@ def shared_arenas(rank):
 
     torch._dynamo.reset()
     gc.collect()
-    opened, open_session = [], _arenas.Arenas.open
+    opened, open_session = [], arenas.Arenas.open
 
     def recorded(self, owner, plan, *others):
         opened.append((plan, open_session(self, owner, plan, *others)))
@@ -138,7 +138,7 @@ def shared_arenas(rank):
     # Some dynamic training graphs do not pass PyTorch 2.8, where each size is compiled by itself.
     dynamic = not torch.__version__.startswith("2.8.")
     shards = [torch.randn(32, 64) / 8 for _ in range(3)]
-    with mock.patch.object(_arenas.Arenas, "open", recorded):
+    with mock.patch.object(arenas.Arenas, "open", recorded):
         run = compiled(step, machine="h200x2", variants="pull", dynamic=dynamic)
         for rows in (5, 300, 7):
             x, results = torch.randn(rows, 64), []
@@ -354,7 +354,7 @@ def left_to_others(function, *inputs):
     """What is told of a function whose parts go to others, to each of them in turn; its results are those of eager."""
     for fallback in ("eager", "inductor"):
         # Each operator is named once, with its line.
-        symmc.torch._cut._warned.clear()
+        symmc.torch.partition.unsupported._warned.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = compiled(function, fallback=fallback, timeout=60)

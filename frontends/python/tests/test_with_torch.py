@@ -19,9 +19,9 @@ if HAS_TORCH:
     import torch
 
     import symmc
-    from symmc.torch import _runner
-    from symmc.torch._arenas import Arenas
-    from symmc.torch._options import Options
+    from symmc.torch.runtime import runner
+    from symmc.torch.runtime.arenas import Arenas
+    from symmc.torch.settings.options import Options
 
     class Losses(torch.nn.Module):
         """A sum of losses."""
@@ -84,7 +84,7 @@ class Backend(unittest.TestCase):
             return [torch.randn(5, 4, requires_grad=True), torch.randn(3, 2, 8).permute(2, 0, 1), *weights]
 
         run, found, expected = compiled(function, dynamic=False), tensors(), tensors()
-        with mock.patch.object(_runner, "_as_wanted", wraps=_runner._as_wanted) as copy:
+        with mock.patch.object(runner, "_as_wanted", wraps=runner._as_wanted) as copy:
             results = [run(*found), function(*expected)]
             # The backward pass takes the transposed weights that the forward pass kept.
             for result in results:
@@ -480,14 +480,14 @@ torch.compile(lambda x: x * 3, backend="symmc", options={"report": "/dev/stdout"
             close(run(torch.zeros(2), n), torch.zeros(2) + round(n / 2 * 123.4567, 0))
 
     def test_differences_of_ranks_are_called_those_of_graphs(self):
-        from symmc.torch import _graph
+        from symmc.torch.importing import programs
 
         archives = [
-            _graph.archived(torch.export.export(model, (torch.ones(3),)))
+            programs.archived(torch.export.export(model, (torch.ones(3),)))
             for model in (torch.nn.ReLU(), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()))
         ]
         with self.assertRaises(symmc.Error) as caught:
-            _graph.opened(archives)
+            programs.opened(archives)
         self.assertIn("the graph of rank", str(caught.exception))
         self.assertNotIn("archive", str(caught.exception))
 

@@ -68,35 +68,23 @@
 //! crates themselves are in [`mod@unstable`] and change with any version.
 
 mod against_source;
-#[path = "../../driver/src/attempt.rs"]
-mod attempt;
 #[cfg(feature = "cuda")]
 pub mod bench;
-#[path = "../../driver/src/compile.rs"]
 mod compile;
 mod config;
 mod content;
 pub mod custom;
 mod device;
-#[path = "../../driver/src/divide.rs"]
-mod divide;
 pub mod doctor;
 mod error;
-#[path = "../../driver/src/estimate.rs"]
 mod estimate;
 mod files;
 mod machine;
 mod memory;
 mod outputs;
 mod parameters;
-#[path = "../../driver/src/pipeline.rs"]
-mod pipeline;
 mod program;
-#[path = "../../driver/src/ranges.rs"]
-mod ranges;
 mod recorded;
-#[path = "../../driver/src/refine.rs"]
-mod refine;
 mod run;
 mod session;
 mod task;
@@ -118,7 +106,7 @@ pub use weights::Weights;
 pub use against_source::{compare_with_source, require_compared};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
-pub use compile::{Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan};
+pub use compile::{canonical, check, checked, compile, compile_with_report, lowered, read_plan};
 pub use config::{Bind, BucketSpec, Config};
 pub use estimate::{estimate, estimate_at, estimate_plain};
 pub use machine::machine;
@@ -127,6 +115,7 @@ pub use symmc_check::Report;
 pub use symmc_compare::{
     ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
+pub use symmc_driver::CompileReport;
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};

@@ -4,6 +4,7 @@
 //! architecture and compiler version.
 
 use std::ffi::{CString, c_void};
+use std::time::Instant;
 
 use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
@@ -90,9 +91,12 @@ pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, Cud
     let cache = Cache::of_user();
     let name = name_of(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
     if let Some(code) = cache.read(&name) {
+        tracing::debug!(target: "symmc::gpu", kernels = source.functions.len(), "read kernels from the cache");
         return Ok(code);
     }
+    let started = Instant::now();
     let code = translate(&text, &target)?;
+    tracing::debug!(target: "symmc::gpu", kernels = source.functions.len(), elapsed = ?started.elapsed(), "compiled kernels");
     cache.write(&name, &code);
     Ok(code)
 }

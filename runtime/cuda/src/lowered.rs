@@ -37,7 +37,7 @@ impl Lowered {
         let at = |value: &_| setting.addresses.at(value);
         let mut l = Lowering::new(&at, setting.machine);
         let assigned = order::assign(list);
-        let work = list.iter().map(|step| lower(rank, step, setting, &mut l));
+        let work = list.iter().map(|step| lower_step(rank, step, setting, &mut l));
         let work = work.collect::<Result<_, CudaError>>()?;
         let Lowering { source, assertions, .. } = l;
         Ok(Lowered { assigned, work, source, assertions })
@@ -74,8 +74,11 @@ impl Lowered {
     }
 }
 
-/// What a step becomes.
-fn lower(
+/// Lowers a step of a rank.
+///
+/// # Errors
+/// The step has no form on a GPU.
+pub(crate) fn lower_step(
     rank: u32,
     step: &BoundStep,
     setting: &Setting<'_>,

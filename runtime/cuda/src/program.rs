@@ -36,6 +36,7 @@ use crate::{agreement, cudnn};
 
 use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
+pub use self::rebased::changed_ports;
 
 /// What a program runs with on its rank.
 #[derive(Debug)]
@@ -92,6 +93,8 @@ pub struct DeviceProgram {
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
     settled: Settled,
+    /// How many pieces of work it has.
+    pieces: usize,
     uses: PortUses,
 }
 
@@ -163,7 +166,8 @@ impl DeviceProgram {
         drop(loader);
         let settled = Settled { products: chosen, attentions, module, text };
         let uses = PortUses::of(&steps, parts.bases.0.len());
-        Ok(DeviceProgram { steps, assertions, workspace, settled, uses })
+        let pieces = steps.iter().map(|step| step.work.len()).sum();
+        Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
     }
 
     /// What was chosen for it.

@@ -12,16 +12,17 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp};
 use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
-use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Located, Registry, Work};
+use symmc_runtime::exec::{Bound, BoundCollective, Located, Registry, Work};
 use symmc_runtime::host::expect_kernels;
 use symmc_support::parallel;
 
 use crate::addresses::AddressMap;
-use crate::compute::{self, Attentions, Lowering};
+use crate::compute::{Attentions, Lowering};
 use crate::error::CudaError;
+use crate::lowered::lower_step;
 use crate::nccl::by_library;
 use crate::setting::Dry;
-use crate::{collective, dispatch, largest, scratch};
+use crate::{largest, scratch};
 
 /// A step that GPUs cannot run.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -100,36 +101,30 @@ pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> 
         }
     };
     let dry = Dry::new(bound, ranks, addresses, Attentions::Kernels);
-    let Dry { addresses, peers, machine, .. } = &dry;
     let setting = dry.setting();
-    let at = |value: &Located| addresses.at(value);
-    let mut l = Lowering::new(&at, machine);
-    let refused = |step: &BoundStep| {
-        let error = match &step.work {
-            Work::Collective(call) => on_group(call, gpus).or_else(|| {
-                collective::lower(step.index, call, &addresses.ends(call), peers, &mut l.source).err()
-            }),
-            Work::Kernel { op, operands, results } => {
-                let step = compute::Operation { index: step.index, op, operands, results };
-                compute::lower(&step, &mut l).err()
-            }
-            Work::Dispatch(dispatch) => {
-                let calls = dispatch.members.iter().filter_map(|m| match &m.work {
-                    Work::Collective(call) => Some(call),
-                    _ => None,
-                });
-                let refused = calls.filter_map(|call| on_group(call, gpus)).next();
-                refused.or_else(|| dispatch::lower(step.index, dispatch, &setting, &mut l).err())
-            }
-            Work::Custom { .. } => None,
+    let at = |value: &Located| setting.addresses.at(value);
+    let mut l = Lowering::new(&at, setting.machine);
+    let mut refused = Vec::new();
+    for step in &bound.steps {
+        // Their kernels are known when the plan runs.
+        if matches!(step.work, Work::Custom { .. }) {
+            continue;
+        }
+        let calls = step.work.parts().filter_map(|part| match part {
+            Work::Collective(call) => Some(call),
+            _ => None,
+        });
+        let on_group = calls.filter_map(|call| on_group(call, gpus)).next();
+        let Some(error) = on_group.or_else(|| lower_step(bound.rank(), step, &setting, &mut l).err()) else {
+            continue;
         };
-        let reason = match error? {
+        let reason = match error {
             CudaError::Run(RunError::Step { detail, .. }) => detail,
             other => other.to_string(),
         };
-        Some(Refusal { node: step.node.clone(), op: step.op_name.clone(), reason })
-    };
-    bound.steps.iter().filter_map(refused).collect()
+        refused.push(Refusal { node: step.node.clone(), op: step.op_name.clone(), reason });
+    }
+    refused
 }
 
 /// What the library cannot do on a group.

@@ -181,6 +181,10 @@ impl<'a> Coordinator<'a> {
     /// The cause.
     pub fn run(&mut self) -> Result<(), RunError> {
         let result = self.until_the_end();
+        match &result {
+            Ok(()) => tracing::debug!(target: "symmc::run", "all ranks have finished"),
+            Err(error) => tracing::warn!(target: "symmc::run", %error, "ending the run on all ranks"),
+        }
         let verdict = ToRank::Verdict(result.as_ref().err().cloned());
         // Rank 0 is last: it may end this process as soon as it is notified.
         for member in self.members.iter().rev() {

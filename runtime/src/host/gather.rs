@@ -70,6 +70,7 @@ impl<'a> Gathering<'a> {
     /// The run cannot be: processes that come are told so.
     pub fn refuse(&mut self, error: RunError) {
         if self.fault.is_none() {
+            tracing::warn!(target: "symmc::join", %error, "the ranks cannot start");
             let now = self.clock.now();
             self.machine.hasten(now + LINGER);
             self.fault = Some(error);
@@ -237,6 +238,7 @@ impl<'a> Gathering<'a> {
         }
         guest.rank = Some(rank);
         guest.channel.set_peer(rank);
+        tracing::debug!(target: "symmc::join", rank, ranks, "a rank joined");
         self.count(rank);
         Ok(())
     }

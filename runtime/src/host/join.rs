@@ -31,6 +31,7 @@ use super::pulse::TICK;
 use super::rank::{map_world, receive_welcome};
 use super::steps::LocateStep;
 use super::terms::Term;
+use super::trace::enter_coordinator_span;
 use crate::error::RunError;
 
 /// How long a rank that cannot begin looks for rank 0, to tell it.
@@ -62,6 +63,7 @@ impl Membership {
     /// get it. Ranks that cannot be reached in a moment are not notified.
     pub fn decline(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.rank);
+        tracing::warn!(target: "symmc::join", %error, "declining to join, notifying the other ranks");
         match self.rank {
             0 => {
                 if let Ok(Some(listener)) = meeting_point(self) {
@@ -167,10 +169,12 @@ fn connect_rank(
     until: Instant,
 ) -> Result<JoinedRank, RunError> {
     let limit = purpose.comm.limit;
+    tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
     let channel = connect_to(place, until, limit)?;
     let left = until.saturating_duration_since(Instant::now());
     channel.send(&place.join(left))?;
     let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit).and_then(|(welcome, fds)| {
         let world = map_world(&welcome, &mut fds.into_iter())?;
         Comm::new(world, place.rank, purpose.comm)
@@ -309,6 +313,7 @@ impl Gathered {
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, purpose } = self;
         let limit = purpose.comm.limit;
+        let _span = enter_coordinator_span();
         let gathered = Gathering::new(place, &listener, limit).all()?;
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.

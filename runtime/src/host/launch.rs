@@ -20,6 +20,7 @@ use super::coordinator::{Coordinator, End, Member, RankProcesses};
 use super::memory::Segment;
 use super::spawn::{CallFailure, RankCommand, RankProcess};
 use super::steps::LocateStep;
+use super::trace::enter_coordinator_span;
 use crate::error::RunError;
 
 /// How long ranks have to end by themselves after a run.
@@ -77,6 +78,7 @@ pub fn launch_ranks(
         channel.send_fds(&fds.chain(files.iter().copied()).collect::<Vec<_>>())?;
         members.push(Member::new(channel));
     }
+    let _span = enter_coordinator_span();
     let mut coordinator = Coordinator {
         processes: Some(&mut processes),
         ..Coordinator::new(locate_step, &world.control, members, limit)

@@ -19,6 +19,7 @@ use super::opening::{CoordinatedBy, Opening, Received, unexpected};
 use super::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
 use super::steps::LocateStep;
 use super::terms::Term;
+use super::trace::enter_rank_span;
 use crate::error::RunError;
 
 /// The coordinator gives up on ranks earlier than this after the limit.
@@ -108,6 +109,7 @@ impl Link {
     /// # Errors
     /// They do not, or the coordinator is gone or stuck.
     pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<(), RunError> {
+        tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
         let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
         if task == Task::Digest {
             let digests = settings.iter().filter_map(|term| term.digest().transpose());
@@ -121,6 +123,7 @@ impl Link {
     /// # Errors
     /// A rank failed before, or the coordinator is gone or stuck.
     pub fn start(&self) -> Result<(), RunError> {
+        tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
         expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)
     }
 
@@ -180,6 +183,8 @@ impl Link {
 
     fn report_first(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.ends.rank);
+        let _span = enter_rank_span(self.ends.rank);
+        tracing::warn!(target: "symmc::run", %error, "reporting a failure to all ranks");
         if !self.ends.is_reported.swap(true, Ordering::Relaxed) {
             // The coordinator may have ended the run itself; then it does not listen any more.
             let _ = self.ends.channel.send(&FromRank::Failed(error.clone()));

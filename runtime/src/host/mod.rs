@@ -55,6 +55,7 @@ mod stage;
 mod staged;
 mod steps;
 mod terms;
+mod trace;
 mod wait;
 
 pub use crate::error::RunError;
@@ -79,6 +80,7 @@ pub use session::{HostSession, expect_kernels};
 pub use spawn::RankCommand;
 pub use steps::{LocateStep, StepName};
 pub use terms::{Content, Term, TermValue};
+pub use trace::enter_rank_span;
 pub use wait::{Spin, Yields};
 
 /// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes

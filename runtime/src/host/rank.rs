@@ -19,6 +19,7 @@ use super::memory::{Access, Segment};
 use super::opening::{CoordinatedBy, Opening, unexpected};
 use super::steps::LocateStep;
 use super::terms::Term;
+use super::trace::enter_rank_span;
 use crate::error::RunError;
 
 /// How long a rank waits for its launcher's first message.
@@ -48,6 +49,8 @@ pub fn rank_main(
     let channel = Channel::new(control_socket(fd)?, 0);
     let (welcome, fds) =
         receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
+    let _span = enter_rank_span(welcome.rank);
+    tracing::debug!(target: "symmc::join", ranks = welcome.ranks, "started by a launcher");
     let mut fds = fds.into_iter();
     let world = map_world(&welcome, &mut fds);
     let segments = fds.by_ref().take(welcome.task.len()).map(Some).collect();

@@ -20,6 +20,7 @@ use super::group::Group;
 use super::joined::{JoinedRank, Leaving, Recorded};
 use super::memory::Segment;
 use super::terms::Term;
+use super::trace::enter_rank_span;
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
 use crate::exec::{Bound, ExecConfig, Executor, InputData, RankMemory, Span};
@@ -96,10 +97,16 @@ impl HostSession {
         config: &HostConfig,
         terms: Vec<Term>,
     ) -> Result<HostSession, RunError> {
+        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
         let joined = Arc::new(JoinedRank::for_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
-        opened.and_then(|session| joined.start().map(|()| session)).map_err(|error| joined.fail(error))
+        let session = opened.and_then(|session| joined.start().map(|()| session));
+        let session = session.map_err(|error| joined.fail(error))?;
+        let (ranks, elapsed) = (plan.ranks, started.elapsed());
+        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        tracing::info!(target: "symmc::session", ranks, symmetric, ordinary, ?elapsed, "opened a session on the host");
+        Ok(session)
     }
 
     /// Opens a session of a plan that was checked on a rank that has joined the others, and has yet to [start]. A session leaves
@@ -319,6 +326,8 @@ impl HostSession {
         self.queue.end();
         // The worker has ended: nobody else has it, unless it stays with the caller.
         if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+            let _span = enter_rank_span(self.rank);
+            tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave(Recorded::All, self.runs, leaving);
         }
     }
@@ -326,6 +335,8 @@ impl HostSession {
     /// Ends the session on all ranks, without a wait for others. `how` this rank leaves.
     fn abandon(&mut self, how: String) {
         if let Some(joined) = self.joined.take() {
+            let _span = enter_rank_span(self.rank);
+            tracing::warn!(target: "symmc::session", runs = self.runs, how, "ending the session on all ranks");
             // Ends the waits of a run in progress, so that the thread of the runs ends, too.
             let _ = joined.fail(RunError::Left { rank: self.rank, how });
             self.queue.end();
@@ -362,6 +373,8 @@ impl DeviceSession for HostSession {
         let NewProgram { ports, needs, arrangement, ordinary } = made?;
         agreed?;
         let number = arrangement.count() - 1;
+        let _span = enter_rank_span(self.rank);
+        tracing::info!(target: "symmc::session", program = number, "opened a program");
         self.parked.push(Some(ParkedProgram { ports, resolved: None }));
         (self.arrangement, self.ordinary) = (arrangement, Some(ordinary));
         self.queue.serve(&needs);
@@ -694,6 +707,9 @@ unsafe fn one_run(
 ) -> Result<(), RunError> {
     let (comm, resolved) = (joined.comm(), &*pending.resolved);
     let SizedProgram { bound, digest, text } = &resolved.sized;
+    let (number, bucket) = (pending.number, bound.bucket());
+    let _span = enter_rank_span(comm.rank());
+    tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
     joined.alive()?;
     comm.announce(pending.number, *digest, &|| text.to_string())?;
     comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
@@ -711,6 +727,7 @@ unsafe fn one_run(
         comm.exchange(&[0])?;
     }
     comm.end_run();
+    tracing::trace!(target: "symmc::run", number, "finished a run");
     Ok(())
 }
 
@@ -782,6 +799,8 @@ impl Queue {
     fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.state.progress();
+        let _span = enter_rank_span(rank);
+        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.put, ?limit, "waiting for runs");
         loop {
             if let Some(error) = &progress.failure {
                 return Err(error.clone());
@@ -793,6 +812,7 @@ impl Queue {
                 until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 let limit_ms = limit.unwrap_or_default().as_millis() as u64;
+                tracing::warn!(target: "symmc::run", run = progress.done, limit_ms, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
             }
             let waited = self.state.changed.wait_timeout(progress, left);

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! check_embedding [NAME]         the checks, or those whose name begins so
-//! check_embedding times FILE [SYMBOL=VALUE]   times of a program for two ranks, with pointers that change
+//! check_embedding times FILE [SYMBOL=VALUE]   times of a program for two ranks, with pointers that change; started by a
+//!                                            launcher (torchrun), of one rank of its group
 //! ```
 
 mod common;

@@ -183,9 +183,11 @@ pub fn moves(stem: &str) -> Result<()> {
 pub fn copied() -> Result<()> {
     const SUMS: u32 = 6;
     let mut text = "program \"sums\" ranks 2\ngroup @all world\narg %x: f32[16, 64]\n".to_string();
-    for sum in 1..=SUMS {
-        let before = if sum == 1 { "x".into() } else { format!("y{}", sum - 1) };
-        text += &format!("%y{sum}: f32[16, 64] = all_reduce %{before} op=sum group=@all\n");
+    // The ranks add their own operands to each sum, so that every all_reduce is needed.
+    text += "%y1: f32[16, 64] = all_reduce %x op=sum group=@all\n";
+    for sum in 2..=SUMS {
+        text += &format!("%p{sum}: f32[16, 64] = add %y{}, %x\n", sum - 1);
+        text += &format!("%y{sum}: f32[16, 64] = all_reduce %p{sum} op=sum group=@all\n");
     }
     text += &format!("return %y{SUMS}\n");
     let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
@@ -202,7 +204,7 @@ pub fn copied() -> Result<()> {
             // SAFETY: the blocks live until the session has ended.
             unsafe { session.bind("x", x[run % 3].ptr(), bytes)? };
             session.run()?;
-            let expected = (run % 3 + 1) as f32 * 2f32.powi(SUMS as i32);
+            let expected = (run % 3 + 1) as f32 * (2f32.powi(SUMS as i32 + 1) - 2.0);
             let found = values(session.read("out.0")?.data());
             ensure!(
                 found == vec![expected; 16 * 64],

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use symmc::unstable::cuda::driver::Device;
-use symmc::{Bind, OpenOptions, Program, Session, Value};
+use symmc::{Bind, Group, OpenOptions, Program, Session, Value};
 
 use crate::common::{Block, LIMIT, RANKS, config, on_ranks, planned};
 
@@ -142,7 +142,9 @@ pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
     let program = Program::open(file.as_ref(), &OpenOptions::default().with_ranks(RANKS))?;
     let plan = planned(&program, Bind::None)?;
     let steps = plan.buckets.first().map_or(0, |bucket| bucket.steps.len());
-    let ranks = on_ranks(|group, device| {
+    // Of processes that a launcher started, or of threads of this one.
+    let launched = Group::from_env()?;
+    let time = |group: &Group, device: &Arc<Device>| -> Result<Vec<String>> {
         let start = Instant::now();
         let mut session = Session::open(&plan, group, &config(group))?;
         let open = start.elapsed();
@@ -165,11 +167,13 @@ pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
         lines.push(each_bound(&mut session, &values, device)?);
         lines.extend(all_bound(&mut session, device)?);
         session.close()?;
-        Ok(lines)
-    })?;
+        Ok(lines.into_iter().map(|line| format!("rank {}: {line}", group.rank())).collect())
+    };
+    let ranks = match launched {
+        Some(group) => vec![time(&group, &Device::open(group.rank())?)?],
+        None => on_ranks(time)?,
+    };
     println!("{file}: {steps} steps; µs: the median, 99 of 100, the most");
-    for (rank, lines) in ranks.iter().enumerate() {
-        lines.iter().for_each(|line| println!("rank {rank}: {line}"));
-    }
+    ranks.iter().flatten().for_each(|line| println!("{line}"));
     Ok(())
 }

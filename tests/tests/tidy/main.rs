@@ -24,6 +24,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("frontends/torch", &["symmc-ir", "symmc-import"]),
     ("frontends/onnx", &["symmc-support", "symmc-ir", "symmc-import"]),
     (
+        "frontends/driver",
+        &[
+            "symmc-support",
+            "symmc-ir",
+            "symmc-dispatch",
+            "symmc-passes",
+            "symmc-planner",
+            "symmc-pack",
+            "symmc-plan",
+            "symmc-check",
+            "symmc-cuda",
+        ],
+    ),
+    (
         "runtime/cuda",
         &["symmc-support", "symmc-ir", "symmc-plan", "symmc-check", "symmc-runtime", "nccl-sys"],
     ),
@@ -31,7 +45,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "frontends/symmc",
         &[
             "symmc-ir",
-            "symmc-dispatch",
+            "symmc-driver",
             "symmc-passes",
             "symmc-planner",
             "symmc-pack",
@@ -46,8 +60,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "symmc-onnx",
         ],
     ),
-    ("frontends/cli", &["symmc"]),
-    ("frontends/capi", &["symmc"]),
+    ("frontends/log", &[]),
+    ("frontends/cli", &["symmc", "symmc-log"]),
+    ("frontends/capi", &["symmc", "symmc-log"]),
+    ("frontends/python", &["symmc", "symmc-cli", "symmc-log"]),
     (
         "tests",
         &[
@@ -123,6 +139,39 @@ fn files_stay_below_800_lines() {
         .filter(|(_, n)| *n > 800)
         .collect();
     assert!(long.is_empty(), "one idea a file: {long:#?}");
+}
+
+/// The targets that docs/debugging.md lists.
+fn log_targets() -> Vec<String> {
+    let page = std::fs::read_to_string(root().join("docs/debugging.md")).expect("UTF-8 text");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `symmc::"));
+    rows.filter_map(|row| row.split('`').next()).map(|name| format!("symmc::{name}")).collect()
+}
+
+#[test]
+fn events_have_targets_that_the_page_lists() {
+    let targets = log_targets();
+    let mut used = std::collections::BTreeSet::new();
+    for (name, text) in sources() {
+        for macro_name in ["trace!(", "debug!(", "info!(", "warn!(", "error!("] {
+            for call in text.split(&format!("tracing::{macro_name}")).skip(1) {
+                let target = call.trim_start().strip_prefix("target: \"").and_then(|rest| rest.split('"').next());
+                let target = target.unwrap_or_else(|| panic!("{name}: an event without a target: {call:.80}"));
+                assert!(targets.iter().any(|known| known == target), "{name}: {target} is not on the page");
+                used.insert(target.to_string());
+            }
+        }
+    }
+    assert_eq!(used, targets.into_iter().collect(), "targets without an event");
+}
+
+#[test]
+fn only_the_log_of_frontends_installs_a_subscriber() {
+    for &(dir, _) in ARROWS {
+        let manifest = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect("a manifest");
+        let installs = manifest.contains("tracing-subscriber");
+        assert_eq!(installs, dir == "frontends/log", "{dir}");
+    }
 }
 
 #[test]

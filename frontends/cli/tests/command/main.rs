@@ -20,6 +20,8 @@ mod files;
 mod joining;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod limits;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod logs;
 mod numerics;
 mod outputs;
 mod replaced;

@@ -40,6 +40,7 @@ from symmc._symmc import (
     load,
     machines,
     open,
+    set_log,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ __all__ = [
     "machines",
     "open",
     "run",
+    "set_log",
 ]
 
 
@@ -82,9 +84,9 @@ def from_exported(exported: Any, **options: Any) -> Program:
 
     Operators that symmc does not know become what they are made of where symmc knows that, as under ``torch.compile``.
     """
-    from symmc.torch import _exported
+    from symmc.torch.capture import exported as capture
 
-    program: Program = _exported.from_exported(exported, **options)
+    program: Program = capture.from_exported(exported, **options)
     return program
 
 
@@ -93,9 +95,9 @@ def from_fx(module: Any, inputs: Sequence[Any] | None = None, **options: Any) ->
 
     ``inputs`` are example inputs; without, the nodes of the graph carry their values (``node.meta["val"]``).
     """
-    from symmc.torch import _exported
+    from symmc.torch.capture import exported as capture
 
-    program: Program = _exported.from_fx(module, inputs, **options)
+    program: Program = capture.from_fx(module, inputs, **options)
     return program
 
 

@@ -55,7 +55,7 @@ impl Programs {
         let far = |known: &RecordingKey, recording: &Arc<Recording>| {
             if known.sizes == key.sizes { recording.far(key) } else { None }
         };
-        let place = nearest((&self.recent, &self.left), key, far, |known| known.executable.nodes.len())?;
+        let place = nearest((&self.recent, &self.left), key, far, |known| known.executable.program.pieces())?;
         let (old, near) = self.recent.take(place)?;
         let moved = near.moved(key, memory, scratch).map(Arc::new);
         match &moved {

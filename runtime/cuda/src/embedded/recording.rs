@@ -16,7 +16,7 @@ use crate::driver::{Copied, Event, Graph, Node, Stream};
 use crate::error::CudaError;
 use crate::launch::{Address, PortBases};
 use crate::nccl::Communicators;
-use crate::program::{DeviceProgram, Nodes};
+use crate::program::{DeviceProgram, Nodes, changed_ports};
 use crate::streams::Streams;
 
 /// Bytes that are copied in a run.
@@ -51,6 +51,8 @@ pub(super) struct Executable {
     pub bound: Arc<Bound>,
     /// What the work of the program became, if it holds pointers to ports.
     pub nodes: Nodes,
+    /// For each port how many pieces of work have to be set for another base; `None` if they cannot be set.
+    rebase_costs: Vec<Option<usize>>,
     /// What the copies before and after it became; `None` where that is not a node each.
     copies: [Option<Vec<Node>>; 2],
 }
@@ -101,7 +103,7 @@ impl Recording {
         is_noted: bool,
         (streams, nccl): (&Streams, &Communicators),
     ) -> Result<Recording, CudaError> {
-        let (mut nodes, mut copies) = (Nodes::new(), [None, None]);
+        let (mut nodes, mut copies) = (Nodes::default(), [None, None]);
         let [before, after] = &key.moves;
         let graph = streams.compute.capture(|| {
             if !is_noted {
@@ -114,15 +116,16 @@ impl Recording {
             copies[1] = copy_noted(after, &streams.compute)?;
             Ok(())
         })?;
-        let executable = Arc::new(Executable { graph, program, bound, nodes, copies });
+        let rebase_costs = program.rebase_costs(&nodes);
+        let executable = Arc::new(Executable { graph, program, bound, nodes, rebase_costs, copies });
         Ok(Recording { executable, key: key.clone(), by_graph: true, memory })
     }
 
     /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if its collectives
     /// of the library would get other memory.
     pub fn elsewhere(&self, key: &RecordingKey, memory: &[Arc<Piece>]) -> Option<Recording> {
-        self.executable.program.touched(self.key.bases(), key.bases())?;
-        Some(self.with_key(key, memory, false))
+        let serves = self.executable.program.serves_both(self.key.bases(), key.bases());
+        serves.then(|| self.with_key(key, memory, false))
     }
 
     fn with_key(&self, key: &RecordingKey, memory: &[Arc<Piece>], by_graph: bool) -> Recording {
@@ -168,19 +171,22 @@ impl Recording {
         self.executable.graph.copies()
     }
 
-    /// How many pieces of work would have to change for a run in this memory; `None` if it cannot be so.
+    /// About how many pieces of work would have to be set for a run in this memory; `None` if they cannot be. Work with several
+    /// ports counts once for each.
     pub fn far(&self, key: &RecordingKey) -> Option<usize> {
-        let Executable { program, nodes, copies, .. } = &*self.executable;
-        let places = program.touched(self.key.bases(), key.bases())?;
-        let mut copied = 0;
+        let Executable { rebase_costs, copies, .. } = &*self.executable;
+        let mut far = 0;
+        for port in changed_ports(self.key.bases(), key.bases()) {
+            far += rebase_costs.get(port).copied().flatten()?;
+        }
         for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
             let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
             if !alike || was != is && nodes.is_none() {
                 return None;
             }
-            copied += was.iter().zip(is).filter(|(was, is)| was != is).count();
+            far += was.iter().zip(is).filter(|(was, is)| was != is).count();
         }
-        program.has_nodes(&places, nodes).then_some(places.len() + copied)
+        Some(far)
     }
 
     /// How many copies there are in a run.
@@ -191,8 +197,8 @@ impl Recording {
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
     pub fn moved(&self, key: &RecordingKey, memory: &[Arc<Piece>], scratch: &Stream) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
-        let places = program.touched(self.key.bases(), key.bases())?;
-        program.rebase(&places, key.bases(), graph, nodes, scratch).ok().filter(|&done| done)?;
+        let (from, to) = (self.key.bases(), key.bases());
+        program.rebase(from, to, graph, nodes, scratch).ok().filter(|&done| done)?;
         for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
             for ((_, m), &node) in changed {

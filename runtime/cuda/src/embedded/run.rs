@@ -13,11 +13,12 @@ use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
-use symmc_runtime::host::{Control, JoinedRank, Leaving};
+use symmc_runtime::host::{Control, JoinedRank, Leaving, enter_rank_span};
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
     Spot, Taken, TracedStep, ended, gave_back, in_progress,
 };
+use tracing::span::EnteredSpan;
 
 use super::context::ExecutionContext;
 use super::gpu::Progress;
@@ -66,6 +67,8 @@ impl CudaSession {
             }
         };
         self.runs += 1;
+        let _span = self.enter_span();
+        tracing::trace!(target: "symmc::run", runs = self.runs, "enqueued a run");
         put.map_err(|error| self.fail(error.into()))
     }
 
@@ -195,6 +198,8 @@ impl CudaSession {
     ) -> Result<Arc<DeviceProgram>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
+        let (_span, started) = (self.enter_span(), Instant::now());
+        tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized()?.bound.clone();
         let limit = self.config.limit;
         let ranks = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
@@ -232,6 +237,7 @@ impl CudaSession {
         if settled.is_none() {
             self.settled.put(key.sizes.clone(), program.settled().clone());
         }
+        tracing::info!(target: "symmc::gpu", sizes = %key.sizes, elapsed = ?started.elapsed(), "loaded a program");
         Ok(Arc::new(program))
     }
 
@@ -244,11 +250,13 @@ impl CudaSession {
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized()?.bound.clone();
         let is_noted = has_frontiers()?;
+        let (_span, started) = (self.enter_span(), Instant::now());
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let lanes = (&context.resources.streams, &context.resources.nccl);
         let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
         let programs = &mut context.resources.programs;
         programs.recorded += 1;
+        tracing::debug!(target: "symmc::gpu", recordings = programs.recorded, elapsed = ?started.elapsed(), "recorded a graph");
         programs.retired.extend(programs.recent.put(key, recording.clone()));
         Ok(recording)
     }
@@ -331,6 +339,8 @@ impl CudaSession {
             true => self.reported().unwrap_or(error),
             false => error,
         };
+        let _span = self.enter_span();
+        tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
         let error = self.joined.as_ref().map_or(error.clone(), |joined| joined.fail(error));
         self.failure.insert(error).clone()
     }
@@ -359,12 +369,19 @@ impl CudaSession {
         }
     }
 
+    /// Has the log name the rank while the result lives.
+    fn enter_span(&self) -> Option<EnteredSpan> {
+        self.comm().ok().and_then(|comm| enter_rank_span(comm.rank()))
+    }
+
     fn await_end(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
         let start = Instant::now();
         while !self.look()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
                 let (rank, run) = (self.comm()?.rank(), self.flight.first);
+                let _span = enter_rank_span(rank);
+                tracing::warn!(target: "symmc::run", run, ?limit, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run, limit_ms: limit.as_millis() as u64 });
             }
             match elapsed > Duration::from_millis(2) {

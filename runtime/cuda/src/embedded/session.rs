@@ -6,7 +6,7 @@ use std::time::Instant;
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, JoinedRank, Leaving, Recorded};
+use symmc_runtime::host::{Comm, Group, HostConfig, JoinedRank, Leaving, Recorded, enter_rank_span};
 use symmc_runtime::job::SessionRequest;
 use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
 
@@ -70,6 +70,7 @@ impl CudaSession {
         config: &HostConfig,
     ) -> Result<CudaSession, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
+        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         let opened = accept(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
             let device = Device::open(ordinal)?;
@@ -86,9 +87,11 @@ impl CudaSession {
             let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
             session.with_context(&sizes, comm)
         });
-        let started = built.and_then(|session| joined.start().map(|()| session));
-        let mut session = started.map_err(|error| joined.fail(error))?;
+        let ready = built.and_then(|session| joined.start().map(|()| session));
+        let mut session = ready.map_err(|error| joined.fail(error))?;
         session.joined = Some(joined);
+        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
     }
 
@@ -194,6 +197,8 @@ impl CudaSession {
         self.context = None;
         // Nobody else has the rank, unless it stays with the caller.
         if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+            let _span = enter_rank_span(joined.comm().rank());
+            tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave(Recorded::Awaited, self.runs, leaving);
         }
     }

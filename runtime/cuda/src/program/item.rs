@@ -1,7 +1,5 @@
 //! Pieces of work with everything looked up.
 
-use std::collections::HashMap;
-
 use smallvec::SmallVec;
 
 use crate::compute::gemm::Prepared;
@@ -20,8 +18,28 @@ pub struct Place {
     pub number: usize,
 }
 
-/// The graph nodes that pieces of work became, for those that hold pointers to ports.
-pub type Nodes = HashMap<Place, Vec<Node>>;
+/// The graph nodes that pieces of work became in a recording, for those that hold pointers to ports.
+#[derive(Debug, Default)]
+pub struct Nodes(Vec<Vec<SmallVec<[Node; 1]>>>);
+
+impl Nodes {
+    /// Notes the nodes of a piece of work.
+    pub fn insert(&mut self, place: Place, nodes: &[Node]) {
+        if self.0.len() <= place.step {
+            self.0.resize_with(place.step + 1, Vec::new);
+        }
+        let step = &mut self.0[place.step];
+        if step.len() <= place.number {
+            step.resize_with(place.number + 1, SmallVec::new);
+        }
+        step[place.number] = SmallVec::from_slice(nodes);
+    }
+
+    /// The nodes of a piece of work; none if it has none, or is not a chain of nodes.
+    pub fn of(&self, place: Place) -> &[Node] {
+        self.0.get(place.step).and_then(|step| step.get(place.number)).map_or(&[], |nodes| nodes)
+    }
+}
 
 /// A step with everything looked up, its kernels loaded.
 pub(super) struct LoadedStep {
@@ -103,5 +121,10 @@ impl PortUses {
     pub fn places(&self, port: usize) -> Option<&[Place]> {
         let found = self.0.get(port)?;
         (!found.by_library).then_some(&found.places)
+    }
+
+    /// How many ports there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 }

@@ -9,24 +9,46 @@ use crate::launch::PortBases;
 use crate::nccl::Communicators;
 use crate::streams::Streams;
 
+/// The ports whose bases differ.
+pub fn changed_ports<'b>(one: PortBases<'b>, other: PortBases<'b>) -> impl Iterator<Item = usize> {
+    let pairs = one.0.iter().zip(other.0).enumerate();
+    pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)
+}
+
 impl DeviceProgram {
     /// How many pieces of work it has.
     pub fn pieces(&self) -> usize {
-        self.steps.iter().map(|step| step.work.len()).sum()
+        self.pieces
     }
 
-    /// The pieces of work that hold pointers to ports whose bases differ, in the order of the program; `None` if one of these
-    /// ports cannot get another base in a recording.
-    pub fn touched(&self, from: PortBases<'_>, to: PortBases<'_>) -> Option<Vec<Place>> {
-        let mut out: Vec<Place> = Vec::new();
-        for (port, (from, to)) in from.0.iter().zip(to.0).enumerate() {
-            if from != to {
-                out.extend(self.uses.places(port)?);
-            }
-        }
+    /// Whether one recording of it can run with these bases and with those, as far as collectives of the library go.
+    pub fn serves_both(&self, one: PortBases<'_>, other: PortBases<'_>) -> bool {
+        changed_ports(one, other).all(|port| self.uses.places(port).is_some())
+    }
+
+    /// For each port how many pieces of work have to be set for another base, in a recording with these nodes; `None` if they
+    /// cannot be set.
+    pub fn rebase_costs(&self, nodes: &Nodes) -> Vec<Option<usize>> {
+        let can_be_set = |place: &Place| match (self.work(*place), nodes.of(*place)) {
+            (None, _) | (_, []) => false,
+            // The libraries launch as many kernels as they like.
+            (Some(Ready::Gemm(_) | Ready::Attention(_)), _) => true,
+            (Some(_), found) => found.len() == 1,
+        };
+        let cost = |port: usize| {
+            let places = self.uses.places(port)?;
+            places.iter().all(can_be_set).then_some(places.len())
+        };
+        (0..self.uses.count()).map(cost).collect()
+    }
+
+    /// The pieces of work that hold pointers to ports whose bases differ, in the order of the program.
+    fn touched(&self, from: PortBases<'_>, to: PortBases<'_>) -> Vec<Place> {
+        let places = |port| self.uses.places(port).unwrap_or_default();
+        let mut out: Vec<Place> = changed_ports(from, to).flat_map(places).copied().collect();
         out.sort_unstable();
         out.dedup();
-        Some(out)
+        out
     }
 
     /// Enqueues one run on streams that are recorded, as [`enqueue`](Self::enqueue), and says which nodes the work with
@@ -40,7 +62,7 @@ impl DeviceProgram {
         lanes: &Streams,
         nccl: &Communicators,
     ) -> Result<Nodes, CudaError> {
-        let mut nodes = Nodes::new();
+        let mut nodes = Nodes::default();
         self.enqueue_by(lanes, &mut |place, work, stream, start| {
             if work.ports().next().is_none() {
                 return self.put(work, bases, stream, start, nccl);
@@ -48,39 +70,30 @@ impl DeviceProgram {
             let before = stream.frontier()?;
             self.put(work, bases, stream, start, nccl)?;
             if let Some(found) = stream.since(&before)? {
-                nodes.insert(place, found);
+                nodes.insert(place, &found);
             }
             Ok(())
         })?;
         Ok(nodes)
     }
 
-    /// Whether the pieces of work became nodes whose parameters can be set.
-    pub fn has_nodes(&self, places: &[Place], nodes: &Nodes) -> bool {
-        places.iter().all(|place| match (self.work(*place), nodes.get(place)) {
-            // The libraries launch as many kernels as they like.
-            (Some(Ready::Gemm(_) | Ready::Attention(_)), Some(_)) => true,
-            (Some(_), Some(found)) => found.len() == 1,
-            _ => false,
-        })
-    }
-
-    /// Sets the parameters of the nodes of these pieces of work in a graph that was recorded with these nodes. Whether it can;
-    /// if not, some of them may have changed. Work of libraries is recorded on `scratch`, and not run.
+    /// Sets the parameters of the nodes whose work holds pointers to ports with other bases, in a graph that was recorded with
+    /// these nodes. Whether it can; if not, some of them may have changed. Work of libraries is recorded on `scratch`, and not
+    /// run.
     ///
     /// # Errors
     /// The driver refuses parameters, or a library the addresses.
     pub fn rebase(
         &self,
-        places: &[Place],
-        bases: PortBases<'_>,
+        from: PortBases<'_>,
+        to: PortBases<'_>,
         graph: &Graph,
         nodes: &Nodes,
         scratch: &Stream,
     ) -> Result<bool, CudaError> {
-        for place in places {
-            let (Some(work), Some(nodes)) = (self.work(*place), nodes.get(place)) else { return Ok(false) };
-            if !self.set(work, bases, graph, nodes, scratch)? {
+        for place in self.touched(from, to) {
+            let Some(work) = self.work(place) else { return Ok(false) };
+            if !self.set(work, to, graph, nodes.of(place), scratch)? {
                 return Ok(false);
             }
         }

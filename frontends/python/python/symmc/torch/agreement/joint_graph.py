@@ -1,0 +1,228 @@
+"""Graphs with collectives of several ranks, as functions that all these ranks call together.
+
+Dynamo compiles for each rank alone, and recompiles when the sizes of one rank change; the other ranks do not notice. So ranks agree
+when they call a graph. In every call each rank publishes the number of its graph and a digest of its sizes on a
+:class:`~symmc.torch.ranks.board.Board`, and all ranks decide alike from these numbers:
+
+- The sizes are the same, and this combination of graphs was compiled together before: its plan runs.
+- The sizes are the same, and the combination is new: the ranks compile the graphs together, as one program.
+- The sizes differ, or the graphs are not one program: PyTorch runs the collectives of this call, and symmc runs the operators
+  between them on each rank. If the collectives do not match, all ranks raise an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import warnings
+
+import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+import symmc
+from symmc.torch.agreement import matching
+from symmc.torch.graphs.nodes import copied, groups_in
+from symmc.torch.graphs.sizes import environment_of, ignored_guards, symbol_sources
+from symmc.torch.partition import compiler
+from symmc.torch.partition.fallback import in_eager
+from symmc.torch.partition.search import PartitionSearch
+from symmc.torch.ranks import process_groups
+from symmc.torch.ranks.board import Board, board_of
+from symmc.torch.ranks.digest import digest_of
+from symmc.torch.ranks.exchange import GraphsDiffer
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.runtime.runner import BAD_DATA
+from symmc.torch.settings.options import Options
+
+
+def compiled(module: torch.fx.GraphModule, options: Options, arenas: Arenas | None = None):
+    """A function of the list of the inputs of a graph."""
+    names = groups_in(module.graph)
+    if not process_groups.are_several(names):
+        return compiler.compiled(module, PartitionSearch(options, arenas=arenas))
+    return JointGraph(module, options, names, arenas)
+
+
+class JointGraph:
+    """A graph with collectives of several ranks."""
+
+    def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str], arenas: Arenas | None = None):
+        self._boxed_call = True
+        self.module = torch.fx.GraphModule(module, copied(module.graph, {}))
+        self.options, self.names, self.arenas = options, names, arenas
+        self.tracing = TracingContext.try_get()
+        values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
+        self.where = symbol_sources(values)
+        self.board: Board | None = None
+        self.number = 0
+        """Its number among the graphs of this rank on the board, from 1."""
+        self.planned: dict[tuple[int, ...], PartitionSearch | str] = {}
+        """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
+        self.apart: PartitionSearch | None = None
+        """The form that leaves the collectives to PyTorch."""
+        self.turn = threading.Lock()
+        """Threads that call one function take turns."""
+
+    def __call__(self, inputs: list):
+        self.turn.acquire()
+        call = _JointCall(self, inputs)
+        try:
+            return call.run()
+        except KeyboardInterrupt:
+            call.go_on()
+            raise
+        finally:
+            call.end()
+
+    def open(self) -> Board:
+        """The board on which its ranks publish what they run."""
+        if self.board is None:
+            ranks, _ = process_groups.connected(self.names, self.options.timeout)
+            with ranks.telling():
+                self.board = board_of(ranks)
+            self.number = self.board.enter()
+        return self.board
+
+    def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, int, int]]):
+        """One call, after all ranks have published what they would run."""
+        if any(in_trouble for *_, in_trouble in told):
+            self._expect_no_trouble(trouble, told)
+        if len({digest for _, digest, _ in told}) > 1:
+            return self._run_apart(inputs, sizes, "the ranks call it with different sizes")
+        numbers = tuple(number for number, *_ in told)
+        found = self.planned.get(numbers)
+        if found is None:
+            return self._join(inputs, sizes, numbers)
+        return self._run_apart(inputs, sizes, found) if isinstance(found, str) else found.function(inputs)
+
+    def trouble(self) -> Exception | None:
+        """What an earlier run on a GPU reported."""
+        try:
+            for runner in self._runners():
+                runner.poll()
+        except BAD_DATA as error:
+            return error
+        return None
+
+    def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, int, int]]) -> None:
+        """Ends the sessions of all ranks if one of them was given bad data in an earlier run."""
+        for runner in self._runners():
+            runner.abandon()
+        if trouble is not None:
+            raise trouble
+        ranks = [self.board.ranks.members[at] for at, (*_, in_trouble) in enumerate(told) if in_trouble]
+        error = symmc.DataError(f"rank {ranks[0]} was given bad data in an earlier run")
+        error.culprit = error.rank = ranks[0]
+        raise error
+
+    def _runners(self):
+        """What runs plans together with other ranks."""
+        return [runner for found in self.planned.values() if not isinstance(found, str) for runner in found.runners]
+
+    def _join(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
+        """Compiles the graph together with these graphs of the other ranks, and runs it."""
+        ranks, search = self.board.ranks, PartitionSearch(self.options, self._symbols(sizes), self.arenas)
+        with ranks.telling():
+            try:
+                is_sound = self._build(search)
+            except GraphsDiffer as error:
+                search.apart, is_sound = error, False
+            all_sound = ranks.all_gather(b"1" if is_sound else b"0", "a graph that is compiled")
+        if search.apart is not None or b"0" in all_sound:
+            why = "the form of a graph depends on its sizes" if search.apart is None else f"the graphs of ranks differ: {search.apart}"
+            self.planned[numbers] = why
+            if is_sound and search.apart is not None:
+                self.apart = search
+            return self._run_apart(inputs, sizes, why)
+        # All ranks have compiled it, whatever becomes of the run.
+        self.planned[numbers] = search
+        return search.function(inputs)
+
+    def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
+        """Runs the graph of this rank without the others, and its collectives by PyTorch."""
+        symbols = self._symbols(sizes)
+        own = matching.collectives_of(self.module.graph, symbols)
+        digests = tuple(word for word, *_ in self.board.gather((digest_of(own), 0, 0)))
+        if digests not in self.board.fitting or self.options.fallback == "error":
+            ranks = self.board.ranks
+            told = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
+            matching.expect_fitting(ranks.members, [collectives for _, collectives in told])
+            self.board.fitting.add(digests)
+            if self.options.fallback == "error":
+                differ = matching.sizes_that_differ(ranks.members, [sizes for sizes, _ in told])
+                raise symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}")
+        if self.apart is None:
+            search = PartitionSearch(self.options, arenas=self.arenas)
+            search.leave_collectives(self.module.graph, why)
+            self._build(search)
+            self.apart = search
+        return self.apart.function(inputs)
+
+    def _symbols(self, sizes: tuple[int, ...]) -> dict[str, int]:
+        return {symbol: size for (symbol, *_), size in zip(self.where, sizes)}
+
+    def _build(self, search: PartitionSearch) -> bool:
+        """Finds what runs the graph in this way; whether it may be compiled code. Eager runs it if that would hold for the sizes
+        of this call alone: Dynamo has made its guards already."""
+        environment = environment_of(self.module.graph)
+        context = contextlib.nullcontext() if self.tracing is None else tracing(self.tracing)
+        before = ignored_guards(environment)
+        with unset_fake_temporarily(), torch.no_grad(), context:
+            compiler.compiled(torch.fx.GraphModule(self.module, copied(self.module.graph, {})), search)
+        if ignored_guards(environment) == before:
+            return True
+        warnings.warn("symmc leaves a graph with collectives to eager: its form depends on its sizes", stacklevel=2)
+        search.function = in_eager(self.module)
+        return False
+
+
+class _JointCall:
+    """One call of a function, which holds what threads take turns for until it has ended."""
+
+    def __init__(self, function: JointGraph, inputs: list):
+        self.function, self.inputs = function, inputs
+        self.board: Board | None = None
+        """The board, once this rank has published its numbers and until it has read those of the others."""
+        self.is_locked = self.is_waiting = self.goes_on = False
+
+    def run(self):
+        """The results."""
+        function = self.function
+        self.board = function.open()
+        self.board.turn.acquire()
+        self.is_locked = True
+        values = self.inputs
+        self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.where])
+        self.trouble = function.trouble()
+        self.is_waiting = True
+        told = self.board.gather((function.number, digest_of(self.sizes), int(self.trouble is not None)))
+        self.is_waiting = False
+        return function.run(values, self.sizes, self.trouble, told)
+
+    def go_on(self) -> None:
+        """After an interrupt of the wait for other ranks: they expect this rank, so the call continues, and its results are dropped."""
+        if self.is_waiting:
+            self.goes_on, self.inputs = True, list(self.inputs)
+            threading.Thread(target=self._finish, daemon=True).start()
+
+    def _finish(self) -> None:
+        try:
+            with torch.no_grad():
+                self.function.run(self.inputs, self.sizes, self.trouble, self.board.resume())
+        except Exception:
+            # The next call finds what is wrong.
+            pass
+        finally:
+            self._release()
+
+    def end(self) -> None:
+        """Releases the locks, unless the call continues in the background."""
+        if not self.goes_on:
+            self._release()
+
+    def _release(self) -> None:
+        if self.is_locked:
+            self.board.turn.release()
+        self.function.turn.release()

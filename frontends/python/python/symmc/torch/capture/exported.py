@@ -1,0 +1,96 @@
+"""Programs of exported graphs. What symmc does not know becomes what it is made of, as under ``torch.compile``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch.export import ExportedProgram
+from torch.export import graph_signature as signature
+from torch.utils import _pytree as pytree
+
+import symmc
+from symmc.torch.capture.fx_graphs import exported_of
+from symmc.torch.graphs.nodes import NUMBER, copied, number_nodes, output_of
+from symmc.torch.importing import programs, refused_nodes
+from symmc.torch.legalise.decompose import DecomposedGraph
+from symmc.torch.ranks import process_groups
+
+
+def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
+    """The program of an exported one."""
+    if not isinstance(exported, ExportedProgram):
+        raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
+    return _ExportedImport(exported, options).program()
+
+
+def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
+    """The program of a graph of ATen operators."""
+    return _ExportedImport(exported_of(module, inputs), options).program()
+
+
+class _ExportedImport:
+    """What is known of the operators of an exported program while it is opened."""
+
+    def __init__(self, exported: ExportedProgram, options: dict):
+        self.exported, self.options = exported, options
+        self.numbered = torch.fx.GraphModule(exported.graph_module, copied(exported.graph, {}))
+        number_nodes(self.numbered.graph)
+        self.whole: set[int] = set()
+        """The nodes, by their numbers, that stay as they are: they are made of what symmc does not know either."""
+        self.first: dict[int, Exception] = {}
+        """Why each of them was refused at first."""
+
+    def program(self) -> symmc.Program:
+        """The program, in which operators are opaque that symmc knows in no form."""
+        graph = DecomposedGraph(self.numbered)
+        while True:
+            program, refused, error = self._opened(graph)
+            found = {node: graph.origins[node] for node in refused if graph.origins[node] not in self.whole}
+            if not found and error is not None:
+                raise next((self.first.get(graph.origins[node], error) for node in refused), error) from None
+            if not found:
+                return program
+            if error is not None:
+                for origin in found.values():
+                    self.first.setdefault(origin, error)
+            failed = {origin for node, origin in found.items() if not graph.expand(node)}
+            if failed:
+                self.whole |= failed
+                graph = DecomposedGraph(self.numbered, self.whole)
+
+    def _opened(self, graph: DecomposedGraph) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
+        """The program, or why there is none, and the nodes that are in the way."""
+        nodes = graph.module.graph
+        try:
+            program = programs.opened([programs.archived(self._with(graph))], **self.options)
+        except symmc.Error as error:
+            error.args = (str(error) + process_groups.known_members(error.unknown_groups), *error.args[1:])
+            node = refused_nodes.at_fault(error, nodes)
+            return None, [] if node is None else [node.meta[NUMBER]], error
+        return program, [node.meta[NUMBER] for node in refused_nodes.opaque(program, nodes)], None
+
+    def _with(self, graph: DecomposedGraph) -> ExportedProgram:
+        """The exported program with this graph, which returns the same."""
+        if not graph.is_expanded:
+            return self.exported
+        given = self.exported.graph_signature
+        returned = output_of(graph.module.graph).args[0]
+        specs = zip(given.output_specs, pytree.tree_leaves(returned), strict=True)
+        return ExportedProgram(
+            root=graph.module,
+            graph=graph.module.graph,
+            graph_signature=signature.ExportGraphSignature(given.input_specs, [_renamed(*one) for one in specs]),
+            state_dict=self.exported.state_dict,
+            range_constraints=self.exported.range_constraints,
+            module_call_graph=self.exported.module_call_graph,
+            constants=self.exported.constants,
+            verifiers=self.exported.verifiers,
+        )
+
+
+def _renamed(spec: signature.OutputSpec, node) -> signature.OutputSpec:
+    """What a signature says of an output, by the name that its node has now."""
+    if not isinstance(node, torch.fx.Node) or not hasattr(spec.arg, "name"):
+        return spec
+    return dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))

@@ -1,0 +1,91 @@
+"""Nodes of fx graphs: copies, their numbers, process groups among their arguments, the line that they come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+
+NUMBER = "symmc"
+"""Where nodes have their number in the graph that is compiled: names differ between copies of it."""
+
+
+def number_nodes(graph: torch.fx.Graph) -> None:
+    """Numbers the nodes of a graph in its order."""
+    for number, node in enumerate(graph.nodes):
+        node.meta[NUMBER] = number
+
+
+def copied(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
+    """A copy of a graph; ``known`` is told the new node of each."""
+    copy = torch.fx.Graph()
+    returned = copy.graph_copy(graph, known)
+    copy.output(returned)
+    for old, new in known.items():
+        new.meta = dict(old.meta)
+    return copy
+
+
+def groups_of(node: torch.fx.Node) -> list[str]:
+    """The names of the process groups that a node has as arguments."""
+    found = [group_argument(node, at, argument) for at, argument in _schema_arguments(node)]
+    return [name for name in found if name is not None]
+
+
+def groups_in(graph: torch.fx.Graph) -> list[str]:
+    """The names of the process groups of a graph, by their first use."""
+    return list(dict.fromkeys(name for node in graph.nodes for name in groups_of(node)))
+
+
+def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
+    """Has a graph call its process groups by other names."""
+    for node in graph.nodes:
+        for at, argument in _schema_arguments(node):
+            name = group_argument(node, at, argument)
+            if name is not None and at < len(node.args):
+                node.update_arg(at, renamed(name))
+            elif name is not None:
+                node.update_kwarg(argument.name, renamed(name))
+
+
+def _schema_arguments(node: torch.fx.Node):
+    """The arguments of an operator's schema, numbered."""
+    is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    return enumerate(node.target._schema.arguments) if is_operator else ()
+
+
+def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
+    """The name of a process group, if this argument of a node is one."""
+    if not is_group(argument):
+        return None
+    name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+    if isinstance(name, torch.fx.Node):
+        # The process group itself, which the graph is given.
+        group = getattr(name.meta.get("val"), "real_obj", None)
+        return getattr(group, "group_name", None)
+    return name if isinstance(name, str) else None
+
+
+def is_group(argument) -> bool:
+    """Whether an argument of a schema is a process group."""
+    return argument.name.endswith(("group_name", "process_group"))
+
+
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """Where in the model a node comes from: the innermost line that is not PyTorch's own, if there is one."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    lines = [line for line in lines if _PYTORCH not in line] or lines
+    return f" ({lines[-1]})" if lines else ""
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def output_of(graph: torch.fx.Graph) -> torch.fx.Node:
+    """The node that returns the results of a graph."""
+    return next(node for node in reversed(graph.nodes) if node.op == "output")

@@ -1,0 +1,48 @@
+"""Symbolic sizes of fx graphs, and what PyTorch knows of them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+
+def symbol_sources(values) -> list[tuple[str, int, int | None]]:
+    """For each symbol the input of the graph, and the axis of that, which tell its value."""
+    told: dict[str, tuple[int, int | None]] = {}
+    for at, value in enumerate(values):
+        sizes: list[tuple[int | None, Any]] = [(None, value)] if isinstance(value, torch.SymInt) else []
+        if isinstance(value, torch.Tensor):
+            sizes = list(enumerate(value.shape))
+        for axis, size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                told.setdefault(str(size.node.expr), (at, axis))
+    return [(symbol, *found) for symbol, found in told.items()]
+
+
+def environment_of(graph: torch.fx.Graph):
+    """What PyTorch knows of the sizes of a graph, if any of them vary."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for size in getattr(value, "shape", ()) if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def ignored_guards(environment) -> int:
+    """How often something was assumed of sizes after Dynamo had made its guards, which therefore do not ask for it."""
+    return 0 if environment is None else environment.counter["ignored_backward_guard"]
+
+
+@contextlib.contextmanager
+def assuming_nothing(environment):
+    """While this lasts, what is asked of sizes holds for all of them: it is no guard."""
+    if environment is None:
+        yield
+        return
+    before = ignored_guards(environment)
+    with environment.suppress_guards():
+        yield
+    environment.counter["ignored_backward_guard"] = before

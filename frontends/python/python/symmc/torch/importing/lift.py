@@ -1,0 +1,296 @@
+"""Lift: a functional graph as an exported program, whose inputs and results are tensors alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._export.verifier import SpecViolationError
+from torch._guards import tracing
+from torch.export import ExportedProgram
+from torch.export import graph_signature as signature
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+import symmc
+from symmc.torch.graphs.layouts import inverse, memory_order
+from symmc.torch.graphs.nodes import NUMBER, copied, groups_in, output_of, rename_groups
+from symmc.torch.graphs.sizes import assuming_nothing, environment_of
+from symmc.torch.importing.outputs import OutputBuilder
+from symmc.torch.importing.programs import archived
+from symmc.torch.importing.size_steps import SizeSteps, numbers, steps
+from symmc.torch.legalise.export_format import legalise_for_export
+from symmc.torch.legalise.rank_slices import take_parts
+from symmc.torch.ranks.process_groups import in_order
+
+_KEPT = ("val", "tensor_meta", "stack_trace", NUMBER)
+
+
+@dataclass
+class LiftedGraph:
+    """A graph as an exported program, and how its inputs and outputs are those of the graph."""
+
+    exported: ExportedProgram
+    inputs: list[int]
+    """Which inputs of the graph are arguments of the program, in their order: all that are tensors."""
+    values: list[Any]
+    """The value of every input of the graph, as it was traced."""
+    finish: Callable[[list, list], tuple]
+    """The outputs of the graph, of its inputs and of the results of the program: these themselves, views of them, and sizes."""
+    devices: list[torch.device]
+    """Where the outputs of the program that replace none are wanted."""
+    mutated: list[int]
+    """Which arguments of the program are replaced."""
+    complex: list[int]
+    """Which arguments of the program are complex numbers, which it takes as real ones with one more axis."""
+    orders: dict[int, list[int]]
+    """The axes from the outermost in memory to the innermost of arguments whose axes are stored in another order: the program
+    takes them as they are stored."""
+    ranges: dict
+    """The least and the largest value of each symbol."""
+    groups: list[str]
+    """The process groups, in the order in which they were made; the program calls them ``0``, ``1`` and so on."""
+    steps: list[SizeSteps]
+    """Sizes that are multiples of something."""
+    numbers: list[str]
+    """Sizes that have to be numbers in the program."""
+
+    def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
+        """The program as a file, for symbols in these ranges, of which they may know more."""
+        for symbol, found in self.ranges.items():
+            least, most = ranges.get(str(symbol), (0, None))
+            if least == most:
+                found = ValueRanges(least, most)
+            elif most is not None and not (found.upper.is_Integer and found.upper < most):
+                found = ValueRanges(found.lower, max(most, int(found.lower)))
+            self.exported.range_constraints[symbol] = found
+        return archived(self.exported)
+
+    def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
+        """The values of all symbols of the program, of those of the graph's."""
+        return sizes | {one.part: one.parts(sizes[one.symbol]) for one in self.steps if one.symbol in sizes}
+
+    @staticmethod
+    def of(module: torch.fx.GraphModule) -> LiftedGraph:
+        """The program of a functional graph, of which changes of inputs at the end are part."""
+        graph = torch.fx.Graph()
+        known: dict[torch.fx.Node, torch.fx.Node] = {}
+        returned = graph.graph_copy(module.graph, known)
+        for old, new in known.items():
+            new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
+        # What is replaced is so in what the graph gives, too.
+        end = graph.output(returned)
+        legalise_for_export(graph)
+        if groups_in(graph):
+            with assuming_nothing(environment_of(graph)):
+                take_parts(graph)
+        returned = end.args[0]
+        graph.erase_node(end)
+        return GraphLifter(module, graph, returned).lifted()
+
+
+class GraphLifter:
+    """What is known while a graph becomes an exported program."""
+
+    def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
+        self.module, self.graph, self.is_numbered = module, graph, is_numbered
+        self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        self.groups: list[str] = []
+        self.objects: dict[torch.fx.Node, object] = {}
+        """What the graph has beside tensors and only gives back."""
+
+    def lifted(self) -> LiftedGraph:
+        values = [node.meta.get("val") for node in self.placeholders]
+        specs, constants = self._constants()
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        specs += [_input(node) for node in self._kept()]
+        mutations = self._mutations()
+        mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
+        finishing = OutputBuilder(self.graph, self.placeholders, {target for target, _ in mutations}, self.objects)
+        finish, results = finishing.outputs(self.returned)
+        orders = self._as_stored([self.placeholders[at] for at in tensors], mutations)
+        exported = self._exported((specs, constants), mutations, results)
+        devices = [node.meta["val"].device for node in results]
+        odd = [at for at, tensor in enumerate(tensors) if values[tensor].is_complex()]
+        ranges = dict(exported.range_constraints)
+        known = steps(self.graph, environment_of(self.graph)), numbers(self.graph)
+        return LiftedGraph(exported, tensors, values, finish, devices, mutated, odd, orders, ranges, self.groups, *known)
+
+    @staticmethod
+    def whole(module: torch.fx.GraphModule) -> ExportedProgram:
+        """A graph as an exported program all of whose outputs are results."""
+        graph = copied(module.graph, {})
+        legalise_for_export(graph)
+        end = output_of(graph)
+        returned = end.args[0]
+        graph.erase_node(end)
+        # The members of its groups are looked up by name: those of the default group are all ranks, others the caller states.
+        lifting = GraphLifter(module, graph, pytree.tree_leaves(returned), is_numbered=False)
+        specs, constants = lifting._constants()
+        specs += [_input(node) for node in lifting._kept()]
+        return lifting._exported((specs, constants), lifting._mutations(), lifting.returned)
+
+    def _constants(self):
+        """Tensors of the module become inputs that the program carries."""
+        specs, constants = [], {}
+        first = next(iter(self.graph.nodes), None)
+        for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
+            tensor = operator.attrgetter(node.target)(self.module)
+            if not isinstance(tensor, torch.Tensor):
+                # What is given back as it is, such as the mesh of a DTensor.
+                if not node.users:
+                    self.objects[node] = tensor
+                    self.graph.erase_node(node)
+                continue
+            if node.target not in constants:
+                constants[node.target] = tensor.detach()
+            with self.graph.inserting_before(first):
+                name = f"constant_{len(specs)}"
+                placeholder = self.graph.placeholder(name)
+            placeholder.meta = node.meta
+            node.replace_all_uses_with(placeholder)
+            self.returned = [placeholder if out is node else out for out in self.returned]
+            self.graph.erase_node(node)
+            specs.append(
+                signature.InputSpec(
+                    signature.InputKind.CONSTANT_TENSOR, signature.TensorArgument(name=placeholder.name), node.target
+                )
+            )
+        return specs, constants
+
+    def _as_stored(self, tensors: list[torch.fx.Node], mutations: list) -> dict[int, list[int]]:
+        """Has the program take tensors with their axes in the order of their strides, so that they need no copy, and give what
+        replaces them in the same order; the orders, by the numbers of the tensors."""
+        orders, permute = {}, torch.ops.aten.permute.default
+        for number, node in enumerate(tensors):
+            value, order = node.meta["val"], memory_order(node.meta["val"])
+            if value.is_complex() or order is None or order == sorted(order):
+                continue
+            orders[number], users = order, list(node.users)
+            node.meta["val"] = value.permute(order)
+            with self.graph.inserting_after(node):
+                given = self._call(permute, (node, inverse(order)), {}, value)
+            for user in users:
+                user.replace_input_with(node, given)
+            for at, (target, new) in enumerate(mutations):
+                if target is node:
+                    mutations[at] = target, self._call(permute, (new, order), {}, new.meta["val"].permute(order))
+        return orders
+
+    def _exported(self, inputs, mutations: list, results: list) -> ExportedProgram:
+        """The graph with these inputs (and constants), replacements of inputs, and results."""
+        (specs, constants), kind = inputs, signature.OutputKind
+        out_specs = [signature.OutputSpec(kind.USER_INPUT_MUTATION, _argument(node), target.name) for target, node in mutations]
+        out_specs += [signature.OutputSpec(kind.USER_OUTPUT, _argument(node), None) for node in results]
+        self.graph.output(tuple(node for _, node in mutations) + tuple(results))
+        self.graph.lint()
+        try:
+            # PyTorch 2.9 expects the fake tensors of what is being compiled meanwhile, if something is.
+            with tracing(None):
+                return ExportedProgram(
+                    root=torch.fx.GraphModule(self.module, self.graph),
+                    graph=self.graph,
+                    graph_signature=signature.ExportGraphSignature(specs, out_specs),
+                    state_dict={},
+                    range_constraints=_ranges(self.graph),
+                    module_call_graph=[_call(len(specs) - len(constants), len(results))],
+                    constants=constants,
+                )
+        except SpecViolationError as error:
+            raise symmc.InputError(f"expected a functional graph of ATen operators: {error}") from error
+
+    def _kept(self) -> list[torch.fx.Node]:
+        """Inputs but for objects of Python, such as meshes, that nothing uses once process groups have names."""
+        self._rename_groups()
+        kept = []
+        for node in self.placeholders:
+            if isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, int, float, bool)) or node.users:
+                kept.append(node)
+            else:
+                self.graph.erase_node(node)
+        return kept
+
+    def _mutations(self):
+        """Inputs with what replaces them: ``copy_`` at the end of the graph."""
+        found: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and node.target is torch.ops.aten.copy_.default:
+                target, value = node.args[0], node.args[1]
+                if target.op != "placeholder":
+                    continue
+                found[target] = self._of_type(node, target, value)
+                node.replace_all_uses_with(found[target])
+                self.returned = [found[target] if out is node else out for out in self.returned]
+                self.graph.erase_node(node)
+        return list(found.items())
+
+    def _of_type(self, copy, target, value):
+        """A value as its target has it: of its type and extents, and not an input as it is."""
+        with self.graph.inserting_before(copy):
+            want, have = target.meta["val"], value.meta["val"]
+            if have.dtype != want.dtype:
+                value = self._call(torch.ops.aten._to_copy.default, (value,), {"dtype": want.dtype}, want)
+            if tuple(have.shape) != tuple(want.shape):
+                value = self._call(torch.ops.aten.expand.default, (value, list(want.shape)), {}, want)
+            if value.op == "placeholder":
+                value = self._call(torch.ops.aten.clone.default, (value,), {}, want)
+        return value
+
+    def _call(self, target, args, kwargs, value):
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = value
+        return node
+
+    def _rename_groups(self):
+        """Process groups by the order in which they were made, where their own names may differ between ranks; by names
+        otherwise."""
+        self.groups = in_order(groups_in(self.graph))
+        if self.is_numbered:
+            rename_groups(self.graph, lambda name: str(self.groups.index(name)))
+
+
+def _input(node: torch.fx.Node):
+    return signature.InputSpec(signature.InputKind.USER_INPUT, _argument(node), None)
+
+
+def _argument(node):
+    """What a signature says of an input, or of an output, which may be no node."""
+    if not isinstance(node, torch.fx.Node):
+        return signature.ConstantArgument(name="", value=node)
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return signature.TensorArgument(name=node.name)
+    if isinstance(value, torch.SymInt):
+        return signature.SymIntArgument(name=node.name)
+    return signature.ConstantArgument(name=node.name, value=value)
+
+
+def _call(inputs: int, outputs: int) -> ModuleCallEntry:
+    given = pytree.tree_structure((tuple(range(inputs)), {}))
+    result = pytree.tree_structure(tuple(range(outputs)))
+    return ModuleCallEntry("", ModuleCallSignature([], [], given, result))
+
+
+def _ranges(graph: torch.fx.Graph) -> dict:
+    """The least and the largest value of each symbol that the graph has: Dynamo knows others, as of numbers of a rank."""
+    found = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                known = size.node.shape_env.var_to_range
+                found |= {symbol: _range(known[symbol]) for symbol in size.node.expr.free_symbols if symbol not in found}
+    return found
+
+
+def _range(found: ValueRanges) -> ValueRanges:
+    lower = max(int(found.lower), 0) if found.lower.is_Integer else 0
+    upper = int(found.upper) if found.upper.is_Integer else int_oo
+    # Of numbers that are never sizes nothing is known before one of them is there.
+    return ValueRanges(lower, upper if upper >= lower else int_oo)

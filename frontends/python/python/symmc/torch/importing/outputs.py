@@ -1,0 +1,93 @@
+"""Outputs of a graph, made of its inputs and of the results of its program."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from symmc.torch.graphs.layouts import inverse, memory_order
+from symmc.torch.graphs.nodes import NUMBER
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+
+class OutputBuilder:
+    """How the outputs of a graph are made of its inputs and of the results of the program.
+
+    Views are views of what eager's are views of, with its strides: whoever has them may ask for their layout, and sees what is
+    written to what they share.
+    """
+
+    def __init__(
+        self,
+        program: torch.fx.Graph,
+        placeholders: list[torch.fx.Node],
+        mutated: set[torch.fx.Node],
+        objects: dict[torch.fx.Node, object],
+    ):
+        self.program, self.placeholders, self.mutated, self.objects = program, placeholders, mutated, objects
+        self.graph, self.module = torch.fx.Graph(), torch.nn.Module()
+        self.inputs, self.given = self.graph.placeholder("inputs"), self.graph.placeholder("results")
+        self.results: list[torch.fx.Node] = []
+        self.known: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def outputs(self, returned: list):
+        """A function of the inputs and the results, and the nodes of the program that are its results."""
+        self.graph.output(tuple(self._made(out) if isinstance(out, torch.fx.Node) else out for out in returned))
+        return torch.fx.GraphModule(self.module, self.graph).forward, self.results
+
+    def _made(self, node: torch.fx.Node) -> torch.fx.Node:
+        if node not in self.known:
+            if node in self.placeholders:
+                self.known[node] = self._item(self.inputs, self.placeholders.index(node))
+            elif node in self.objects:
+                name = f"object_{len(self.known)}"
+                setattr(self.module, name, self.objects[node])
+                self.known[node] = self.graph.get_attr(name)
+            elif isinstance(node.meta.get("val"), _SYMBOLIC) or self._is_replayed(node):
+                self.known[node] = self.graph.node_copy(node, self._made)
+            else:
+                self.known[node] = self._result(node)
+        return self.known[node]
+
+    def _item(self, of: torch.fx.Node, number: int) -> torch.fx.Node:
+        return self.graph.call_function(operator.getitem, (of, number))
+
+    def _is_replayed(self, node: torch.fx.Node) -> bool:
+        """Whether a node is a view that is made of the tensor of which it is one: as it was traced, with the same strides."""
+        base = _base(node)
+        if base is node or base in self.mutated:
+            return False
+        if base.op == "placeholder":
+            return base in self.placeholders
+        return memory_order(base.meta["val"]) is not None
+
+    def _result(self, node: torch.fx.Node) -> torch.fx.Node:
+        """A result of the program, with its axes in the order of its strides: the program's results are contiguous.
+
+        Complex numbers are real ones with one more axis.
+        """
+        order = memory_order(node.meta["val"])
+        given = self._item(self.given, len(self.results))
+        if node.meta["val"].is_complex():
+            given = self.graph.call_function(torch.ops.aten.view_as_complex.default, (given,))
+        if order is None or order == sorted(order):
+            self.results.append(node)
+            return given
+        stored = self.program.call_function(torch.ops.aten.permute.default, (node, order))
+        stored.meta = {key: value for key, value in node.meta.items() if key in (NUMBER, "stack_trace")}
+        stored.meta["val"] = node.meta["val"].permute(order)
+        self.results.append(stored)
+        return self.graph.call_function(torch.ops.aten.permute.default, (given, inverse(order)))
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, itself if it is none."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
+        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        is_part = node.target is operator.getitem and _base(node.args[0]) is not node.args[0]
+        if not (is_view or is_part):
+            break
+        node = node.args[0]
+    return node

@@ -1,0 +1,43 @@
+"""Programs of symmc from exported programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+
+from torch.export import ExportedProgram
+
+import symmc
+from symmc.torch.importing.archive import stored
+
+
+def archived(exported: ExportedProgram) -> bytes:
+    """An exported program as a file."""
+    try:
+        return stored(exported)
+    except Exception as error:
+        # PyTorch has no one class for what its format cannot hold.
+        refusal = symmc.UnsupportedError(f"torch.export does not store the graph: {error}")
+        named = re.search(r"Failed serializing node (\w+)", str(error))
+        refusal.node = named[1] if named else None
+        raise refusal from error
+
+
+def opened(archives: list[bytes], **options) -> symmc.Program:
+    """The program of an archive, or of those of all ranks."""
+    with tempfile.TemporaryDirectory(prefix="symmc-") as folder:
+        paths = []
+        for rank, archive in enumerate(archives):
+            paths.append(os.path.join(folder, f"graph{rank}.pt2" if len(archives) > 1 else "graph.pt2"))
+            with open(paths[-1], "wb") as file:
+                file.write(archive)
+        try:
+            return symmc.open(paths if len(paths) > 1 else paths[0], **options)
+        except symmc.Error as error:
+            # Nobody else knows these files.
+            for rank, path in enumerate(paths):
+                name = "the graph" if len(paths) == 1 else f"the graph of rank {rank}"
+                error.args = tuple(str(text).replace(path, name).replace("the archive of rank", "the graph of rank") for text in error.args)
+            error.path = None
+            raise

@@ -1,0 +1,267 @@
+"""The operators of symmc in graphs of PyTorch, and what runs behind them.
+
+They are called hundreds of times in a pass over a model, when the CPU is what a GPU waits for: nothing but a look-up stands before
+a run. A form has one program, plan and session, for all graphs and places that have it.
+
+``planned`` gives its results on the current stream. ``start`` begins the same on a stream of its own, behind what the current one
+has, and ``wait`` has the current one wait for that and gives the results; operands are arguments of both, so that nobody else takes
+their memory meanwhile. On the host a start is a whole run. Runs of a device follow each other in the order of the calls, as those
+of a communicator do: what two sessions wait for at a time might be each other.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+import symmc
+from symmc.torch.graphs.nodes import rename_groups
+from symmc.torch.importing import programs
+from symmc.torch.importing.lift import LiftedGraph
+from symmc.torch.importing.size_assumptions import SizeAssumptions
+from symmc.torch.inductor.form import GraphForm
+from symmc.torch.ranks import process_groups
+from symmc.torch.runtime.runner import DTYPES, PlanRunner, buckets_up_to, machine_for
+from symmc.torch.settings.options import Options
+
+_library = torch.library.Library("symmc", "DEF")
+_library.define("planned(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
+_library.define("start(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor")
+_library.define("wait(Tensor started, Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
+
+_MOST = 8192
+"""The largest value of a symbol for which it is asked whether a form is worth a plan."""
+
+_world = dist.distributed_c10d._world if dist.is_available() else None
+
+
+class PlannedForm:
+    """A form as a function of its inputs, under the process groups that there are."""
+
+    def __init__(self, text: str):
+        self.world = _world.default_pg
+        form = form_of(text)
+        self.module, symbols = form.module()
+        lifted = LiftedGraph.of(self.module)
+        options = Options.of(form.options)
+        ranks, groups = process_groups.taking_part(lifted.groups, options.timeout)
+        self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
+        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
+        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
+        self.begin = _collective(self.module) if form.is_collective else None
+        """What begins a form that is a collective alone by PyTorch."""
+
+    def is_left(self, sizes: tuple[int, ...], device: torch.device) -> bool:
+        """Whether PyTorch runs these sizes."""
+        decided = self.decided
+        return (decided if decided[0] == sizes else self._decide(sizes, device))[1]
+
+    def _decide(self, sizes: tuple[int, ...], device: torch.device):
+        is_left = False
+        if self.begin is not None and self.runner.machine(device) is not None:
+            with self.runner.turn:
+                self.runner.plan_for(sizes, device)
+                is_left = not _gains(_serving(self.runner.plan.choices(), self.runner.named(sizes)))
+        self.decided = (sizes, is_left)
+        return self.decided
+
+
+def _collective(module: torch.fx.GraphModule):
+    """What begins the collective of a form, by PyTorch's names of the process groups."""
+    graph = torch.fx.Graph()
+    known: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.graph_copy(module.graph, known)
+    begun = next(new for new in known.values() if new.op == "call_function")
+    for node in list(begun.users):
+        graph.erase_node(node)
+    graph.output(begun)
+    rename_groups(graph, lambda name: process_groups.process_group(name).group_name)
+    return torch.fx.GraphModule(module, graph)
+
+
+def _serving(choices: list[symmc.Choice], values: dict[str, int]) -> list[symmc.Choice]:
+    """The choices of the bucket that serves these values."""
+    return [c for c in choices if all(low <= values[name] <= high for name, (low, high) in c.symbols.items())]
+
+
+def _gains(choices: list[symmc.Choice]) -> bool:
+    """Whether anything runs otherwise than by the vendor's library."""
+    return any(choice.chosen != "plain" for choice in choices)
+
+
+@functools.cache
+def form_of(text: str) -> GraphForm:
+    """A form by its text."""
+    return GraphForm(text)
+
+
+@functools.cache
+def is_worth_it(text: str, device: str, ranks: int) -> bool:
+    """Whether there is a plan of a form for so many ranks, and it has more than the vendor's library at some sizes.
+
+    Asked while a graph is compiled. All ranks find the same by themselves: it follows from the form and the machine's profile.
+    On the host there is no library to compare with, unless the profile of another machine is asked for.
+    """
+    form = form_of(text)
+    options = Options.of(form.options)
+    known = {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}
+    if any(dtype not in known for dtype, *_ in form.values):
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        module, symbols = form.module()
+        lifted = LiftedGraph.of(module)
+        groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
+        machine = machine_for(options, device, ranks)
+        try:
+            archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, False).dims()
+            program = programs.opened([archive], ranks=ranks, groups=groups, dims=dims)
+            plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
+        except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
+            return False
+    return not program.opaque and (machine is None or _gains(plan.choices()))
+
+
+_planned: dict[str, dict[torch.device, PlannedForm]] = {}
+"""What runs forms, by their texts and the devices of their operands."""
+
+
+def _of(text: str, device: torch.device) -> PlannedForm:
+    """What runs a form. Names of process groups mean others when the default one is another."""
+    known = _planned.get(text, _NOWHERE).get(device)
+    if known is None or known.world is not _world.default_pg:
+        known = _made(text, device)
+    return known
+
+
+_NOWHERE: dict = {}
+
+
+def _made(text: str, device: torch.device) -> PlannedForm:
+    """What runs a form; made when it runs first, on all ranks together."""
+    for known in list(_planned.values()):
+        for place, planned in list(known.items()):
+            if planned.world is not _world.default_pg:
+                del known[place]
+                planned.runner.close()
+    return _planned.setdefault(text, {}).setdefault(device, PlannedForm(text))
+
+
+class _StartedRun:
+    """What was begun and nobody has waited for."""
+
+    def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
+        self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left
+
+    def wait(self) -> list[torch.Tensor]:
+        """Has the current stream wait for the results."""
+        if self.end is not None:
+            torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
+        if self.is_left:
+            self.results = list(map(torch.ops._c10d_functional.wait_tensor.default, self.results))
+        return self.results
+
+
+_started: dict[int, _StartedRun] = {}
+"""What was begun, by the address of what stands for it in the graph."""
+
+
+@functools.cache
+def _side(gpu: int) -> torch.cuda.Stream:
+    """The stream of a GPU on which runs are begun."""
+    return torch.cuda.Stream(gpu)
+
+
+def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
+    """The results of a form on these inputs, with these values of its symbols."""
+    if _started:
+        for begun in list(_started.values()):
+            begun.wait()
+    values, device = tuple(sizes), inputs[0].device
+    planned = _of(text, device)
+    if planned.is_left(values, device):
+        return [torch.ops._c10d_functional.wait_tensor.default(planned.begin(*inputs))]
+    return planned.runner.run(values, tuple(inputs), device)[0]
+
+
+def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
+    """Begins a run; what stands for it."""
+    token = inputs[0].new_empty(1, dtype=torch.int64)
+    values, device, end = tuple(sizes), inputs[0].device, None
+    planned = _of(text, device)
+    is_left = planned.is_left(values, device)
+    if is_left:
+        results = [planned.begin(*inputs)]
+    elif device.type == "cuda":
+        side = _side(device.index)
+
+        def stream() -> int:
+            side.wait_stream(torch.cuda.current_stream(device))
+            return side.cuda_stream
+
+        results = planned.runner.run(values, tuple(inputs), device, stream)[0]
+        end = side.record_event()
+    else:
+        results = planned.runner.run(values, tuple(inputs), device)[0]
+    _started[token.data_ptr()] = _StartedRun(results, inputs, end, is_left)
+    return token
+
+
+def _wait(started: torch.Tensor, inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
+    """The results of a run that was begun."""
+    return _started.pop(started.data_ptr()).wait()
+
+
+def _fake(inputs, sizes, text):
+    return form_of(text).results(sizes, inputs[0])
+
+
+def _fake_start(inputs, sizes, text):
+    return inputs[0].new_empty(1, dtype=torch.int64)
+
+
+def _fake_wait(started, inputs, sizes, text):
+    return form_of(text).results(sizes, inputs[0])
+
+
+_CALLED = "called_{}"
+"""What the function of an operator is called in ``torch.ops.symmc``, where graphs of Inductor find it."""
+
+for _name, _kernel, _meta in [("planned", _run, _fake), ("start", _start, _fake_start), ("wait", _wait, _fake_wait)]:
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _kernel, _key)
+        # Graphs that have it are differentiated already.
+        _library.impl(_name, torch.library.fallthrough_kernel, f"Autograd{_key}")
+    torch.library.register_fake(f"symmc::{_name}", _meta, lib=_library)
+    setattr(torch.ops.symmc, _CALLED.format(_name), _kernel)
+
+
+def lower() -> None:
+    """Has code that Inductor writes call the functions of the operators, past the dispatcher, which takes longer than they do."""
+    from torch._inductor import lowering
+
+    for name in ("planned", "start", "wait"):
+        op = getattr(torch.ops.symmc, name).default
+        if op not in lowering.lowerings:
+            lowering.make_fallback(op, layout_constraint=lowering.require_contiguous, warn=False)
+            lowering.lowerings[op] = _lowered(lowering.lowerings[op], op, f"torch.ops.symmc.{_CALLED.format(name)}")
+
+
+def _lowered(lowered, op: torch._ops.OpOverload, function: str):
+    """Lowers an operator as others that Inductor does not know, but for the name by which Python calls it."""
+
+    @functools.wraps(lowered)
+    def of(*given, **named):
+        from torch._inductor.virtualized import V
+
+        made = lowered(*given, **named)
+        if not V.graph.cpp_wrapper and not getattr(V.graph, "fx_wrapper", False):
+            kernels = reversed(V.graph.operations)
+            kernel = next((kernel for kernel in kernels if getattr(kernel, "op_overload", None) is op), None)
+            if kernel is not None:
+                kernel.python_kernel_name = function
+        return made
+
+    return of

@@ -1,0 +1,66 @@
+"""The state of the search for what runs a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+import symmc
+from symmc.torch.graphs.nodes import number_nodes
+from symmc.torch.partition.unsupported import collective_numbers
+from symmc.torch.ranks.exchange import GraphsDiffer
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.runtime.planned_graph import UNKNOWN, RefusedNodes
+from symmc.torch.runtime.runner import PlanRunner
+from symmc.torch.settings.options import Options
+
+
+class PartitionSearch:
+    """The search for a way to run a graph: its options, and the operators that symmc does not run as they are."""
+
+    def __init__(self, options: Options, sizes: Mapping[str, int] | None = None, arenas: Arenas | None = None):
+        self.options, self.sizes, self.arenas = options, sizes or {}, arenas
+        self.whole: dict[int, str] = {}
+        """The operators that the fallback runs, by their numbers in the compiled graph, and why."""
+        self.fixes = False
+        """Whether sizes may be taken for numbers, where an operator is refused for them that has no other form."""
+        self.first: dict[int, tuple[str, Exception]] = {}
+        """Why each operator was refused at first, before it was decomposed."""
+        self.apart: GraphsDiffer | None = None
+        """Why the graphs of ranks are not one program, if they are not. PyTorch runs the collectives then."""
+        self.is_reordered = False
+        """Whether the nodes were sorted independently of the order of the calls in the model."""
+        self.function: Callable[[list], list] | None = None
+        """The result: a function of the list of the inputs of the graph."""
+        self.runners: list[PlanRunner] = []
+        """What runs the plans of the function."""
+
+    def leave_collectives(self, graph: torch.fx.Graph, why: str) -> None:
+        """Leaves the collectives of a graph to PyTorch."""
+        number_nodes(graph)
+        self.whole |= {number: why for number in collective_numbers(graph)}
+
+    def note(self, found: RefusedNodes, nodes: dict[int, str]) -> None:
+        for node, why in nodes.items():
+            self.first.setdefault(node, (why, found.error))
+
+    def are_sizes(self, failed: dict[int, str]) -> bool:
+        """Whether sizes were why one of these was refused at first."""
+        return any(getattr(self.first[node][1], "symbols", ()) for node in failed)
+
+    def leave(self, failed: dict[int, str], found: RefusedNodes) -> None:
+        """Leaves operators to the fallback, or raises if there is none."""
+        new = failed.keys() - self.whole.keys()
+        if not new:
+            raise found.error from None
+        if self.options.fallback == "error":
+            raise self._error(sorted(new)) from None
+        self.whole |= {node: self.first[node][0] for node in new}
+
+    def _error(self, nodes: list[int]) -> Exception:
+        whys = list(dict.fromkeys(self.first[node][0] for node in nodes))
+        ends = [why.removesuffix(UNKNOWN) for why in whys]
+        if all(end != why for end, why in zip(ends, whys)):
+            return symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(ends))}")
+        return next(error for why, error in map(self.first.__getitem__, nodes) if not why.endswith(UNKNOWN))

@@ -1,0 +1,98 @@
+"""Exchange of a few numbers between the ranks of a graph in every call, by shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+
+import torch
+
+import symmc
+from symmc.torch.ranks.exchange import PerWorld, RankGroup
+
+_WORDS = 4
+"""The number of words that a rank publishes: the number of the round, and three others."""
+
+_PROGRAM = """program "agreement of ranks" ranks {ranks}
+group @all world
+arg %mine: i64[1, {words}]
+%all: i64[{ranks}, {words}] = all_gather %mine group=@all
+return %all
+"""
+
+
+@functools.cache
+def _plan(ranks: int) -> symmc.Plan:
+    return symmc.compile(symmc.from_text(_PROGRAM.format(ranks=ranks, words=_WORDS)))
+
+
+class Board:
+    """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
+
+    The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not come, as in any run.
+    """
+
+    def __init__(self, ranks: RankGroup):
+        self.ranks = ranks
+        self.session = symmc.Session(_plan(len(ranks.members)), ranks.group(), timeout=ranks.timeout)
+        self.mine = torch.zeros(1, _WORDS, dtype=torch.int64)
+        self.all = torch.zeros(len(ranks.members), _WORDS, dtype=torch.int64)
+        # Reading and writing single elements of a tensor takes longer than the round.
+        self.words = (ctypes.c_int64 * _WORDS).from_address(self.mine.data_ptr())
+        self.found = (ctypes.c_int64 * (_WORDS * len(ranks.members))).from_address(self.all.data_ptr())
+        self.round = 0
+        """The number of the last round that this rank has begun."""
+        self.entered = 0
+        """How many functions of this rank use it."""
+        self.turn = threading.Lock()
+        self.fitting: set[tuple[int, ...]] = set()
+        """Collectives of all ranks, by their digests, that were found to fit each other: the same on all ranks."""
+        self.is_open = False
+        """Whether a round was begun and not ended."""
+
+    def enter(self) -> int:
+        """The number of one more function of this rank."""
+        self.entered += 1
+        return self.entered
+
+    def gather(self, words: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """The numbers of all ranks, in their order. An interrupt leaves the round to :meth:`resume`."""
+        if self.is_open:
+            self.resume()
+        self.round += 1
+        self.words[:] = [self.round, *words]
+        self.is_open = True
+        return self._run()
+
+    def resume(self) -> list[tuple[int, int, int]]:
+        """Ends a round that was interrupted."""
+        self.session.wait()
+        own = self.found[self.ranks.rank * _WORDS]
+        # The interrupt may have come before the round had begun.
+        return self._read() if own == self.round else self._run()
+
+    def _run(self) -> list[tuple[int, int, int]]:
+        self.session.launch((self.mine,), [self.all], None)
+        return self._read()
+
+    def _read(self) -> list[tuple[int, int, int]]:
+        self.is_open = False
+        found = tuple(self.found)
+        if any(number != self.round for number in found[::_WORDS]):
+            raise symmc.DefectError(f"ranks are in the rounds {list(found[::_WORDS])} of one agreement")
+        return [found[at + 1 : at + _WORDS] for at in range(0, len(found), _WORDS)]
+
+
+_boards = PerWorld(weakref.WeakValueDictionary())
+"""The boards that compiled functions hold, by their ranks and the limit of their waits."""
+
+
+def board_of(ranks: RankGroup) -> Board:
+    """The board of these ranks, which all of them open together if there is none."""
+    boards, key = _boards(), (ranks.members, ranks.timeout)
+    board = boards.get(key)
+    if board is None:
+        board = boards[key] = Board(ranks)
+    return board

@@ -1,0 +1,222 @@
+"""Exchange of values between ranks while they compile, through the store of ``torch.distributed``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from symmc import DisagreementError, Error, Group, InputError, PeerError
+
+PATIENCE = 300.0
+"""How long ranks wait for each other where nobody says, in seconds."""
+
+
+_GIVEN, _FAILED = b"+", b"-"
+"""What stands before what a rank says: something that it gives, or why it gives nothing."""
+
+
+_TOLD = "symmc_told"
+"""The attribute of errors that the other ranks need not be told."""
+
+
+class GraphsDiffer(InputError):
+    """The graphs of ranks are not one program. All of the ranks find that."""
+
+    def __init__(self, error: Error):
+        super().__init__(str(error))
+        self.node, self.op, self.path = error.node, error.op, error.path
+        self.culprit = self.rank = error.culprit
+        self.reporter = error.reporter
+        setattr(self, _TOLD, True)
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks of a program among those of the job, and this one's number among them."""
+
+    members: tuple[int, ...]
+    """Their numbers in the job, ascending."""
+    rank: int
+    """The place of this one in ``members``."""
+    timeout: float = PATIENCE
+    """The longest wait for what another one gives, in seconds."""
+
+    def group(self) -> Group:
+        """A group of sessions of these ranks; all of them call this together."""
+        if len(self.members) == 1:
+            return Group.threads(1)[0]
+        return Group.bootstrap(self.rank, len(self.members), lambda mine: self.all_gather(mine, "a session"))
+
+    def all_gather(self, mine: bytes, what: str = "a program") -> list[bytes]:
+        """What every one of them gives, in their order; all of them call this together, for the same thing.
+
+        Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
+        """
+        turn = self._turn()
+        turn.say(_GIVEN + what.encode() + b":" + mine)
+        try:
+            said = [said_by(turn.key(rank), rank, self.timeout) for rank in self.members]
+        except BaseException as error:
+            turn.withdraw()
+            setattr(error, _TOLD, True)
+            raise
+        turn.end()
+        return [_given(one, rank, what) for one, rank in zip(said, self.members)]
+
+    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes, sizes: dict[str, int]) -> bool:
+        """Whether all have the same program, or the same archive for which they are refused one; all of them call this together.
+
+        Where only some are refused, or for several nodes, or where sizes differ, the graphs are no one program.
+        """
+        text = str(refusal)
+        own = [_digest((program or "").encode())] if refusal is None else [refusal.node or text, refusal.op]
+        mine = _digest(archive)
+        told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine, sizes]).encode())]
+        said = [(one, text) for one, text, *_ in told]
+        if refusal is None:
+            self._expect_sizes(sizes, [of for *_, of in told])
+        else:
+            setattr(refusal, _TOLD, True)
+        is_one = all(one == own for one, _ in said)
+        refused = [(rank, one, text) for rank, (one, text) in zip(self.members, said) if len(one) > 1]
+        if refused and not is_one:
+            if refusal is None:
+                rank, (node, op), text = refused[0]
+                refusal = InputError(f"the graph of rank {rank}: {text.removeprefix('the graph: ')}")
+                refusal.node, refusal.op = node, op
+                refusal.culprit = refusal.rank = rank
+            raise GraphsDiffer(refusal) from refusal
+        return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
+
+    def _expect_sizes(self, own: dict[str, int], told: list[dict[str, int]]) -> None:
+        """Refuses sizes that are not those of other ranks, which are no one run."""
+        for rank, sizes in zip(self.members, told):
+            for name in own.keys() & sizes.keys():
+                if own[name] != sizes[name]:
+                    found = f"{own[name]} on rank {self.members[self.rank]} and {sizes[name]} on rank {rank}"
+                    raise GraphsDiffer(InputError(f"the size {name} is {found}: expected one size on all ranks"))
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """While this lasts, an error of this rank is told to the others, where they wait for what it would give next."""
+        try:
+            yield
+        except BaseException as error:
+            is_told = getattr(error, _TOLD, False)
+            if len(self.members) > 1 and dist.is_initialized() and not is_told:
+                text = str(error) or "interrupted"
+                try:
+                    self._turn().fail(_FAILED + f"{type(error).__name__}: {text}".encode())
+                except Exception:
+                    # Nobody is there to be told; the error itself says more.
+                    pass
+            raise
+
+    def _turn(self) -> StoreRound:
+        return StoreRound(f"symmc/{members_text(self.members)}", self.members)
+
+
+class StoreRound:
+    """One time that ranks come together over a topic: the one behind the last that any of them has ended.
+
+    Who ends it has heard all, so all were there, and come to the next one. Who gives up stays behind, and comes to the same
+    one again or, where others ended it, to theirs. Who fails leaves the others this one to hear of it. The store counts,
+    which is gone with the process groups that it is for.
+    """
+
+    def __init__(self, topic: str, members: Iterable[int]):
+        ended = {rank: _store().add(f"{topic}/ended/{rank}", 0) for rank in members}
+        self.topic, self.before = topic, ended[dist.get_rank()]
+        self.failed = _store().add(f"{topic}/failed/{dist.get_rank()}", 0)
+        self.number = 1 + max(self.failed, *ended.values())
+
+    def key(self, rank: int) -> str:
+        """Where the store has what a rank says."""
+        return f"{self.topic}/{self.number}/{rank}"
+
+    def say(self, what: bytes | str) -> None:
+        """Tells the others something."""
+        _store().set(self.key(dist.get_rank()), what)
+
+    def end(self) -> None:
+        """All have been heard."""
+        _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
+
+    def fail(self, what: bytes) -> None:
+        """Tells the others why this rank comes no more this time."""
+        self.say(what)
+        _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
+
+    def withdraw(self) -> None:
+        """Takes back what was said."""
+        try:
+            _store().delete_key(self.key(dist.get_rank()))
+        except Exception:
+            # Not all stores take something back, and the rank that has the store may be gone.
+            pass
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _peer_error(rank: int, text: str) -> PeerError:
+    error = PeerError(text)
+    error.culprit = error.rank = rank
+    return error
+
+
+def _given(said: bytes, rank: int, what: str) -> bytes:
+    """What a rank gives, if it gives something of this sort."""
+    if said[:1] == _FAILED:
+        error = _peer_error(rank, f"rank {rank} failed: {said[1:].decode()}")
+        setattr(error, _TOLD, True)
+        raise error
+    found, _, given = said[1:].partition(b":")
+    if found != what.encode():
+        text = f"rank {rank} wants {found.decode()} where this rank wants {what}: all ranks do the same in the same order"
+        raise DisagreementError(text)
+    return given
+
+
+def _store():
+    return dist.distributed_c10d._get_default_store()
+
+
+def said_by(key: str, rank: int, timeout: float) -> bytes:
+    """What a rank put into the store."""
+    store, until, pause = _store(), time.monotonic() + timeout, 0.0002
+    # A wait of the store would hear neither of Ctrl-C nor of other threads.
+    while not store.check([key]):
+        if time.monotonic() > until:
+            text = f"rank {rank} did not come within {timeout:g} s: all ranks of a graph call it together, with sizes that fit"
+            raise _peer_error(rank, text)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+    return bytes(store.get(key))
+
+
+def members_text(members: Iterable[int]) -> str:
+    return ".".join(map(str, members))
+
+
+class PerWorld:
+    """A cache for the present process groups. It is cleared when they are created again."""
+
+    def __init__(self, kept):
+        self._kept, self._world = kept, None
+
+    def __call__(self):
+        """The cached values."""
+        world = dist.distributed_c10d._world.default_pg
+        if self._world is None or self._world() is not world:
+            self._kept.clear()
+            self._world = weakref.ref(world)
+        return self._kept

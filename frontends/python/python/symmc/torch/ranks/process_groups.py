@@ -1,0 +1,242 @@
+"""Process groups of PyTorch: their names in graphs, their ranks, and the ranks that they connect."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from symmc import Error, Group, InputError, UnsupportedError
+from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, PerWorld, RankGroup, StoreRound, members_text, said_by
+
+
+def know(groups) -> None:
+    """Has names of graphs mean process groups: a mapping, or a function that gives a name's group, or none."""
+    if isinstance(groups, Mapping):
+        _known.insert(0, groups.get)
+    elif callable(groups):
+        _known.insert(0, groups)
+    else:
+        raise InputError(f"option groups: expected a mapping from names to process groups or a function, found {groups!r}")
+
+
+def process_group(name: str):
+    """The process group of a name in graphs."""
+    for find in _known:
+        group = find(name)
+        if group is not None:
+            return group
+    raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)")
+
+
+def _of_torch(name: str):
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except (KeyError, RuntimeError):
+        return None
+
+
+def _of_engines(name: str):
+    """The group of a coordinator of vLLM or SGLang, which have names of their own."""
+    for module in ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state"):
+        coordinator = getattr(sys.modules.get(module), "_groups", {}).get(name)
+        if coordinator is not None and coordinator() is not None:
+            return coordinator().device_group
+    return None
+
+
+_known: list[Callable] = [_of_torch, _of_engines]
+"""What finds process groups, in this order."""
+
+
+def members_of(name: str) -> tuple[int, ...]:
+    """The ranks of a process group, by its name in graphs, as numbers in the job and in the order of the group."""
+    _expect_initialized()
+    try:
+        return tuple(dist.get_process_group_ranks(process_group(name)))
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)") from error
+
+
+def known_members(names: Iterable[str]) -> str:
+    """What PyTorch knows here of groups by these names, for messages: the ranks of a group that this rank is in."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    found = {name: group for name in names if (group := _of_torch(name)) is not None}
+    ranks = [f"group `{name}` has the ranks {dist.get_process_group_ranks(group)}" for name, group in found.items()]
+    return f"; on rank {dist.get_rank()} of this job {', '.join(ranks)}" if ranks else ""
+
+
+def _expect_initialized() -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError("torch.distributed has no process group: call init_process_group before")
+
+
+def group_sizes() -> dict[str, int]:
+    """The number of ranks of each process group of PyTorch that there is, by name."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    names = dist.distributed_c10d._world.pg_names
+    return {str(name): dist.get_world_size(group) for group, name in names.items()}
+
+
+def alone() -> RankGroup:
+    """This rank by itself."""
+    return RankGroup((dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,), 0)
+
+
+def are_several(names: Iterable[str]) -> bool:
+    """Whether process groups with these names connect this rank with others."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    try:
+        return any(len(members_of(name)) > 1 for name in names)
+    except InputError:
+        return False
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of process groups in the order in which the groups were made, which is the same on all ranks."""
+    names = list(names)
+    if not (dist.is_available() and dist.is_initialized()):
+        return names
+    made = {group: at for at, group in enumerate(dist.distributed_c10d._world.pg_map)}
+
+    def place(name: str) -> int:
+        try:
+            return made.get(process_group(name), len(made))
+        except InputError:
+            return len(made)
+
+    return sorted(names, key=place)
+
+
+_known_cells = PerWorld({})
+"""The groups of all ranks, as these published them once, by the groups of this rank."""
+
+
+def connected(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[int, list[tuple[tuple[int, ...], str]]]]:
+    """The ranks that programs with these groups connect, and for each rank the members and the name of each of its groups, in the
+    order in which they were made.
+
+    A rank in a group with a rank that takes part takes part too. The ranks tell each other their groups when these are used together
+    for the first time.
+    """
+    names = in_order(names)
+    own = [members_of(name) for name in names]
+    if not own:
+        return alone(), {}
+    known, key = _known_cells(), tuple(own)
+    if key not in known:
+        known[key] = _told_cells([(members, _name_of(name)) for name, members in zip(names, own)], timeout)
+    cells = known[key]
+    members = tuple(sorted(cells))
+    return RankGroup(members, members.index(dist.get_rank()), timeout), cells
+
+
+def _name_of(name: str) -> str:
+    """What people call a process group."""
+    described = getattr(process_group(name), "group_desc", None)
+    return name if not described or described == "undefined" else described
+
+
+def _told_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[int, list[tuple[tuple[int, ...], str]]]:
+    """The groups of all ranks that these groups connect. The members of a group count the times, so that each may be in others
+    besides."""
+    me = dist.get_rank()
+    turns = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in dict.fromkeys(members for members, _ in own)}
+    text = json.dumps([[members_text(members), turns[members].number, name] for members, name in own])
+    for turn in turns.values():
+        turn.say(text)
+    cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
+    members, _ = own[0]
+    asked = [(me, f"{members_text(members)}/{turns[members].number}")]
+    try:
+        while asked:
+            rank, program = asked.pop()
+            if rank in cells:
+                continue
+            said = json.loads(said_by(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
+            cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
+            asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
+    except BaseException:
+        for turn in turns.values():
+            turn.withdraw()
+        raise
+    for turn in turns.values():
+        turn.end()
+    return cells
+
+
+def taking_part(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[str, list[list[int]]]]:
+    """The ranks that programs with these groups connect, and the cells of each group, by its number among the names in the order
+    in which the groups were made."""
+    ranks, cells = connected(names, timeout)
+    place = {rank: number for number, rank in enumerate(ranks.members)}
+    groups = {}
+    for number, column in enumerate(_columns(cells)):
+        groups[str(number)] = [[place[rank] for rank in cell] for cell in column]
+    return ranks, groups
+
+
+def _columns(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
+    """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
+
+    Raises ``GraphsDiffer`` on all ranks if the groups do not partition the ranks in the same way.
+    """
+    columns = []
+    for number in range(max(map(len, cells.values()), default=0)):
+        column = list(dict.fromkeys(cells[rank][number][0] for rank in sorted(cells) if number < len(cells[rank])))
+        is_division = sorted(rank for cell in column for rank in cell) == sorted(cells)
+        if not is_division or len({len(cell) for cell in column}) > 1:
+            raise GraphsDiffer(InputError(f"the process groups do not partition the ranks in the same way: {_listed(cells)}"))
+        columns.append(column)
+    return columns
+
+
+def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
+    """The groups of the first ranks, for people."""
+    own = [", ".join(f"{name} {list(members)}" for members, name in cells[rank]) for rank in sorted(cells)]
+    listed = [f"rank {rank} uses {text}" for rank, text in zip(sorted(cells), own)]
+    return "; ".join(listed[:8]) + ("; …" if len(listed) > 8 else "")
+
+
+@contextmanager
+def refusing_together(names: list[str], timeout: float) -> Iterator[None]:
+    """What is refused while this lasts, before there is a program with these groups, is so as if its import had been."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            ranks, _ = taking_part(names, timeout)
+        except Error:
+            raise error from None
+        if len(ranks.members) > 1:
+            with ranks.telling():
+                if isinstance(error, (InputError, UnsupportedError)):
+                    ranks.are_alike(None, error, b"", {})
+                raise
+        raise
+
+
+def group_of(process_group=None, timeout: float = PATIENCE) -> Group:
+    """The group of sessions of a process group of PyTorch, the default one without; all its ranks call this together.
+
+    They wait for each other for ``timeout`` seconds at most.
+    """
+    _expect_initialized()
+    if process_group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InputError(f"rank {dist.get_rank()} is not in the process group")
+    if not (process_group is None or isinstance(process_group, dist.ProcessGroup)):
+        raise InputError(f"expected a symmc.Group or a process group of torch.distributed, found {process_group!r}")
+    try:
+        members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
+    except KeyError as error:
+        raise InputError("the process group is not there any more (destroy_process_group)") from error
+    me = dist.get_rank()
+    if me not in members:
+        raise InputError(f"rank {me} is not in the process group, whose ranks are {list(members)}")
+    return RankGroup(members, members.index(me), timeout).group()

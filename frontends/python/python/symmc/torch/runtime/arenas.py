@@ -1,0 +1,103 @@
+"""Arenas that the programs of one function share.
+
+The forward and the backward pass of a graph, and the pieces of a graph that is cut, never run at the same time. Their programs take turns
+in one session, whose arenas are as large as the largest of them needs. RankGroup open programs together and in the same order, so which
+session a program joins depends only on what all ranks know: the ranks that take part, the device, and the programs opened before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+import symmc
+from symmc.torch.ranks.exchange import RankGroup
+
+_all: weakref.WeakSet[Arenas] = weakref.WeakSet()
+
+
+class SessionOwner(Protocol):
+    """What runs a program."""
+
+    def forget_session(self) -> None:
+        """Its session has ended."""
+
+
+@dataclass
+class _OpenProgram:
+    """A program of a session, and what runs it, as long as that is there."""
+
+    session: symmc.Session
+    owner: weakref.ref[SessionOwner]
+
+
+class Arenas:
+    """The sessions of one function. They are kept until they are closed or given up, which happens on all ranks alike."""
+
+    def __init__(self, are_shared: bool = True) -> None:
+        self.are_shared = are_shared
+        self._sessions: dict[tuple, list[_OpenProgram]] = {}
+        """For each set of ranks and each device the open programs of one session, and those that have one of their own."""
+        self._apart = 0
+        """How many programs had no room in a session of others."""
+        _all.add(self)
+
+    def open(self, owner: SessionOwner, plan: symmc.Plan, ranks: RankGroup, gpu: int | None, timeout: float) -> symmc.Session:
+        """A session of a plan: the one that other programs have, if it has room on all ranks."""
+        programs = self._sessions.setdefault((ranks.members, gpu), [])
+        session: symmc.Session | None = None
+        if programs and self.are_shared:
+            try:
+                session = programs[0].session.open_program(plan)
+            except (symmc.IndexRangeError, symmc.DataError):
+                # An earlier run was given bad data, which ended the session.
+                self.abandon(programs[0].session)
+                raise
+            except (symmc.InputError, symmc.UnsupportedError):
+                # All ranks refuse it alike, for example because a graph of the caller holds addresses of the arenas.
+                self._apart += 1
+                programs = self._sessions.setdefault((ranks.members, gpu, self._apart), [])
+        if session is None:
+            session = symmc.Session(plan, ranks.group(), gpu=gpu, timeout=timeout, extendable=self.are_shared)
+        programs.append(_OpenProgram(session, weakref.ref(owner)))
+        return session
+
+    def close(self, session: symmc.Session) -> None:
+        """Ends a program, and its session with the last one."""
+        self._forget(session)
+        session.close()
+
+    def abandon(self, session: symmc.Session) -> None:
+        """Gives up a session that has ended by an error, for all programs that it has."""
+        for program in self._forget(session, all_programs=True):
+            owner = program.owner()
+            if owner is not None:
+                owner.forget_session()
+
+    def memory(self) -> dict[str, int]:
+        """The bytes that the sessions take now."""
+        total: dict[str, int] = {}
+        for programs in self._sessions.values():
+            for part, nbytes in programs[0].session.memory().items() if programs else ():
+                total[part] = total.get(part, 0) + nbytes
+        return total
+
+    def _forget(self, session: symmc.Session, all_programs: bool = False) -> list[_OpenProgram]:
+        """Takes a program out, or all programs of its session."""
+        for key, programs in list(self._sessions.items()):
+            if any(program.session is session for program in programs):
+                kept = [] if all_programs else [program for program in programs if program.session is not session]
+                self._sessions[key] = kept
+                return programs
+        return []
+
+
+def memory() -> dict[str, int]:
+    """The bytes that sessions of compiled functions take of their devices now, by what for: arenas, flags, scratch, and ``held`` for
+    inputs and outputs that are not tensors of PyTorch."""
+    total: dict[str, int] = {}
+    for arenas in list(_all):
+        for part, nbytes in arenas.memory().items():
+            total[part] = total.get(part, 0) + nbytes
+    return total

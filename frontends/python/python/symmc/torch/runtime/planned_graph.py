@@ -1,0 +1,144 @@
+"""Graphs that run as plans."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+
+import symmc
+from symmc.torch.graphs.layouts import inverse
+from symmc.torch.graphs.nodes import NUMBER
+from symmc.torch.graphs.sizes import symbol_sources
+from symmc.torch.importing import refused_nodes
+from symmc.torch.importing.lift import LiftedGraph
+from symmc.torch.ranks import process_groups
+from symmc.torch.ranks.exchange import GraphsDiffer
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.runtime.runner import PlanRunner
+from symmc.torch.settings.options import Options
+
+UNKNOWN = " is not known"
+"""How it is said of an operator that it is not known."""
+
+
+class RefusedNodes(Exception):
+    """Nodes that symmc does not run, by their numbers, and why."""
+
+    def __init__(self, nodes: dict[int, str], error: symmc.Error):
+        super().__init__(str(error))
+        self.nodes, self.error = nodes, error
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The sizes that the refusal is about."""
+        return tuple(self.error.symbols)
+
+
+class PlannedGraph:
+    """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
+
+    def __init__(
+        self, lifted: LiftedGraph, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
+        arenas: Arenas | None = None,
+    ):  # fmt: skip
+        self._boxed_call = True
+        self.lifted, self.sizes = lifted, sizes or {}
+        self.where = symbol_sources(self.lifted.values)
+        self.device = device_of(lifted)
+        values = self.lifted.values
+        self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
+        self.take = _taking(self.lifted.inputs, len(values))
+        self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
+        ranks, groups = process_groups.taking_part(self.lifted.groups, options.timeout)
+        self.runner = PlanRunner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes, arenas)
+        self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
+
+    def _refuse(self, program: symmc.Program) -> None:
+        """Refuses operators that are not known, if there are any."""
+        if program.opaque:
+            nodes = refused_nodes.opaque(program, self.lifted.exported.graph)
+            names = ", ".join(sorted(set(program.opaque.values())))
+            error = symmc.UnsupportedError(f"operators that symmc does not know: {names}")
+            raise RefusedNodes({node.meta[NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
+
+    def _checked(self, work):
+        """What work gives; an error that names a node of the graph is about that node."""
+        try:
+            return work()
+        except GraphsDiffer:
+            raise
+        except symmc.Error as error:
+            node = refused_nodes.at_fault(error, self.lifted.exported.graph)
+            if node is None:
+                raise
+            raise RefusedNodes({node.meta[NUMBER]: str(error)}, error) from error
+
+    def _traced(self) -> tuple[int, ...]:
+        """The sizes of the inputs in the call that the graph is compiled for; those that it was traced with where nothing else
+        is known."""
+        values = self.lifted.values
+        sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.where]
+        hints = [1 if size.node.hint is None else size.node.hint for size in sizes]
+        return tuple(self.sizes.get(symbol, hint) for (symbol, *_), hint in zip(self.where, hints))
+
+    def __call__(self, inputs: list):
+        sizes = tuple([inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where])
+        given = self.take(inputs)
+        if self.lifted.complex:
+            given = tuple(_as_real(one) if at in self.lifted.complex else one for at, one in enumerate(given))
+        if self.elsewhere:
+            given = tuple(one.to(self.device) if at in self.elsewhere else one for at, one in enumerate(given))
+        if self.lifted.orders:
+            given = self._as_stored(given)
+        results, lent = self.runner.run(sizes, given, self.device)
+        for at in self.lifted.mutated:
+            if lent[at] is not given[at] or at in self.elsewhere or at in self.lifted.complex:
+                self._write_back(inputs[self.lifted.inputs[at]], at, lent[at])
+        for at in self.host_results:
+            results[at] = results[at].cpu()
+        return list(self.lifted.finish(inputs, results))
+
+    def _as_stored(self, given: tuple) -> tuple:
+        """Arguments with their axes in the order in which they were stored when the graph was traced."""
+        orders, stored = self.lifted.orders, list(given)
+        for at, order in orders.items():
+            stored[at] = stored[at].permute(order)
+        return tuple(stored)
+
+    def _write_back(self, changed: torch.Tensor, at: int, result: torch.Tensor) -> None:
+        """Copies what replaces an argument to where the caller has it."""
+        if at in self.lifted.complex:
+            result = torch.view_as_complex(result)
+        order = self.lifted.orders.get(at)
+        changed.copy_(result if order is None else result.permute(inverse(order)))
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as real ones with one more axis, where they lie."""
+    return torch.view_as_real(tensor.resolve_conj())
+
+
+def device_of(lifted: LiftedGraph) -> torch.device:
+    """Where a graph runs: on the GPU of its tensors, if one of them is there."""
+    tensors = [node.meta["val"] for node in lifted.exported.graph.nodes if _is_tensor(node)]
+    gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
+    if others or len(gpus) > 1:
+        found = ", ".join(sorted(others) + sorted(map(str, gpus)))
+        raise symmc.UnsupportedError(f"expected tensors of one GPU, or of the host, found some of {found}")
+    return next(iter(gpus), torch.device("cpu"))
+
+
+def _taking(places: list[int], count: int):
+    """What takes the inputs at some places out of so many, as a tuple."""
+    if places == list(range(count)):
+        return tuple
+    if len(places) < 2:
+        return lambda inputs: tuple([inputs[at] for at in places])
+    return operator.itemgetter(*places)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)

@@ -1,0 +1,275 @@
+"""Programs that run on the tensors of this process: a plan and a session for the sizes that come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch._prims_common import make_contiguous_strides_for
+
+import symmc
+from symmc._symmc import nearest_machine
+from symmc.torch.importing import programs
+from symmc.torch.importing.size_assumptions import SizeAssumptions
+from symmc.torch.importing.size_steps import SizeSteps
+from symmc.torch.ranks.exchange import GraphsDiffer, RankGroup
+from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.settings import reports
+from symmc.torch.settings.options import Options
+
+_LEAST = 16
+"""The least bound of a size that the graph leaves open."""
+
+_MOST = 1 << 39
+"""No size is larger. What is, or less than 0, is a number. So is what was one before: each value has a plan of its own."""
+
+BAD_DATA = (symmc.IndexRangeError, symmc.DataError)
+"""Errors of a run that end its session on all ranks without a lasting fault: the next call opens another session."""
+
+DTYPES = {
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+
+
+def machine_for(options: Options, device: str, ranks: int) -> str | None:
+    """The profile by which is chosen for so many ranks; none for that of the host."""
+    if options.machine is not None or device != "cuda":
+        return options.machine
+    return nearest_machine(ranks)
+
+
+def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[SizeSteps] = ()) -> dict[str, list[int]]:
+    """The largest values of the buckets of each symbol; the option tells those of sizes, which may go in steps."""
+    if not options.buckets:
+        return {}
+    parts = {one.part: one for one in steps}
+    found = {}
+    for name, (least, most) in program.symbols.items():
+        one = parts.get(name)
+        bounds = options.buckets if one is None else [(bound - one.rest) // one.step for bound in options.buckets]
+        found[name] = sorted({bound for bound in bounds if least <= bound < most} | {most})
+    return found
+
+
+class ProgramSource(Protocol):
+    """Where a program comes from."""
+
+    @property
+    def steps(self) -> Sequence[SizeSteps]:
+        """Sizes that are multiples of something."""
+
+    @property
+    def numbers(self) -> Sequence[str]:
+        """Sizes that have to be numbers in the program."""
+
+    def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
+        """The program of this rank as a file, for symbols in these ranges."""
+
+    def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
+        """The values of the file's symbols."""
+
+
+class PlanRunner:
+    """A program on one device, for any sizes."""
+
+    def __init__(
+        self, source: ProgramSource, symbols: list[str], ranks: RankGroup, groups: dict, options: Options, fixes: bool = False,
+        arenas: Arenas | None = None,
+    ):  # fmt: skip
+        self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
+        self.assumed = SizeAssumptions(source.steps, fixes)
+        self.arenas = arenas or Arenas(are_shared=False)
+        self.ranges: dict[str, tuple[int, int]] = {}
+        """The least and the largest value of each symbol in the plan."""
+        self.program: symmc.Program | None = None
+        self.plan: symmc.Plan | None = None
+        self.session: symmc.Session | None = None
+        self.opened: symmc.Plan | None = None
+        """The plan of the session."""
+        self.is_on_gpu = False
+        self.sizes: tuple[int, ...] | None = None
+        self.results: list[tuple] = []
+        """Extents, strides and type of each result."""
+        self.unfinished: list[tuple[Sequence, Sequence]] = []
+        """What runs use that were not waited for: an interrupted one goes on."""
+        self.turn = threading.Lock()
+        """Threads that call one function take turns: the session runs for one of them."""
+
+    def _opened(self, values: dict[str, int]) -> symmc.Program:
+        """The program of all ranks, for sizes in the ranges and such as these."""
+        members = len(self.ranks.members)
+
+        def opened(archives: list[bytes]) -> symmc.Program:
+            return programs.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
+
+        program, refusal, own = None, None, b""
+        sizes: dict[str, int] = {}
+        try:
+            own = self.source.archive(self.ranges)
+            # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
+            program = self.assumed.opened(lambda: opened([own]), values)
+            sizes = {symbol: values[symbol] for symbol in program.aliases.values() if symbol in values}
+        except (symmc.InputError, symmc.UnsupportedError) as error:
+            refusal = error
+        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal, own, sizes):
+            # Theirs differ, as they may in single numbers, for which alone one may be refused.
+            archives = self.ranks.all_gather(own)
+            try:
+                return opened(archives)
+            except symmc.InputError as error:
+                raise refusal or GraphsDiffer(error) from error
+        if refusal is not None:
+            raise refusal
+        return program
+
+    def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
+        """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
+        with self.ranks.telling():
+            return self._plan_for(sizes, device, accept)
+
+    def _plan_for(self, sizes: tuple[int, ...], device: torch.device, accept) -> bool:
+        for symbol, size in zip(self.symbols, sizes):
+            least, most = self.ranges.get(symbol, (0, -1))
+            if not least <= size <= most:
+                is_size = 0 <= size <= _MOST and least != most
+                self.ranges[symbol] = (0, max(_LEAST, 1 << max(size - 1, 0).bit_length())) if is_size else (size, size)
+                self.plan = None
+        values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
+        if not self.assumed.keep(values):
+            self.plan = None
+        if self.plan is not None:
+            return False
+        self.assumed.fix(self.source.numbers, values)
+        self.program = self._opened(values)
+        accept(self.program)
+        self.named(sizes)
+        buckets = buckets_up_to(self.program, self.options, self.source.steps)
+        buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
+        keywords = self.options.of_compile(self.program.arguments)
+        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
+        if self.options.report:
+            reports.append(self.plan, self.options.report)
+        return True
+
+    def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
+        """The values of the program's symbols at these sizes."""
+        values = self.assumed.of_symbols(self.source.of_symbols(dict(zip(self.symbols, sizes))))
+        for symbol in self.program.aliases.values():
+            if symbol not in values:
+                raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
+        return {name: values[symbol] for name, symbol in self.program.aliases.items()}
+
+    def machine(self, device: torch.device) -> str | None:
+        """The profile by which is chosen; none for that of the host."""
+        return machine_for(self.options, device.type, len(self.ranks.members))
+
+    def _resize(self, sizes: tuple[int, ...], device: torch.device) -> None:
+        """Has the runs that come take these sizes."""
+        self.plan_for(sizes, device)
+        if self.plan is not None and self.opened is not self.plan:
+            if self.session is not None:
+                self.arenas.close(self.session)
+            gpu = device.index if device.type == "cuda" else None
+            self.session = self.arenas.open(self, self.plan, self.ranks, gpu, self.options.timeout)
+            self.sizes, self.opened = None, self.plan
+        is_new = self.sizes is None
+        self.session.set(**self.named(sizes))
+        if is_new:
+            # Single numbers that differ between ranks.
+            for name, tensor in self.program.parameters(self.ranks.rank).items():
+                self.session.write(f"w.{name}", tensor)
+        returned = [value for value in self.session.outputs() if value.replaces is None]
+        self.results = [(value.shape, make_contiguous_strides_for(value.shape), DTYPES[value.dtype]) for value in returned]
+        self.sizes = sizes
+
+    def run(self, sizes: tuple[int, ...], given: tuple[torch.Tensor, ...], device: torch.device, stream=None):
+        """The results that replace no argument, and what was used instead of the arguments that do not lie as they must.
+
+        On a GPU it runs on the stream whose handle ``stream`` gives when operands and results are there, by default the current.
+        """
+        with self.turn:
+            self.is_on_gpu = device.type == "cuda"
+            if self.is_on_gpu and len(self.ranks.members) == 1:
+                # Runs on a stream report bad data after their call has returned.
+                self.poll()
+            if sizes != self.sizes:
+                self._resize(sizes, device)
+            results, handle = _empty(device, self.results), None
+            if device.type == "cuda":
+                handle = _stream_of(device.index) if stream is None else stream()
+            if self.unfinished and self.session.poll():
+                self.unfinished.clear()
+            try:
+                odd = self.session.launch(given, results, handle)
+                if odd is not None:
+                    given = tuple(_as_wanted(one) if at in odd else one for at, one in enumerate(given))
+                    self.session.launch(given, results, handle)
+            except BAD_DATA:
+                self.abandon()
+                raise
+            except BaseException:
+                self.unfinished.append((given, results))
+                raise
+            return results, given
+
+    def poll(self) -> None:
+        """Raises the error of an earlier run on a GPU. On the host runs have ended when their call returns."""
+        # The driver refuses questions about events while a stream is recorded.
+        if self.session is None or not self.is_on_gpu or torch.cuda.is_current_stream_capturing():
+            return
+        try:
+            self.session.poll()
+        except BAD_DATA:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Drops a session that has ended, for all programs that share it; the next run opens another one."""
+        if self.session is not None:
+            self.arenas.abandon(self.session)
+        self.forget_session()
+
+    def forget_session(self) -> None:
+        """The session has ended."""
+        self.session = self.opened = self.sizes = None
+        self.unfinished.clear()
+
+    def close(self) -> None:
+        """Ends the session."""
+        with self.turn:
+            if self.session is not None:
+                self.arenas.close(self.session)
+            self.plan = self.session = self.opened = self.sizes = None
+
+
+_empty_on_host = torch._C._dynamo.guards._empty_strided_cpu
+_empty_on_gpu = torch._C._dynamo.guards._empty_strided_cuda
+"""What graphs of Inductor make tensors by: on the current GPU, and past the dispatcher."""
+
+
+def _empty(device: torch.device, wanted: list[tuple]) -> list[torch.Tensor]:
+    """Tensors of these extents, strides and types."""
+    if device.type == "cpu":
+        return [_empty_on_host(*one) for one in wanted]
+    if device.index == torch._C._cuda_getDevice():
+        return [_empty_on_gpu(*one) for one in wanted]
+    return [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in wanted]
+
+
+def _as_wanted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same where it lies as runs want it."""
+    return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _stream_of(gpu: int) -> int:
+    """The driver's handle of the stream of PyTorch on a GPU."""
+    return torch._C._cuda_getCurrentRawStream(gpu)

@@ -1,0 +1,1 @@
+"""Settings that all stages read: options, the version of PyTorch, files of reports. Knows no stage."""

@@ -1,0 +1,160 @@
+"""Options of ``torch.compile(model, backend="symmc", options={...})``.
+
+Options that :func:`symmc.compile` has too have the same names, values and defaults. An option of None takes its default.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike, fspath
+from typing import Any
+
+from symmc import InputError, machines
+from symmc._symmc import check_machine, check_numerics, check_order, check_variants
+from symmc.torch.settings.reports import format_of
+
+_FALLBACKS = ("inductor", "eager", "error")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How graphs are compiled."""
+
+    machine: str | PathLike[str] | None = None
+    """The profile that choices are made by; by default that of the host, or of the GPUs that there are."""
+    buckets: Sequence[int] = ()
+    """The largest value of each bucket of a dynamic size. Without, there is one bucket, up to the next power of two."""
+    bind: bool | str | Sequence[str] = False
+    """The arguments that lie in the symmetric arena: True for all that collectives want there, or names of arguments as in reports.
+    A graph ignores names that it does not have, with a warning if it has none of them."""
+    variants: str | Sequence[str] | None = None
+    """The variants that collectives may run as, besides ``plain``; None for all that the profile knows."""
+    order: str | None = None
+    """How the steps are ordered: ``chosen`` (the default), ``lean``, or the name of a simple rule."""
+    fallback: str = "inductor"
+    """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
+    numerics: str = "exact"
+    """The changes of rounding that plans may make: ``exact`` for none, or one or more of ``reassociate``, ``narrow`` and
+    ``narrow-f16``, separated by commas."""
+    memory_price: float | None = None
+    """How many microseconds a call must become faster, by estimate, for each MiB of memory that overlap takes; None for the
+    default of :func:`symmc.compile`."""
+    slack: float | None = None
+    """How much more memory than the leanest order overlap may take at most, as a fraction; None for the default."""
+    symm_limit: int | None = None
+    """The bytes that the symmetric arena may take."""
+    coalesce: bool = True
+    """Whether several collectives may become one where that is estimated to be faster."""
+    timeout: float = 30.0
+    """No wait for other ranks takes longer, in seconds."""
+    report: str | PathLike[str] | None = None
+    """A file to which the reports of the plans are written: text (``.txt``), or a page (``.html``)."""
+
+    @staticmethod
+    def of(given) -> Options:
+        """The options of a mapping."""
+        if not isinstance(given, (Mapping, type(None))):
+            raise InputError(f"options of the backend symmc: expected a mapping from names to values, found {given!r}")
+        given = {name: value for name, value in (given or {}).items() if not (value is None and name in _CHECKS)}
+        _expect_known(given, [f.name for f in fields(Options)], "the backend symmc")
+        for name, value in given.items():
+            _CHECKS[name](name, value)
+        if isinstance(given.get("machine"), PathLike):
+            given["machine"] = fspath(given["machine"])
+        return Options(**given)
+
+    @staticmethod
+    def of_pass(given) -> Options:
+        """Those of a pass, which leaves to others what it does not know."""
+        _expect_known(given, ["machine", "buckets", "timeout", "groups"], "CollectivePass")
+        return Options.of({"fallback": "error", **given})
+
+    def of_compile(self, arguments: Iterable[str]) -> dict[str, Any]:
+        """The keywords of :func:`symmc.compile` for a program with these arguments, except the machine and the buckets."""
+        bind, known = self.bind, list(arguments)
+        if not isinstance(bind, bool):
+            names = [bind] if isinstance(bind, str) else list(bind)
+            bind = [name for name in known if name in names]
+            if names and not bind:
+                found = f"found {', '.join(names)}, and the graph has {', '.join(known) or 'none'}"
+                warnings.warn(f"option bind: expected arguments of the graph, {found}", stacklevel=2)
+        return {
+            "bind": bind,
+            "variants": self.variants,
+            "order": self.order,
+            "slack": self.slack,
+            "memory_price": self.memory_price,
+            "symm_limit": self.symm_limit,
+            "coalesce": self.coalesce,
+            "numerics": self.numerics,
+        }
+
+
+def _expect_known(given, known: list[str], of: str) -> None:
+    """Rejects unknown options."""
+    for name in given:
+        if name not in known:
+            raise InputError(f"option {name} of {of}: expected one of {', '.join(known)}")
+
+
+def _is_size(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_list(value, is_member: Callable[[Any], bool]) -> bool:
+    return not isinstance(value, (str, bytes)) and isinstance(value, Sequence) and all(map(is_member, value))
+
+
+def _is_name(value) -> bool:
+    return isinstance(value, str)
+
+
+def _expect(expected: str, holds: Callable[[Any], bool], check: Callable[[Any], object] | None = None):
+    """A check of an option by its type, and by what the compiled part of the package knows of its values."""
+
+    def checked(name: str, value) -> None:
+        if not holds(value):
+            raise InputError(f"option {name}: expected {expected}, found {value!r}")
+        if check is not None:
+            try:
+                check(value)
+            except InputError as error:
+                raise InputError(f"option {str(error) if str(error).startswith(name) else f'{name}: {error}'}") from None
+
+    return checked
+
+
+def _check_report(_name: str, path) -> None:
+    if not isinstance(path, (str, PathLike)):
+        raise InputError(f"option report: expected a path, found {path!r}")
+    format_of(path)
+
+
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "machine": _expect(
+        f"a path or a name such as {', '.join(machines())}", lambda value: isinstance(value, (str, PathLike)), check_machine
+    ),
+    "buckets": _expect("a list of sizes of at least 1", lambda value: _is_list(value, _is_size)),
+    "bind": _expect(
+        "True, or names of arguments", lambda value: isinstance(value, (bool, str)) or _is_list(value, _is_name)
+    ),
+    "variants": _expect(
+        "names of variants", lambda value: _is_name(value) or _is_list(value, _is_name), check_variants
+    ),
+    "order": _expect("the name of an order", _is_name, check_order),
+    "fallback": _expect(f"one of {', '.join(_FALLBACKS)}", lambda value: _is_name(value) and value in _FALLBACKS),
+    "numerics": _expect("a text such as 'reassociate,narrow'", _is_name, check_numerics),
+    "memory_price": _expect("a number of at least 0", _is_number),
+    "slack": _expect("a number of at least 0", _is_number),
+    "symm_limit": _expect("bytes, at least 1", lambda value: _is_size(value) and value < 1 << 64),
+    "coalesce": _expect("True or False", lambda value: isinstance(value, bool)),
+    "timeout": _expect("seconds above 0", lambda value: _is_number(value) and value > 0),
+    "report": _check_report,
+}
+"""The check of each option."""

@@ -1,0 +1,21 @@
+//! The log of the package: `SYMMC_LOG` when it is imported, and `set_log` afterwards.
+
+use std::ffi::CString;
+
+use pyo3::exceptions::PyRuntimeWarning;
+use pyo3::prelude::*;
+
+use crate::error::refused;
+
+/// Starts the log by the environment. A filter that cannot be read is a warning, so that the import of a package does not fail by it.
+pub fn init(py: Python<'_>) -> PyResult<()> {
+    let Err(error) = symmc_log::init_from_env() else { return Ok(()) };
+    let text = CString::new(format!("symmc writes no log: {error}")).unwrap_or_default();
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
+}
+
+/// Sets which events are written to standard error: a filter as in `SYMMC_LOG`, or `None` for no events.
+#[pyfunction]
+pub fn set_log(filter: Option<&str>) -> PyResult<()> {
+    symmc_log::set_filter("filter", filter.unwrap_or("off")).map_err(|error| refused(error.to_string()))
+}
