@@ -74,6 +74,7 @@ mod compile;
 mod config;
 mod content;
 pub mod custom;
+mod device;
 pub mod doctor;
 mod error;
 mod estimate;
@@ -86,6 +87,7 @@ mod program;
 mod recorded;
 mod run;
 mod session;
+mod task;
 mod tensors;
 #[cfg(feature = "cuda")]
 mod tune;
@@ -122,6 +124,7 @@ pub use symmc_planner::Order;
 
 // Runs.
 pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
+pub use device::Device;
 pub use outputs::{
     check_file, check_output, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
@@ -130,7 +133,8 @@ pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, ru
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, arena::ArenaSource};
 pub use symmc_ir::interp::Draw as RankDraw;
-pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
+pub use symmc_runtime::host::{Launch, Membership, RankCommand, Term};
+pub use symmc_runtime::job::{Ran, RunTimes};
 pub use workload::{Draw, Workload, bindings};
 
 // Sessions.
