@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::driver::Device;
+use symmc::unstable::cuda::driver;
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
@@ -132,7 +132,7 @@ fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) ->
 
 /// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
 fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -> Result<()> {
-    let other = Device::open(gpus[RANKS - 1 - rank])?;
+    let other = driver::Device::open(gpus[RANKS - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
     let place = Membership { rank: rank as u32, ranks: RANKS as u32, run };
     let device = Device::Gpus(CudaConfig::default().with_gpus(gpus));
