@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     if args.first().is_some_and(|a| a == "rank") {
         let fd = args.get(1).and_then(|fd| fd.parse().ok()).unwrap_or(-1);
         let kernels = Registry::new();
-        let open = |request: &SessionRequest<'_'>| open_on_host(request, &kernels);
+        let open = |request: &SessionRequest| open_on_host(request, &kernels);
         let ended = rank_main(fd, |rank| rank.task::<JobText>()?.run(rank, &open));
         return ended.map_or_else(
             |error| {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::driver;
+use symmc::unstable::cuda::device::driver;
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::support::random::SplitMix;
 use symmc::{

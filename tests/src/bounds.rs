@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use symmc::unstable::cuda::command::Command;
-use symmc::unstable::cuda::compute::{
+use symmc::unstable::cuda::codegen::command::Command;
+use symmc::unstable::cuda::codegen::compute::{
     Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower, workspace,
 };
-use symmc::unstable::cuda::launch::{DevicePtr, PortBases};
+use symmc::unstable::cuda::device::launch::{DevicePtr, PortBases};
 use symmc::{BucketSpec, CheckedPlan, Config, Profile, Program};
 use symmc_cases::{KernelLibrary, bounds};
 use symmc_ir::{Bindings, Graph, Tensor, interp, text};

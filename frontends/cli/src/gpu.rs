@@ -8,7 +8,7 @@ pub use without_cuda::{absent, dependent_launch, has, libraries, note_attention,
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use anyhow::Result;
-    use symmc::unstable::cuda::libraries::Unusable;
+    use symmc::unstable::cuda::device::libraries::Unusable;
     use symmc::unstable::cuda::{self, cudnn, nccl};
     use symmc::{Plan, Variant};
 
@@ -21,7 +21,7 @@ mod with_cuda {
 
     /// The libraries that runs take, a line each.
     pub fn libraries() -> String {
-        cuda::libraries::libraries().map(|library| format!("\n{library}")).concat()
+        cuda::device::libraries::libraries().map(|library| format!("\n{library}")).concat()
     }
 
     /// Says who computes attention on GPUs, if a plan has some and cuDNN is not there.
@@ -34,7 +34,7 @@ mod with_cuda {
 
     /// Notes that the kernel cache is not used because another user can write its folder.
     pub fn note_cache() {
-        if let Some(refusal) = cuda::libraries::cache_refusal() {
+        if let Some(refusal) = cuda::device::libraries::cache_refusal() {
             let Unusable { found, remedy } = refusal;
             crate::say::note(&format!("the kernel cache is not used: {found}; {remedy}"));
         }

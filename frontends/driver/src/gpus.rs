@@ -1,7 +1,7 @@
 //! Plans for GPUs: whether these can run each step, and what the steps take besides the arenas.
 
 use symmc_check::CheckedPlan;
-use symmc_cuda::refusal::{self, Refusal};
+use symmc_cuda::codegen::refusal::{self, Refusal};
 use symmc_plan::ReadPlan;
 
 use crate::error::DriverError;

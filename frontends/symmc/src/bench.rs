@@ -184,7 +184,7 @@ fn about(ranks: u32, machine: &str, date: &str) -> String {
 pub fn computation(profile: Profile, ranks: u32, gpus: &[u32], replays: u32, command: &RankCommand) -> Tuned {
     let config = CudaConfig::default().with_gpus(gpus.to_vec());
     let measure = |plan: &CheckedPlan| {
-        let found = symmc_cuda::refusal::on_gpus(plan);
+        let found = symmc_cuda::codegen::refusal::on_gpus(plan);
         if let Some(refusal) = found.refusals.first() {
             return Err(Error::new(ErrorKind::Unsupported, refusal.to_string()));
         }

@@ -204,7 +204,7 @@ impl Session {
     pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<Taken, Error> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &config.gpu {
-            return Ok(symmc_cuda::embedded::budget(plan, rank, gpu, &config.host())?);
+            return Ok(symmc_cuda::session::budget(plan, rank, gpu, &config.host())?);
         }
         Ok(HostSession::budget(plan, rank, &config.kernels, &config.host())?)
     }

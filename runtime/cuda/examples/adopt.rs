@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nccl_sys::{Config, Nccl, UniqueId};
 use symmc_check::CheckedPlan;
-use symmc_cuda::driver::{Device, Stream};
+use symmc_cuda::device::driver::{Device, Stream};
 use symmc_cuda::{CudaSession, Gpu};
 use symmc_ir::{Bindings, text};
 use symmc_planner::{BucketInput, PlanConfig};

@@ -14,7 +14,7 @@ use std::time::Instant;
 mod check;
 
 use symmc_cuda::CudaError;
-use symmc_cuda::driver::Device;
+use symmc_cuda::device::driver::Device;
 
 fn run(words: &[String]) -> Result<usize, CudaError> {
     let device = Device::open(0)?;

@@ -5,12 +5,12 @@ use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::job::SessionRequest;
 
-use crate::arena::ArenaSource;
-use crate::compute::search::Products;
-use crate::driver;
-use crate::embedded::{CudaSession, Gpu, Progress};
+use crate::codegen::compute::search::Products;
+use crate::codegen::refusal::accept;
+use crate::device::arena::ArenaSource;
+use crate::device::driver;
 use crate::error::CudaError;
-use crate::refusal::accept;
+use crate::session::{CudaSession, Gpu, Progress};
 
 /// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -1,57 +1,34 @@
-//! Runs plans on GPUs: one process per GPU, one symmetric arena each, one CUDA graph per binding.
+//! Runs plans on GPUs: one rank for each GPU, one symmetric arena each, one CUDA graph for each recorded run.
 //!
 //! ```text
-//! Bound (numbers) ──compute, collective──► Command (launches with addresses) ──capture──► CUDA graph
+//! Bound (numbers) ──codegen──► Command (launches, symbolic pointers) ──program──► CUDA graph ──session──► runs
 //! ```
 //!
-//! From the bottom up: [`pointer`] is an address or a place in an input or output, [`launch`] is a kernel with its
-//! parameters, [`driver`] owns what the CUDA driver gives (contexts, memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules,
-//! [`command`] is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that
-//! ([`setting`] is what they are lowered with, [`lowered`] what comes of it), [`program`] records them, and
-//! [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams and communicators of
-//! its own or of its caller ([`adopt`]). [`config`] says how jobs and measurements ([`bench`]) run there.
+//! From the bottom up:
 //!
-//! [`gpus`] and [`libraries`] say what this machine has of all that.
+//! - [`device`]: what the CUDA driver gives (contexts, memory, streams, modules, graphs), symmetric memory, launches and the
+//!   pointers in them, and what this machine has of GPUs and libraries.
+//! - [`cudnn`], [`nccl`]: attention and collectives of the vendor's libraries.
+//! - [`codegen`]: what steps become on a GPU: kernels, calls of libraries, compiled code.
+//! - [`program`]: the steps of a rank with their code loaded, and how they are put on streams and recorded.
+//! - [`session`]: one rank of a plan that stays, on memory, streams and communicators of its own or of its caller.
+//! - [`bench`]: times of collectives. [`config`] says how jobs and measurements use the GPUs.
 //!
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
-pub mod addresses;
-pub mod adopt;
-mod agreement;
-pub mod arena;
 pub mod bench;
-mod cache;
-pub mod collective;
-pub mod command;
-pub mod compile;
-pub mod compute;
+pub mod codegen;
 pub mod config;
 pub mod cudnn;
-mod dispatch;
-pub mod driver;
-pub mod embedded;
+pub mod device;
 pub mod error;
 pub mod exchange;
-pub mod gpus;
-mod largest;
-pub mod launch;
-pub mod libraries;
-pub mod lowered;
 pub mod nccl;
-mod order;
-pub mod pointer;
 pub mod program;
-pub mod refusal;
-mod report;
-mod resources;
-pub mod scratch;
-pub mod setting;
-mod staging;
-pub mod streams;
-mod wait;
+pub mod session;
 
-pub use compute::search::Products;
+pub use codegen::compute::search::Products;
 pub use config::CudaConfig;
-pub use embedded::{CudaSession, Gpu, Progress};
 pub use error::CudaError;
+pub use session::{CudaSession, Gpu, Progress};

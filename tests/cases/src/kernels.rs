@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::library::HostLibrary;
 
 /// Machine instructions, which `emulate.h` has other means for.
-const PTX: &str = include_str!("../../../runtime/cuda/src/compute/kernels/ptx.cuh");
+const PTX: &str = include_str!("../../../runtime/cuda/src/codegen/compute/kernels/ptx.cuh");
 
 /// Generated code as a library of the host. Each thread of a kernel is a context of one thread of the host.
 #[derive(Debug)]

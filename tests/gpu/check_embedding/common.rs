@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::driver::{Device, Memory, Stream};
+use symmc::unstable::cuda::device::driver::{Device, Memory, Stream};
 use symmc::{Bind, CheckedPlan, Config, Gpu, Group, Profile, Program, Session, SessionConfig};
 
 pub const RANKS: u32 = 2;

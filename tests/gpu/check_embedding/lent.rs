@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use nccl_sys::{Comm, Nccl, UniqueId, data_type, red_op};
-use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{CheckedPlan, Config, Gpu, Group, Profile, Program, Session};
 
 use crate::common::{Block, COUNTED, RANKS, floats, on_ranks, opened, opened_on, values};

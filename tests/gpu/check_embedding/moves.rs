@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use symmc::unstable::cuda::CudaSession;
-use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::unstable::runtime::host::HostConfig;
 use symmc::unstable::runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
 use symmc::{

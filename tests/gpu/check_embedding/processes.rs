@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{Bind, ErrorKind, Gpu, Group, Program, Session, SessionConfig};
 use symmc_tests::Processes;
 

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{CheckedPlan, Config, Gpu, Profile, Program, Progress, Session, SessionConfig, Variant};
 
 use crate::common::{

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use symmc::unstable::cuda::driver::Device;
+use symmc::unstable::cuda::device::driver::Device;
 use symmc::{Bind, Group, OpenOptions, Program, Session, Value};
 
 use crate::common::{Block, LIMIT, RANKS, config, on_ranks, planned};

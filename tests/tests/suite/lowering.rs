@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use symmc::unstable::cuda::addresses::AddressMap;
-use symmc::unstable::cuda::command::Command;
-use symmc::unstable::cuda::compute::Attentions;
-use symmc::unstable::cuda::lowered::Lowered;
+use symmc::unstable::cuda::codegen::addresses::AddressMap;
+use symmc::unstable::cuda::codegen::command::Command;
+use symmc::unstable::cuda::codegen::compute::Attentions;
+use symmc::unstable::cuda::codegen::lowered::Lowered;
 use symmc::{Bind, CheckedPlan, Config, OpenOptions, Profile, Program, Registry};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::text;

@@ -1,8 +1,8 @@
 //! The driver, its GPUs, which reaches which, and the profile that is nearest.
 
 use symmc_cuda::CudaError;
-use symmc_cuda::gpus::{ComputeMode, Gpu, Machine, Reach};
-use symmc_cuda::libraries;
+use symmc_cuda::device::gpus::{ComputeMode, Gpu, Machine, Reach};
+use symmc_cuda::device::libraries;
 use symmc_ir::machine::Profile;
 
 use super::check::{Check, Part, Status, bytes};
@@ -13,7 +13,7 @@ const GPUS: Part = Part::Gpus;
 const MEASURED: &str = "H200";
 
 pub(super) fn checks() -> Vec<Check> {
-    match symmc_cuda::gpus::machine() {
+    match symmc_cuda::device::gpus::machine() {
         Ok(machine) => of_machine(&machine, libraries::kernel_module().as_deref()),
         Err(error) => without(&error, libraries::kernel_module().as_deref()),
     }

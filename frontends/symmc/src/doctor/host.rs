@@ -143,8 +143,8 @@ fn locked(most: Option<u64>) -> Check {
 
 #[cfg(feature = "cuda")]
 fn cache() -> Check {
-    let folder = symmc_cuda::libraries::cache_folder();
-    match symmc_cuda::libraries::cache_refusal() {
+    let folder = symmc_cuda::device::libraries::cache_folder();
+    match symmc_cuda::device::libraries::cache_refusal() {
         Some(refusal) => untrusted_cache(folder.as_deref(), &refusal.found, &refusal.remedy),
         None => cache_at(folder.as_deref()),
     }

@@ -1,6 +1,6 @@
 //! The libraries that GPUs are used through, and what is known of their versions.
 
-use symmc_cuda::libraries::{self, Found, FoundNccl, Unusable};
+use symmc_cuda::device::libraries::{self, Found, FoundNccl, Unusable};
 
 use super::check::{Check, Part, Status};
 

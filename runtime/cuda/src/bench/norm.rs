@@ -11,11 +11,11 @@ use symmc_runtime::exec::{BoundRegion, BoundStep, Located, MemorySpace, Work};
 
 use super::measured::{How, MeasuredNorm};
 use super::rank::{Bench, CALLS, Case, agreed, numbers};
-use crate::collective::{self, FusedNorm, lower_norm};
-use crate::compile;
-use crate::compute::{self, Lowering};
+use crate::codegen::collective::{self, FusedNorm, lower_norm};
+use crate::codegen::compile;
+use crate::codegen::compute::{self, Lowering};
+use crate::device::launch::Address;
 use crate::error::CudaError;
-use crate::launch::Address;
 
 /// What the norm adds to the mean of the squares.
 const EPS: f64 = 1e-5;

@@ -10,20 +10,21 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Located, MemorySpace, Work};
 
 use super::measured::BenchConfig;
-use crate::addresses::AddressMap;
-use crate::arena::{ArenaSource, SymmetricArena};
-use crate::collective::{self, BlockCounts, Control, Peers};
-use crate::command::Command;
-use crate::compute::Machine;
-use crate::driver::{Device, Graph, Memory, Pinned};
+use crate::codegen::addresses::AddressMap;
+use crate::codegen::collective::{self, BlockCounts, Control, Peers};
+use crate::codegen::command::Command;
+use crate::codegen::compile;
+use crate::codegen::compute::Machine;
+use crate::device::arena::{ArenaSource, SymmetricArena};
+use crate::device::driver::{Device, Graph, Memory, Pinned};
+use crate::device::launch::{Address, PortBases};
+use crate::device::streams::Streams;
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::launch::{Address, PortBases};
 use crate::nccl::{Communicators, Making};
 use crate::program::{DeviceProgram, Parts};
-use crate::resources::{self, Resources};
-use crate::streams::Streams;
-use crate::{compile, wait};
+use crate::session::resources::{self, Resources};
+use crate::session::wait;
 
 /// Calls in one graph.
 pub(super) const CALLS: usize = 10;

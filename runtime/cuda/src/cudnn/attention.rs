@@ -5,7 +5,7 @@
 
 use symmc_ir::DType;
 
-use crate::launch::DevicePtr;
+use crate::device::launch::DevicePtr;
 
 /// An operand or the result, `[batch, heads, rows, elements]`, with neighbouring elements side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

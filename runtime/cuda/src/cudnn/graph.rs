@@ -15,9 +15,9 @@ use super::attention::{Attention, Gradient};
 use super::builder::{Builder, Data};
 use super::descriptor::{Attribute, Descriptor, Kind, Value};
 use super::library::{Cudnn, Handle};
-use crate::driver::{Device, Stream};
+use crate::device::driver::{Device, Stream};
+use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::CudaError;
-use crate::launch::{Address, DevicePtr, PortBases};
 
 /// The heuristic that is asked for engines.
 const MODE_A: i32 = 3;

@@ -4,7 +4,7 @@ use nccl_sys::{Comm, DataType, RedOp};
 use symmc_ir::collective::{CollectiveKind, Splits};
 use symmc_runtime::exec::BoundCollective;
 
-use crate::launch::DevicePtr;
+use crate::device::launch::DevicePtr;
 
 /// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.
 pub fn by_library(call: &BoundCollective) -> bool {

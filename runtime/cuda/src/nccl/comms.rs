@@ -23,10 +23,10 @@ use symmc_runtime::exec::{BoundStep, Work};
 use super::call::by_library;
 use super::lent::Lent;
 use super::wait::Patience;
-use crate::driver::{self, Device, Stream};
+use crate::device::driver::{self, Device, Stream};
+use crate::device::launch::Address;
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::launch::Address;
 
 /// What communicators are made with.
 pub struct Making<'a> {

@@ -8,10 +8,10 @@ use cudarc::driver::result;
 use nccl_sys::{Nccl, Window};
 
 use super::comms::{Communicators, DEVICE_WINDOWS, Making};
-use crate::driver::Device;
+use crate::device::driver::Device;
+use crate::device::launch::Address;
 use crate::error::{CudaError, checked};
 use crate::exchange::Exchange;
-use crate::launch::Address;
 
 /// Sizes are multiples of this, which the driver allocates anyway.
 const UNIT: usize = 2 << 20;

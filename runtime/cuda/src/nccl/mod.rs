@@ -29,10 +29,10 @@ pub(crate) use self::comms::skips_pdl_wait;
 pub use self::comms::{Communicators, Making, PDL_WITHOUT_WAIT, has};
 pub use self::lent::Lent;
 pub use self::memory::WindowMemory;
-use crate::command::Command;
-use crate::driver::Stream;
+use crate::codegen::command::Command;
+use crate::device::driver::Stream;
+use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::CudaError;
-use crate::launch::{Address, DevicePtr, PortBases};
 
 /// What is stored in front of a collective of the library.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,7 @@ use super::Front;
 use super::comms::{Communicators, lacks, skips_pdl_wait};
 use super::lent::Lent;
 use super::wait::Patience;
-use crate::command::Command;
+use crate::codegen::command::Command;
 use crate::error::CudaError;
 
 /// The fake library of a version.
@@ -131,7 +131,7 @@ fn what_skips_the_wait_never_follows_a_kernel() {
                     .lower(
                         &call(kind.clone(), variant),
                         0,
-                        [0x1000, 0x2000].map(crate::launch::DevicePtr::from),
+                        [0x1000, 0x2000].map(crate::device::launch::DevicePtr::from),
                         front,
                     )
                     .expect("calls");

@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-use crate::compute::gemm::Prepared;
+use crate::codegen::compute::gemm::Prepared;
 use crate::cudnn;
-use crate::driver::{Function, Node};
-use crate::launch::{DevicePtr, Kernel, Start};
+use crate::device::driver::{Function, Node};
+use crate::device::launch::{DevicePtr, Kernel, Start};
 use crate::nccl::call::NcclCall;
-use crate::order::StreamStep;
+use crate::program::order::StreamStep;
 
 /// A piece of work: which of which step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

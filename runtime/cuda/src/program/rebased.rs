@@ -3,11 +3,11 @@
 
 use super::DeviceProgram;
 use super::item::{Nodes, Place, Ready};
-use crate::driver::{Graph, Node, Stream};
+use crate::device::driver::{Graph, Node, Stream};
+use crate::device::launch::PortBases;
+use crate::device::streams::Streams;
 use crate::error::CudaError;
-use crate::launch::PortBases;
 use crate::nccl::Communicators;
-use crate::streams::Streams;
 
 /// The ports whose bases differ.
 pub fn changed_ports<'b>(one: PortBases<'b>, other: PortBases<'b>) -> impl Iterator<Item = usize> {

@@ -1,9 +1,9 @@
 //! Products of one left matrix: few rows as one kernel, two of the same extents as a batch of the library.
 
-use symmc_cuda::command::Command;
-use symmc_cuda::compute::gemm::Gemm;
-use symmc_cuda::compute::{GEMM_WORKSPACE, Lowering, Machine, batch, rotary};
-use symmc_cuda::launch::DevicePtr;
+use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::compute::gemm::Gemm;
+use symmc_cuda::codegen::compute::{GEMM_WORKSPACE, Lowering, Machine, batch, rotary};
+use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::Op;
 use symmc_runtime::exec::{Located, MemorySpace};
 

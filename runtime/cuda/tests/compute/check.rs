@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use symmc_cases::{Case, Placed};
-use symmc_cuda::command::Command;
-use symmc_cuda::compile::{Source, compile};
-use symmc_cuda::compute::gemm::GemmPlanner;
-use symmc_cuda::compute::{
+use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::compile::{Source, compile};
+use symmc_cuda::codegen::compute::gemm::GemmPlanner;
+use symmc_cuda::codegen::compute::{
     Assertions, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower,
     workspace,
 };
-use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
-use symmc_cuda::launch::{Address, DevicePtr, Kernel, PortBases, Start};
+use symmc_cuda::device::driver::{Device, Memory, Module, Pinned, Stream};
+use symmc_cuda::device::launch::{Address, DevicePtr, Kernel, PortBases, Start};
 use symmc_cuda::{CudaError, cudnn};
 use symmc_ir::Tensor;
 use symmc_runtime::exec::{Located, MemorySpace};

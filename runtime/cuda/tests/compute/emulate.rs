@@ -2,9 +2,9 @@
 //! compiler.
 
 use symmc_cases::{Case, KernelLibrary, corpus, special};
-use symmc_cuda::command::Command;
-use symmc_cuda::compute::{Attentions, InputUse, Machine};
-use symmc_cuda::launch::{Kernel, PortBases};
+use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::compute::{Attentions, InputUse, Machine};
+use symmc_cuda::device::launch::{Kernel, PortBases};
 use symmc_ir::Op;
 
 use crate::check::{lay, lowered, workspace_bytes};

@@ -4,12 +4,12 @@
 //! which some row sees some column it multiplies what is not seen with 0, and a row that sees nothing is 0 / 0.
 
 use symmc_cases::{Case, corpus};
-use symmc_cuda::compute::Attentions;
+use symmc_cuda::codegen::compute::Attentions;
 use symmc_cuda::cudnn;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{DType, Op, Tensor};
 
-use symmc_cuda::launch::{DevicePtr, PortBases};
+use symmc_cuda::device::launch::{DevicePtr, PortBases};
 
 use crate::emulate::run;
 

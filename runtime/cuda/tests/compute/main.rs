@@ -15,11 +15,11 @@ mod scatter;
 
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;
-use symmc_cuda::command::Command;
-use symmc_cuda::compile::compile;
-use symmc_cuda::compute::fuse::lower;
-use symmc_cuda::compute::{Attentions, InputUse, Lowering, Machine, Operation};
-use symmc_cuda::launch::DevicePtr;
+use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::compile::compile;
+use symmc_cuda::codegen::compute::fuse::lower;
+use symmc_cuda::codegen::compute::{Attentions, InputUse, Lowering, Machine, Operation};
+use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 

@@ -1,7 +1,7 @@
 //! Element-wise steps and the norm of their rows as one kernel give what they give alone.
 
-use symmc_cuda::compute::{self, Lowering, Operation, normed};
-use symmc_cuda::launch::DevicePtr;
+use symmc_cuda::codegen::compute::{self, Lowering, Operation, normed};
+use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, Float, Op, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 

@@ -1,13 +1,13 @@
 //! Skinny GEMMs with an epilogue: one kernel gives the bits of the single steps.
 
 use symmc_cuda::CudaError;
-use symmc_cuda::command::Command;
-use symmc_cuda::compile::{Source, compile};
-use symmc_cuda::compute::products::lower;
-use symmc_cuda::compute::{
+use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::compile::{Source, compile};
+use symmc_cuda::codegen::compute::products::lower;
+use symmc_cuda::codegen::compute::{
     self, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES,
 };
-use symmc_cuda::launch::{DevicePtr, Kernel};
+use symmc_cuda::device::launch::{DevicePtr, Kernel};
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{Located, MemorySpace};
 use symmc_support::random::SplitMix;

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use symmc_cuda::compute::{self, Lowering, Operation, row_reductions};
-use symmc_cuda::launch::{DevicePtr, Kernel};
+use symmc_cuda::codegen::compute::{self, Lowering, Operation, row_reductions};
+use symmc_cuda::device::launch::{DevicePtr, Kernel};
 use symmc_ir::interp::{self, Runs, Tolerance};
 use symmc_ir::layout::layouts;
 use symmc_ir::{Bindings, Graph, Node, NodeId, Op, Reduction, Tensor, Type, ValueId, text, verify};

@@ -1,10 +1,10 @@
 //! Stores into several caches as one kernel give what they give alone.
 
-use symmc_cuda::command::Command;
-use symmc_cuda::compute::{
+use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::compute::{
     self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, scatter,
 };
-use symmc_cuda::launch::{DevicePtr, PortBases};
+use symmc_cuda::device::launch::{DevicePtr, PortBases};
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{Located, MemorySpace};
 

@@ -1,0 +1,172 @@
+//! Times of collectives on the GPUs at hand, every variant beside the vendor's own.
+//!
+//! A case is recorded ten times in a row into one graph, on two pairs of operands and results in turn, and
+//! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks agree on the
+//! host that all of them can run a case, and meet there before each replay. The first replay's result is compared with
+//! what the collective must give.
+
+mod measured;
+mod norm;
+mod rank;
+
+use std::time::Duration;
+
+use symmc_ir::collective::{Exit, Splits, Variant};
+use symmc_ir::{CollectiveKind, DType};
+use symmc_runtime::RunError;
+use symmc_runtime::host::JoinedRank;
+
+pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
+use self::rank::{Bench, Case, MOST_LL, agreed};
+use crate::config::CudaConfig;
+use crate::device::driver::{self, CallersContext};
+use crate::error::CudaError;
+
+pub use crate::session::{ProgramBench, program};
+
+/// Measures all cases on a rank that has joined the others and starts with them, and copies on the way.
+///
+/// # Errors
+/// The machine lacks something that every case needs, or a peer failed.
+pub fn collectives(
+    rank: &JoinedRank,
+    gpus: &CudaConfig,
+    limit: Duration,
+    config: &BenchConfig,
+) -> Result<Measurements, RunError> {
+    let comm = rank.comm();
+    let gpu = gpus.gpu(comm.rank(), comm.ranks())?;
+    rank.start()?;
+    let dtype = DType::from_name(&config.dtype)
+        .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
+    // Dropped after everything below.
+    let _caller = CallersContext::keep()?;
+    let mut bench = Bench::new(gpu, limit, config, dtype, comm)?;
+    let measured = bench.all(config, &|| rank.alive());
+    // Peers learn of a failure and leave.
+    Ok(measured.inspect_err(|_| bench.resources.fail())?)
+}
+
+impl Bench<'_> {
+    /// All copies and cases.
+    fn all(
+        &mut self,
+        config: &BenchConfig,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<Measurements, CudaError> {
+        let mut copies = Vec::new();
+        for &bytes in &config.bytes {
+            copies.push((bytes, self.copies(bytes, config.replays, alive)?));
+        }
+        let mut collectives = Vec::new();
+        for case in cases(config, self.exchange.ranks()) {
+            // The library may connect ranks while its calls are recorded, so all record or none does.
+            let prepared = match self.off.get(&case.variant) {
+                Some(text) => Err(CudaError::Unsupported(text.clone())),
+                None => self.prepare(&self.steps(&case)),
+            };
+            let recorded = match agreed(prepared, self.exchange)? {
+                Ok(()) => agreed(self.record(), self.exchange)?,
+                Err(text) => Err(text),
+            };
+            let (us, failed) = match recorded {
+                Ok(graph) => {
+                    let (us, failed) = self.case(&graph, &case, config.replays, alive)?;
+                    (Some(us), failed)
+                }
+                Err(text) => (None, Some(text)),
+            };
+            let Case { kind, bytes, variant, exit, blocks } = case;
+            let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
+            collectives.push(Measured { collective, variant, exit, bytes, blocks, us, failed });
+        }
+        let norms = self.norms(&config.norms, config.replays, alive)?;
+        let nccl = self.resources.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
+        let [major, minor] = driver::version()?;
+        let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.resources.device.name());
+        let multiprocessors = self.resources.device.multiprocessors();
+        Ok(Measurements { machine, multiprocessors, copies, collectives, norms })
+    }
+}
+
+/// Cases by collective, in the order in which they are measured: for each size the plain variant first.
+fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
+    // Sizes that the device alone knows take as long as even ones.
+    let kinds = CollectiveKind::samples(ranks);
+    let kinds = kinds.into_iter().filter(|kind| *kind != CollectiveKind::AllToAll(Splits::Device));
+    let mut out = Vec::new();
+    for kind in kinds {
+        for &bytes in &config.bytes {
+            for &variant in Variant::ALL {
+                let Some(contract) = variant.contract(&kind) else { continue };
+                // Far beyond where they are of use.
+                if variant == Variant::Ll && bytes > MOST_LL {
+                    continue;
+                }
+                let exits = match contract.exit {
+                    Exit::Droppable => &[Some(false), Some(true)][..],
+                    _ => &[None],
+                };
+                for &exit in exits {
+                    let case = |blocks| Case { kind: kind.clone(), bytes, variant, exit, blocks };
+                    out.extend(tried(&config.blocks, variant, bytes).into_iter().map(case));
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The numbers of blocks that a variant is tried with for so many bytes: of those beyond what the work can have, one.
+fn tried(blocks: &[u32], variant: Variant, bytes: usize) -> Vec<Option<u32>> {
+    if blocks.is_empty() || variant.is_library() || matches!(variant, Variant::Copies | Variant::PullCopies) {
+        return vec![None];
+    }
+    // A block has at least a KiB.
+    let most = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+    let first_beyond = blocks.iter().copied().filter(|&b| b >= most).min().unwrap_or(u32::MAX);
+    let within = blocks.iter().copied().filter(|&b| b < most || b == first_beyond);
+    within.map(Some).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::Exchange;
+
+    /// Rank 0 of three, whose peers say this.
+    struct Peers([u8; 2]);
+
+    impl Exchange for Peers {
+        fn rank(&self) -> u32 {
+            0
+        }
+        fn ranks(&self) -> u32 {
+            3
+        }
+        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+            Ok([mine[0], self.0[0], self.0[1]].map(|b| vec![b]).to_vec())
+        }
+    }
+
+    #[test]
+    fn as_many_blocks_are_tried_as_the_work_can_have() {
+        let tried = |variant, bytes| tried(&[8, 16, 32, 128], variant, bytes);
+        assert_eq!(tried(Variant::OneShot, 1 << 10), [Some(8)]);
+        assert_eq!(tried(Variant::OneShot, 20 << 10), [8, 16, 32].map(Some));
+        assert_eq!(tried(Variant::Push, 1 << 30), [8, 16, 32, 128].map(Some));
+        assert_eq!(tried(Variant::Plain, 1 << 30), [None]);
+        assert_eq!(tried(Variant::Copies, 1 << 30), [None]);
+        assert_eq!(super::tried(&[], Variant::OneShot, 1 << 30), [None]);
+    }
+
+    #[test]
+    fn a_case_runs_only_if_every_rank_can_run_it() {
+        let unable = || CudaError::Unsupported("no such kernel".into());
+        assert_eq!(agreed(Ok(7), &Peers([1, 1])), Ok(Ok(7)));
+        assert_eq!(agreed(Ok(7), &Peers([1, 0])), Ok(Err("rank 2 cannot run it".into())));
+        assert_eq!(agreed::<u8>(Err(unable()), &Peers([1, 1])), Ok(Err("no such kernel".into())));
+        let broken = CudaError::Compile { detail: "nothing runs".into() };
+        assert_eq!(agreed::<u8>(Err(broken.clone()), &Peers([1, 1])), Err(broken));
+    }
+}

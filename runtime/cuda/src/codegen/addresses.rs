@@ -1,0 +1,86 @@
+//! Where the memories of a rank are on its device, as commands name them.
+
+use symmc_runtime::exec::{Bound, BoundCollective, BoundRegion, Located, MemorySpace};
+
+use crate::codegen::collective::{Ends, Sizes};
+use crate::device::pointer::{Address, DevicePtr, MAX_PORTS};
+use crate::error::CudaError;
+
+/// The start of each memory that a place can name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AddressMap {
+    /// The ordinary arena.
+    pub ordinary: Address,
+    /// This rank's symmetric arena.
+    pub symmetric: Address,
+    /// The memory of each input: its port, or its place in the symmetric arena if the plan holds it there.
+    inputs: Vec<DevicePtr>,
+    /// The memory of each output: that of the input which it replaces, if it is held there, else its port.
+    outputs: Vec<DevicePtr>,
+}
+
+impl AddressMap {
+    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first.
+    ///
+    /// # Errors
+    /// The program has more inputs and outputs than pointers can name.
+    pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap, CudaError> {
+        let count = bound.inputs.len() + bound.outputs.len();
+        let port = |number: usize| {
+            DevicePtr::port(number).ok_or_else(|| {
+                CudaError::Unsupported(format!(
+                    "the program has {count} inputs and outputs: expected at most {MAX_PORTS}"
+                ))
+            })
+        };
+        let mut inputs = Vec::with_capacity(bound.inputs.len());
+        for (i, input) in bound.inputs.iter().enumerate() {
+            inputs.push(match input.fixed {
+                Some(offset) => DevicePtr::from(symmetric + offset as Address),
+                None => port(i)?,
+            });
+        }
+        let mut outputs = Vec::with_capacity(bound.outputs.len());
+        for (k, output) in bound.outputs.iter().enumerate() {
+            outputs.push(match output.held_by() {
+                Some(input) => inputs[input],
+                None => port(bound.inputs.len() + k)?,
+            });
+        }
+        Ok(AddressMap { ordinary, symmetric, inputs, outputs })
+    }
+
+    /// For steps that name no input and no output.
+    pub fn of_arenas(ordinary: Address, symmetric: Address) -> AddressMap {
+        AddressMap { ordinary, symmetric, inputs: Vec::new(), outputs: Vec::new() }
+    }
+
+    fn start(&self, space: MemorySpace) -> DevicePtr {
+        match space {
+            MemorySpace::Ordinary => self.ordinary.into(),
+            MemorySpace::Symmetric => self.symmetric.into(),
+            MemorySpace::Input(i) => self.inputs[i],
+            MemorySpace::Output(o) => self.outputs[o],
+            // Kernels have it in registers.
+            MemorySpace::Inner => DevicePtr::NULL,
+        }
+    }
+
+    /// The first element of a value.
+    pub fn at(&self, value: &Located) -> DevicePtr {
+        self.start(value.space) + value.offset as u64
+    }
+
+    /// The first byte of a collective's operand or result on this rank.
+    pub fn region(&self, region: &BoundRegion) -> DevicePtr {
+        self.start(region.space) + region.offset as u64
+    }
+
+    /// What a collective finds on this rank.
+    pub fn ends(&self, call: &BoundCollective) -> Ends {
+        let at = |region| self.region(region);
+        let sizes =
+            call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
+        Ends { operand: at(&call.operand), result: at(&call.result), sizes }
+    }
+}

@@ -1,0 +1,116 @@
+//! That all ranks do alike what they do together.
+//!
+//! Kernels of one collective understand each other only if they are one kernel: how messages are packed, in how many
+//! rounds, by how many blocks. That follows from the plan and from the machine, so it differs where ranks have other
+//! GPUs or another version of symmc. A run would hang or give wrong numbers then; so ranks compare before the first.
+
+use sha2::{Digest, Sha256};
+use symmc_ir::{CollectiveKind as Kind, Variant};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{BoundStep, Work};
+
+use crate::codegen::command::Command;
+use crate::error::CudaError;
+use crate::exchange::Exchange;
+
+/// Bytes of what is compared of a step.
+const BYTES: usize = 8;
+
+/// What is compared of each step: how its collective is launched, parameters aside; zeros for steps without one, and for
+/// those whose kernels may differ by rank.
+pub fn words(list: &[BoundStep], work: &[Vec<Command>]) -> Vec<u8> {
+    let mut out = vec![0; list.len() * BYTES];
+    for ((step, work), word) in list.iter().zip(work).zip(out.chunks_mut(BYTES)) {
+        if step.work.parts().any(is_alike) {
+            word.copy_from_slice(&digest(work)[..BYTES]);
+        }
+    }
+    out
+}
+
+/// Whether all ranks run a collective by the same kernel: what one sends by LL or LL128, and block by block, its peers
+/// await so. Those that only load from peers, or store into their results, do as the memory of each rank allows.
+fn is_alike(work: &Work) -> bool {
+    let Work::Collective(call) = work else { return false };
+    matches!((call.variant, &call.kind), (Variant::Ll, _) | (Variant::TwoShot, Kind::AllReduce(_)))
+}
+
+fn digest(work: &[Command]) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    // Peers see the first kernel alone.
+    if let Some(Command::Kernel(kernel)) = work.first() {
+        // What is behind the name of a protocol is a number, and accesses may be as wide as a rank's own memory allows.
+        hasher.update(kernel.entry.trim_end_matches(|c: char| c.is_ascii_digit()));
+        for n in kernel.grid.into_iter().chain(kernel.block).chain([kernel.cluster, kernel.shared]) {
+            hasher.update(n.to_le_bytes());
+        }
+    }
+    hasher.finalize().into()
+}
+
+/// Compares what the ranks run together.
+///
+/// # Errors
+/// Another rank runs a collective by another kernel, with the first such step; a peer failed.
+pub fn agreed(list: &[BoundStep], mine: &[u8], exchange: &dyn Exchange) -> Result<(), CudaError> {
+    for (other, theirs) in exchange.all_gather(mine)?.iter().enumerate() {
+        let differs = mine.chunks(BYTES).zip(theirs.chunks(BYTES)).position(|(a, b)| a != b);
+        let fewer = (mine.len() != theirs.len()).then(|| list.len().saturating_sub(1));
+        let Some(step) = differs.or(fewer).and_then(|s| list.get(s)) else { continue };
+        return Err(CudaError::Run(RunError::Step {
+            rank: exchange.rank(),
+            step: step.index,
+            node: step.node.clone(),
+            op: step.op_name.clone(),
+            detail: format!(
+                "expected the kernel that rank {other} runs, found another: all ranks need GPUs of one kind and one \
+                 version of symmc"
+            ),
+        }));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use symmc_plan::Lane;
+
+    use super::*;
+
+    /// A rank whose peers say this.
+    struct Rank(Mutex<Vec<Vec<u8>>>);
+
+    impl Exchange for Rank {
+        fn rank(&self) -> u32 {
+            0
+        }
+        fn ranks(&self) -> u32 {
+            2
+        }
+        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+            let mut all = vec![mine.to_vec()];
+            all.append(&mut self.0.lock().expect("nobody panics"));
+            Ok(all)
+        }
+    }
+
+    #[test]
+    fn the_first_step_that_another_rank_runs_otherwise_is_named() {
+        let step = |index: usize| {
+            let work = Work::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] };
+            let (node, op_name) = (format!("n{index}"), "all_reduce".to_string());
+            BoundStep { index, lane: Lane::Comm, waits: vec![], node, op_name, work }
+        };
+        let list: Vec<BoundStep> = (0..3).map(step).collect();
+        let mine = vec![7; 3 * BYTES];
+        let with = |theirs: Vec<u8>| agreed(&list, &mine, &Rank(Mutex::new(vec![theirs])));
+        with(mine.clone()).expect("they agree");
+        let mut other = mine.clone();
+        other[BYTES] = 8;
+        let error = with(other).expect_err("step 1 differs").to_string();
+        assert!(error.contains("step 1 (all_reduce %n1)") && error.contains("rank 1 runs"), "{error}");
+        assert!(with(vec![7; 2 * BYTES]).is_err(), "it has fewer steps");
+    }
+}

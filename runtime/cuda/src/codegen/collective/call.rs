@@ -1,0 +1,236 @@
+//! One collective of one rank, and the addresses that its kernel gets.
+//!
+//! Every address of a peer is checked here against the arena before a kernel gets it.
+
+use symmc_ir::collective::{LL128_LINE, Thresholds, landing_zone, ll_zone};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
+
+use super::blocks::{BlockCounts, Blocks, Protocol};
+use super::control::{self, MAX_RANKS};
+use super::params::{GroupParams, LandingParams};
+use super::peers::Peers;
+use crate::device::launch::{Address, DevicePtr};
+use crate::error::CudaError;
+
+/// One collective of one rank.
+pub(super) struct Running<'a> {
+    pub bound: &'a BoundCollective,
+    peers: &'a Peers,
+    step: usize,
+    /// This rank's number in its cell.
+    pub me: usize,
+    /// The ranks of the cell.
+    pub n: usize,
+    /// Bytes of the operand.
+    pub bytes: usize,
+    /// This rank's own operand and result.
+    pub operand: DevicePtr,
+    pub result: DevicePtr,
+}
+
+impl<'a> Running<'a> {
+    pub fn new(
+        step: usize,
+        bound: &'a BoundCollective,
+        [operand, result]: [DevicePtr; 2],
+        peers: &'a Peers,
+    ) -> Result<Running<'a>, CudaError> {
+        let n = bound.cell.len();
+        let me = bound.cell.iter().position(|&r| r == peers.rank);
+        let bytes = bound.elements.checked_mul(bound.dtype.size());
+        let running = Running { bound, peers, step, me: 0, n, bytes: bytes.unwrap_or(0), operand, result };
+        let Some(me) = me.filter(|_| bound.cell.iter().all(|&r| (r as usize) < peers.arenas.len())) else {
+            let ranks = peers.arenas.len();
+            return Err(running.unfit(format!(
+                "expected a cell of the {ranks} ranks with rank {}, found {:?}",
+                peers.rank, bound.cell
+            )));
+        };
+        if n > MAX_RANKS {
+            return Err(running.unfit(format!("expected at most {MAX_RANKS} ranks in a cell, found {n}")));
+        }
+        if bytes.is_none() {
+            return Err(running.unfit(format!("{} elements have no size", bound.elements)));
+        }
+        Ok(Running { me, ..running })
+    }
+
+    /// The parameters that all kernels share.
+    pub fn group(&self) -> GroupParams {
+        let peers = self.peers;
+        let control = peers.arena.next_multiple_of(control::PAGE) + control::flags_at(self.bound.group);
+        let mut params = GroupParams {
+            words: peers.local + control::words_at(self.bound.group) as Address,
+            shared: peers.local,
+            status: peers.status,
+            limit: peers.limit_ns,
+            seed: peers.chaos.unwrap_or(0) ^ u64::from(peers.rank).wrapping_mul(0xd134_2543_de82_ef95),
+            me: self.me as u32,
+            step: control::tagged_step(peers.program, self.step),
+            group: self.bound.group as u32,
+            ..GroupParams::default()
+        };
+        for (p, &rank) in self.bound.cell.iter().enumerate() {
+            params.flags[p] = peers.arenas[rank as usize] + control as Address;
+            params.ranks[p] = rank;
+        }
+        params
+    }
+
+    /// The parameters for `ll`: also the slots, `rounds` of them for each peer, with `units` units of 16 bytes
+    /// each. `message` is the bytes that a peer gets.
+    pub fn ll(
+        &self,
+        message: usize,
+        protocol: Protocol,
+        units: usize,
+        rounds: usize,
+    ) -> Result<LandingParams, CudaError> {
+        let Some([first, second]) = self.bound.landing else {
+            return Err(self.unfit("expected landing zones for ll, found none".into()));
+        };
+        let n = self.n as u64;
+        let most = self.peers.thresholds.ll;
+        // LL128 lies behind all of LL, so that neither ever finds data of the other where it looks for a flag.
+        let before = if protocol == Protocol::Ll128 { ll_zone(most / n, n) as usize } else { 0 };
+        let (slot, room) = (units * 16, landing_zone(message as u64, n, most) as usize);
+        let used = before + slot * (self.n - 1) * rounds;
+        if used > room {
+            return Err(self.unfit(format!("expected at most {room} bytes in a landing zone, found {used}")));
+        }
+        let align = if protocol == Protocol::Ll128 { LL128_LINE as usize } else { 16 };
+        for zone in [first, second] {
+            if !zone.is_multiple_of(align) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena)
+            {
+                let arena = self.peers.arena;
+                return Err(self.unfit(format!(
+                    "expected a landing zone of {used} bytes at a multiple of {align} in an arena of {arena}, \
+                     found it at {zone}"
+                )));
+            }
+        }
+        let mut params = LandingParams { base: self.group(), ..LandingParams::default() };
+        // A zone has a slot for each peer of its owner.
+        let at = |owner: usize, sender: usize| {
+            let index = if sender < owner { sender } else { sender - 1 };
+            self.arena_of(owner) + (first + before + index * slot) as Address
+        };
+        let senders = (0..self.n).filter(|&p| p != self.me);
+        senders.for_each(|p| params.slots[p] = at(self.me, p));
+        for (i, p) in self.rotated().filter(|&p| p != self.me).enumerate() {
+            params.to[i] = at(p, self.me);
+        }
+        params.zone = self.arena_of(self.me) + first as Address;
+        params.other = (second as u64).wrapping_sub(first as u64);
+        params.before = (before / 16) as u64;
+        params.count = message as u64;
+        Ok(params)
+    }
+
+    /// Where the tables of sizes and the staging areas of all numbers lie, and the bytes that a block stages for one peer
+    /// at a time.
+    pub fn exchange(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize), CudaError> {
+        let control = &self.peers.control;
+        if self.n > control.exchanging || self.bound.group >= control.groups {
+            let (ranks, groups) = (control.exchanging, control.groups);
+            return Err(self.unfit(format!(
+                "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes, found {} of group {}",
+                self.n, self.bound.group
+            )));
+        }
+        let base = self.peers.arena.next_multiple_of(control::PAGE);
+        let (mut tables, mut staging) = ([0; MAX_RANKS], [0; MAX_RANKS]);
+        for p in 0..self.n {
+            tables[p] = self.arena_of(p) + (base + control.sizes_at(self.bound.group)) as Address;
+            staging[p] = self.arena_of(p) + (base + control.staging_at()) as Address;
+        }
+        Ok((tables, staging, control.staged))
+    }
+
+    /// The protocol of messages of so many bytes.
+    pub fn protocol(&self, message: usize) -> Protocol {
+        if self.peers.thresholds.is_ll(message as u64, self.n as u64) {
+            Protocol::Ll
+        } else {
+            Protocol::Ll128
+        }
+    }
+
+    pub fn thresholds(&self) -> &Thresholds {
+        &self.peers.thresholds
+    }
+
+    /// The numbers of the cell, beginning with the one after this rank and ending with this rank, so that not
+    /// all begin with the same.
+    pub fn rotated(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, n) = (self.me, self.n);
+        (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
+    }
+
+    /// The operand of number `p`, which has `bytes` bytes.
+    pub fn operand_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
+        if p == self.me { Ok(self.operand) } else { self.region_of("operand", &self.bound.operand, p, bytes) }
+    }
+
+    /// The result of number `p`, which has `bytes` bytes.
+    pub fn result_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
+        if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
+    }
+
+    fn region_of(
+        &self,
+        what: &str,
+        at: &BoundRegion,
+        p: usize,
+        bytes: usize,
+    ) -> Result<DevicePtr, CudaError> {
+        let offset = at.on(self.bound.cell[p]);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
+        match inside && at.space == MemorySpace::Symmetric {
+            true => Ok((self.arena_of(p) + offset as Address).into()),
+            false => {
+                let arena = self.peers.arena;
+                Err(self.unfit(format!(
+                    "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
+                )))
+            }
+        }
+    }
+
+    fn arena_of(&self, p: usize) -> Address {
+        self.peers.arenas[self.bound.cell[p] as usize]
+    }
+
+    /// The bytes of one of `n` equal pieces of the operand.
+    pub fn piece(&self) -> Result<usize, CudaError> {
+        match self.bound.elements.is_multiple_of(self.n) {
+            true => Ok(self.bytes / self.n),
+            false => {
+                let (n, elements) = (self.n, self.bound.elements);
+                Err(self.unfit(format!("expected a multiple of {n} elements, found {elements}")))
+            }
+        }
+    }
+
+    /// Units of 16 bytes.
+    pub fn units(&self, bytes: usize) -> usize {
+        bytes.div_ceil(16)
+    }
+
+    /// The grid of one of the variants for so many units of work, with as many blocks as the plan says.
+    pub fn grid(&self, of: impl FnOnce(&BlockCounts) -> &Blocks, units: usize) -> [u32; 2] {
+        let known = of(&self.peers.blocks);
+        Blocks { blocks: self.bound.blocks.unwrap_or(known.blocks), ..*known }.grid(units)
+    }
+
+    /// The error of a call that cannot be served.
+    #[cold]
+    pub fn unfit(&self, detail: String) -> CudaError {
+        CudaError::Unsupported(format!(
+            "step {} ({} as {}): {detail}",
+            self.step,
+            self.bound.kind.name(),
+            self.bound.variant
+        ))
+    }
+}

@@ -1,0 +1,131 @@
+//! All-reduce by `ll`, the addition of a residual and the RMS norm of each row as one kernel.
+//!
+//! Each of the three rounds as it would alone, so fusing changes nothing but the order in which the squares of
+//! a row are summed. Towards peers the kernel is the all-reduce by `ll` of the same call. A block has whole rows; where
+//! rows are few, further blocks send parts of them. Without a norm a large reduction goes in two rounds, as it would by
+//! itself.
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind as Kind, Variant};
+use symmc_runtime::exec::BoundCollective;
+
+use super::blocks::{MAX_THREADS, Protocol, RowGrid};
+use super::call::Running;
+use super::ll;
+use super::params::Norm;
+use super::peers::Peers;
+use super::prepared::{Prepared, reduction};
+use crate::codegen::command::Command;
+use crate::codegen::compile::Source;
+use crate::device::launch::{DevicePtr, Param};
+use crate::device::pointer::all_multiples_of;
+use crate::error::CudaError;
+
+/// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
+/// element.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct FusedNorm {
+    /// The operand of the all-reduce.
+    pub operand: DevicePtr,
+    /// What is added to the reduction.
+    pub residual: DevicePtr,
+    /// What multiplies a normalised row.
+    pub weight: Option<DevicePtr>,
+    /// Where the reduction goes, if anything else uses it.
+    pub reduced: Option<DevicePtr>,
+    /// Where the sum with the residual goes.
+    pub added: DevicePtr,
+    /// Where the norm goes; without one the rows only divide the work, and what is said of a norm has no meaning.
+    pub normed: Option<DevicePtr>,
+    /// The elements of a row.
+    pub hidden: usize,
+    /// Added to the mean of the squares.
+    pub eps: f64,
+    /// Whether the normalised row is rounded before the weight multiplies it.
+    pub round_first: bool,
+}
+
+impl FusedNorm {
+    /// Whether a result shares memory with the operand of `bytes` bytes. Ranks need not answer alike.
+    fn is_in_place(&self, bytes: usize) -> bool {
+        let results = [self.reduced, Some(self.added), self.normed];
+        let overlaps = |at: DevicePtr| {
+            at.distance_from(self.operand).is_some_and(|distance| distance.unsigned_abs() < bytes as u64)
+        };
+        results.into_iter().flatten().any(overlaps)
+    }
+
+    /// The parameters for an operand of `bytes` bytes in rows of `row` bytes, without a share.
+    fn parameters(&self, bytes: usize, row: usize) -> Norm {
+        Norm {
+            residual: self.residual,
+            weight: self.weight.unwrap_or_default(),
+            reduced: self.reduced.unwrap_or_default(),
+            added: self.added,
+            normed: self.normed.unwrap_or_default(),
+            row: (row / 8) as u32,
+            eps: self.eps as f32,
+            share: 0,
+            in_place: u32::from(self.is_in_place(bytes)),
+        }
+    }
+}
+
+/// The launch that runs `call` and what follows it; `None` if they do not fit one kernel.
+///
+/// # Errors
+/// As for [`super::lower`].
+pub fn lower_norm(
+    step: usize,
+    call: &BoundCollective,
+    norm: &FusedNorm,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Option<Command>, CudaError> {
+    let (Variant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
+    let row = norm.hidden * call.dtype.size();
+    let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
+    let all = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
+    let vector = all_multiples_of(all, 8);
+    let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
+        && call.cell.len() > 1
+        && call.elements > 0
+        && row > 0
+        && row.is_multiple_of(8)
+        && call.elements.is_multiple_of(norm.hidden);
+    if !fits {
+        return Ok(None);
+    }
+    let running = Running::new(step, call, [norm.operand, norm.added], peers)?;
+    let beside = norm.parameters(running.bytes, row);
+    if norm.normed.is_none() && peers.thresholds.two_rounds(running.bytes as u64, running.n as u64) {
+        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", Param::of(&beside)))?;
+        return Ok(Some(Command::Kernel(prepared.launch(peers, source))));
+    }
+    let protocol = running.protocol(running.bytes);
+    let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
+    let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
+        return Ok(None);
+    };
+    // Rows begin with a line of LL128, so short ones may need more lines than the zone has.
+    if protocol == Protocol::Ll128 && units * 16 * 15 > row * 17 {
+        return Ok(None);
+    }
+    let mut parameters = running.ll(running.bytes, protocol, rows * units, 1)?;
+    parameters.from[0] = norm.operand;
+    let beside = Norm { share, ..beside };
+    let (element, operation) = reduction(call.dtype, *op);
+    let (n, first) = (running.n, norm.round_first);
+    let prepared = Prepared {
+        what: format!("ll_norm_{}", call.dtype),
+        body: format!(
+            "ll_norm<{element}, {operation}, {n}, {}, {pieces}, {first}, {vector}>",
+            protocol.name()
+        ),
+        params: ("LandingParams", Param::of(&parameters)),
+        beside: Some(("Norm", Param::of(&beside))),
+        most_threads: MAX_THREADS,
+        blocks,
+    };
+    Ok(Some(Command::Kernel(prepared.launch(peers, source))))
+}

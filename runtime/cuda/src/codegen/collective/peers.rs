@@ -1,0 +1,69 @@
+//! What a rank's kernels know of the run, and where its collectives find what is their own.
+
+use symmc_ir::collective::Thresholds;
+
+use super::blocks::BlockCounts;
+use super::control::{self, Control};
+use crate::device::driver::Links;
+use crate::device::launch::{Address, DevicePtr};
+
+/// What a rank's kernels know of the run.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Peers {
+    /// This rank.
+    pub rank: u32,
+    /// The number of the program in its session, modulo 256: reports of waits have it above the step.
+    pub program: u8,
+    /// Where the symmetric arena of each rank is mapped in this rank's context; this rank's is among them.
+    pub arenas: Vec<Address>,
+    /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096.
+    pub arena: usize,
+    /// What the control region holds.
+    pub control: Control,
+    /// [`local_bytes`](super::local_bytes) bytes of device memory of this rank alone, at a multiple of 16.
+    pub local: Address,
+    /// [`STATUS_BYTES`](super::STATUS_BYTES) bytes of pinned memory, as the device sees them.
+    pub status: Address,
+    /// The longest wait for a peer, in nanoseconds.
+    pub limit_ns: u64,
+    /// The seed of random delays around every touch of a peer, if wanted.
+    pub chaos: Option<u64>,
+    /// The grids; equal on all ranks.
+    pub blocks: BlockCounts,
+    /// From which sizes on variants take another form; equal on all ranks.
+    pub thresholds: Thresholds,
+    /// What the links to peers promise.
+    pub links: Links,
+}
+
+/// Where on this rank a collective finds what is its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    /// The operand.
+    pub operand: DevicePtr,
+    /// The result.
+    pub result: DevicePtr,
+    /// The sizes of an all-to-all with sizes on the device.
+    pub sizes: Option<Sizes>,
+}
+
+impl Ends {
+    /// Of a collective whose sizes are all known.
+    pub fn new(operand: DevicePtr, result: DevicePtr) -> Ends {
+        Ends { operand, result, sizes: None }
+    }
+}
+
+/// A word of this rank's own memory that nobody reads.
+pub fn unread(peers: &Peers) -> Address {
+    peers.local + control::UNREAD as Address
+}
+
+/// Where the sizes lie on a rank: those that it sends, and those that it receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// What it sends.
+    pub sent: DevicePtr,
+    /// What it receives.
+    pub received: DevicePtr,
+}

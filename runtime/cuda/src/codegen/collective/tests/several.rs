@@ -1,0 +1,237 @@
+//! Several collectives as one kernel: what is launched, and on threads of the host what it does.
+
+use symmc_ir::tensor::{read_f64, write_f64};
+use symmc_runtime::exec::{Member, Work};
+
+use super::emulate::{Case, Given, Library, World, bytes_at, element, expected, results_of};
+use super::*;
+use crate::codegen::addresses::AddressMap;
+
+/// Collectives that run as one step.
+struct Set {
+    cases: Vec<Case>,
+}
+
+/// Where values of sets begin in the arena of a rank.
+const START: usize = 16 << 10;
+
+impl Set {
+    /// These collectives by a variant, each of so many elements for each rank, with memory of its own that begins so many elements after a
+    /// multiple of 64 bytes.
+    fn new(n: u32, variant: Variant, exit: Option<ExitBarrier>, of: &[(Kind, DType, usize, usize)]) -> Set {
+        let mut end = START;
+        let cases = of.iter().map(|(kind, dtype, elements, shift)| {
+            let elements = elements * if matches!(kind, Kind::AllGather) { 1 } else { n as usize };
+            let results = results_of(kind, elements, n as usize);
+            let mut place = |elements: usize| {
+                let at = end + shift * dtype.size();
+                end = (at + elements * dtype.size()).next_multiple_of(64);
+                BoundRegion::even(MemorySpace::Symmetric, at)
+            };
+            let mut call = collective(kind.clone(), variant, n, *dtype, elements);
+            (call.operand, call.result, call.exit) = (place(elements), place(results), exit);
+            Case { call, results }
+        });
+        Set { cases: cases.collect() }
+    }
+
+    /// What a rank launches.
+    fn lowered(&self, peers: &Peers, source: &mut Source) -> Result<Option<Vec<Command>>, CudaError> {
+        let member = |case: &Case| Member {
+            node: String::new(),
+            op_name: String::new(),
+            work: Work::Collective(case.call.clone()),
+        };
+        let members: Vec<Member> = self.cases.iter().map(member).collect();
+        let symmetric = peers.arenas[peers.rank as usize];
+        let addresses = AddressMap::of_arenas(1 << 40, symmetric);
+        lower_several(7, &members, &addresses, peers, source)
+    }
+
+    fn kernel(&self, peers: &Peers, source: &mut Source) -> Kernel {
+        let works = self.lowered(peers, source).expect("it fits").expect("it is one step");
+        match works.as_slice() {
+            [Command::Kernel(kernel)] => kernel.clone(),
+            other => panic!("expected one kernel, found {other:?}"),
+        }
+    }
+
+    /// Runs the kernel of a rank on the values of a round and compares all results.
+    fn run(&self, kernel: &Kernel, peers: &Peers, (me, round): (usize, usize), library: &Library) {
+        let at = |r: &BoundRegion| peers.arenas[me] + r.offset as Address;
+        for Case { call, .. } in &self.cases {
+            // SAFETY: a value of this rank's arena, which no peer touches outside of the kernel that ends with an exit, or before the next one
+            // has begun.
+            let operand = unsafe { bytes_at(at(&call.operand), call.elements * call.dtype.size()) };
+            for i in 0..call.elements {
+                write_f64(call.dtype, operand, i, element(&call.kind, call.dtype, me, i, round));
+            }
+        }
+        library.run(kernel);
+        for case in &self.cases {
+            let Case { call, results } = case;
+            // SAFETY: as above.
+            let result = unsafe { bytes_at(at(&call.result), results * call.dtype.size()) };
+            for i in 0..*results {
+                let (found, expected) = (read_f64(call.dtype, result, i), expected(case, me, i, round));
+                let what = (call.kind.name(), call.variant, call.dtype, call.elements);
+                assert_eq!(found, expected, "{what:?}: element {i} on rank {me} in round {round}");
+            }
+        }
+    }
+}
+
+const EXCHANGE: Kind = Kind::AllToAll(Splits::Even);
+
+fn scatter(op: ReduceOp) -> Kind {
+    Kind::ReduceScatter(op)
+}
+
+fn sum(op: ReduceOp) -> Kind {
+    Kind::AllReduce(op)
+}
+
+/// Sets of kinds, dtypes, odd sizes and addresses, and empty collectives.
+fn sets(n: u32) -> Vec<Set> {
+    use DType::*;
+    use ReduceOp::*;
+    let kept = Some(ExitBarrier::Kept);
+    let pulled = [
+        (Kind::AllGather, BF16, 77, 0),
+        (EXCHANGE, F32, 24, 0),
+        (scatter(Avg), BF16, 88, 0),
+        (Kind::AllGather, U8, 13, 1),
+        (scatter(Sum), Bool, 33, 1),
+        (EXCHANGE, I64, 0, 0),
+        (scatter(Max), F32, 1, 0),
+        (EXCHANGE, BF16, 7, 3),
+        (Kind::AllGather, F64, 203, 0),
+    ];
+    let pushed = [
+        (Kind::AllGather, F16, 101, 0),
+        (EXCHANGE, U8, 19, 1),
+        (Kind::AllGather, I32, 5, 0),
+        (EXCHANGE, BF16, 96, 0),
+    ];
+    let summed = [
+        (sum(Sum), F32, 30, 0),
+        (sum(Avg), I32, 7, 1),
+        (sum(Prod), BF16, 9, 0),
+        (sum(Max), U8, 1, 0),
+        (sum(Min), F64, 65, 0),
+    ];
+    let gathers: Vec<_> = (0..16).map(|i| (Kind::AllGather, BF16, 1 + i % 5 * 8, 0)).collect();
+    vec![
+        Set::new(n, Variant::Pull, kept, &pulled),
+        Set::new(n, Variant::Push, None, &pushed),
+        Set::new(n, Variant::OneShot, kept, &summed),
+        Set::new(n, Variant::Pull, kept, &gathers),
+        Set::new(n, Variant::Pull, kept, &pulled[1..2]),
+    ]
+}
+
+fn rounds(worlds: &[(u32, Given)], rounds: usize, name: &str) {
+    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+    let mut source = Source::new();
+    let mut of_ranks = Vec::new();
+    for world in &made {
+        let sets = sets(world.peers.len() as u32);
+        let mut kernels = Vec::new();
+        for peers in &world.peers {
+            kernels.push(sets.iter().map(|set| set.kernel(peers, &mut source)).collect::<Vec<Kernel>>());
+        }
+        of_ranks.push((sets, kernels));
+    }
+    let Some(library) = Library::new(&source, name) else { return };
+    for (world, (sets, kernels)) in made.iter().zip(&of_ranks) {
+        std::thread::scope(|scope| {
+            for (me, (peers, kernels)) in world.peers.iter().zip(kernels).enumerate() {
+                let library = &library;
+                scope.spawn(move || {
+                    for round in 0..rounds {
+                        for (set, kernel) in sets.iter().zip(kernels) {
+                            set.run(kernel, peers, (me, round), library);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn several_collectives_give_what_each_gives() {
+    let given = Given::default();
+    rounds(&[2, 3, 4].map(|n| (n, Given { first: (5, 0), ..given })), 3, "several");
+    rounds(
+        &[(2, Given { chaos: Some(3), ..given }), (4, Given { chaos: Some(4), ..given })],
+        1,
+        "several-chaos",
+    );
+}
+
+#[test]
+fn their_work_is_divided_among_the_threads_of_one_grid() {
+    let of = |count: usize| {
+        let set = Set::new(
+            4,
+            Variant::Pull,
+            Some(ExitBarrier::Dropped),
+            &vec![(Kind::AllGather, DType::F32, 1024, 0); count],
+        );
+        set.kernel(&peers(0, 4), &mut Source::new())
+    };
+    assert_eq!([of(2).grid[0], of(16).grid[0]], [2, 16]);
+    let starts = |kernel: &Kernel| match &kernel.params[1] {
+        Param::Value(plain) => plain.words().chunks(18).map(|turn| turn[17]).collect::<Vec<u64>>(),
+        Param::Map(_) => panic!("words"),
+    };
+    assert_eq!(starts(&of(3))[..3], [0, 256, 512]);
+    for rank in 0..4 {
+        let large = Set::new(
+            4,
+            Variant::Push,
+            None,
+            &[(Kind::AllGather, DType::F32, 1 << 20, 0), (EXCHANGE, DType::U8, 1, 0)],
+        );
+        let kernel = large.kernel(&peers(rank, 4), &mut Source::new());
+        assert_eq!((kernel.grid[0], kernel.block[0]), (128, 512), "the grid is that of all ranks");
+    }
+}
+
+#[test]
+fn what_is_no_set_of_one_kernel_is_none() {
+    let gather = (Kind::AllGather, DType::F32, 4, 0);
+    let kept = Some(ExitBarrier::Kept);
+    let lowered = |set: &Set| set.lowered(&peers(0, 2), &mut Source::new()).expect("it fits");
+    assert!(lowered(&Set::new(2, Variant::Pull, kept, &vec![gather.clone(); 16])).is_some());
+    assert!(lowered(&Set::new(2, Variant::Pull, kept, &vec![gather.clone(); 17])).is_none(), "too many");
+    for variant in [Variant::Copies, Variant::PullCopies, Variant::Ll, Variant::Plain] {
+        assert!(
+            lowered(&Set::new(2, variant, kept, &[gather.clone(), gather.clone()])).is_none(),
+            "{variant}"
+        );
+    }
+    let mut mixed = Set::new(2, Variant::Pull, kept, &[gather.clone(), gather.clone()]);
+    mixed.cases[1].call.variant = Variant::Push;
+    assert!(lowered(&mixed).is_none(), "two variants");
+    let alone = Set::new(1, Variant::Pull, kept, &[gather.clone(), gather]);
+    let works = alone.lowered(&peers(0, 1), &mut Source::new()).expect("it fits").expect("copies");
+    assert!(
+        matches!(works[..], [Command::Copy { bytes: 16, .. }, Command::Copy { bytes: 16, .. }]),
+        "{works:?}"
+    );
+    let mut outside = Set::new(2, Variant::Pull, kept, &[(Kind::AllGather, DType::F32, 4, 0)]);
+    outside.cases[0].call.operand.offset = ARENA;
+    let error = outside.lowered(&peers(0, 2), &mut Source::new()).expect_err("no such memory").to_string();
+    assert!(error.contains("step 7") && error.contains("symmetric arena"), "{error}");
+}
+
+/// The kernels of all sets, for the test that compiles all.
+pub(super) fn kernels(n: u32, source: &mut Source) {
+    for set in sets(n) {
+        for chaos in [None, Some(1)] {
+            set.kernel(&Peers { chaos, ..peers(0, n) }, source);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! All-reduce as two-shot: each rank reduces a slice of all operands and gives it to all.
+//!
+//! Large tensors go by stores alone. Then the kernel can also add a residual to the result, chunk by chunk as it comes.
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
+use symmc_plan::ExitBarrier;
+use symmc_runtime::exec::{BoundCollective, MemorySpace};
+
+use super::barrier::{self, Reduction};
+use super::blocks::MAX_THREADS;
+use super::call::Running;
+use super::params::{Addition, BarrierParams, PushedParams};
+use super::peers::Peers;
+use super::prepared::{Prepared, reduction};
+use crate::codegen::command::Command;
+use crate::codegen::compile::Source;
+use crate::device::launch::{Address, DevicePtr, Param};
+use crate::error::CudaError;
+
+/// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
+/// difference to the grid, which is the same on all ranks.
+const PUSHED_THREADS: u32 = 512;
+
+pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+    if let Some(slice) = pushes(running) {
+        return pushed(running, op, slice, None);
+    }
+    let (size, elements) = (running.bound.dtype.size(), running.bound.elements);
+    let (units, unit) = (running.units(running.bytes), 16 / size);
+    let start = |p: usize| (units * p / running.n * unit).min(elements);
+    let (from, to) = (start(running.me), start(running.me + 1));
+    let offset = (from * size) as Address;
+    let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
+    for p in 0..running.n {
+        call.from[p] = running.operand_of(p, running.bytes)? + offset;
+    }
+    for (slot, p) in call.to.iter_mut().zip(running.rotated()) {
+        *slot = running.result_of(p, running.bytes)? + offset;
+    }
+    let how = Reduction { op, outs: running.n, elements: to - from, exit: ExitBarrier::Kept };
+    // Slices differ by a unit at most; grids are equal.
+    let blocks = running.grid(|b| &b.two_shot, units.div_ceil(running.n));
+    Ok(barrier::reduce(running, call, how, blocks, "two_shot"))
+}
+
+/// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for
+/// offsets are equal on all.
+fn pushes(running: &Running) -> Option<usize> {
+    let [operand, result] = [&running.bound.operand, &running.bound.result];
+    let slice = running.bytes / running.n;
+    let fits = running.thresholds().stores(running.bytes as u64, running.n as u64)
+        && slice.is_multiple_of(16)
+        && running.bytes.is_multiple_of(running.n)
+        && [operand, result].iter().all(|r| r.space == MemorySpace::Symmetric && r.by_rank.is_none())
+        && (operand.offset | result.offset).is_multiple_of(16)
+        && (operand.offset == result.offset || operand.offset.abs_diff(result.offset) >= running.bytes);
+    fits.then_some(slice)
+}
+
+fn pushed(
+    running: &Running,
+    op: ReduceOp,
+    slice: usize,
+    addition: Option<&Addition>,
+) -> Result<Prepared, CudaError> {
+    let (element, operation) = reduction(running.bound.dtype, op);
+    let (n, at) = (running.n, |p: usize| (p * slice) as Address);
+    let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
+    for (i, p) in running.rotated().enumerate() {
+        call.from[i] = running.operand + at(p);
+        call.to[i] = running.result_of(p, running.bytes)? + at(running.me);
+        call.slots[p] = running.result + at(p);
+    }
+    call.slice = slice as u64;
+    let [blocks, threads] = running.grid(|b| &b.pushed, running.units(slice));
+    let in_place = running.operand == running.result;
+    let (kernel, most_threads) = match addition {
+        Some(_) => ("pushed_add", PUSHED_THREADS),
+        None => ("pushed_reduce", MAX_THREADS),
+    };
+    Ok(Prepared {
+        what: format!("{kernel}_{}", running.bound.dtype),
+        body: format!("{kernel}<{element}, {operation}, {n}, {}, {in_place}>", (8 / n).max(1)),
+        params: ("PushedParams", Param::of(&call)),
+        beside: addition.map(|a| ("Addition", Param::of(a))),
+        most_threads,
+        blocks: [blocks, threads.min(PUSHED_THREADS)],
+    })
+}
+
+/// The launch that runs `call` on this rank, whose own operand and result lie at these addresses, and the addition;
+/// `None` if it does not go by stores alone.
+///
+/// # Errors
+/// As for [`super::lower`].
+pub fn lower_addition(
+    step: usize,
+    call: &BoundCollective,
+    [operand, result]: [DevicePtr; 2],
+    addition: &Addition,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Option<Command>, CudaError> {
+    let (Variant::TwoShot, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
+    let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
+        && call.cell.len() > 1
+        && addition.residual.is_multiple_of(16)
+        && addition.sum.is_multiple_of(16);
+    if !fits {
+        return Ok(None);
+    }
+    let running = Running::new(step, call, [operand, result], peers)?;
+    let Some(slice) = pushes(&running) else { return Ok(None) };
+    let kernel = pushed(&running, *op, slice, Some(addition))?.launch(peers, source);
+    Ok(Some(Command::Kernel(kernel)))
+}

@@ -1,0 +1,44 @@
+//! What a step becomes on a device: launches and calls of libraries with every size, address and constant fixed.
+//!
+//! A [`Command`] is made once for each binding and recorded into a graph, so nothing here is fast or slow by itself.
+
+use crate::codegen::compute::fused::Candidates;
+use crate::codegen::compute::gemm::Gemm;
+use crate::device::launch::{DevicePtr, Kernel};
+use crate::nccl::call::NcclCall;
+
+/// Something to be done on a stream, after what was recorded there before.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Launches a kernel of the program's modules.
+    Kernel(Kernel),
+    /// A matrix product by the vendor's library.
+    Gemm(Gemm),
+    /// Attention by the vendor's library or by kernels, as is chosen when the program is loaded.
+    Attention(Box<Candidates>),
+    /// A collective by the vendor's library.
+    Nccl(NcclCall),
+    /// Copies bytes; the two ranges do not overlap.
+    Copy {
+        /// Where to.
+        to: DevicePtr,
+        /// Where from.
+        from: DevicePtr,
+        /// How many.
+        bytes: usize,
+    },
+    /// Stores a word.
+    Store {
+        /// Where, at a multiple of 4.
+        at: DevicePtr,
+        /// What.
+        word: u32,
+    },
+    /// Sets bytes to zero.
+    Zero {
+        /// Where.
+        at: DevicePtr,
+        /// How many.
+        bytes: usize,
+    },
+}

@@ -1,0 +1,178 @@
+//! CUDA C to machine code: NVRTC, with a cache on disk.
+//!
+//! A [`Source`] gathers functions; equal ones are kept once. The cache holds one file for each source,
+//! architecture and compiler version.
+
+use std::ffi::{CString, c_void};
+use std::time::Instant;
+
+use cudarc::nvrtc::{result, sys};
+use indexmap::IndexMap;
+
+use crate::device::cache::{Cache, name_of};
+use crate::error::{CudaError, trust_loader_path};
+
+/// What every kernel calls first.
+const ENTRY: &str = include_str!("entry.cu");
+
+/// CUDA C to be compiled together.
+#[derive(Clone, Default, Debug)]
+pub struct Source {
+    /// What stands before the functions, each text once.
+    preludes: Vec<&'static str>,
+    /// Functions by name.
+    functions: IndexMap<String, String>,
+    /// The name of each text, with `@` for its own name.
+    known: IndexMap<String, String>,
+}
+
+impl Source {
+    /// No code.
+    pub fn new() -> Source {
+        Source::default()
+    }
+
+    /// Puts declarations before all functions.
+    pub fn prelude(&mut self, text: &'static str) {
+        if !self.preludes.contains(&text) {
+            self.preludes.push(text);
+        }
+    }
+
+    /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
+    /// gives the name it has. `what` begins the name, so that profilers show what runs. A kernel calls
+    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::device::launch::Start)).
+    ///
+    /// # Panics
+    /// The text of a kernel has no such call.
+    pub fn function(&mut self, what: &str, text: String) -> String {
+        assert!(!text.contains("__global__") || text.contains("symmc_enter("), "{what} does not enter");
+        if let Some(name) = self.known.get(&text) {
+            return name.clone();
+        }
+        let name = format!("{what}_{}", self.known.len());
+        self.functions.insert(name.clone(), text.replace('@', &name));
+        self.known.insert(text, name.clone());
+        name
+    }
+
+    /// Whether there is no function.
+    pub fn is_empty(&self) -> bool {
+        self.functions.is_empty()
+    }
+
+    /// The names of the functions.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.functions.keys().map(String::as_str)
+    }
+
+    /// The text that is compiled.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        self.preludes.iter().for_each(|p| out.push_str(p));
+        out.push_str(ENTRY);
+        self.functions.values().for_each(|f| {
+            out.push_str(f);
+            out.push('\n');
+        });
+        out
+    }
+}
+
+/// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
+///
+/// # Errors
+/// NVRTC is not there, or refuses the code.
+pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, CudaError> {
+    let version = version()?;
+    let text = source.text();
+    let own = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
+    let target = format!("sm_{major}{minor}{own}");
+    let cache = Cache::of_user();
+    let name = name_of(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
+    if let Some(code) = cache.read(&name) {
+        tracing::debug!(target: "symmc::gpu", kernels = source.functions.len(), "read kernels from the cache");
+        return Ok(code);
+    }
+    let started = Instant::now();
+    let code = translate(&text, &target)?;
+    tracing::debug!(target: "symmc::gpu", kernels = source.functions.len(), elapsed = ?started.elapsed(), "compiled kernels");
+    cache.write(&name, &code);
+    Ok(code)
+}
+
+/// The least version of NVRTC that translates what compute capability 9.0 has alone.
+pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
+
+/// The version of NVRTC, major and minor.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn version() -> Result<[i32; 2], CudaError> {
+    trust_loader_path("libnvrtc.so")?;
+    // SAFETY: tries to load the library; nothing else.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing {
+            library: "NVRTC (libnvrtc.so)",
+            install: "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` and put its folder into LD_LIBRARY_PATH",
+        });
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is there, and writes two integers.
+    let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    code.result().map_err(|e| failed("nvrtcVersion", &e))?;
+    Ok([major, minor])
+}
+
+/// The same as a text, and one of the library's functions.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+    let [major, minor] = version()?;
+    // SAFETY: the function is only looked up.
+    let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> i32>(b"nvrtcVersion\0") };
+    Ok((format!("{major}.{minor}"), symbol.map_or(std::ptr::null(), |f| *f as *const c_void)))
+}
+
+fn failed(call: &str, error: &result::NvrtcError) -> CudaError {
+    CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
+}
+
+fn translate(text: &str, target: &str) -> Result<Vec<u8>, CudaError> {
+    let text = CString::new(text).map_err(|e| CudaError::Compile { detail: e.to_string() })?;
+    let program = result::create_program(&text, None).map_err(|e| failed("nvrtcCreateProgram", &e))?;
+    let architecture = format!("--gpu-architecture={target}");
+    let options =
+        [architecture.as_str(), "--std=c++17", "--fmad=true", "--disable-warnings"].map(String::from);
+    // SAFETY: the program lives until it is destroyed below.
+    let compiled = unsafe { result::compile_program(program, &options) };
+    let out = match compiled {
+        Err(_) => Err(CudaError::Compile { detail: log(program) }),
+        Ok(()) => machine_code(program),
+    };
+    // SAFETY: the program is not used any more.
+    let _ = unsafe { result::destroy_program(program) };
+    out
+}
+
+fn log(program: sys::nvrtcProgram) -> String {
+    // SAFETY: the program exists.
+    let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).trim().to_string()
+}
+
+fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
+    let mut size = 0;
+    // SAFETY: the program exists and has been compiled; the size is written.
+    unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }
+        .result()
+        .map_err(|e| failed("nvrtcGetCUBINSize", &e))?;
+    let mut code = vec![0u8; size];
+    // SAFETY: the buffer is as large as the library said.
+    unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }
+        .result()
+        .map_err(|e| failed("nvrtcGetCUBIN", &e))?;
+    Ok(code)
+}

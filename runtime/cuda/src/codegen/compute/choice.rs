@@ -1,0 +1,278 @@
+//! The choice between cuDNN and generated kernels for each attention, by measurement.
+//!
+//! Both are timed on the device, as recorded launches, once for each shape; what was found is kept on disk for that
+//! device, driver and library. Rank 0 chooses for all, as it does for matrix products, and what one rank cannot prepare no
+//! rank does: both sum in different orders, and ranks that compute the same value must get the same bits.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use indexmap::{IndexMap, IndexSet};
+
+use super::fused::Candidates;
+use super::machine::Machine;
+use super::search::{BUDGET, Search, all_measure};
+use crate::cudnn::{Planner, Prepared};
+use crate::device::cache::{Cache, name_of};
+use crate::device::driver::{Device, Event, version};
+use crate::device::launch::{Kernel, Start};
+use crate::error::CudaError;
+use crate::exchange::{Exchange, of_rank_0};
+
+/// Runs that are timed together.
+const RUNS: usize = 8;
+/// How often that is done; the least time counts.
+const ROUNDS: usize = 3;
+/// The part of the kernels' time by which the library must be faster: less than that is chance.
+const GAIN: f64 = 0.01;
+
+/// Launches a kernel of the program on the stream of the search.
+pub(crate) type Launch<'a> = &'a dyn Fn(&Kernel, Start) -> Result<(), CudaError>;
+
+/// Which attentions of a program the library computes, and who prepares them.
+#[derive(Clone, Default)]
+pub(crate) struct Settled {
+    planner: Option<Arc<Planner>>,
+    chosen: Arc<[bool]>,
+}
+
+/// Those that kernels do all.
+fn none(all: &[&Candidates]) -> (Vec<Option<Prepared>>, Settled) {
+    let chosen = vec![false; all.len()].into();
+    (all.iter().map(|_| None).collect(), Settled { planner: None, chosen })
+}
+
+/// Prepares the attentions that were settled to be the library's.
+fn again(
+    settled: &Settled,
+    machine: &Machine,
+    all: &[&Candidates],
+) -> Result<(Vec<Option<Prepared>>, Settled), CudaError> {
+    let prepare = |(x, &chosen): (&&Candidates, &bool)| {
+        let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
+        let prepared = planner.prepare(&x.attention, machine.workspace, x.room)?;
+        let refused = || CudaError::Unsupported(format!("cuDNN does not compute {} any more", x.key()));
+        prepared.map(Some).ok_or_else(refused)
+    };
+    let prepared = all.iter().zip(settled.chosen.iter()).map(prepare).collect::<Result<_, _>>()?;
+    Ok((prepared, settled.clone()))
+}
+
+/// Prepares those attentions that the library is to compute, as was settled or as is found now; `None` for those that
+/// kernels do. Where it is not settled, all ranks call this with attentions of the same shapes.
+///
+/// # Errors
+/// A peer failed, or the device.
+pub(crate) fn attentions(
+    settled: Option<&Settled>,
+    search: Option<&Search<'_>>,
+    device: &Arc<Device>,
+    machine: &Machine,
+    all: &[&Candidates],
+    launch: Launch<'_>,
+) -> Result<(Vec<Option<Prepared>>, Settled), CudaError> {
+    if let Some(settled) = settled.filter(|settled| settled.chosen.len() == all.len()) {
+        return again(settled, machine, all);
+    }
+    let Some(search) = search else { return Ok(none(all)) };
+    if !all_measure(search.exchange, search.products, all.len())? {
+        return Ok(none(all));
+    }
+    // Who has no library says so below, by preparing nothing.
+    let planner = Planner::new(device).ok().map(Arc::new);
+    let prepare = |x: &Candidates| match &planner {
+        // Running it once, below, writes its result.
+        Some(planner) if x.attention.results().into_iter().all(|at| search.may_write(at)) => {
+            planner.prepare(&x.attention, machine.workspace, x.room)
+        }
+        _ => Ok(None),
+    };
+    let chosen = agree(search.exchange, all, |alike| {
+        let Some(planner) = &planner else { return Ok(false) };
+        let until = Instant::now() + BUDGET.min(search.limit / 4);
+        let [major, minor] = version()?;
+        let shape = format!("{}, {} multiprocessors", alike[0].key(), machine.multiprocessors);
+        let versions = format!("{major}.{minor} {}", planner.version());
+        let name = name_of(&["attention 4", search.device.name(), &versions, &shape], "algorithm");
+        if let Some([kept @ (0 | 1)]) = Cache::of_user().read(&name).as_deref() {
+            return Ok(*kept == 1);
+        }
+        let found = measure(search, alike, &prepare, launch)?;
+        // What took too long may have been disturbed.
+        if Instant::now() <= until {
+            Cache::of_user().write(&name, &[u8::from(found)]);
+        }
+        Ok(found)
+    })?;
+    let mut warm = IndexSet::new();
+    let ready = |(x, chosen): (&&Candidates, bool)| {
+        let prepared = if chosen { prepare(x).ok().flatten() } else { None };
+        prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok())
+    };
+    let prepared = both(search.exchange, all.iter().zip(chosen).map(ready).collect())?;
+    let chosen = prepared.iter().map(Option::is_some).collect();
+    Ok((prepared, Settled { planner, chosen }))
+}
+
+/// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.
+fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<(), CudaError> {
+    // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
+    unsafe { prepared.run(search.stream, search.bases) }?;
+    search.stream.synchronize()
+}
+
+/// What rank 0 chooses for each attention.
+fn agree(
+    exchange: &dyn Exchange,
+    all: &[&Candidates],
+    mut choose: impl FnMut(&[&Candidates]) -> Result<bool, CudaError>,
+) -> Result<Vec<bool>, CudaError> {
+    let mut mine = vec![0u8; all.len()];
+    if exchange.rank() == 0 {
+        let mut shapes: IndexMap<String, Vec<usize>> = IndexMap::new();
+        for (i, x) in all.iter().enumerate() {
+            shapes.entry(x.key()).or_default().push(i);
+        }
+        for places in shapes.values() {
+            let alike: Vec<&Candidates> = places.iter().map(|&i| all[i]).collect();
+            if choose(&alike)? {
+                places.iter().for_each(|&i| mine[i] = 1);
+            }
+        }
+    }
+    let first = of_rank_0(exchange, &mine)?;
+    Ok(first.iter().map(|&b| b == 1).collect())
+}
+
+/// What every rank has prepared.
+fn both<T>(exchange: &dyn Exchange, prepared: Vec<Option<T>>) -> Result<Vec<Option<T>>, CudaError> {
+    let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
+    let all = exchange.all_gather(&mine)?;
+    let everywhere = |i: usize| all.iter().all(|rank| rank.get(i) == Some(&1));
+    Ok(prepared.into_iter().enumerate().map(|(i, p)| p.filter(|_| everywhere(i))).collect())
+}
+
+/// Whether the library computes attentions of one shape faster than kernels.
+fn measure(
+    search: &Search<'_>,
+    alike: &[&Candidates],
+    prepare: &dyn Fn(&Candidates) -> Result<Option<Prepared>, CudaError>,
+    launch: Launch<'_>,
+) -> Result<bool, CudaError> {
+    let some: Vec<&Candidates> = alike.iter().copied().take(RUNS).collect();
+    // What the library refuses, kernels compute.
+    let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {
+        return Ok(false);
+    };
+    if prepared.iter().take(1).any(|p| run_once(p, search).is_err()) {
+        return Ok(false);
+    }
+    let stream = search.stream;
+    for filled in some.iter().flat_map(|x| &x.filled) {
+        // SAFETY: the operands exist, and hold nothing yet.
+        unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
+    }
+    // As in a program, where a kernel follows others.
+    let start = Cell::new(Start::After);
+    let behind = |kernel: &Kernel| launch(kernel, start.replace(Start::Dependent));
+    let by_library = || {
+        some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
+            x.numbers.iter().try_for_each(behind)?;
+            // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+            unsafe { prepared.run(stream, search.bases) }?;
+            start.set(Start::Dependent);
+            x.amend.iter().try_for_each(behind)
+        })
+    };
+    let by_kernels = || some.iter().cycle().take(RUNS).try_for_each(|x| x.own.iter().try_for_each(behind));
+    // A library that fails as it runs is refused as one that does not prepare.
+    let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
+    start.set(Start::After);
+    let graphs = [stream.capture(by_kernels)?, graph];
+    let (begin, end) = (Event::timed()?, Event::timed()?);
+    let mut best = [f64::INFINITY; 2];
+    for _ in 0..=ROUNDS {
+        for (graph, best) in graphs.iter().zip(&mut best) {
+            begin.record(stream)?;
+            // SAFETY: what was recorded uses memory that exists, and nothing else runs.
+            unsafe { stream.replay(graph)? };
+            end.record(stream)?;
+            stream.synchronize()?;
+            *best = best.min(begin.microseconds_to(&end)?);
+        }
+    }
+    Ok(best[1] < best[0] * (1.0 - GAIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::DType;
+
+    use super::super::search::Products;
+    use super::*;
+    use crate::cudnn::{Attention, Band, Tensor};
+    use crate::exchange::tests::{Pair, Rank};
+
+    fn candidates(queries: usize, at: u64) -> Candidates {
+        let tensor = |at: u64| Tensor { at: at.into(), strides: [4096, 64, 64] };
+        let attention = Attention {
+            dtype: DType::BF16,
+            batch: 1,
+            heads: 2,
+            key_heads: 1,
+            queries,
+            keys: 64,
+            e: 64,
+            f: 64,
+            scale: 0.125,
+            cap: None,
+            band: Band::default(),
+            bias: None,
+            q: tensor(at),
+            k: tensor(at + 4096),
+            v: tensor(at + 8192),
+            r: tensor(at + 12288),
+            sums: None,
+            gradient: None,
+        };
+        Candidates { attention, room: 0, numbers: None, filled: vec![], amend: None, own: vec![] }
+    }
+
+    /// What both ranks answer.
+    fn on_both<T: Send>(of: impl Fn(&Rank<'_>) -> T + Sync) -> [T; 2] {
+        let pair = Pair::new();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| of(&Rank(&pair, 1)));
+            [of(&Rank(&pair, 0)), other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn rank_0_chooses_once_for_each_shape_wherever_it_lies() {
+        let all = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
+        let all: Vec<&Candidates> = all.iter().collect();
+        let chosen = on_both(|rank| {
+            let mut asked = vec![];
+            let chosen = agree(rank, &all, |alike| {
+                asked.push(alike.len());
+                Ok(alike[0].attention.queries > 1)
+            });
+            (chosen.unwrap(), asked)
+        });
+        let expected = vec![true, false, true];
+        assert_eq!(chosen, [(expected.clone(), vec![2, 1]), (expected, vec![])]);
+    }
+
+    #[test]
+    fn the_library_computes_only_what_all_ranks_prepared() {
+        let prepared =
+            |rank: &Rank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
+        let found = on_both(|rank| both(rank, prepared(rank)).unwrap());
+        assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
+        let all = |rank: &Rank<'_>, count| all_measure(rank, Products::Measured, count).unwrap();
+        assert_eq!(on_both(|rank| all(rank, 2)), [true, true]);
+        assert_eq!(on_both(|rank| all(rank, rank.1)), [false, false]);
+        assert_eq!(on_both(|rank| all(rank, 0)), [false, false]);
+    }
+}

@@ -1,0 +1,498 @@
+//! Matrix products by cuBLASLt.
+//!
+//! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, the first that the library's
+//! heuristic names or one of several ([`super::search`]). A [`Prepared`] product only enqueues, so that it can be
+//! recorded into a graph.
+//!
+//! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
+//! `C = A B` is computed as `Cᵀ = Bᵀ Aᵀ`.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+use symmc_ir::DType;
+
+use crate::device::driver::{Device, Stream};
+use crate::device::launch::{Address, DevicePtr, PortBases};
+use crate::error::{CudaError, trust_loader_path};
+
+/// A matrix of a product: `[rows, columns]` with one unit stride.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Matrix {
+    /// The first element.
+    pub at: DevicePtr,
+    /// Elements between neighbours along the axis without unit stride.
+    pub step: usize,
+    /// Which axis has unit stride.
+    pub order: Order,
+    /// Elements between the matrices of a batch; 0 where all share one.
+    pub batch: isize,
+}
+
+/// Which axis of a matrix has unit stride.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Elements of a row are neighbours.
+    Rows,
+    /// Elements of a column are neighbours.
+    Columns,
+}
+
+/// A matrix product `c = a b` with `a [m, k]`, `b [k, n]` and `c [m, n]`, for each of a batch. Sums are in
+/// f32 (f64 for f64), without TF32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gemm {
+    /// The dtype of all three.
+    pub dtype: DType,
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum; at least 1.
+    pub k: usize,
+    /// The number of products.
+    pub batch: usize,
+    /// The left operand.
+    pub a: Matrix,
+    /// The right operand.
+    pub b: Matrix,
+    /// The result; its rows are contiguous.
+    pub c: Matrix,
+}
+
+impl Gemm {
+    /// The pointers to the matrices.
+    pub(crate) fn pointers(&self) -> [DevicePtr; 3] {
+        [self.a.at, self.b.at, self.c.at]
+    }
+
+    /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes; 16 at most,
+    /// which is the most that algorithms ask for: what is chosen serves every memory that a caller may lend.
+    pub(crate) fn alignments(&self) -> [u8; 3] {
+        let size = self.dtype.size() as u64;
+        [self.a, self.b, self.c].map(|matrix| {
+            let step = (matrix.batch as i64 as u64).wrapping_mul(size);
+            (matrix.at.alignment(16) | step).trailing_zeros() as u8
+        })
+    }
+}
+
+/// How the library runs a product, as it wants to be told again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Algorithm {
+    words: [u64; 8],
+    workspace: usize,
+}
+
+impl Algorithm {
+    /// The number of its bytes.
+    pub(crate) const BYTES: usize = 73;
+
+    /// For another process with the same library and device. The last byte tells it from zeros.
+    pub(crate) fn to_bytes(self) -> [u8; Algorithm::BYTES] {
+        let mut out = [1; Algorithm::BYTES];
+        let words = self.words.into_iter().chain([self.workspace as u64]);
+        out.chunks_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        out
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) gave; `None` for anything else.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Algorithm> {
+        let (bytes, [1]) = bytes.split_at_checked(Algorithm::BYTES - 1)? else { return None };
+        let mut words = bytes.chunks_exact(8).map(|b| b.iter().rev().fold(0, |w, &b| w << 8 | u64::from(b)));
+        let mut out = Algorithm { words: [0; 8], workspace: 0 };
+        for word in &mut out.words {
+            *word = words.next()?;
+        }
+        out.workspace = usize::try_from(words.next()?).ok()?;
+        Some(out)
+    }
+}
+
+fn failed(call: &str, error: &result::CublasError) -> CudaError {
+    CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
+}
+
+struct Handle {
+    handle: sys::cublasLtHandle_t,
+    _device: Arc<Device>,
+}
+
+// SAFETY: the library's handles may be used from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above; it holds no state that calls change.
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: created by `GemmPlanner::new`.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// Whether cuBLASLt can be loaded.
+fn present() -> Result<(), CudaError> {
+    trust_loader_path("libcublasLt.so")?;
+    // SAFETY: tries to load the library; nothing else.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(CudaError::Missing {
+        library: "cuBLASLt (libcublasLt.so)",
+        install: "install the CUDA toolkit, or `pip install nvidia-cublas` and put its folder into LD_LIBRARY_PATH",
+    })
+}
+
+/// The version of the library, `13.0.2`, and one of its functions.
+pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+    present()?;
+    // SAFETY: the library is there; it only tells its version.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    // SAFETY: the function is only looked up.
+    let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0") };
+    let at = symbol.map_or(ptr::null(), |f| *f as *const c_void);
+    Ok((format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100), at))
+}
+
+/// Prepares matrix products on one device.
+#[derive(Clone)]
+pub struct GemmPlanner {
+    handle: Arc<Handle>,
+}
+
+impl GemmPlanner {
+    /// A planner for the device, whose context is current.
+    ///
+    /// # Errors
+    /// cuBLASLt is not there, or does not start.
+    pub fn new(device: &Arc<Device>) -> Result<GemmPlanner, CudaError> {
+        present()?;
+        let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
+        Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
+    }
+
+    /// The version of the library.
+    pub(crate) fn version(&self) -> usize {
+        // SAFETY: the library is there; it only tells its version.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
+    /// heuristic names.
+    ///
+    /// # Errors
+    /// The library has no algorithm for it.
+    pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared, CudaError> {
+        let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
+        let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+        self.prepare_as(gemm, found.first().ok_or_else(none)?, workspace)
+    }
+
+    /// Algorithms for a product whose matrices have at least these alignments, the most promising first.
+    ///
+    /// # Errors
+    /// The library refuses the product.
+    pub(crate) fn candidates(
+        &self,
+        gemm: &Gemm,
+        alignments: [u8; 3],
+        workspace: usize,
+        most: usize,
+    ) -> Result<Vec<Algorithm>, CudaError> {
+        let d = Descriptors::new(gemm)?;
+        let preference = Preference::new(gemm, alignments, workspace)?;
+        // SAFETY: plain data for which zero is a valid value.
+        let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
+        let mut count = 0;
+        // SAFETY: all descriptors exist, and there is room for as many results.
+        let asked = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle.handle,
+                d.product,
+                d.layouts[0],
+                d.layouts[1],
+                d.layouts[2],
+                d.layouts[2],
+                preference.0,
+                most as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        asked.result().map_err(|e| no_algorithm(gemm, e.0))?;
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        found.retain(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+            words: f.algo.data,
+            workspace: f.workspaceSize,
+        };
+        Ok(found.iter().map(algorithm).collect())
+    }
+
+    /// Prepares a product by this algorithm with `workspace` bytes of memory beside it.
+    ///
+    /// # Errors
+    /// The library does not run the product so.
+    pub(crate) fn prepare_as(
+        &self,
+        gemm: &Gemm,
+        algorithm: &Algorithm,
+        workspace: usize,
+    ) -> Result<Prepared, CudaError> {
+        let descriptors = Arc::new(Descriptors::new(gemm)?);
+        let d = &descriptors;
+        let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
+        // SAFETY: plain data for which zero is a valid value.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: all descriptors exist; the library looks at the algorithm's words, and refuses what it does not know.
+        let checked = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle.handle,
+                d.product,
+                d.layouts[0],
+                d.layouts[1],
+                d.layouts[2],
+                d.layouts[2],
+                &algo,
+                &mut found,
+            )
+        };
+        checked.result().map_err(|e| no_algorithm(gemm, e.0))?;
+        let needed = found.workspaceSize.max(algorithm.workspace);
+        if needed > workspace {
+            let text =
+                format!("the matrix product {gemm:?} needs {needed} bytes of workspace, not {workspace}");
+            return Err(CudaError::Unsupported(text));
+        }
+        Ok(Prepared { handle: self.handle.clone(), descriptors, algorithm: algo, gemm: *gemm, needed })
+    }
+}
+
+fn no_algorithm(gemm: &Gemm, status: sys::cublasStatus_t) -> CudaError {
+    let call = format!("choosing an algorithm for the matrix product {gemm:?}");
+    CudaError::Library { call, detail: format!("{status:?}") }
+}
+
+/// A product with its algorithm.
+#[derive(Clone)]
+pub struct Prepared {
+    handle: Arc<Handle>,
+    descriptors: Arc<Descriptors>,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    gemm: Gemm,
+    needed: usize,
+}
+
+impl Prepared {
+    /// The product.
+    pub(crate) fn gemm(&self) -> Gemm {
+        self.gemm
+    }
+
+    /// The bytes of workspace that it uses.
+    pub fn workspace(&self) -> usize {
+        self.needed
+    }
+
+    /// Enqueues the product.
+    ///
+    /// # Errors
+    /// The library refuses.
+    ///
+    /// # Safety
+    /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the
+    /// stream has done it, and nothing else uses the workspace meanwhile.
+    pub unsafe fn run(
+        &self,
+        stream: &Stream,
+        workspace: Address,
+        bases: PortBases<'_>,
+    ) -> Result<(), CudaError> {
+        // One and zero of the type that sums are scaled in.
+        let (one, zero) = match self.gemm.dtype {
+            DType::F64 => (1f64.to_bits(), 0),
+            _ => (u64::from(1f32.to_bits()), 0u64),
+        };
+        let Gemm { a, b, c, .. } = self.gemm;
+        let d = &self.descriptors;
+        // SAFETY: the descriptors exist; the scalars are read before the call returns; the rest by the caller.
+        let ran = unsafe {
+            result::matmul(
+                self.handle.handle,
+                d.product,
+                ptr::from_ref(&one).cast(),
+                ptr::from_ref(&zero).cast(),
+                b.at.resolve(bases) as *const c_void,
+                d.layouts[0],
+                a.at.resolve(bases) as *const c_void,
+                d.layouts[1],
+                c.at.resolve(bases) as *const c_void,
+                d.layouts[2],
+                c.at.resolve(bases) as *mut c_void,
+                d.layouts[2],
+                &self.algorithm,
+                workspace as *mut c_void,
+                self.needed,
+                stream.handle().cast(),
+            )
+        };
+        ran.map_err(|e| failed(&format!("the matrix product {:?}", self.gemm), &e))
+    }
+}
+
+/// The library's description of a product: of `Bᵀ`, `Aᵀ` and `Cᵀ`.
+struct Descriptors {
+    product: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+}
+
+// SAFETY: descriptors are plain memory of the library.
+unsafe impl Send for Descriptors {}
+// SAFETY: as above; calls only read them.
+unsafe impl Sync for Descriptors {}
+
+impl Descriptors {
+    fn new(gemm: &Gemm) -> Result<Descriptors, CudaError> {
+        use sys::cublasComputeType_t as Compute;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let (compute, scale) = match gemm.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F),
+        };
+        let made = result::create_matmul_desc(compute, scale);
+        let product = made.map_err(|e| failed("cublasLtMatmulDescCreate", &e))?;
+        let mut out = Descriptors { product, layouts: [ptr::null_mut(); 3] };
+        let sides = [
+            (gemm.b, gemm.k, gemm.n, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSA)),
+            (gemm.a, gemm.m, gemm.k, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSB)),
+            (gemm.c, gemm.m, gemm.n, None),
+        ];
+        for (i, (matrix, rows, columns, transposed)) in sides.into_iter().enumerate() {
+            out.layouts[i] = layout(gemm, &matrix, rows, columns)?;
+            if let (Some(attribute), Order::Columns) = (transposed, matrix.order) {
+                // CUBLAS_OP_T, of an enumeration that the bindings leave out.
+                let op = 1i32;
+                // SAFETY: the descriptor exists; the attribute is a 32-bit integer.
+                let set = unsafe {
+                    result::set_matmul_desc_attribute(product, attribute, ptr::from_ref(&op).cast(), 4)
+                };
+                set.map_err(|e| failed("cublasLtMatmulDescSetAttribute", &e))?;
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`; null where it failed before.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = result::destroy_matmul_desc(self.product);
+        }
+    }
+}
+
+/// A row-major `[rows, columns]` matrix as the column-major `[columns, rows]` that it is; a column-major
+/// one as it is.
+fn layout(
+    gemm: &Gemm,
+    matrix: &Matrix,
+    rows: usize,
+    columns: usize,
+) -> Result<sys::cublasLtMatrixLayout_t, CudaError> {
+    use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+    let dtype = match gemm.dtype {
+        DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
+        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not multiply {other}"))),
+    };
+    let (fast, slow) = match matrix.order {
+        Order::Rows => (columns, rows),
+        Order::Columns => (rows, columns),
+    };
+    let step = matrix.step.max(fast) as i64;
+    let made = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
+    let layout = made.map_err(|e| failed("cublasLtMatrixLayoutCreate", &e))?;
+    let (count, stride) = (gemm.batch as i32, matrix.batch as i64);
+    // SAFETY: the layout exists; the attributes are a 32-bit and a 64-bit integer.
+    let set = unsafe {
+        result::set_matrix_layout_attribute(
+            layout,
+            Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+            ptr::from_ref(&count).cast(),
+            4,
+        )
+        .and_then(|()| {
+            result::set_matrix_layout_attribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                ptr::from_ref(&stride).cast(),
+                8,
+            )
+        })
+    };
+    match set {
+        Ok(()) => Ok(layout),
+        Err(error) => {
+            // SAFETY: created above and given to nobody.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+            Err(failed("cublasLtMatrixLayoutSetAttribute", &error))
+        }
+    }
+}
+
+/// Where parts of a sum that several blocks have are added: in the result, in the result's type and in order; or in
+/// the workspace, in the type that sums are computed in.
+const IN_PLACE: u32 = 1;
+const COMPUTE_TYPE: u32 = 2;
+
+/// What the choice of an algorithm has to respect.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<Preference, CudaError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
+        let out = Preference(made);
+        let fail = |e| failed("cublasLtMatmulPreferenceSetAttribute", &e);
+        let bytes = workspace as u64;
+        // SAFETY: the preference exists; the attribute is a 64-bit integer.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                out.0,
+                Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                ptr::from_ref(&bytes).cast(),
+                8,
+            )
+        }
+        .map_err(fail)?;
+        // Parts of a sum are added in f32 (f64) before they are rounded.
+        let schemes = if gemm.dtype.size() == 2 { COMPUTE_TYPE } else { IN_PLACE | COMPUTE_TYPE };
+        for (attribute, value) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 1u32 << b),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 1 << a),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 1 << c),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 1 << c),
+        ] {
+            // SAFETY: as above, a 32-bit integer.
+            unsafe { result::set_matmul_pref_attribute(out.0, attribute, ptr::from_ref(&value).cast(), 4) }
+                .map_err(fail)?;
+        }
+        Ok(out)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}

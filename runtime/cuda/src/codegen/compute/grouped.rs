@@ -1,0 +1,169 @@
+//! Grouped GEMM: products of groups of rows, each with a matrix of its own, or of two matrices whose K the groups divide.
+//!
+//! How many rows a group has is known on the device only: a launch has as many blocks as any division of the rows may
+//! need, and those that find no rows end. Halves in layouts that are copied 16 bytes at a time go by tensor cores,
+//! everything else by the kernel of products of any layout.
+
+use symmc_ir::DType;
+use symmc_runtime::exec::Located;
+
+use super::assertions::Fault;
+use super::lowering::{Lowering, misfit};
+use super::text::{self, computed, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{Kernel, Param};
+use crate::error::CudaError;
+
+/// Rows and columns of a tile of the kernel for any layout, and its threads.
+const TILE: usize = 64;
+const THREADS: u32 = 256;
+/// By tensor cores: rows of a tile where groups have few rows or many, its columns, the K of a stage, threads.
+const FEW_ROWS: usize = 16;
+const MANY_ROWS: usize = 64;
+const COLUMNS: usize = 128;
+const TILE_K: usize = 64;
+const TILE_THREADS: u32 = 128;
+/// Stages that are filled while one is read, at most and at least.
+const STAGES: [usize; 2] = [3, 2];
+
+/// The kernel of a product, and its launch.
+struct Config {
+    call: String,
+    rows: usize,
+    columns: usize,
+    threads: u32,
+    shared: usize,
+}
+
+/// The extents of a product of `m` rows by `n` columns, whose rows, or whose `k`, groups divide.
+#[derive(Clone, Copy)]
+struct Extents {
+    m: usize,
+    k: usize,
+    n: usize,
+    groups: usize,
+    divide_k: bool,
+}
+
+impl Extents {
+    fn of([x, y, ends]: [&Located; 3], result: &Located) -> Result<Self, CudaError> {
+        let e = match (&x.shape[..], &y.shape[..], &ends.shape[..]) {
+            (&[m, k], &[groups, inner, n], &[given]) if k == inner && groups == given => {
+                Extents { m, k, n, groups, divide_k: false }
+            }
+            (&[m, k], &[inner, n], &[groups]) if k == inner => Extents { m, k, n, groups, divide_k: true },
+            _ => {
+                let expected = "[rows, k] and [groups, k, n], or [m, k] and [k, n], and [groups]";
+                return Err(misfit("grouped_matmul", expected, (&x.shape, &y.shape, &ends.shape)));
+            }
+        };
+        let shape = if e.divide_k { vec![e.groups, e.m, e.n] } else { vec![e.m, e.n] };
+        let fits = result.shape[..] == shape[..]
+            && x.dtype == y.dtype
+            && x.dtype == result.dtype
+            && x.dtype.is_float();
+        if fits { Ok(e) } else { Err(misfit("the result of grouped_matmul", shape, &result.shape)) }
+    }
+
+    /// Tiles of so many rows that any division may need.
+    fn tiles(self, rows: usize) -> usize {
+        if self.divide_k {
+            return self.groups * self.m.div_ceil(rows);
+        }
+        // Each piece that has rows, the groups and what lies behind them, may have one tile that is not full.
+        let pieces = self.m.min(self.groups + 1);
+        (self.m + pieces * (rows - 1)) / rows
+    }
+}
+
+/// Operands: the rows, the matrices, the ends of the groups; or two matrices, and the ends.
+pub(super) fn lower(
+    operands: [&Located; 3],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let [x, y, ends] = operands;
+    let e = Extents::of(operands, result)?;
+    let config = by_tensor_cores([x, y], e, l).unwrap_or_else(|| any(e));
+    let blocks = e.tiles(config.rows).max(1).checked_mul(e.n.div_ceil(config.columns).max(1));
+    let blocks = blocks.and_then(|n| u32::try_from(n).ok()).filter(|&b| b <= i32::MAX as u32);
+    let blocks = blocks.ok_or_else(|| misfit("grouped_matmul", "fewer tiles", (e.m, e.n)))?;
+    let rows = if e.divide_k { e.k } else { e.m };
+    let of_group = |v: &Located| if v.shape.len() == 3 { v.strides[0] } else { 0 };
+    let mut out = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} A; typedef {} I;\n\
+         static const i64 R = {rows}, M = {}, N = {}, K = {}, G = {}, b_group = {}ll, c_group = {}ll, e_step = {}ll;\n",
+        stored(x.dtype),
+        computed(x.dtype),
+        stored(ends.dtype),
+        e.m,
+        e.n,
+        e.k,
+        e.groups,
+        of_group(y),
+        of_group(result),
+        ends.strides[0],
+    );
+    for (name, v) in [("a", x), ("b", y), ("c", result)] {
+        let strides = &v.strides[v.shape.len() - 2..];
+        out.push_str(&format!(
+            "SC_FN i64 {name}_at(i64 i, i64 j) {{ return i * {}ll + j * {}ll; }}\n",
+            strides[0], strides[1]
+        ));
+    }
+    out.push_str(&format!(
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__({}) @(const void *a, const void *b, const void *e, void *c, \
+         void *status, unsigned assertion) {{\n    symmc_enter();\n    sc::{}(a, b, e, c, status, assertion);\n}}\n",
+        config.threads, config.call
+    ));
+    l.preludes();
+    for prelude in [text::MATRIX, text::PRODUCT, text::GROUPED] {
+        l.source.prelude(prelude);
+    }
+    let assertion = l.assertion(Fault::GroupEnd { rows });
+    let entry = l.source.function("grouped", out);
+    let mut params: Vec<Param> = [x, y, ends, result].map(|value| l.at(value).into()).to_vec();
+    params.extend([l.machine.status.into(), assertion.into()]);
+    let kernel = Kernel::flat(entry, blocks as usize, config.threads as usize, params);
+    Ok(vec![Command::Kernel(Kernel { shared: config.shared as u32, ..kernel })])
+}
+
+/// Any layout and type.
+fn any(e: Extents) -> Config {
+    let tiles = e.n.div_ceil(TILE).max(1);
+    let name = if e.divide_k { "grouped_terms" } else { "grouped_product" };
+    let call = format!("{name}<sc::@_L, {tiles}>");
+    Config { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
+}
+
+/// Tensor cores, where both operands are halves that are copied 16 bytes at a time. Groups that divide K begin at any
+/// term, so there no line may have its terms side by side.
+fn by_tensor_cores([x, y]: [&Located; 2], e: Extents, l: &Lowering<'_>) -> Option<Config> {
+    let eights = |stride: isize| stride > 0 && stride % 8 == 0;
+    // Whether the elements along the first or the second of two axes lie side by side, in whole pieces.
+    let side_by_side =
+        |[along, other]: [isize; 2], n: usize| along == 1 && eights(other) && n.is_multiple_of(8);
+    let last = &y.strides[y.shape.len() - 2..];
+    let by_terms = side_by_side([last[0], last[1]], e.k);
+    let by_columns = side_by_side([last[1], last[0]], e.n);
+    let laid_out = if e.divide_k {
+        by_columns && side_by_side([x.strides[0], x.strides[1]], e.m)
+    } else {
+        let rows = x.strides[1] == 1 && (eights(x.strides[0]) || e.m == 1) && e.k.is_multiple_of(8);
+        rows && (by_terms || by_columns) && (eights(y.strides[0]) || e.groups == 1)
+    };
+    let aligned = |v: &Located| l.at(v).is_multiple_of(16);
+    if !matches!(x.dtype, DType::BF16 | DType::F16) || !laid_out || !aligned(x) || !aligned(y) {
+        return None;
+    }
+    let many = e.divide_k || e.m > 3 * FEW_ROWS / 2 * e.groups;
+    let rows = if many { MANY_ROWS } else { FEW_ROWS };
+    let stage = (rows + COLUMNS) * TILE_K * x.dtype.size();
+    let stages = STAGES.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
+    let tiles = e.n.div_ceil(COLUMNS).max(1);
+    let call = match e.divide_k {
+        true => format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>"),
+        false => format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>"),
+    };
+    Some(Config { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
+}

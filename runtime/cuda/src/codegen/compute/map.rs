@@ -1,0 +1,496 @@
+//! Kernels that compute each position of an iteration space by itself: the form of all element-wise ops, of
+//! copies and of gathers, alone or several in one.
+//!
+//! A [`Map`] holds operands that are loaded, statements, and results that are stored. Values are stored
+//! elements, rounded to their dtype, so several ops in one kernel give the bits that they give one by one.
+//! A result may lie exactly on an operand: each thread loads all that it needs at its positions before it
+//! stores there.
+
+use std::fmt::Write as _;
+
+use smallvec::SmallVec;
+
+use super::lowering::Lowering;
+use super::skinny::Epilogue;
+use super::space::{Strides, by_stride, collapse, reach};
+use crate::codegen::command::Command;
+use crate::device::launch::{DevicePtr, Kernel, Param};
+
+/// Threads of a block.
+const THREADS: usize = 256;
+/// The most blocks of a launch.
+const MOST_BLOCKS: usize = i32::MAX as usize;
+
+/// The number of a value within a map.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Val(usize);
+
+/// A coordinate that data gives: `position along an axis × stride` is added to an offset.
+struct Term {
+    index: Val,
+    extent: usize,
+    stride: isize,
+    assertion: u32,
+}
+
+struct Load {
+    at: DevicePtr,
+    kind: &'static str,
+    strides: Strides,
+    terms: Vec<Term>,
+}
+
+struct Store {
+    at: DevicePtr,
+    strides: Strides,
+    value: Val,
+}
+
+enum Def {
+    Load(Load),
+    /// An expression of this type.
+    Computed(&'static str, String),
+}
+
+/// A value as another generator writes it.
+pub(super) enum Statement<'a> {
+    /// An operand of this type, with its offset in elements at the coordinates `c0`, `c1`, ….
+    Load { kind: &'static str, place: String },
+    /// An expression of this type.
+    Computed { kind: &'static str, expression: &'a str },
+}
+
+impl Statement<'_> {
+    /// The type of the value.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Statement::Load { kind, .. } | Statement::Computed { kind, .. } => kind,
+        }
+    }
+
+    /// The bytes of the value.
+    pub fn bytes(&self) -> usize {
+        size(self.kind())
+    }
+}
+
+/// A kernel in the making.
+pub(super) struct Map {
+    shape: Vec<usize>,
+    values: Vec<Def>,
+    stores: Vec<Store>,
+    /// The assertion of divisions of integers by zero.
+    divisor: Option<u32>,
+}
+
+/// The bytes of an element of a type.
+fn size(kind: &str) -> usize {
+    match kind {
+        "u8" | "boolean" => 1,
+        "u16" | "f16" | "bf16" => 2,
+        "u32" | "int" | "float" => 4,
+        _ => 8,
+    }
+}
+
+impl Map {
+    /// A map over the positions of `shape`.
+    pub fn over(shape: &[usize]) -> Map {
+        Map { shape: shape.to_vec(), values: Vec::new(), stores: Vec::new(), divisor: None }
+    }
+
+    /// An operand with these strides over the space. An equal one is loaded once.
+    pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> Val {
+        let same = |d: &Def| matches!(d, Def::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
+        if let Some(known) = self.values.iter().position(same) {
+            return Val(known);
+        }
+        self.push(Def::Load(Load { at, kind, strides, terms: Vec::new() }))
+    }
+
+    /// An operand at positions along some axes that other values give: `(index, extent, stride, assertion)`.
+    pub fn gather(
+        &mut self,
+        at: DevicePtr,
+        kind: &'static str,
+        strides: Strides,
+        terms: impl IntoIterator<Item = (Val, usize, isize, u32)>,
+    ) -> Val {
+        let term = |(index, extent, stride, assertion)| Term { index, extent, stride, assertion };
+        let terms = terms.into_iter().map(term).collect();
+        self.push(Def::Load(Load { at, kind, strides, terms }))
+    }
+
+    /// The value of an expression of the type `kind`.
+    pub fn compute(&mut self, kind: &'static str, expression: String) -> Val {
+        self.push(Def::Computed(kind, expression))
+    }
+
+    /// Stores a value.
+    pub fn store(&mut self, at: DevicePtr, strides: Strides, value: Val) {
+        self.stores.push(Store { at, strides, value });
+    }
+
+    /// Divisions by zero in this map are reported as this assertion.
+    pub fn divides(&mut self, assertion: u32) {
+        self.divisor = Some(assertion);
+    }
+
+    /// Whether divisions are reported already.
+    pub fn has_divisor(&self) -> bool {
+        self.divisor.is_some()
+    }
+
+    /// The name that an expression refers to a value by.
+    pub fn name(value: Val) -> String {
+        format!("v{}", value.0)
+    }
+
+    /// The number of a value in the order of [`statements`](Self::statements).
+    pub fn index(value: Val) -> usize {
+        value.0
+    }
+
+    /// All values, in the order in which they were added.
+    pub fn statements(&self) -> Vec<Statement<'_>> {
+        let statement = |def| match def {
+            &Def::Load(Load { kind, ref strides, .. }) => Statement::Load { kind, place: linear(strides) },
+            Def::Computed(kind, expression) => Statement::Computed { kind, expression },
+        };
+        self.values.iter().map(statement).collect()
+    }
+
+    /// What is stored: the type, the offset in elements at the coordinates `c0`, `c1`, …, and the number of the value.
+    pub fn stores(&self) -> impl Iterator<Item = (&'static str, String, usize)> {
+        self.stores.iter().map(|s| (self.kind(s.value), linear(&s.strides), s.value.0))
+    }
+
+    /// The values that are stored.
+    pub fn stored_values(&self) -> impl Iterator<Item = Val> {
+        self.stores.iter().map(|s| s.value)
+    }
+
+    /// Statements that give the coordinates of the row with this number, which are all but the last.
+    pub fn row_coordinates(&self, row: &str) -> String {
+        let mut out = format!("    i64 t = {row};\n");
+        for (axis, n) in self.shape.iter().enumerate().rev().skip(1) {
+            let _ = writeln!(out, "    const i64 c{axis} = t % {n}; t /= {n};");
+        }
+        out
+    }
+
+    /// The number of positions.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn push(&mut self, def: Def) -> Val {
+        self.values.push(def);
+        Val(self.values.len() - 1)
+    }
+
+    fn loads(&self) -> impl Iterator<Item = (usize, &Load)> {
+        self.values.iter().enumerate().filter_map(|(i, d)| match d {
+            Def::Load(l) => Some((i, l)),
+            Def::Computed(..) => None,
+        })
+    }
+
+    fn kind(&self, value: Val) -> &'static str {
+        match &self.values[value.0] {
+            Def::Load(l) => l.kind,
+            Def::Computed(kind, _) => kind,
+        }
+    }
+
+    /// Puts the axes into the order of the first result in memory and joins them.
+    fn collapse(&mut self) {
+        if let Some(first) = self.stores.first() {
+            let order = by_stride(&self.shape, &first.strides);
+            let permute = |s: &mut Strides| *s = order.iter().map(|&a| s[a]).collect();
+            self.shape = order.iter().map(|&a| self.shape[a]).collect();
+            for def in &mut self.values {
+                if let Def::Load(l) = def {
+                    permute(&mut l.strides);
+                }
+            }
+            self.stores.iter_mut().for_each(|s| permute(&mut s.strides));
+        }
+        let loads = self.values.iter_mut().filter_map(|d| match d {
+            Def::Load(l) => Some(&mut l.strides),
+            Def::Computed(..) => None,
+        });
+        let mut all: SmallVec<[&mut Strides; 8]> =
+            loads.chain(self.stores.iter_mut().map(|s| &mut s.strides)).collect();
+        collapse(&mut self.shape, &mut all);
+        if self.shape.is_empty() {
+            self.shape.push(1);
+            all.iter_mut().for_each(|s| s.push(0));
+        }
+    }
+
+    /// The number of neighbours that one thread computes, so that each access to memory is one of up to 16
+    /// bytes.
+    fn width(&self) -> usize {
+        self.width_of(|_| true)
+    }
+
+    /// The same where only accesses with these strides along the last axis bound the number.
+    fn width_of(&self, bounds: impl Fn(isize) -> bool) -> usize {
+        let last = self.shape.len() - 1;
+        let operands = || {
+            let loads = self.loads().map(|(_, l)| (l.at, size(l.kind), &l.strides, &l.terms[..]));
+            loads.chain(self.stores.iter().map(|s| (s.at, size(self.kind(s.value)), &s.strides, &[][..])))
+        };
+        let indices = self.loads().flat_map(|(_, l)| &l.terms).map(|t| t.index);
+        let along = |v: Val| matches!(&self.values[v.0], Def::Load(l) if l.strides[last] != 0);
+        let one = self.shape[last] == 1;
+        if one || indices.into_iter().any(along) || operands().any(|(_, _, s, _)| !matches!(s[last], 0 | 1)) {
+            return 1;
+        }
+        if self.stores.iter().any(|s| s.strides[last] != 1) {
+            return 1;
+        }
+        let widest = operands().filter(|o| bounds(o.2[last])).map(|o| o.1).max().unwrap_or(1);
+        let mut width = 16 / widest;
+        let aligned = |width: usize| {
+            let whole = self.shape.len() == 1 || self.shape[last].is_multiple_of(width);
+            whole
+                && operands().filter(|o| o.2[last] == 1).all(|(at, size, strides, terms)| {
+                    at.is_multiple_of((width * size) as u64)
+                        && strides[..last].iter().all(|s| s.unsigned_abs().is_multiple_of(width))
+                        && terms.iter().all(|t| t.stride.unsigned_abs().is_multiple_of(width))
+                })
+        };
+        while width > 1 && (!aligned(width) || self.shape[last] < width) {
+            width /= 2;
+        }
+        width
+    }
+
+    /// The most neighbours along the last axis that one thread can compute, and that divide it.
+    pub fn width_of_rows(&self) -> usize {
+        self.dividing(self.width())
+    }
+
+    /// The same where numbers of rows are loaded once for each row.
+    pub fn width_along_rows(&self) -> usize {
+        self.dividing(self.width_of(|stride| stride != 0))
+    }
+
+    fn dividing(&self, mut width: usize) -> usize {
+        let n = self.shape.last().copied().unwrap_or(1);
+        while !n.is_multiple_of(width) {
+            width /= 2;
+        }
+        width
+    }
+
+    /// A function of a row `at` and a column `k` that computes so many neighbours and gives their values to be computed with.
+    pub fn elements(&self, width: usize, value: Val, computed: &str) -> String {
+        let mut out = format!("[&](i64 k, {computed} *c) {{\n        typedef i64 O;\n        i64 t = at;\n");
+        let last = self.shape.len() - 1;
+        for axis in (0..last).rev() {
+            let n = self.shape[axis];
+            let _ = writeln!(out, "        const i64 c{axis} = t % {n}; t /= {n};");
+        }
+        let _ = writeln!(out, "        const i64 c{last} = k;");
+        self.vector(&mut out, width, &format!("c[j] = get(v{});", value.0));
+        out.push_str("    }");
+        out
+    }
+
+    /// What a kernel of products does at one position, if this map is over its `[m, n]`, with leading axes joined.
+    /// Values may be expressions of `sum`.
+    pub fn epilogue(self, [m, n]: [usize; 2]) -> Option<Epilogue> {
+        let (&last, leading) = self.shape.split_last()?;
+        if last != n || leading.iter().product::<usize>() != m || self.reports() || self.stores.is_empty() {
+            return None;
+        }
+        let mut body = String::from("        typedef i64 O;\n        i64 t = row;\n");
+        for (axis, extent) in leading.iter().enumerate().rev() {
+            let _ = writeln!(body, "        const i64 c{axis} = t % {extent}; t /= {extent};");
+        }
+        let _ = writeln!(body, "        const i64 c{} = column;", leading.len());
+        for (i, def) in self.values.iter().enumerate() {
+            let (kind, value) = match def {
+                Def::Load(l) => (l.kind, format!("((const {} *)p{i})[{}]", l.kind, linear(&l.strides))),
+                Def::Computed(kind, expression) => (*kind, expression.clone()),
+            };
+            let _ = writeln!(body, "        const {kind} v{i} = {value};");
+        }
+        for (k, store) in self.stores.iter().enumerate() {
+            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
+        }
+        let (declared, params) = (self.declared().collect(), self.addresses().collect());
+        Some(Epilogue { layouts: String::new(), declared, params, body })
+    }
+
+    /// The parameters that hold addresses, as a kernel declares them, and their values.
+    pub fn declared(&self) -> impl Iterator<Item = String> {
+        let loads = self.loads().map(|(i, _)| format!("const void *p{i}"));
+        loads.chain((0..self.stores.len()).map(|k| format!("void *q{k}")))
+    }
+
+    pub fn addresses(&self) -> impl Iterator<Item = Param> {
+        self.loads().map(|(_, l)| l.at.into()).chain(self.stores.iter().map(|s| s.at.into()))
+    }
+
+    /// The launch; none where there is no position.
+    pub fn finish(mut self, what: &str, lowering: &mut Lowering<'_>) -> Option<Command> {
+        if self.len() == 0 || self.stores.is_empty() {
+            return None;
+        }
+        self.collapse();
+        let width = self.width();
+        let total: usize = self.shape.iter().product();
+        let vectors = total / width;
+        let text = self.text(width, vectors, total - vectors * width);
+        lowering.preludes();
+        let entry = lowering.source.function(what, text);
+        // One vector for each thread: blocks that follow one another keep more of the memory's bandwidth than blocks that stay.
+        let blocks = vectors.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
+        let mut params: Vec<Param> = self.addresses().collect();
+        if self.reports() {
+            params.push(lowering.machine.status.into());
+            params.extend(self.assertions().map(Param::from));
+        }
+        Some(Command::Kernel(Kernel::flat(entry, blocks, THREADS, params)))
+    }
+
+    fn assertions(&self) -> impl Iterator<Item = u32> {
+        self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.assertion)).chain(self.divisor)
+    }
+
+    pub fn reports(&self) -> bool {
+        self.assertions().next().is_some()
+    }
+
+    fn text(&self, width: usize, vectors: usize, rest: usize) -> String {
+        let mut params: Vec<String> = self.declared().collect();
+        if self.reports() {
+            params.push("void *status".into());
+            params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
+        }
+        let total: usize = self.shape.iter().product();
+        let far = |strides: &Strides, terms: &[Term]| {
+            let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
+            reach(&self.shape, strides) + by_data
+        };
+        let farthest = self.loads().map(|(_, l)| far(&l.strides, &l.terms));
+        let farthest = farthest.chain(self.stores.iter().map(|s| far(&s.strides, &[]))).max().unwrap_or(0);
+        // A step of all threads beyond the last position must not wrap around.
+        let index = if total < 1 << 31 { "u32" } else { "u64" };
+        let offset = if farthest < 1 << 31 { "int" } else { "i64" };
+        let mut out = format!(
+            "extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    \
+             typedef {index} I;\n    typedef {offset} O;\n",
+            params.join(", ")
+        );
+        let _ = writeln!(
+            out,
+            "    for (I i = (I)blockIdx.x * {THREADS}u + threadIdx.x; i < (I){vectors}ull; i += (I)gridDim.x * {THREADS}u) {{"
+        );
+        self.body(&mut out, width, 0);
+        out.push_str("    }\n");
+        if rest > 0 {
+            let _ =
+                writeln!(out, "    if (blockIdx.x == 0 && threadIdx.x < {rest}u) {{\n    I i = threadIdx.x;");
+            self.body(&mut out, 1, vectors * width);
+            out.push_str("    }\n");
+        }
+        out.push_str("}\n");
+        out
+    }
+
+    /// The work at vector `i` of `width` positions, counted from position `first` of a space of one axis.
+    fn body(&self, out: &mut String, width: usize, first: usize) {
+        let last = self.shape.len() - 1;
+        let _ = writeln!(out, "        I t = i;");
+        for axis in (0..=last).rev() {
+            let n = if axis == last && first == 0 { self.shape[axis] / width } else { self.shape[axis] };
+            let scale = if axis == last { width } else { 1 };
+            let c = if axis == 0 { "t".to_string() } else { format!("t % (I){n}u") };
+            let start = if axis == last && first > 0 { format!(" + (O){first}ll") } else { String::new() };
+            let _ = writeln!(out, "        O c{axis} = (O)({c}) * {scale}{start};");
+            if axis > 0 {
+                let _ = writeln!(out, "        t /= (I){n}u;");
+            }
+        }
+        self.vector(out, width, "");
+    }
+
+    /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` is done with the values of each.
+    fn vector(&self, out: &mut String, width: usize, each: &str) {
+        let last = self.shape.len() - 1;
+        let mut assertion = 0;
+        for (i, load) in self.loads() {
+            self.load_text(out, i, load, width, &mut assertion);
+        }
+        for (k, store) in self.stores.iter().enumerate() {
+            let _ = writeln!(out, "        Few<{}, {width}> r{k};", self.kind(store.value));
+        }
+        if self.divisor.is_some() {
+            out.push_str("        bool bad = false;\n");
+        }
+        let _ = writeln!(out, "#pragma unroll\n        for (int j = 0; j < {width}; j++) {{");
+        for (i, def) in self.values.iter().enumerate() {
+            let _ = match def {
+                Def::Load(l) if l.strides[last] == 0 => {
+                    writeln!(out, "            const {} v{i} = x{i};", l.kind)
+                }
+                Def::Load(l) => writeln!(out, "            const {} v{i} = x{i}.e[j];", l.kind),
+                Def::Computed(kind, expression) => {
+                    writeln!(out, "            const {kind} v{i} = {expression};")
+                }
+            };
+        }
+        for (k, store) in self.stores.iter().enumerate() {
+            let _ = writeln!(out, "            r{k}.e[j] = v{};", store.value.0);
+        }
+        let _ = writeln!(out, "            {each}\n        }}");
+        if self.divisor.is_some() {
+            let _ = writeln!(out, "        if (bad) report(status, assertion{assertion}, 0);");
+        }
+        for (k, store) in self.stores.iter().enumerate() {
+            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let _ = writeln!(out, "        write<{kind}, {width}>(({kind} *)q{k} + ({place}), r{k});");
+        }
+    }
+
+    fn load_text(&self, out: &mut String, i: usize, load: &Load, width: usize, assertion: &mut usize) {
+        let mut place = linear(&load.strides);
+        for (k, term) in load.terms.iter().enumerate() {
+            let index = match &self.values[term.index.0] {
+                Def::Load(l) if l.strides[self.shape.len() - 1] == 0 => format!("x{}", term.index.0),
+                _ => format!("x{}.e[0]", term.index.0),
+            };
+            let _ = writeln!(
+                out,
+                "        const i64 g{i}_{k} = position(get({index}), {}ll);\n        \
+                 if (g{i}_{k} < 0) {{ report(status, assertion{assertion}, get({index})); return; }}",
+                term.extent
+            );
+            let _ = write!(place, " + (O)g{i}_{k} * (O){}ll", term.stride);
+            *assertion += 1;
+        }
+        let kind = load.kind;
+        let _ = if load.strides[self.shape.len() - 1] == 0 {
+            writeln!(out, "        const {kind} x{i} = ((const {kind} *)p{i})[{place}];")
+        } else {
+            writeln!(
+                out,
+                "        Few<{kind}, {width}> x{i};\n        read<{kind}, {width}>(x{i}, (const {kind} *)p{i} + ({place}));"
+            )
+        };
+    }
+}
+
+/// The offset at the coordinates `c0`, `c1`, ….
+pub(super) fn linear(strides: &Strides) -> String {
+    let terms = strides.iter().enumerate().filter(|(_, s)| **s != 0);
+    let terms: Vec<String> =
+        terms.map(|(a, s)| if *s == 1 { format!("c{a}") } else { format!("c{a} * (O){s}ll") }).collect();
+    if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+}

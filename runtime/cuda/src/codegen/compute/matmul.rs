@@ -1,0 +1,235 @@
+//! Matrix products: which way each takes.
+//!
+//! Floats whose matrices have a unit stride go to cuBLASLt ([`Gemm`]), as one product where the leading
+//! axes join into one stride; few rows (skinny GEMM, GEMV) go to a kernel that reads the right matrix once. Integers
+//! and other layouts go to a generated kernel that reads any strides.
+
+use smallvec::SmallVec;
+use symmc_ir::DType;
+use symmc_runtime::exec::Located;
+
+use super::gemm::{Gemm, Matrix, Order};
+use super::lowering::{Lowering, misfit};
+use super::skinny;
+use super::space::{Axis, Strides, broadcast, collapse};
+use super::text::{self, computed, offset, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{DevicePtr, Kernel};
+use crate::error::CudaError;
+
+/// The most products of the library that one step becomes.
+const MOST_PRODUCTS: usize = 64;
+/// Rows and columns of the tile that a block of the generated kernel computes.
+const TILE: usize = 64;
+
+/// The matrices of one operand over the batch.
+#[derive(Clone)]
+struct Side {
+    at: DevicePtr,
+    /// Rows and columns.
+    matrix: [Axis; 2],
+    /// Over the batch.
+    batch: Strides,
+}
+
+/// A product over a batch.
+struct Product {
+    dtype: DType,
+    batch: Vec<usize>,
+    a: Side,
+    b: Side,
+    c: Side,
+}
+
+pub(super) fn lower(
+    x: &Located,
+    y: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let mut p = product(x, y, result, l)?;
+    if p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) {
+        return Ok(Vec::new());
+    }
+    if p.a.matrix[1].n == 0 {
+        let zero = symmc_ir::Op::Full(symmc_ir::Scalar::Int(0));
+        return super::element::lower(&zero, &[], result, l);
+    }
+    fold(&mut p);
+    if p.dtype.is_float()
+        && let Some(products) = products(&p)
+    {
+        if let [one] = products[..]
+            && let Some(work) = skinny::apart(&[one], l.is_steady(y), l)
+        {
+            return Ok(vec![work]);
+        }
+        return Ok(products.into_iter().map(Command::Gemm).collect());
+    }
+    Ok(vec![tiled(&p, l)])
+}
+
+/// The product as one of the library, if it is one, with rows of the result as its rows.
+pub(super) fn one(
+    x: &Located,
+    y: &Located,
+    result: &Located,
+    l: &Lowering<'_>,
+) -> Result<Option<Gemm>, CudaError> {
+    let mut p = product(x, y, result, l)?;
+    let empty = p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) || p.a.matrix[1].n == 0;
+    fold(&mut p);
+    let by_rows = matches!(order(&p.c.matrix), Some((Order::Rows, _)));
+    if empty || !p.dtype.is_float() || !by_rows {
+        return Ok(None);
+    }
+    Ok(products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
+}
+
+fn product(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Product, CudaError> {
+    let rank = result.shape.len();
+    let shapes = || (x.shape.clone(), y.shape.clone(), result.shape.clone());
+    let bad = || misfit("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
+    let (xr, yr) = (x.shape.len(), y.shape.len());
+    if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
+        return Err(bad());
+    }
+    let fits = x.shape[xr - 1] == y.shape[yr - 2]
+        && result.shape[rank - 2] == x.shape[xr - 2]
+        && result.shape[rank - 1] == y.shape[yr - 1]
+        && xr <= rank
+        && yr <= rank;
+    if !fits {
+        return Err(bad());
+    }
+    let batch = result.shape[..rank - 2].to_vec();
+    let side = |v: &Located| {
+        let outer = v.shape.len() - 2;
+        let axis = |a: usize| Axis { n: v.shape[a], stride: v.strides[a] };
+        Side {
+            at: l.at(v),
+            matrix: [axis(outer), axis(outer + 1)],
+            batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
+        }
+    };
+    let (a, b, c) = (side(x), side(y), side(result));
+    let mut out = Product { dtype: x.dtype, batch, a, b, c };
+    collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
+    Ok(out)
+}
+
+/// A batch of products with one right matrix is one product where rows of the batch lie at one stride.
+fn fold(p: &mut Product) {
+    while let Some(&n) = p.batch.last() {
+        let last = p.batch.len() - 1;
+        let joins = |s: &Side| {
+            let rows = s.matrix[0];
+            rows.n == 1 || s.batch[last] == rows.stride * rows.n as isize
+        };
+        if p.b.batch[last] != 0 || !joins(&p.a) || !joins(&p.c) {
+            return;
+        }
+        for side in [&mut p.a, &mut p.c] {
+            let rows = side.matrix[0];
+            let stride = if rows.n == 1 { side.batch[last] } else { rows.stride };
+            side.matrix[0] = Axis { n: rows.n * n, stride };
+            side.batch.truncate(last);
+        }
+        p.b.batch.truncate(last);
+        p.batch.truncate(last);
+    }
+}
+
+/// The order of a matrix that the library can read.
+fn order(matrix: &[Axis; 2]) -> Option<(Order, usize)> {
+    let [rows, columns] = *matrix;
+    let step = |fast: Axis, slow: Axis| {
+        let unit = fast.stride == 1 || fast.n == 1;
+        let step = if slow.n == 1 { fast.n } else { usize::try_from(slow.stride).ok()? };
+        (unit && step >= fast.n).then_some(step)
+    };
+    if let Some(step) = step(columns, rows) {
+        return Some((Order::Rows, step));
+    }
+    step(rows, columns).map(|step| (Order::Columns, step))
+}
+
+/// The product as products of the library; none if it cannot read a layout or would be called too often.
+fn products(p: &Product) -> Option<Vec<Gemm>> {
+    let (mut a, mut b, mut c) = (p.a.clone(), p.b.clone(), p.c.clone());
+    if order(&c.matrix)?.0 == Order::Columns {
+        // The transpose of the result is the product of the transposes in turn.
+        std::mem::swap(&mut a, &mut b);
+        [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
+    }
+    let last = p.batch.len().checked_sub(1);
+    let matrix = |s: &Side| {
+        let (order, step) = order(&s.matrix)?;
+        Some(Matrix { at: s.at, step, order, batch: last.map_or(0, |l| s.batch[l]) })
+    };
+    let whole = Gemm {
+        dtype: p.dtype,
+        m: c.matrix[0].n,
+        n: c.matrix[1].n,
+        k: a.matrix[1].n,
+        batch: last.map_or(1, |l| p.batch[l]),
+        a: matrix(&a)?,
+        b: matrix(&b)?,
+        c: matrix(&c)?,
+    };
+    let outer = &p.batch[..last.unwrap_or(0)];
+    let count: usize = outer.iter().product();
+    let largest = [whole.m, whole.n, whole.k, whole.batch, whole.a.step, whole.b.step, whole.c.step];
+    if count > MOST_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || whole.c.batch < 0 {
+        return None;
+    }
+    let size = p.dtype.size() as i64;
+    let one = |mut index: usize| {
+        let mut gemm = whole;
+        for axis in (0..outer.len()).rev() {
+            let i = (index % outer[axis]) as i64;
+            index /= outer[axis];
+            for (matrix, side) in [(&mut gemm.a, &a), (&mut gemm.b, &b), (&mut gemm.c, &c)] {
+                matrix.at = matrix.at.offset_by(i * side.batch[axis] as i64 * size);
+            }
+        }
+        gemm
+    };
+    Some((0..count).map(one).collect())
+}
+
+/// The product by a generated kernel.
+fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
+    let [m, n] = p.c.matrix;
+    let k = p.a.matrix[1].n;
+    let batch: usize = p.batch.iter().product();
+    let accumulated = computed(p.dtype);
+    let mut out = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {accumulated} A;\nstatic const i64 M = {}, N = {}, K = {k};\n",
+        stored(p.dtype),
+        m.n,
+        n.n
+    );
+    for (name, side) in [("a", &p.a), ("b", &p.b), ("c", &p.c)] {
+        let axes: SmallVec<[Axis; 4]> =
+            p.batch.iter().zip(&side.batch).map(|(&n, &stride)| Axis { n, stride }).collect();
+        out.push_str(&offset(&format!("{name}_batch"), &axes));
+        let [rows, columns] = side.matrix;
+        out.push_str(&format!(
+            "SC_FN i64 {name}_at(i64 i, i64 j) {{ return i * {}ll + j * {}ll; }}\n",
+            rows.stride, columns.stride
+        ));
+    }
+    let tiles = n.n.div_ceil(TILE);
+    out.push_str(&format!(
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *a, const void *b, void *c) {{\n    symmc_enter();\n    \
+         sc::product<sc::@_L, {tiles}>(a, b, c);\n}}\n"
+    ));
+    l.preludes();
+    l.source.prelude(text::PRODUCT);
+    let entry = l.source.function("product", out);
+    // The batch is in x, where a grid has the most blocks.
+    let blocks = tiles * m.n.div_ceil(TILE) * batch;
+    let params = vec![p.a.at.into(), p.b.at.into(), p.c.at.into()];
+    Command::Kernel(Kernel::flat(entry, blocks, 256, params))
+}

@@ -1,0 +1,152 @@
+//! Compute steps on a device.
+//!
+//! ```text
+//! Op, Located ──lower──► Command: launches of generated kernels, matrix products, copies
+//! ```
+//!
+//! Semantics are those of [`symmc_ir::Op`], as on the host: floats are computed in f32 (f64 for f64) and
+//! rounded once. Extents, strides and constants stand in the generated text; addresses are parameters, so
+//! equal steps share a function. Where a result may lie on an operand is as in
+//! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and cumulative sums, and on
+//! the first operand of a scatter or a rotary embedding.
+//!
+//! Data that is out of range touches no foreign memory, and is reported ([`Assertions`]).
+//!
+//! Not here: collectives, custom and opaque ops, and shards, which are copies once a program is bound on its rank.
+
+mod assertions;
+mod attention;
+mod attention_gradient;
+pub mod batch;
+mod bounds;
+pub(crate) mod choice;
+mod element;
+pub mod fuse;
+pub mod fused;
+pub mod gemm;
+mod grouped;
+mod lowering;
+mod machine;
+mod map;
+mod matmul;
+mod movement;
+pub mod normed;
+pub mod numbers;
+pub mod products;
+pub mod rotary;
+pub mod row_reductions;
+mod rows;
+pub mod scatter;
+pub mod search;
+mod skinny;
+mod sort;
+pub(crate) mod space;
+mod text;
+
+use symmc_ir::Op;
+use symmc_runtime::exec::Located;
+
+pub use self::assertions::{Assertion, Assertions, Fault, Indexed};
+pub use self::lowering::{Lowering, Operation};
+use self::lowering::{arity, misfit, no_kernel};
+pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
+use crate::codegen::command::Command;
+use crate::error::CudaError;
+
+/// What a step does on the device.
+///
+/// # Errors
+/// The op has no kernel, or its operands do not fit it.
+pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+    l.step = step.index;
+    lower_op(step.op, step.operands, step.results, l)
+}
+
+fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+    arity(op, x.len(), r.len())?;
+    match op {
+        Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
+            element::lower(op, x, &r[0], l)
+        }
+        Op::Select | Op::Cast => element::lower(op, x, &r[0], l),
+        Op::Reshape | Op::Copy => movement::copy(&x[0], &r[0], l),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Err(no_kernel(op)),
+        Op::Concat { axis } => movement::concat(*axis, x, &r[0], l),
+        Op::Pad { low, value } => movement::pad(low, *value, &x[0], &r[0], l),
+        Op::Take { axis } | Op::Index { axis } => movement::index(*axis, x, &r[0], l),
+        Op::GatherElements { axis } => movement::gather(*axis, x, &r[0], l),
+        Op::MatMul => matmul::lower(&x[0], &x[1], &r[0], l),
+        Op::GroupedMatMul => grouped::lower([&x[0], &x[1], &x[2]], &r[0], l),
+        Op::Reduce { op, axes, .. } => rows::reduce(*op, axes, &x[0], &r[0], l),
+        Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
+        Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
+        Op::Softmax { axis, log } => rows::softmax(*axis, *log, &x[0], &r[0], l),
+        Op::Attention { scale, cap, bounds, sink, .. } => {
+            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
+            attention::lower(&scores, x, r, l)
+        }
+        Op::AttentionGradient { scale, bounds } => {
+            let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
+            attention_gradient::lower(&scores, x, r, l)
+        }
+        Op::Permuted { op, perm } => {
+            let inner = unpermuted(op, perm, r).ok_or_else(|| misfit("the axes", &r[0].shape, perm))?;
+            lower_op(op, x, &inner, l)
+        }
+        Op::RotaryEmbedding { width, interleaved } => rotary::lower(*width, *interleaved, x, &r[0], l),
+        Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
+        Op::IndexAdd { axis } => {
+            let add = Some(symmc_ir::Reduction::Sum);
+            scatter::put(*axis, add, [&x[0], &x[2]], &x[1..2], &r[0], l)
+        }
+        Op::IndexPut { axis, accumulate } => {
+            let add = accumulate.then_some(symmc_ir::Reduction::Sum);
+            scatter::put(*axis, add, [&x[0], &x[1]], &x[2..], &r[0], l)
+        }
+        Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
+        Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::Norm::of(op)?, x, &r[0], l),
+        Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
+    }
+}
+
+/// The results of an op whose results are permuted, with their axes as that op has them.
+fn unpermuted(op: &Op, perm: &[usize], results: &[Located]) -> Option<Vec<Located>> {
+    let count = op.permuted_results();
+    let one = |(i, r): (usize, &Located)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
+    results.iter().enumerate().map(one).collect()
+}
+
+/// The bytes of workspace that a step uses.
+pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
+    match op {
+        Op::MatMul => GEMM_WORKSPACE,
+        Op::TopK { axis, .. } | Op::Sort { axis, .. } => {
+            operands.first().map_or(0, |x| sort::workspace(*axis, x))
+        }
+        Op::Attention { scale, cap, bounds, sink, .. } => {
+            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
+            let result = results.first().filter(|_| operands.len() >= 3);
+            result.map_or(0, |result| attention::workspace(&scores, operands, result, machine))
+        }
+        Op::AttentionGradient { scale, bounds } => {
+            let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
+            attention_gradient::workspace(&scores, operands, machine)
+        }
+        Op::Permuted { op, perm } => {
+            unpermuted(op, perm, results).map_or(0, |inner| workspace(op, operands, &inner, machine))
+        }
+        Op::Reduce { .. } => rows::REDUCE_WORKSPACE,
+        Op::Reshape | Op::Copy => {
+            operands.first().map_or(0, |x| x.shape.iter().product::<usize>() * x.dtype.size())
+        }
+        Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => 0,
+        Op::Select | Op::Cast | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => 0,
+        Op::GroupedMatMul | Op::ArgReduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } => 0,
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => 0,
+        Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => 0,
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 0,
+        Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => 0,
+        Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => 0,
+    }
+}

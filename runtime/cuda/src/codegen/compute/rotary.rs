@@ -1,0 +1,244 @@
+//! Rotary position embeddings, several of them as one kernel.
+//!
+//! Queries and keys are turned one after the other, by the same cosines: each alone fills few multiprocessors, and both
+//! are one launch, in which each has blocks of its own ([`lower_together`]).
+
+use std::fmt::Write as _;
+
+use symmc_ir::Op;
+use symmc_runtime::exec::Located;
+
+use super::lowering::{Lowering, Operation, misfit};
+use super::space::{Axis, Strides, axes, broadcast, by_stride, is_run};
+use super::text::{self, offset, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{DevicePtr, Kernel, Param};
+use crate::error::CudaError;
+
+/// Threads of a block.
+const THREADS: usize = 256;
+
+/// The rows of one operand: where they lie, and the distance of neighbours within.
+struct Rows {
+    at: DevicePtr,
+    size: usize,
+    row: Vec<Axis>,
+    step: isize,
+}
+
+impl Rows {
+    /// The rows of `value`, whose leading axes broadcast to `rows`.
+    fn of(value: &Located, rows: &[usize], l: &Lowering<'_>) -> Rows {
+        let last = value.shape.len() - 1;
+        let strides = broadcast(rows, &value.shape[..last], &value.strides[..last]);
+        let row = axes(rows, &Strides::from_slice(&strides));
+        Rows { at: l.at(value), size: value.dtype.size(), row, step: value.strides[last] }
+    }
+
+    /// Whether accesses to `width` neighbours are aligned.
+    fn allows(&self, width: usize) -> bool {
+        let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
+        self.step == 1 && self.at.is_multiple_of((width * self.size) as u64) && self.row.iter().all(whole)
+    }
+}
+
+/// The part of a kernel that does one step.
+struct Part {
+    layout: String,
+    blocks: usize,
+    params: [DevicePtr; 4],
+}
+
+pub(super) fn lower(
+    width: usize,
+    interleaved: bool,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let part = part(width, interleaved, operands, result, 0, l)?;
+    Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
+}
+
+/// What steps do on the device, as one kernel.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+    let mut parts = Vec::with_capacity(steps.len());
+    for step in steps {
+        let &Op::RotaryEmbedding { width, interleaved } = step.op else {
+            return Err(super::lowering::no_kernel(step.op));
+        };
+        super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
+        let number = parts.len();
+        parts.extend(part(width, interleaved, step.operands, &step.results[0], number, l)?);
+    }
+    Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, l)] })
+}
+
+/// The part of a kernel for one step, under the number that its layout has there; none where there are no rows.
+fn part(
+    width: usize,
+    interleaved: bool,
+    operands: &[Located],
+    result: &Located,
+    number: usize,
+    l: &Lowering<'_>,
+) -> Result<Option<Part>, CudaError> {
+    check(width, operands, result)?;
+    let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
+    let Some((&e, lead)) = x.shape.split_last() else { return Ok(None) };
+    let count: usize = lead.iter().product();
+    if count == 0 {
+        return Ok(None);
+    }
+    let all = [x, cos, sin, result].map(|v| Rows::of(v, lead, l));
+    let mut few = 16 / cos.dtype.size();
+    let allowed = |few: usize| {
+        (width / 2).is_multiple_of(few)
+            && (e - width).is_multiple_of(few)
+            && all.iter().all(|r| r.allows(few))
+    };
+    while few > 1 && !allowed(few) {
+        few /= 2;
+    }
+    let items = count * (width / 2 + e - width) / few;
+    let each = cos.shape.last() == Some(&width);
+    let position = if items < 1 << 30 { "u32" } else { "u64" };
+    let mut layout = format!(
+        "namespace sc {{ struct @_L{number} {{\ntypedef {} X; typedef {} C; typedef {position} I;\nstatic const I ROWS = {count};\nstatic const int E = {e}, WIDTH = {width}, V = {few};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {each};\n",
+        stored(x.dtype),
+        stored(cos.dtype),
+    );
+    for (name, rows) in ["x", "c", "s", "r"].into_iter().zip(&all) {
+        layout.push_str(&offset(&format!("{name}_row"), &rows.row));
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", rows.step);
+    }
+    layout.push_str("}; }\n");
+    let blocks = items.div_ceil(THREADS).clamp(1, l.machine.multiprocessors as usize * 16);
+    Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
+}
+
+/// Whether operands and result are those of a rotary embedding.
+fn check(width: usize, operands: &[Located], result: &Located) -> Result<(), CudaError> {
+    let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
+    let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
+        return Err(misfit("a rotary embedding", "rows", (&x.shape, &cos.shape)));
+    };
+    let skip = lead.len().checked_sub(rows.len());
+    let broadcasts = skip.is_some_and(|s| rows.iter().zip(&lead[s..]).all(|(a, b)| a == b || *a == 1));
+    let fits = broadcasts
+        && x.shape == result.shape
+        && x.dtype == result.dtype
+        && (cos.dtype, &cos.shape) == (sin.dtype, &sin.shape)
+        && [x.dtype, cos.dtype].into_iter().all(|d| d.is_float())
+        && cos.dtype.size() >= x.dtype.size()
+        && width.is_multiple_of(2)
+        && (2..=e).contains(&width)
+        && (numbers == width || 2 * numbers == width);
+    if fits {
+        Ok(())
+    } else {
+        Err(misfit("a rotary embedding", &x.shape, (&cos.shape, &sin.shape, &result.shape)))
+    }
+}
+
+/// A rotary embedding in the epilogue of the product whose columns it turns.
+pub(super) struct OfProduct {
+    /// Under the number of the product, what stands in front of the kernel.
+    pub layout: String,
+    /// How far apart the columns of a pair are.
+    pub half: usize,
+    /// Cosines, sines and the result.
+    pub params: [DevicePtr; 3],
+}
+
+/// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.
+///
+/// # Errors
+/// As [`super::lower`].
+pub(super) fn of_product(
+    step: &Operation<'_>,
+    product: &Located,
+    number: usize,
+    l: &Lowering<'_>,
+) -> Result<Option<OfProduct>, CudaError> {
+    let &Op::RotaryEmbedding { width, interleaved } = step.op else { return Ok(None) };
+    let ([x, cos, sin], [r]) = (step.operands, step.results) else { return Ok(None) };
+    check(width, step.operands, r)?;
+    let Some([rows, heads]) = axes_of(x, product).filter(|_| x.shape.last() == Some(&width)) else {
+        return Ok(None);
+    };
+    let lead = &x.shape[..x.shape.len() - 1];
+    let mut layout = format!(
+        "namespace sc {{ struct @_R{number} {{\ntypedef {} X; typedef {} C;\nstatic const int WIDTH = {width};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {};\n",
+        stored(x.dtype),
+        stored(cos.dtype),
+        cos.shape.last() == Some(&width),
+    );
+    for (name, value) in [("c", cos), ("s", sin), ("r", r)] {
+        let last = value.shape.len() - 1;
+        let strides = broadcast(lead, &value.shape[..last], &value.strides[..last]);
+        for (part, chosen) in [("row", &rows), ("head", &heads)] {
+            let along: Vec<Axis> = chosen.iter().map(|&a| Axis { n: lead[a], stride: strides[a] }).collect();
+            layout.push_str(&offset(&format!("{name}_{part}"), &along));
+        }
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[last]);
+    }
+    layout.push_str("}; }\n");
+    let half = if interleaved { 1 } else { width / 2 };
+    Ok(Some(OfProduct { layout, half, params: [cos, sin, r].map(|v| l.at(v)) }))
+}
+
+/// Which leading axes of `x` are rows of a matrix and which are heads, so many of its columns side by side, both in the order of
+/// the matrix; `None` where `x` is not all of it.
+fn axes_of(x: &Located, matrix: &Located) -> Option<[Vec<usize>; 2]> {
+    let (&head, lead) = x.shape.split_last()?;
+    let (&columns, rows) = matrix.shape.split_last()?;
+    let all = (x.space, x.by_rank, x.offset, x.dtype)
+        == (matrix.space, matrix.by_rank, matrix.offset, matrix.dtype);
+    if !all || !is_run(matrix) || x.strides.last() != Some(&1) {
+        return None;
+    }
+    let order = by_stride(lead, &x.strides[..lead.len()]);
+    let (of_rows, of_heads): (Vec<_>, Vec<_>) =
+        order.into_iter().partition(|&a| x.strides[a] >= columns as isize);
+    let dense = |chosen: &[usize], mut stride: usize, end: usize| {
+        for &a in chosen.iter().rev() {
+            if x.strides[a] != stride as isize {
+                return false;
+            }
+            stride *= lead[a];
+        }
+        stride == end
+    };
+    let rows = rows.iter().product::<usize>();
+    let fits = dense(&of_heads, head, columns) && dense(&of_rows, columns, rows * columns);
+    fits.then_some([of_rows, of_heads])
+}
+
+fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Command {
+    l.preludes();
+    l.source.prelude(text::ROTARY);
+    let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
+    let declared = |i| format!("const void *x{i}, const void *c{i}, const void *s{i}, void *r{i}");
+    let declared: Vec<String> = (0..parts.len()).map(declared).collect();
+    let mut body = String::new();
+    let mut first = 0;
+    for (i, part) in parts.iter().enumerate() {
+        let (blocks, end) = (part.blocks, first + part.blocks);
+        let _ = writeln!(
+            body,
+            "    if (blockIdx.x >= {first}u && blockIdx.x < {end}u) sc::turn<sc::@_L{i}>(x{i}, c{i}, s{i}, r{i}, blockIdx.x - {first}u, {blocks}u, {THREADS}u);"
+        );
+        first = end;
+    }
+    let function = format!(
+        "{layouts}extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n{body}}}\n",
+        declared.join(", ")
+    );
+    let entry = l.source.function("rotary", function);
+    let params = parts.iter().flat_map(|p| p.params).map(Param::from).collect();
+    Command::Kernel(Kernel::flat(entry, first, THREADS, params))
+}

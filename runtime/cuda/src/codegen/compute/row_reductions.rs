@@ -1,0 +1,457 @@
+//! Reductions of rows, and the element-wise steps before, between and after them, as one kernel.
+//!
+//! The threads of a group (`Group`) compute a row. They go through it in *phases*: one for each level of reductions, of which later
+//! ones need the results of earlier ones, and one that stores. Each phase computes anew what it needs of the elements, from operands
+//! that threads keep in registers as they were loaded; where rows are too long for that, they are read again from the cache. What is
+//! one number for a row is computed once, by all threads of the group.
+//!
+//! Values are rounded to their dtypes as if they were stored, so that element-wise steps give the bits that they give one by one.
+//! Nothing is stored before all threads of the group have read what lies there: results of rows are stored in the last phase, each
+//! element by the thread that reads it, and numbers of rows after that, which are loaded before the first reduction meets.
+
+use std::fmt::Write as _;
+
+use smallvec::SmallVec;
+use symmc_ir::{DType, Op, Reduction};
+use symmc_runtime::exec::{Located, MemorySpace};
+
+use super::element;
+use super::lowering::{Lowering, Operation, arity};
+use super::map::{Map, Statement, Val};
+use super::rows::{Group, fold};
+use super::space::{Strides, broadcast};
+use super::text::{self, computed, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{DevicePtr, Kernel, Param};
+use crate::error::CudaError;
+
+/// The most bytes of operands that a thread keeps in registers, in blocks of up to 512 threads and in larger ones.
+const KEPT_BYTES: [usize; 2] = [192, 96];
+
+/// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+    let reduces = |step: &&Operation<'_>| matches!(step.op, Op::Reduce { .. });
+    let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])
+    else {
+        return Ok(None);
+    };
+    let Some((_, leading)) = shape.split_last() else { return Ok(None) };
+    let rows: usize = leading.iter().product();
+    if rows == 0 {
+        return Ok(Some(Vec::new()));
+    }
+    let mut kernel = RowKernel::over(shape);
+    for step in steps {
+        if !kernel.add(step, l)? {
+            return Ok(None);
+        }
+    }
+    kernel.store_results(l);
+    if kernel.map.reports() {
+        return Ok(None);
+    }
+    Ok(Some(vec![kernel.finish(rows, l)]))
+}
+
+/// What is known of a value of the map.
+struct Value {
+    /// The values that it is computed from.
+    operands: Vec<usize>,
+    /// How many reductions come before it, one after another.
+    level: usize,
+    /// Whether it is one number for each row.
+    is_per_row: bool,
+}
+
+/// A reduction over the last axis.
+struct RowReduction {
+    op: Reduction,
+    operand: usize,
+    result: usize,
+    /// The type in which it accumulates.
+    accumulator: &'static str,
+    /// The type of the stored result.
+    kind: &'static str,
+}
+
+/// A number of each row that is stored.
+struct RowStore {
+    at: DevicePtr,
+    strides: Strides,
+    value: usize,
+}
+
+/// A kernel in the making.
+struct RowKernel<'a> {
+    map: Map,
+    shape: &'a [usize],
+    values: Vec<Value>,
+    reductions: Vec<RowReduction>,
+    row_stores: Vec<RowStore>,
+    /// Results so far, each with its value.
+    known: Vec<(&'a Located, Val)>,
+}
+
+impl<'a> RowKernel<'a> {
+    fn over(shape: &'a [usize]) -> Self {
+        let (values, reductions, row_stores, known) = Default::default();
+        RowKernel { map: Map::over(shape), shape, values, reductions, row_stores, known }
+    }
+
+    /// Adds a step; gives whether it can be part of the kernel.
+    fn add(&mut self, step: &Operation<'a>, l: &mut Lowering<'_>) -> Result<bool, CudaError> {
+        let Operation { index, op, operands, results } = *step;
+        arity(op, operands.len(), results.len())?;
+        l.step = index;
+        let mut values: SmallVec<[(Val, DType); 3]> = SmallVec::new();
+        for x in operands {
+            values.push((self.operand(x, l)?, x.dtype));
+        }
+        let operands: Vec<usize> = values.iter().map(|(v, _)| Map::index(*v)).collect();
+        let result = &results[0];
+        let value = match op {
+            Op::Reduce { op, axes, keep: true } => {
+                if axes[..] != [self.shape.len() - 1] || step.operands[0].shape[..] != *self.shape {
+                    return Ok(false);
+                }
+                self.reduce(*op, operands[0], step.operands[0].dtype, result.dtype)
+            }
+            op if op.fits_map() && self.is_stored_where_it_belongs(result) => {
+                let value = element::value(&mut self.map, op, &values, result.dtype, l)?;
+                self.describe(operands);
+                value
+            }
+            _ => return Ok(false),
+        };
+        self.known.push((result, value));
+        Ok(true)
+    }
+
+    /// Whether a result is of all rows, one number for each, or of one row that has no memory.
+    fn is_stored_where_it_belongs(&self, result: &Located) -> bool {
+        let inner = result.space == MemorySpace::Inner;
+        let is_along = || {
+            let others = result.shape.iter().rev().skip(1).all(|n| *n == 1);
+            others && result.shape.last() == self.shape.last()
+        };
+        self.is_whole(result) || self.is_per_row(result) || (inner && is_along())
+    }
+
+    fn is_whole(&self, value: &Located) -> bool {
+        value.shape[..] == *self.shape
+    }
+
+    fn is_per_row(&self, value: &Located) -> bool {
+        let leading = self.shape.split_last().map(|(_, leading)| leading);
+        value.shape.split_last().is_some_and(|(last, own)| *last == 1 && Some(own) == leading)
+    }
+
+    /// The value of an operand: what an earlier step gives, or what is loaded.
+    fn operand(&mut self, x: &Located, l: &Lowering<'_>) -> Result<Val, CudaError> {
+        let given = self.known.iter().rev().find(|(r, _)| same_places(r, x, self.shape));
+        if let Some((_, value)) = given {
+            return Ok(*value);
+        }
+        let value = element::load(&mut self.map, x, self.shape, l)?;
+        if Map::index(value) == self.values.len() {
+            let is_per_row = broadcast(self.shape, &x.shape, &x.strides).last().is_none_or(|s| *s == 0);
+            self.values.push(Value { operands: Vec::new(), level: 0, is_per_row });
+        }
+        Ok(value)
+    }
+
+    /// Describes the last value of the map, if it is a new one.
+    fn describe(&mut self, operands: Vec<usize>) {
+        if self.map.statements().len() > self.values.len() {
+            let level = operands.iter().map(|&v| self.values[v].level).max().unwrap_or(0);
+            let is_per_row = operands.iter().all(|&v| self.values[v].is_per_row);
+            self.values.push(Value { operands, level, is_per_row });
+        }
+    }
+
+    fn reduce(&mut self, op: Reduction, operand: usize, from: DType, to: DType) -> Val {
+        // A product may leave the range of float, to either side, on the way to a result within it.
+        let accumulator = if op == Reduction::Prod && from.is_float() { "double" } else { computed(from) };
+        let kind = stored(to);
+        let value = self.map.compute(kind, String::new());
+        let level = self.values[operand].level + 1;
+        self.values.push(Value { operands: Vec::new(), level, is_per_row: true });
+        let result = Map::index(value);
+        self.reductions.push(RowReduction { op, operand, result, accumulator, kind });
+        value
+    }
+
+    /// Stores the results that have memory, unless a later one takes the place.
+    fn store_results(&mut self, l: &Lowering<'_>) {
+        for (k, (result, value)) in self.known.iter().enumerate() {
+            let again = self.known[k + 1..].iter().any(|(r, _)| same_places(r, result, self.shape));
+            if result.space == MemorySpace::Inner || again {
+                continue;
+            }
+            let (at, value) = (l.at(result), *value);
+            if self.is_whole(result) {
+                self.map.store(at, Strides::from_slice(&result.strides), value);
+            } else {
+                let strides = broadcast(self.shape, &result.shape, &result.strides);
+                self.row_stores.push(RowStore { at, strides, value: Map::index(value) });
+            }
+        }
+    }
+
+    fn finish(self, rows: usize, l: &mut Lowering<'_>) -> Command {
+        let n = self.shape.last().copied().unwrap_or(1);
+        let group = Group::along(rows, n, self.map.width_along_rows());
+        let text = Phases::new(&self, group, n).text(rows);
+        l.preludes();
+        l.source.prelude(text::ROWS);
+        let entry = l.source.function("rows", text);
+        let stores = self.row_stores.iter().map(|s| Param::from(s.at));
+        let params = self.map.addresses().chain(stores).collect();
+        Command::Kernel(Kernel::flat(entry, group.blocks(rows), group.block, params))
+    }
+}
+
+/// Whether `x`, as it broadcasts over the rows, is the elements of the result `r`.
+fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
+    let strides = |v: &Located| broadcast(shape, &v.shape, &v.strides);
+    r.space == x.space
+        && (r.offset, r.by_rank) == (x.offset, x.by_rank)
+        && r.dtype == x.dtype
+        && strides(r) == strides(x)
+}
+
+/// The text of a kernel.
+struct Phases<'k> {
+    kernel: &'k RowKernel<'k>,
+    statements: Vec<Statement<'k>>,
+    group: Group,
+    /// The elements of a row.
+    n: usize,
+    /// The accesses of a thread to a row.
+    chunks: usize,
+    /// The values that each phase computes for each element; the last phase is the one that stores.
+    needed: Vec<Vec<bool>>,
+    /// Whether operands that several phases need are kept in registers.
+    keeps: bool,
+}
+
+impl<'k> Phases<'k> {
+    fn new(kernel: &'k RowKernel<'k>, group: Group, n: usize) -> Self {
+        let statements = kernel.map.statements();
+        let chunks = n.div_ceil(group.width).div_ceil(group.threads);
+        let levels = kernel.reductions.iter().map(|r| kernel.values[r.result].level).max().unwrap_or(0);
+        let mut needed = Vec::new();
+        for phase in 0..levels {
+            let operands = kernel.reductions.iter().filter(|r| kernel.values[r.result].level == phase + 1);
+            needed.push(elements(kernel, operands.map(|r| r.operand)));
+        }
+        needed.push(elements(kernel, kernel.map.stored_values().map(Map::index)));
+        let mut phases = Phases { kernel, statements, group, n, chunks, needed, keeps: true };
+        let kept = (0..phases.statements.len()).filter(|&i| phases.is_kept(i));
+        let bytes: usize = kept.map(|i| phases.statements[i].bytes() * group.width * chunks).sum();
+        phases.keeps = bytes <= KEPT_BYTES[usize::from(group.block > 512)];
+        phases
+    }
+
+    fn levels(&self) -> usize {
+        self.needed.len() - 1
+    }
+
+    /// Whether threads keep an operand from one phase to another.
+    fn is_kept(&self, value: usize) -> bool {
+        let loads = matches!(self.statements[value], Statement::Load { .. });
+        self.keeps && loads && self.needed.iter().filter(|needed| needed[value]).count() > 1
+    }
+
+    fn text(&self, rows: usize) -> String {
+        let Group { threads, block, width, .. } = self.group;
+        let stores = (0..self.kernel.row_stores.len()).map(|k| format!("void *s{k}"));
+        let params: Vec<String> = self.kernel.map.declared().chain(stores).collect();
+        let mut out = format!(
+            "extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    \
+             typedef i64 O;\n    const u32 at = group_row<{threads}, {block}>(), lane = threadIdx.x % {threads};\n    \
+             if (at >= {rows}u) return;\n{}",
+            params.join(", "),
+            self.kernel.map.row_coordinates("at"),
+        );
+        for (i, statement) in self.statements.iter().enumerate().filter(|(i, _)| self.is_kept(*i)) {
+            let _ = writeln!(out, "    Few<{}, {width}> x{i}[{}];", statement.kind(), self.chunks);
+        }
+        for level in 0..self.levels() {
+            self.numbers(&mut out, level);
+            self.reduction_phase(&mut out, level);
+        }
+        self.numbers(&mut out, self.levels());
+        self.store_phase(&mut out);
+        out.push_str("}\n");
+        out
+    }
+
+    /// The values of this level that are one number for a row.
+    fn numbers(&self, out: &mut String, level: usize) {
+        for (i, statement) in self.statements.iter().enumerate() {
+            let value = &self.kernel.values[i];
+            let reduced = self.kernel.reductions.iter().any(|r| r.result == i);
+            if !value.is_per_row || value.level != level || reduced {
+                continue;
+            }
+            let (kind, expression) = match statement {
+                Statement::Load { kind, place } => (kind, format!("((const {kind} *)p{i})[{place}]")),
+                Statement::Computed { kind, expression } => (kind, expression.to_string()),
+            };
+            let _ = writeln!(out, "    const {kind} v{i} = {expression};");
+        }
+    }
+
+    /// The reductions whose operands are of this level.
+    fn reduction_phase(&self, out: &mut String, level: usize) {
+        let all = self.kernel.reductions.iter();
+        let own: Vec<&RowReduction> =
+            all.filter(|r| self.kernel.values[r.result].level == level + 1).collect();
+        for r in &own {
+            let _ = writeln!(out, "    {} v{};", r.kind, r.result);
+        }
+        out.push_str("    {\n");
+        let joins = own
+            .iter()
+            .enumerate()
+            .map(|(k, r)| format!("                join_onto<{}>(a{k}, get(v{}));\n", fold(r.op), r.operand));
+        let mut pass = String::new();
+        self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
+        self.run_pass(out, &pass, &own, |r| r.accumulator, |_| String::new());
+        // A sum of floats may leave their range on the way to a result within it.
+        let wide = |r: &RowReduction| fold(r.op) == "Sum" && r.accumulator == "float";
+        let left: Vec<String> = own
+            .iter()
+            .enumerate()
+            .filter(|(_, r)| wide(r))
+            .map(|(k, _)| format!("a{k} - a{k} != 0"))
+            .collect();
+        if !left.is_empty() {
+            let _ = writeln!(out, "    if ({}) {{", left.join(" || "));
+            let names: Vec<String> = (0..own.len()).map(|k| format!("a{k}")).collect();
+            for (k, r) in own.iter().enumerate() {
+                let test = if wide(r) { format!("{} - {} != 0", names[k], names[k]) } else { "false".into() };
+                let _ = writeln!(out, "    const bool again{k} = {test};");
+            }
+            let kind = |r: &RowReduction| if wide(r) { "double" } else { r.accumulator };
+            self.run_pass(out, &pass, &own, kind, |k| format!("if (again{k}) "));
+            out.push_str("    }\n");
+        }
+        out.push_str("    }\n");
+    }
+
+    /// Runs the pass over the row with accumulators of these types, and sets the results, each under a condition.
+    fn run_pass(
+        &self,
+        out: &mut String,
+        pass: &str,
+        own: &[&RowReduction],
+        kind: impl Fn(&RowReduction) -> &'static str,
+        condition: impl Fn(usize) -> String,
+    ) {
+        for (k, r) in own.iter().enumerate() {
+            let kind = kind(r);
+            let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", fold(r.op));
+        }
+        let _ = writeln!(out, "    {{\n{pass}    }}");
+        for (k, r) in own.iter().enumerate() {
+            let mean =
+                if r.op == Reduction::Mean { format!(" / ({}){}", kind(r), self.n) } else { String::new() };
+            let _ = writeln!(
+                out,
+                "    a{k} = group_join<{}, {}>(a{k});\n    {}v{} = Put<{}>::of(a{k}{mean});",
+                fold(r.op),
+                self.group.threads,
+                condition(k),
+                r.result,
+                r.kind
+            );
+        }
+    }
+
+    /// The results of rows, and then the numbers of rows.
+    fn store_phase(&self, out: &mut String) {
+        let width = self.group.width;
+        let stores: Vec<(&'static str, String, usize)> = self.kernel.map.stores().collect();
+        let (mut each, mut after, mut before) = (String::new(), String::new(), String::new());
+        for (k, (kind, place, value)) in stores.iter().enumerate() {
+            let _ = writeln!(before, "            Few<{kind}, {width}> r{k};");
+            let _ = writeln!(each, "                r{k}.e[j] = v{value};");
+            let _ = writeln!(after, "            write<{kind}, {width}>(({kind} *)q{k} + ({place}), r{k});");
+        }
+        if !stores.is_empty() {
+            self.loop_over_row(out, self.levels(), &each, &(before + "@" + &after));
+        }
+        if self.kernel.row_stores.is_empty() {
+            return;
+        }
+        out.push_str("    __syncwarp();\n    if (lane == 0) {\n");
+        for (k, store) in self.kernel.row_stores.iter().enumerate() {
+            let kind = self.statements[store.value].kind();
+            let place = super::map::linear(&store.strides);
+            let _ = writeln!(out, "        (({kind} *)s{k})[{place}] = v{};", store.value);
+        }
+        out.push_str("    }\n");
+    }
+
+    /// A loop over the elements of a row that a thread has: `each` is done with the values of each element, and around is what is
+    /// done before and after the elements of an access, separated by `@`.
+    fn loop_over_row(&self, out: &mut String, phase: usize, each: &str, around: &str) {
+        let Group { threads, width, .. } = self.group;
+        let (before, after) = around.split_once('@').unwrap_or_default();
+        let unroll = if self.keeps { self.chunks.max(1) } else { 2 };
+        let last = self.kernel.shape.len() - 1;
+        let _ = writeln!(
+            out,
+            "#pragma unroll {unroll}\n        for (int i = 0; i < {}; i++) {{\n            const i64 k = ((i64)i * {threads} + lane) * {width};\n            \
+             if (k >= {}) continue;\n            const i64 c{last} = k;",
+            self.chunks, self.n
+        );
+        let needed = |i: &usize| self.needed[phase][*i];
+        for i in (0..self.statements.len()).filter(needed) {
+            let Statement::Load { kind, place } = &self.statements[i] else { continue };
+            let first = self.needed.iter().position(|needed| needed[i]) == Some(phase);
+            let (declared, at) = if self.is_kept(i) {
+                (String::new(), format!("x{i}[i]"))
+            } else {
+                (format!("Few<{kind}, {width}> x{i}; "), format!("x{i}"))
+            };
+            if first || !self.is_kept(i) {
+                let _ = writeln!(
+                    out,
+                    "            {declared}read<{kind}, {width}>({at}, (const {kind} *)p{i} + ({place}));"
+                );
+            }
+        }
+        let _ = write!(out, "{before}#pragma unroll\n            for (int j = 0; j < {width}; j++) {{\n");
+        for i in (0..self.statements.len()).filter(needed) {
+            let _ = match &self.statements[i] {
+                Statement::Load { kind, .. } => {
+                    let at = if self.is_kept(i) { format!("x{i}[i]") } else { format!("x{i}") };
+                    writeln!(out, "                const {kind} v{i} = {at}.e[j];")
+                }
+                Statement::Computed { kind, expression } => {
+                    writeln!(out, "                const {kind} v{i} = {expression};")
+                }
+            };
+        }
+        let _ = writeln!(out, "{each}            }}\n{after}        }}");
+    }
+}
+
+/// Which values a phase computes for each element to have these.
+fn elements(kernel: &RowKernel<'_>, of: impl Iterator<Item = usize>) -> Vec<bool> {
+    let mut out = vec![false; kernel.values.len()];
+    let mut open: Vec<usize> = of.collect();
+    while let Some(value) = open.pop() {
+        if !kernel.values[value].is_per_row && !out[value] {
+            out[value] = true;
+            open.extend(&kernel.values[value].operands);
+        }
+    }
+    out
+}

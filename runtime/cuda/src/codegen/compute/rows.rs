@@ -1,0 +1,528 @@
+//! Ops on rows: reductions, arg-reductions, cumulative sums, softmax and norms.
+//!
+//! The axes of the operand fall into those that number the rows and those within a row. How many threads
+//! share a row follows from its length and from where its elements lie ([`Group`]). Few long rows are reduced in pieces
+//! first, so that they use all multiprocessors.
+
+use std::fmt::Write as _;
+
+use symmc_ir::{ArgOp, DType, Op, Reduction};
+use symmc_runtime::exec::Located;
+
+use super::lowering::{Lowering, misfit, no_kernel};
+use super::map::{Map, Val};
+use super::space::{Axis, axes};
+use super::text::{self, computed, offset, real, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{DevicePtr, Kernel, Param};
+use crate::error::CudaError;
+
+/// The most elements of a row that one thread keeps in registers.
+const KEPT: usize = 32;
+/// The longest row, in accesses, that a warp works on alone.
+const WARP_ACCESSES: usize = 128;
+
+/// An operand split into rows.
+struct Split {
+    at: DevicePtr,
+    dtype: DType,
+    row: Vec<Axis>,
+    within: Vec<Axis>,
+}
+
+impl Split {
+    /// The axes `inner` of `value` are within a row.
+    fn new(value: &Located, inner: &[usize], l: &Lowering<'_>) -> Split {
+        let pick = |want: bool| {
+            let list = (0..value.shape.len()).filter(|a| inner.contains(a) == want);
+            let (n, s): (Vec<usize>, Vec<isize>) = list.map(|a| (value.shape[a], value.strides[a])).unzip();
+            axes(&n, &s)
+        };
+        Split { at: l.at(value), dtype: value.dtype, row: pick(false), within: pick(true) }
+    }
+
+    /// Whether accesses to `width` neighbours within a row are aligned, and of 16 bytes at most.
+    fn allows(&self, width: usize) -> bool {
+        let Some((last, outer)) = self.within.split_last() else { return width == 1 };
+        let aligned = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
+        width == 1
+            || last.stride == 1
+                && width * self.dtype.size() <= 16
+                && last.n.is_multiple_of(width)
+                && self.at.is_multiple_of((width * self.dtype.size()) as u64)
+                && outer.iter().chain(&self.row).all(aligned)
+    }
+
+    /// The largest stride that neighbours within a row have.
+    fn step(&self) -> usize {
+        self.within.last().map_or(1, |a| a.stride.unsigned_abs())
+    }
+}
+
+/// How threads share rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Group {
+    /// Threads of a row: 1, 32 or all of a block.
+    pub threads: usize,
+    /// Threads of a block.
+    pub block: usize,
+    /// Elements of one access.
+    pub width: usize,
+    /// Elements of a row that a thread keeps; 0 if it reads them anew.
+    items: usize,
+}
+
+impl Group {
+    /// For rows of `n` elements of the operands `all`, of which the first is read most.
+    fn of(rows: usize, n: usize, all: &[&Split]) -> Group {
+        let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
+        let beside = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
+        if n == 1 || (beside && rows >= 512) {
+            return Group { threads: 1, block: 128, width: 1, items: 0 };
+        }
+        Group::along(rows, n, widest((16 / size).max(1), all))
+    }
+
+    /// For rows of `n` neighbours, read `width` at a time.
+    pub fn along(rows: usize, n: usize, width: usize) -> Group {
+        let accesses = n.div_ceil(width);
+        let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
+            (32, 128)
+        } else {
+            let most = if accesses > 4096 { 1024 } else { 512 };
+            let threads = accesses.next_power_of_two().clamp(64, most);
+            (threads, threads)
+        };
+        let items = accesses.div_ceil(threads) * width;
+        Group { threads, block, width, items: if items <= KEPT { items } else { 0 } }
+    }
+
+    pub fn blocks(&self, rows: usize) -> usize {
+        rows.div_ceil(self.block / self.threads)
+    }
+
+    /// The template arguments of how threads share rows.
+    fn args(&self) -> String {
+        format!("{}, {}", self.threads, self.block)
+    }
+}
+
+/// The most neighbours, up to so many, that accesses to all operands can be to.
+fn widest(mut width: usize, all: &[&Split]) -> usize {
+    while !all.iter().all(|s| s.allows(width)) {
+        width /= 2;
+    }
+    width
+}
+
+/// The layout struct of a kernel, under the name `@_L`.
+fn layout(rows: usize, n: usize, width: usize, x: &Split, r: &Split, more: &str) -> String {
+    let mut out = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} X; typedef {} R;\nstatic const i64 ROWS = {rows}, N = {n}; static const int V = {width};\n",
+        stored(x.dtype),
+        stored(r.dtype)
+    );
+    for (name, axes) in [("x_row", &x.row), ("x_in", &x.within), ("r_row", &r.row), ("r_in", &r.within)] {
+        out.push_str(&offset(name, axes));
+    }
+    let _ = writeln!(out, "{more}}}; }}");
+    out
+}
+
+/// The function of `call` in its layout, launched.
+fn launch(
+    what: &str,
+    layout: &str,
+    params: &[(&str, DevicePtr)],
+    call: &str,
+    blocks: usize,
+    block: usize,
+    l: &mut Lowering<'_>,
+) -> Vec<Command> {
+    let list: Vec<&str> = params.iter().map(|p| p.0).collect();
+    let declared = list.iter().map(|name| format!("void *{name}")).collect();
+    let params = params.iter().map(|p| Param::from(p.1)).collect();
+    let body = format!("{call}({});\n", list.join(", "));
+    vec![kernel(what, layout, declared, params, &body, [blocks, block], l)]
+}
+
+/// A function in its layout, launched with so many blocks of so many threads.
+fn kernel(
+    what: &str,
+    layout: &str,
+    declared: Vec<String>,
+    params: Vec<Param>,
+    body: &str,
+    [blocks, block]: [usize; 2],
+    l: &mut Lowering<'_>,
+) -> Command {
+    l.preludes();
+    l.source.prelude(text::ROWS);
+    let function = format!(
+        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {body}}}\n",
+        declared.join(", "),
+    );
+    let entry = l.source.function(what, function);
+    Command::Kernel(Kernel::flat(entry, blocks, block, params))
+}
+
+pub(super) fn fold(op: Reduction) -> &'static str {
+    match op {
+        Reduction::Sum | Reduction::Mean => "Sum",
+        Reduction::Prod => "Prod",
+        Reduction::Max => "Max",
+        Reduction::Min => "Min",
+        Reduction::Any => "Any",
+        Reduction::All => "All",
+    }
+}
+
+/// The shape of the result without the axes of a row: what is left numbers the rows.
+fn reduced(x: &Located, axes: &[usize], result: &Located) -> Result<Vec<usize>, CudaError> {
+    let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
+    let rows: Vec<usize> = kept.iter().map(|&a| x.shape[a]).collect();
+    let all: Vec<usize> =
+        (0..x.shape.len()).map(|a| if axes.contains(&a) { 1 } else { x.shape[a] }).collect();
+    let fits = axes.iter().all(|&a| a < x.shape.len());
+    if !fits || (result.shape[..] != rows[..] && result.shape[..] != all[..]) {
+        return Err(misfit("the result of a reduction", rows, &result.shape));
+    }
+    Ok(kept)
+}
+
+fn empty(op: impl std::fmt::Display) -> CudaError {
+    CudaError::Unsupported(format!("{op} of no elements"))
+}
+
+/// A result with one element for each row.
+fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
+    Split {
+        at: l.at(result),
+        dtype: result.dtype,
+        row: axes(&result.shape, &result.strides),
+        within: Vec::new(),
+    }
+}
+
+/// A reduction of rows of `n` elements, which are what is left of rows of `count`.
+struct Pass {
+    op: Reduction,
+    x: Split,
+    r: Split,
+    rows: usize,
+    n: usize,
+    count: usize,
+}
+
+impl Pass {
+    /// Whether rows are neighbours in memory.
+    fn are_columns(&self) -> bool {
+        let beside = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
+        beside && self.n >= 16 && self.rows >= 32
+    }
+
+    /// Blocks of threads.
+    fn blocks(&self) -> usize {
+        if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
+    }
+
+    fn group(&self) -> Group {
+        Group::of(self.rows, self.n.max(1), &[&self.x])
+    }
+
+    /// The type in which it accumulates. A product may leave the range of float, to either side, on the way to a result within it.
+    fn accumulator(&self) -> DType {
+        match self.x.dtype {
+            dtype if !dtype.is_float() => DType::I64,
+            DType::F64 => DType::F64,
+            _ if self.op == Reduction::Prod => DType::F64,
+            _ => DType::F32,
+        }
+    }
+
+    /// The same as two passes, where rows are so few and long that more blocks pay: the first reduces pieces of rows into the
+    /// workspace.
+    fn in_pieces(self, l: &Lowering<'_>) -> Result<Vec<Pass>, CudaError> {
+        let blocks = self.blocks();
+        let columns = self.are_columns();
+        let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
+        let least = if columns { 8 * COLUMNS } else { PIECE };
+        let most = (wanted / blocks.max(1)).min(self.n / least).min(PARTIALS / self.rows);
+        let Some(&first) = self.x.within.first().filter(|_| most > 1) else { return Ok(vec![self]) };
+        let Some(pieces) = (2..=most).rev().find(|p| first.n.is_multiple_of(*p)) else {
+            return Ok(vec![self]);
+        };
+        let each = first.n / pieces;
+        let (mut within, mut row) = (self.x.within.clone(), self.x.row.clone());
+        within[0].n = each;
+        row.insert(0, Axis { n: pieces, stride: first.stride * each as isize });
+        // Sums of floats may leave the range of their type on the way to a mean within it.
+        let dtype = match (self.op, self.accumulator()) {
+            (Reduction::Sum | Reduction::Mean | Reduction::Prod, dtype) if dtype.is_float() => DType::F64,
+            (Reduction::Any | Reduction::All, _) => DType::Bool,
+            (_, dtype) => dtype,
+        };
+        let at = l.room("a reduction", pieces * self.rows * dtype.size())?;
+        let partial = |row, within| Split { at, dtype, row, within };
+        let all = vec![Axis { n: pieces * self.rows, stride: 1 }];
+        let by_piece = vec![Axis { n: pieces, stride: self.rows as isize }];
+        let op = if self.op == Reduction::Mean { Reduction::Sum } else { self.op };
+        let (rows, n) = (self.rows * pieces, self.n / pieces);
+        let x = Split { row, within, ..self.x };
+        let first = Pass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
+        let x = partial(vec![Axis { n: self.rows, stride: 1 }], by_piece);
+        Ok(vec![first, Pass { x, n: pieces, ..self }])
+    }
+
+    fn launch(self, l: &mut Lowering<'_>) -> Vec<Command> {
+        let (accumulated, mean) = (computed(self.accumulator()), self.op == Reduction::Mean);
+        let params = [("x", self.x.at), ("r", self.r.at)];
+        let count = format!("static const i64 COUNT = {};\n", self.count);
+        let Pass { rows, n, .. } = self;
+        if self.are_columns() {
+            let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(self.op));
+            let layout = layout(rows, n, 1, &self.x, &self.r, &count);
+            return launch("reduce", &layout, &params, &call, self.blocks(), 256, l);
+        }
+        let group = self.group();
+        let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(self.op), group.args());
+        let layout = layout(rows, n, group.width, &self.x, &self.r, &count);
+        launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l)
+    }
+}
+
+/// Rows that a block reduces together where they are neighbours in memory.
+const COLUMNS: usize = 32;
+/// The fewest elements of a piece of a row that a block reduces.
+const PIECE: usize = 4096;
+/// The most results of pieces.
+const PARTIALS: usize = 1 << 16;
+
+/// The bytes of workspace of a reduction.
+pub(super) const REDUCE_WORKSPACE: usize = PARTIALS * 8;
+
+pub(super) fn reduce(
+    op: Reduction,
+    inner: &[usize],
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    reduced(x, inner, result)?;
+    let rows: usize = result.shape.iter().product();
+    let n: usize = inner.iter().map(|&a| x.shape[a]).product();
+    if rows == 0 {
+        return Ok(Vec::new());
+    }
+    if n == 0 && matches!(op, Reduction::Max | Reduction::Min) {
+        return Err(empty(op));
+    }
+    let (x, r) = (Split::new(x, inner, l), per_row(result, l));
+    let passes = Pass { op, x, r, rows, n, count: n }.in_pieces(l)?;
+    Ok(passes.into_iter().flat_map(|pass| pass.launch(l)).collect())
+}
+
+pub(super) fn arg_reduce(
+    op: ArgOp,
+    axis: usize,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    reduced(x, &[axis], result)?;
+    let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
+    if rows == 0 {
+        return Ok(Vec::new());
+    }
+    if n == 0 {
+        return Err(empty(op));
+    }
+    let (xs, rs) = (Split::new(x, &[axis], l), per_row(result, l));
+    let group = Group::of(rows, n, &[&xs]);
+    let call = format!("arg_rows<@_L, {}, {}>", op == ArgOp::Max, group.args());
+    let layout = layout(rows, n, group.width, &xs, &rs, "");
+    let params = [("x", xs.at), ("r", rs.at)];
+    Ok(launch("arg_reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
+}
+
+pub(super) fn cumsum(
+    axis: usize,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
+    let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
+    let threads = if Group::of(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
+    // The error of a long sum of floats would show: they are added in double.
+    let sum = if result.dtype.is_float() { "double" } else { "i64" };
+    let call = format!("cumsum_rows<@_L, {sum}, {threads}, 128>");
+    let layout = layout(rows, n, 1, &xs, &rs, "");
+    let params = [("x", xs.at), ("r", rs.at)];
+    Ok(launch("cumsum", &layout, &params, &call, rows.div_ceil(128 / threads), 128, l))
+}
+
+/// The number of rows and their length; none without elements.
+fn row_extents(inner: &[usize], x: &Located, result: &Located) -> Result<Option<(usize, usize)>, CudaError> {
+    if x.shape != result.shape || inner.iter().any(|&a| a >= x.shape.len()) {
+        return Err(misfit("the result of an op on rows", &x.shape, &result.shape));
+    }
+    let n: usize = inner.iter().map(|&a| x.shape[a]).product();
+    let all: usize = x.shape.iter().product();
+    Ok((all > 0).then(|| (all / n, n)))
+}
+
+pub(super) fn softmax(
+    axis: usize,
+    log: bool,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
+    let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
+    let group = Group::of(rows, n, &[&xs, &rs]);
+    let call = format!("softmax_rows<@_L, {log}, {}, {}>", group.args(), group.items);
+    let layout = layout(rows, n, group.width, &xs, &rs, "");
+    let params = [("x", xs.at), ("r", rs.at)];
+    Ok(launch("softmax", &layout, &params, &call, group.blocks(rows), group.block, l))
+}
+
+/// When the normalised value is rounded to the dtype of the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rounding {
+    BeforeWeight,
+    AtTheEnd,
+}
+
+/// A norm over the last axes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Norm {
+    axes: usize,
+    eps: f64,
+    /// Of an RMS norm, when it rounds; none for a layer norm.
+    rms: Option<Rounding>,
+}
+
+impl Norm {
+    /// The norm that an op is.
+    pub fn of(op: &Op) -> Result<Norm, CudaError> {
+        match op {
+            Op::RmsNorm { axes, eps, round_first } => {
+                let rounding = if *round_first { Rounding::BeforeWeight } else { Rounding::AtTheEnd };
+                Ok(Norm { axes: *axes, eps: eps.0, rms: Some(rounding) })
+            }
+            Op::LayerNorm { axes, eps } => Ok(Norm { axes: *axes, eps: eps.0, rms: None }),
+            _ => Err(no_kernel(op)),
+        }
+    }
+
+    /// Its axes of an operand, and the number and the length of rows; none without elements.
+    fn rows(&self, x: &Located, result: &Located) -> Result<Option<(Vec<usize>, usize, usize)>, CudaError> {
+        let first = x.shape.len().checked_sub(self.axes);
+        let first = first.ok_or_else(|| misfit("a norm", self.axes, &x.shape))?;
+        let inner: Vec<usize> = (first..x.shape.len()).collect();
+        Ok(row_extents(&inner, x, result)?.map(|(rows, n)| (inner, rows, n)))
+    }
+
+    /// What its layout has beside the operand and the result, its parameters, and the statement that normalises `row`.
+    fn parts(
+        &self,
+        operands: &[Located],
+        result: &Located,
+        l: &Lowering<'_>,
+    ) -> Result<(String, Vec<(&'static str, DevicePtr)>, String), CudaError> {
+        let x = &operands[0];
+        let shape = &x.shape[x.shape.len() - self.axes..];
+        let mut layout =
+            format!("SC_FN {} eps() {{ return {}; }}\n", computed(x.dtype), real(x.dtype, self.eps));
+        let mut params = Vec::new();
+        let names = if self.rms.is_some() { &["w"][..] } else { &["w", "b"] };
+        for (i, name) in names.iter().enumerate() {
+            let place = format!("{name}_in");
+            let Some(p) = operands.get(1 + i) else {
+                // Templates name them, too, where they are not there.
+                layout.push_str(&offset(&place, &[]));
+                params.push((*name, DevicePtr::NULL));
+                continue;
+            };
+            if p.shape[..] != *shape || p.dtype != x.dtype {
+                return Err(misfit("the weight or bias of a norm", shape, &p.shape));
+            }
+            layout.push_str(&offset(&place, &axes(&p.shape, &p.strides)));
+            params.push((*name, l.at(p)));
+        }
+        params.push(("r", l.at(result)));
+        let [weight, bias] = [1, 2].map(|i| operands.len() > i);
+        let call = match self.rms {
+            Some(rounding) => {
+                let round = weight && rounding == Rounding::BeforeWeight;
+                format!("rms_row<@_L, {weight}, {round}>(row, w, r, at);\n")
+            }
+            None => format!("layer_row<@_L, {weight}, {bias}>(row, w, b, r, at);\n"),
+        };
+        Ok((layout, params, call))
+    }
+
+    /// The name of its function.
+    fn what(&self) -> &'static str {
+        if self.rms.is_some() { "rms_norm" } else { "layer_norm" }
+    }
+}
+
+/// The statements before a row is normalised, which `elements` give.
+fn of_row(group: Group, elements: &str) -> String {
+    let Group { threads, items, .. } = group;
+    format!(
+        "const u32 at = group_row<{}>();\n    if (at >= @_L::ROWS) return;\n    Row<@_L, {threads}, {items}> row({elements}, threadIdx.x % {threads});\n    ",
+        group.args()
+    )
+}
+
+pub(super) fn norm(
+    norm: Norm,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let x = &operands[0];
+    let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Vec::new()) };
+    let (xs, rs) = (Split::new(x, &inner, l), Split::new(result, &inner, l));
+    let group = Group::of(rows, n, &[&xs, &rs]);
+    let (more, mut params, call) = norm.parts(operands, result, l)?;
+    params.insert(0, ("x", xs.at));
+    let layout = layout(rows, n, group.width, &xs, &rs, &more);
+    let declared = params.iter().map(|(name, _)| format!("void *{name}")).collect();
+    let params = params.iter().map(|p| Param::from(p.1)).collect();
+    let body = of_row(group, "x, at") + &call;
+    Ok(vec![kernel(norm.what(), &layout, declared, params, &body, [group.blocks(rows), group.block], l)])
+}
+
+/// A norm of the rows of a value of a map over the same shape, which is done as rows are read; `None` where rows are too long to
+/// be kept in registers, or the map can meet data that it does not take.
+pub(super) fn norm_of_map(
+    norm: Norm,
+    map: &Map,
+    value: Val,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Option<Vec<Command>>, CudaError> {
+    let x = &operands[0];
+    let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Some(Vec::new())) };
+    let rs = Split::new(result, &inner, l);
+    // The operand has no place of its own: its offsets are not used.
+    let xs = Split { dtype: x.dtype, ..Split::new(result, &inner, l) };
+    let group = Group::along(rows, n, widest(map.width_of_rows(), &[&xs, &rs]));
+    if norm.axes != 1 || group.items == 0 || map.reports() {
+        return Ok(None);
+    }
+    let (more, own, call) = norm.parts(operands, result, l)?;
+    let layout = layout(rows, n, group.width, &xs, &rs, &more);
+    let declared = map.declared().chain(own.iter().map(|(name, _)| format!("void *{name}"))).collect();
+    let params = map.addresses().chain(own.iter().map(|p| Param::from(p.1))).collect();
+    let fill = map.elements(group.width, value, computed(x.dtype));
+    let body = of_row(group, &fill) + &call;
+    let what = format!("map_{}", norm.what());
+    Ok(Some(vec![kernel(&what, &layout, declared, params, &body, [group.blocks(rows), group.block], l)]))
+}

@@ -1,0 +1,263 @@
+//! Stores at positions that are data: scatter, index-add and index-put.
+//!
+//! The first operand is copied where it does not lie in the result's place already; then the sources are
+//! stored, or joined, in the order of their positions. Several index-puts are one kernel, in which each has blocks of its
+//! own ([`lower_together`]).
+
+use std::fmt::Write as _;
+
+use symmc_ir::{Op, Reduction};
+use symmc_runtime::exec::Located;
+
+use super::lowering::{Lowering, Operation, arity, misfit, no_kernel};
+use super::movement::{common_shape, copy};
+use super::space::{Axis, axes, broadcast};
+use super::text::{self, offset, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
+use crate::error::CudaError;
+
+/// The name of a combination in the kernels.
+fn how(combine: Option<Reduction>) -> &'static str {
+    match combine {
+        None => "STORE",
+        Some(Reduction::Sum) => "SUM",
+        Some(Reduction::Mean) => "MEAN",
+        Some(Reduction::Prod) => "PROD",
+        Some(Reduction::Max) => "MAX",
+        Some(Reduction::Min) => "MIN",
+        Some(Reduction::Any) => "ANY",
+        Some(Reduction::All) => "ALL",
+    }
+}
+
+/// Operands: `x`, the index, the source.
+pub(super) fn elements(
+    axis: usize,
+    combine: Option<Reduction>,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
+    let fits = axis < x.shape.len()
+        && x.shape == result.shape
+        && index.shape == src.shape
+        && index.shape.len() == x.shape.len()
+        && x.dtype == src.dtype
+        && (0..x.shape.len()).all(|a| a == axis || index.shape[a] <= x.shape[a]);
+    if !fits {
+        return Err(misfit("the index of scatter", &x.shape, &index.shape));
+    }
+    let mut out = copy(x, result, l)?;
+    let n: usize = index.shape.iter().product();
+    if n == 0 {
+        return Ok(out);
+    }
+    let along = index.shape[axis];
+    let mut layout = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} I;\nstatic const i64 N = {n}, ALONG = {along}, LINES = {}, EXTENT = {};\n",
+        stored(x.dtype),
+        stored(index.dtype),
+        n / along,
+        x.shape[axis]
+    );
+    for (name, value) in [("i", index), ("s", src), ("d", result)] {
+        let line: Vec<Axis> = (0..x.shape.len())
+            .filter(|&a| a != axis)
+            .map(|a| Axis { n: index.shape[a], stride: value.strides[a] })
+            .collect();
+        layout.push_str(&offset(&format!("{name}_line"), &line));
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
+    }
+    let _ = writeln!(
+        layout,
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
+         sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion);\n}}",
+        how(combine)
+    );
+    l.preludes();
+    l.source.prelude(text::SCATTER);
+    let assertion = l.index_assertion(axis, x.shape[axis]);
+    let entry = l.source.function("scatter", layout);
+    let mut params: Vec<Param> = [index, src, result].map(|value| l.at(value).into()).to_vec();
+    params.extend([l.machine.status.into(), assertion.into()]);
+    out.push(Command::Kernel(Kernel::flat(entry, n.div_ceil(256), 256, params)));
+    Ok(out)
+}
+
+/// The part of a kernel that stores pieces.
+struct Part {
+    layout: String,
+    how: &'static str,
+    blocks: usize,
+    params: [Param; 3],
+}
+
+/// `x` with pieces of `src` at the places that the indices name on its axes from `axis` on.
+pub(super) fn put(
+    axis: usize,
+    combine: Option<Reduction>,
+    [x, src]: [&Located; 2],
+    indices: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let mut out = copy(x, result, l)?;
+    let part = part(axis, combine, [x, src], indices, result, 0, l)?;
+    out.extend(part.map(|part| launch(vec![part], l)));
+    Ok(out)
+}
+
+/// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+    let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
+    for step in steps {
+        let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
+            return Err(no_kernel(step.op));
+        };
+        arity(step.op, step.operands.len(), step.results.len())?;
+        let (add, result) = (accumulate.then_some(Reduction::Sum), &step.results[0]);
+        out.extend(copy(x, result, l)?);
+        parts.extend(part(axis, add, [x, src], indices, result, parts.len(), l)?);
+    }
+    if !parts.is_empty() {
+        out.push(launch(parts, l));
+    }
+    Ok(out)
+}
+
+/// The part of a kernel for one store, under the number that its layout has there; none where nothing is stored.
+fn part(
+    axis: usize,
+    combine: Option<Reduction>,
+    [x, src]: [&Located; 2],
+    indices: &[Located],
+    result: &Located,
+    number: usize,
+    l: &mut Lowering<'_>,
+) -> Result<Option<Part>, CudaError> {
+    let end = axis + indices.len();
+    if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
+        return Err(misfit("the result of an indexed store", &x.shape, &result.shape));
+    }
+    let at = common_shape(indices);
+    let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
+    let skip = shape.len().checked_sub(src.shape.len());
+    if !skip.is_some_and(|s| src.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1)) {
+        return Err(misfit("the source of an indexed store", &shape, &src.shape));
+    }
+    let (places, piece): (usize, usize) = (at.iter().product(), x.shape[end..].iter().product());
+    let before: usize = x.shape[..axis].iter().product();
+    if places * piece * before == 0 {
+        return Ok(None);
+    }
+    let from = broadcast(&shape, &src.shape, &src.strides);
+    let mut layout = format!(
+        "namespace sc {{ struct @_L{number} {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece};\n",
+        stored(x.dtype)
+    );
+    let parts = [
+        ("s_before", axes(&shape[..axis], &from[..axis])),
+        ("s_at", axes(&at, &from[axis..axis + at.len()])),
+        ("s_piece", axes(&x.shape[end..], &from[axis + at.len()..])),
+        ("d_before", axes(&x.shape[..axis], &result.strides[..axis])),
+        ("d_piece", axes(&x.shape[end..], &result.strides[end..])),
+    ];
+    parts.iter().for_each(|(name, axes)| layout.push_str(&offset(name, axes)));
+    places_text(&mut layout, axis, x, indices, &at, result);
+    layout.push_str("}; }\n");
+    let blocks = places * piece.div_ceil(1024) * before;
+    let params = [indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
+    Ok(Some(Part { layout, how: how(combine), blocks, params }))
+}
+
+fn launch(parts: Vec<Part>, l: &mut Lowering<'_>) -> Command {
+    l.preludes();
+    l.source.prelude(text::SCATTER);
+    let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
+    let declared = |i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}");
+    let declared: Vec<String> = (0..parts.len()).map(declared).collect();
+    let (mut body, mut first) = (String::new(), 0);
+    for (i, part) in parts.iter().enumerate() {
+        let end = first + part.blocks;
+        let _ = writeln!(
+            body,
+            "    if (blockIdx.x >= {first}u && blockIdx.x < {end}u) sc::scatter_pieces<sc::@_L{i}, sc::{}>(i{i}, s{i}, d{i}, blockIdx.x - {first}u);",
+            part.how
+        );
+        first = end;
+    }
+    let function = format!(
+        "{layouts}extern \"C\" __global__ void __launch_bounds__(256) @({}) {{\n    symmc_enter();\n{body}}}\n",
+        declared.join(", ")
+    );
+    let entry = l.source.function("index_put", function);
+    Command::Kernel(Kernel::flat(entry, first, 256, parts.into_iter().flat_map(|p| p.params).collect()))
+}
+
+/// The most index tensors of one step.
+const MOST_INDICES: usize = 6;
+
+plain! {
+    /// What a kernel knows of the indices; the first words are used.
+    struct Indices {
+        status: u64,
+        at: [DevicePtr; MOST_INDICES],
+        assertions: [u64; MOST_INDICES],
+    }
+}
+
+fn indices_param(
+    axis: usize,
+    x: &Located,
+    indices: &[Located],
+    l: &mut Lowering<'_>,
+) -> Result<Param, CudaError> {
+    if indices.len() > MOST_INDICES {
+        return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
+    }
+    let mut out = Indices {
+        status: l.machine.status,
+        at: [DevicePtr::NULL; MOST_INDICES],
+        assertions: [0; MOST_INDICES],
+    };
+    for (k, index) in indices.iter().enumerate() {
+        out.at[k] = l.at(index);
+        out.assertions[k] = u64::from(l.index_assertion(axis + k, x.shape[axis + k]));
+    }
+    Ok(Param::of(&out))
+}
+
+/// Where place j of the indices lies: its number among the positions of the indexed axes, and the offset of
+/// such a number.
+fn places_text(
+    out: &mut String,
+    axis: usize,
+    x: &Located,
+    indices: &[Located],
+    at: &[usize],
+    result: &Located,
+) {
+    out.push_str(&Indices::declaration());
+    for (k, index) in indices.iter().enumerate() {
+        out.push_str(&offset(&format!("i_{k}"), &axes(at, &broadcast(at, &index.shape, &index.strides))));
+    }
+    out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool say) { i64 place = 0;\n");
+    for (k, index) in indices.iter().enumerate() {
+        let (kind, extent) = (stored(index.dtype), x.shape[axis + k]);
+        let _ = writeln!(
+            out,
+            "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
+             if (p < 0) {{ if (say && threadIdx.x == 0) report((void *)indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
+             place = place * {extent}ll + p; }}"
+        );
+    }
+    out.push_str("return place; }\n");
+    let end = axis + indices.len();
+    let own: Vec<Axis> = (axis..end).map(|a| Axis { n: x.shape[a], stride: result.strides[a] }).collect();
+    out.push_str(&offset("d_place", &own));
+}

@@ -1,0 +1,157 @@
+//! Sorting along an axis: sort and top-k, with positions.
+
+use std::fmt::Write as _;
+
+use symmc_ir::DType;
+use symmc_runtime::exec::Located;
+
+use super::lowering::{Lowering, misfit};
+use super::space::Axis;
+use super::text::{self, offset, stored};
+use crate::codegen::command::Command;
+use crate::device::launch::{DevicePtr, Kernel, Param};
+use crate::error::CudaError;
+
+/// The longest row that is sorted in shared memory; elements of a tile of longer ones.
+const TILE: usize = 4096;
+
+/// Bytes of the key of an element.
+fn key(dtype: DType) -> usize {
+    if dtype.size() == 8 { 8 } else { 4 }
+}
+
+/// Bytes of one copy of keys, at a multiple of 256, and of one of keys and positions.
+fn copies(axis: usize, x: &Located) -> (usize, usize) {
+    let n: usize = x.shape.iter().product();
+    if x.shape.get(axis).is_none_or(|&n| n <= TILE) {
+        return (0, 0);
+    }
+    let keys = (n * key(x.dtype)).next_multiple_of(256);
+    (keys, keys + (n * 4).next_multiple_of(256))
+}
+
+pub(super) fn workspace(axis: usize, x: &Located) -> usize {
+    2 * copies(axis, x).1
+}
+
+/// The first elements along `axis` in ascending or descending order, as many as the results have, and
+/// their positions.
+pub(super) fn lower(
+    axis: usize,
+    descending: bool,
+    x: &Located,
+    results: &[Located],
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Command>, CudaError> {
+    let (values, positions) = (&results[0], &results[1]);
+    let rank = x.shape.len();
+    let fits = axis < rank
+        && values.shape == positions.shape
+        && values.shape.len() == rank
+        && values.dtype == x.dtype
+        && positions.dtype == DType::I64
+        && values.shape[axis] <= x.shape[axis]
+        && (0..rank).all(|a| a == axis || values.shape[a] == x.shape[a]);
+    if !fits {
+        return Err(misfit("the results of sorting", &x.shape, (&values.shape, &positions.shape)));
+    }
+    let (n, count) = (x.shape[axis], values.shape[axis]);
+    let lines: usize = (0..rank).filter(|&a| a != axis).map(|a| x.shape[a]).product();
+    if lines * count == 0 {
+        return Ok(Vec::new());
+    }
+    if n > u32::MAX as usize / 2 {
+        return Err(misfit("sorting", "at most 2147483647 elements", n));
+    }
+    let mut layout = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const bool DESCENDING = {descending};\nstatic const i64 N = {n}, COUNT = {count}, LINES = {lines};\n",
+        stored(x.dtype)
+    );
+    for (name, value) in [("x", x), ("v", values), ("p", positions)] {
+        let outer = (0..rank).filter(|&a| a != axis);
+        let axes: Vec<Axis> = outer.map(|a| Axis { n: value.shape[a], stride: value.strides[a] }).collect();
+        layout.push_str(&offset(&format!("{name}_line"), &axes));
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
+    }
+    layout.push_str("}; }\n");
+    l.preludes();
+    l.source.prelude(text::SORT);
+    let [from, to, places] = [x, values, positions].map(|v| l.at(v));
+    let job = Job { layout, lines, n, count };
+    if n <= TILE {
+        let size = n.next_power_of_two().max(2);
+        let threads = (size / 2).clamp(32, 1024);
+        let call = format!("sort_rows<@_L, {size}, {threads}>(a, b, c)");
+        return Ok(vec![job.launch(
+            "sort",
+            &call,
+            [from, to, places].map(Param::from).to_vec(),
+            lines,
+            threads,
+            l,
+        )]);
+    }
+    job.long(copies(axis, x), [from, to, places], l)
+}
+
+struct Job {
+    layout: String,
+    lines: usize,
+    n: usize,
+    count: usize,
+}
+
+impl Job {
+    /// A function that calls `call` with as many of the parameters `a`, `b`, … as there are addresses.
+    fn launch(
+        &self,
+        what: &str,
+        call: &str,
+        params: Vec<Param>,
+        blocks: usize,
+        threads: usize,
+        l: &mut Lowering<'_>,
+    ) -> Command {
+        let names = ["void *a", "void *b", "void *c", "void *d", "unsigned long long width"];
+        let text = format!(
+            "{}extern \"C\" __global__ void __launch_bounds__({threads}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call};\n}}\n",
+            self.layout,
+            names[..params.len()].join(", ")
+        );
+        Command::Kernel(Kernel::flat(l.source.function(what, text), blocks, threads, params))
+    }
+
+    /// Rows longer than a tile.
+    fn long(
+        &self,
+        (keys, copy): (usize, usize),
+        [from, to, places]: [DevicePtr; 3],
+        l: &mut Lowering<'_>,
+    ) -> Result<Vec<Command>, CudaError> {
+        let room = l.room("sorting", 2 * copy)?;
+        let side = |i: usize| {
+            let start = room + (i * copy) as u64;
+            (start, start + keys as u64)
+        };
+        let tiles = format!("sort_tiles<@_L, {TILE}, 1024>(a, b, c)");
+        let (k, p) = side(0);
+        let blocks = self.n.div_ceil(TILE) * self.lines;
+        let mut out =
+            vec![self.launch("sort_tiles", &tiles, [from, k, p].map(Param::from).to_vec(), blocks, 1024, l)];
+        let (mut width, mut now) = (TILE, 0);
+        while width < self.n {
+            let ((k, p), (nk, np)) = (side(now), side(1 - now));
+            let mut params = [k, p, nk, np].map(Param::from).to_vec();
+            params.push((width as u64).into());
+            let blocks = (self.n * self.lines).div_ceil(256);
+            let call = "merge_runs<@_L>(a, b, c, d, width)";
+            out.push(self.launch("sort_merge", call, params, blocks, 256, l));
+            now = 1 - now;
+            width *= 2;
+        }
+        let blocks = (self.count * self.lines).div_ceil(256);
+        let params = [from, side(now).1, to, places].map(Param::from).to_vec();
+        out.push(self.launch("sort_emit", "emit_rows<@_L>(a, b, c, d)", params, blocks, 256, l));
+        Ok(out)
+    }
+}

@@ -1,0 +1,128 @@
+//! Iteration spaces: the axes of several operands, joined where they lie joined in memory.
+
+use smallvec::SmallVec;
+use symmc_runtime::exec::Located;
+
+use crate::device::launch::DevicePtr;
+
+/// One axis of one operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Axis {
+    /// Its extent.
+    pub n: usize,
+    /// The distance of neighbours, in elements.
+    pub stride: isize,
+}
+
+/// An operand of attention: where its heads and rows lie.
+pub(super) struct Rows {
+    pub at: DevicePtr,
+    pub head: Vec<Axis>,
+    pub row: Vec<Axis>,
+    pub step: isize,
+}
+
+impl Rows {
+    /// Of `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
+    pub fn new(at: DevicePtr, shape: &[usize], strides: &[isize], group: usize) -> Rows {
+        let r = shape.len();
+        let axis = |a: usize| Axis { n: shape[a], stride: strides[a] };
+        let heads = axis(r - 3);
+        let mut head: Vec<Axis> = (0..r - 3).map(axis).collect();
+        head.push(Axis { n: heads.n / group, stride: heads.stride * group as isize });
+        let row = vec![Axis { n: group, stride: heads.stride }, axis(r - 2)];
+        Rows { at, head, row, step: strides[r - 1] }
+    }
+}
+
+/// The strides of an operand over a space.
+pub(super) type Strides = SmallVec<[isize; 6]>;
+
+/// The strides of an operand that broadcasts to `shape`, over that shape.
+pub(super) fn broadcast(shape: &[usize], own: &[usize], strides: &[isize]) -> Strides {
+    let skip = shape.len().saturating_sub(own.len());
+    let along = |axis: usize| match axis.checked_sub(skip) {
+        Some(a) if own[a] == shape[axis] && own[a] != 1 => strides[a],
+        _ => 0,
+    };
+    (0..shape.len()).map(along).collect()
+}
+
+/// Row-major strides of a shape.
+pub(super) fn dense(shape: &[usize]) -> Strides {
+    let mut out: Strides = SmallVec::from_elem(1, shape.len());
+    for axis in (1..shape.len()).rev() {
+        out[axis - 1] = out[axis] * shape[axis] as isize;
+    }
+    out
+}
+
+/// Drops axes of extent 1 and joins neighbouring axes that every operand steps through at one stride.
+pub(super) fn collapse(shape: &mut Vec<usize>, operands: &mut [&mut Strides]) {
+    let mut kept: Vec<usize> = Vec::with_capacity(shape.len());
+    let mut to: usize = 0;
+    for axis in 0..shape.len() {
+        let n = shape[axis];
+        if n == 1 {
+            continue;
+        }
+        let joins = to > 0 && operands.iter().all(|s| s[to - 1] == s[axis] * n as isize);
+        if joins {
+            kept[to - 1] *= n;
+        } else {
+            kept.push(n);
+            to += 1;
+        }
+        operands.iter_mut().for_each(|s| s[to - 1] = s[axis]);
+    }
+    operands.iter_mut().for_each(|s| s.truncate(to));
+    *shape = kept;
+}
+
+/// Whether the elements of a value are one run.
+pub(crate) fn is_run(value: &Located) -> bool {
+    axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
+}
+
+/// The axes of one operand, joined.
+pub(super) fn axes(shape: &[usize], strides: &[isize]) -> Vec<Axis> {
+    let mut shape = shape.to_vec();
+    let mut strides = Strides::from_slice(strides);
+    collapse(&mut shape, &mut [&mut strides]);
+    shape.into_iter().zip(strides).map(|(n, stride)| Axis { n, stride }).collect()
+}
+
+/// The order of axes by falling stride of an operand that no two positions share; that of the shape where
+/// strides do not decide.
+pub(super) fn by_stride(shape: &[usize], strides: &[isize]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..shape.len()).filter(|&a| shape[a] != 1).collect();
+    if order.iter().all(|&a| strides[a] > 0) {
+        order.sort_by_key(|&a| std::cmp::Reverse(strides[a]));
+    }
+    order
+}
+
+/// The largest distance from the first element that strides reach.
+pub(super) fn reach(shape: &[usize], strides: &[isize]) -> u64 {
+    shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1) as u64 * s.unsigned_abs() as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_join_where_all_operands_allow_it() {
+        let mut shape = vec![2, 1, 3, 4];
+        let (mut a, mut b) = (Strides::from_slice(&[12, 7, 4, 1]), Strides::from_slice(&[0, 0, 4, 1]));
+        collapse(&mut shape, &mut [&mut a, &mut b]);
+        assert_eq!((shape, &a[..], &b[..]), (vec![2, 12], &[12, 1][..], &[0, 1][..]));
+        assert_eq!(axes(&[1, 1], &[5, 5]), []);
+        assert_eq!(axes(&[2, 3], &[3, 1]), [Axis { n: 6, stride: 1 }]);
+    }
+
+    #[test]
+    fn operands_broadcast_with_stride_zero() {
+        assert_eq!(broadcast(&[2, 3, 4], &[3, 1], &[1, 9])[..], [0, 1, 0]);
+    }
+}

@@ -1,0 +1,282 @@
+//! Symmetric memory: one allocation on every GPU, mapped by every rank.
+//!
+//! Each rank allocates physical memory, exports it as a file descriptor, and passes that to every peer over a
+//! Unix socket; each rank maps all of them and may read and write them. Sizes are equal on all ranks, so an
+//! offset means the same everywhere. The sockets are abstract and their names are drawn at random and told
+//! to the peers over the run's own [`Exchange`]; only processes of the same user are listened to.
+//!
+//! The memory is what the CUDA driver calls virtual memory management, which is also what NCCL asks of a
+//! window. It may be NCCL's own as well ([`ArenaSource`]).
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use serde::{Deserialize, Serialize};
+use symmc_runtime::RunError;
+use symmc_runtime::host::{Channel, collect_descriptors, secret};
+
+use crate::device::driver::{CallersContext, Device};
+use crate::device::launch::Address;
+use crate::error::{CudaError, checked};
+use crate::exchange::Exchange;
+use crate::nccl::WindowMemory;
+
+/// How long peers have to pass their memory.
+const PASSING: Duration = Duration::from_secs(60);
+
+/// Who allocates and maps symmetric memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArenaSource {
+    /// The driver: memory that ranks pass to each other as file descriptors.
+    #[default]
+    Vmm,
+    /// NCCL: memory that it allocates, mapped by a window over all ranks.
+    Nccl,
+}
+
+/// Memory at equal offsets on all ranks, which is there as long as a clone of this value is.
+#[derive(Clone, Debug)]
+pub struct SymmetricArena {
+    memory: Arc<Shared>,
+    /// Where each rank's memory starts, as this rank maps it.
+    addresses: Vec<Address>,
+    rank: usize,
+    len: usize,
+}
+
+/// What holds the memory.
+#[derive(Debug)]
+enum Shared {
+    /// Each rank's memory as this rank maps it.
+    Mapped { _mappings: Vec<Mapping> },
+    /// NCCL's.
+    Window { _memory: WindowMemory },
+}
+
+impl SymmetricArena {
+    /// At least `len` bytes on each rank, zero on this one. Returns once all peers have mapped this rank's
+    /// memory. `limit` is how long NCCL has to map it.
+    ///
+    /// # Errors
+    /// The GPU has not as many bytes, cannot share them, or a peer failed.
+    pub fn new(
+        source: ArenaSource,
+        device: &Arc<Device>,
+        exchange: &dyn Exchange,
+        len: usize,
+        limit: Duration,
+    ) -> Result<Self, CudaError> {
+        let rank = exchange.rank() as usize;
+        let arena = match source {
+            ArenaSource::Vmm => Self::mapped(device, exchange, len)?,
+            ArenaSource::Nccl => {
+                let memory = WindowMemory::new(device, exchange, len, limit)?;
+                let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
+                SymmetricArena { memory: Arc::new(Shared::Window { _memory: memory }), addresses, rank, len }
+            }
+        };
+        let len = arena.len;
+        // SAFETY: the range was just mapped; no peer touches it before the exchange below.
+        let zeroed = unsafe { cudarc::driver::result::memset_d8_sync(arena.address(), 0, len) };
+        checked(|| format!("clearing the symmetric arena of {len} bytes"), zeroed)?;
+        device.synchronize()?;
+        exchange.all_gather(&[0])?;
+        Ok(arena)
+    }
+
+    /// Memory of the driver.
+    fn mapped(device: &Arc<Device>, exchange: &dyn Exchange, len: usize) -> Result<Self, CudaError> {
+        let own = Physical::new(device, len)?;
+        let len = own.len;
+        let fds = pass(exchange, own.export()?)?;
+        let mut mappings = Vec::with_capacity(fds.len());
+        for (rank, fd) in fds.into_iter().enumerate() {
+            let mapping = match fd {
+                None => Mapping::new(device, &own, rank)?,
+                Some(fd) => Mapping::new(device, &Physical::import(device, fd, len, rank)?, rank)?,
+            };
+            mappings.push(mapping);
+        }
+        let rank = exchange.rank() as usize;
+        let addresses = mappings.iter().map(|m: &Mapping| m.at).collect();
+        Ok(SymmetricArena { memory: Arc::new(Shared::Mapped { _mappings: mappings }), addresses, rank, len })
+    }
+
+    /// Who allocated it.
+    pub fn source(&self) -> ArenaSource {
+        match *self.memory {
+            Shared::Mapped { .. } => ArenaSource::Vmm,
+            Shared::Window { .. } => ArenaSource::Nccl,
+        }
+    }
+
+    /// Where this rank's memory starts.
+    pub fn address(&self) -> Address {
+        self.addresses[self.rank]
+    }
+
+    /// Where each rank's memory starts, as this rank maps it.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.addresses.clone()
+    }
+
+    /// The bytes of each rank's memory.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+fn driver(what: impl FnOnce() -> String, result: sys::CUresult) -> Result<(), CudaError> {
+    checked(what, result.result())
+}
+
+fn location(device: &Device) -> sys::CUmemLocation {
+    // SAFETY: plain data for which zero is a valid value.
+    let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
+    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device.ordinal() as i32;
+    location
+}
+
+/// Physical memory of a GPU. Freed when neither this value nor a mapping holds it.
+#[derive(Debug)]
+struct Physical {
+    handle: sys::CUmemGenericAllocationHandle,
+    len: usize,
+}
+
+const FD: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+impl Physical {
+    fn new(device: &Device, len: usize) -> Result<Physical, CudaError> {
+        // SAFETY: plain data for which zero is a valid value.
+        let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        wanted.requestedHandleTypes = FD;
+        wanted.location = location(device);
+        let mut unit = 0;
+        let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        // SAFETY: all arguments live through the call.
+        let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &wanted, option) };
+        driver(|| "asking for the granularity of shared memory".into(), asked)?;
+        let len = len.max(1).next_multiple_of(unit.max(1));
+        let mut handle = 0;
+        // SAFETY: as above.
+        let made = unsafe { sys::cuMemCreate(&mut handle, len, &wanted, 0) };
+        driver(|| format!("allocating a symmetric arena of {len} bytes on GPU {}", device.ordinal()), made)?;
+        Ok(Physical { handle, len })
+    }
+
+    fn export(&self) -> Result<OwnedFd, CudaError> {
+        let mut fd: i32 = -1;
+        // SAFETY: the handle exists, and a descriptor is an integer.
+        let made = unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), self.handle, FD, 0) };
+        driver(|| "exporting the symmetric arena".into(), made)?;
+        // SAFETY: the driver made this descriptor for this process.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    fn import(device: &Device, fd: OwnedFd, len: usize, rank: usize) -> Result<Physical, CudaError> {
+        device.enter()?;
+        let mut handle = 0;
+        // SAFETY: the descriptor is open; the driver does not keep it.
+        let made = unsafe {
+            sys::cuMemImportFromShareableHandle(&mut handle, fd.as_raw_fd() as usize as *mut _, FD)
+        };
+        driver(|| format!("importing the symmetric arena of rank {rank}"), made)?;
+        Ok(Physical { handle, len })
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: created or imported once.
+        let _ = unsafe { sys::cuMemRelease(self.handle) };
+    }
+}
+
+/// Physical memory at an address of this rank's context.
+#[derive(Debug)]
+struct Mapping {
+    device: Arc<Device>,
+    at: Address,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(device: &Arc<Device>, memory: &Physical, rank: usize) -> Result<Mapping, CudaError> {
+        let what = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
+        let (len, mut at) = (memory.len, 0);
+        // SAFETY: reserves addresses only.
+        driver(what, unsafe { sys::cuMemAddressReserve(&mut at, len, 0, 0, 0) })?;
+        // SAFETY: the range was just reserved and is as long as the memory.
+        if let Err(error) = driver(what, unsafe { sys::cuMemMap(at, len, 0, memory.handle, 0) }) {
+            // SAFETY: nothing is mapped there.
+            let _ = unsafe { sys::cuMemAddressFree(at, len) };
+            return Err(error);
+        }
+        let mapping = Mapping { device: device.clone(), at, len };
+        // SAFETY: plain data for which zero is a valid value.
+        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+        access.location = location(device);
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        // SAFETY: the range is mapped.
+        let allowed = unsafe { sys::cuMemSetAccess(at, len, &access, 1) };
+        let reach = || format!("reaching the memory of rank {rank} from GPU {}", device.ordinal());
+        driver(reach, allowed)?;
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // Whoever drops it may be on a thread of somebody else.
+        let _callers = CallersContext::changed_to(&self.device);
+        // SAFETY: mapped and reserved by `new`; nothing uses it any more.
+        unsafe {
+            let _ = sys::cuMemUnmap(self.at, self.len);
+            let _ = sys::cuMemAddressFree(self.at, self.len);
+        }
+    }
+}
+
+/// Gives every peer a descriptor, and gets one of each; `None` at this rank's own place.
+fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>, CudaError> {
+    let failed =
+        |call: &str, e: nix::Error| CudaError::Run(RunError::of_call("passing the symmetric arena", call, e));
+    let me = exchange.rank();
+    let open = || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
+    let name = format!("{:032x}", u128::from_le_bytes(secret()?)).into_bytes();
+    let listener = open().map_err(|e| failed("socket", e))?;
+    let address = |name: &[u8]| UnixAddr::new_abstract(name).map_err(|e| failed("bind", e));
+    bind(listener.as_raw_fd(), &address(&name)?).map_err(|e| failed("bind", e))?;
+    let backlog = Backlog::new(exchange.ranks().min(1024) as i32).unwrap_or(Backlog::MAXCONN);
+    listen(&listener, backlog).map_err(|e| failed("listen", e))?;
+    let names = exchange.all_gather(&name)?;
+    let peers: Vec<u32> = (0..exchange.ranks()).filter(|rank| *rank != me).collect();
+    for (rank, name) in (0..).zip(&names).filter(|(rank, _)| *rank != me) {
+        let fd = open().map_err(|e| failed("socket", e))?;
+        connect(fd.as_raw_fd(), &address(name)?).map_err(|e| failed("connect", e))?;
+        let channel = Channel::new(fd, rank);
+        channel.send(&me)?;
+        channel.send_fds(&[mine.as_fd()])?;
+    }
+    let found = collect_descriptors(&listener, &peers, "its symmetric arena", PASSING)?;
+    let mut out: Vec<Option<OwnedFd>> = names.iter().map(|_| None).collect();
+    for (rank, fd) in peers.into_iter().zip(found) {
+        out[rank as usize] = Some(fd);
+    }
+    // Nobody leaves before all have what they need.
+    exchange.all_gather(&[0])?;
+    Ok(out)
+}

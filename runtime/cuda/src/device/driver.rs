@@ -1,0 +1,23 @@
+//! What the CUDA driver owns, as Rust values: contexts, memory, pinned memory, streams, events, modules,
+//! graphs.
+//!
+//! Each value frees what it holds when it is dropped. A failure to free is not reported: the context is
+//! broken then, and the call that broke it has said so. All values belong to the primary context of one
+//! [`Device`], which is current on every thread that [`Device::enter`] was called on. Who runs on a thread of
+//! somebody else keeps [`CallersContext`].
+//!
+//! Deliberately not here: memory that peers map ([`crate::device::arena`]).
+//!
+//! From the bottom up: `device`, `memory`, `module`, `stream`, `graph`.
+
+mod device;
+mod graph;
+mod memory;
+mod module;
+mod stream;
+
+pub use self::device::{CallersContext, Device, Holder, Links, Relaxed, count, version};
+pub use self::graph::{Copied, Frontier, Graph, Node, Template};
+pub use self::memory::{Memory, Pinned};
+pub use self::module::{Function, Module};
+pub use self::stream::{Event, LentStream, Stream};

@@ -1,0 +1,314 @@
+//! GPUs and their contexts: which is current on a thread, what a GPU is like, and what its links to the others promise.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use crate::device::launch::Address;
+use crate::error::{CudaError, checked, trust_loader_path};
+
+/// The context that is current on this thread; it is again when this value is dropped.
+#[derive(Debug)]
+pub struct CallersContext {
+    context: sys::CUcontext,
+    /// A context is current on a thread.
+    _of_thread: PhantomData<*mut ()>,
+}
+
+impl CallersContext {
+    /// What is current now, also if that is none.
+    ///
+    /// # Errors
+    /// There is no driver, or it does not start.
+    pub fn keep() -> Result<CallersContext, CudaError> {
+        count()?;
+        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
+    }
+
+    /// What is current now, in place of which that of `device` is from now on; `None` if it is already.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn changed_to(device: &Device) -> Result<Option<CallersContext>, CudaError> {
+        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        if found == Some(device.context) {
+            return Ok(None);
+        }
+        let callers = CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData };
+        device.enter()?;
+        Ok(Some(callers))
+    }
+}
+
+impl Drop for CallersContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was current when this value was made; its owner keeps it meanwhile.
+        let _ = unsafe { result::ctx::set_current(self.context) };
+    }
+}
+
+/// While this value lives, its thread may make calls that are none of what a caller records on it: they wait, take memory
+/// or ask for events. In other modes than the relaxed one they would end that recording.
+#[derive(Debug)]
+pub struct Relaxed {
+    callers: sys::CUstreamCaptureMode,
+    /// The mode is that of a thread.
+    _of_thread: PhantomData<*mut ()>,
+}
+
+impl Relaxed {
+    /// From now on.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn begin() -> Result<Relaxed, CudaError> {
+        let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the call takes the new mode and writes the old one.
+        let changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut callers) };
+        checked(|| "changing how this thread records".into(), changed.result())?;
+        Ok(Relaxed { callers, _of_thread: PhantomData })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above; the mode is one that the driver gave.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.callers) };
+    }
+}
+
+/// A GPU and its primary context.
+#[derive(Debug)]
+pub struct Device {
+    ordinal: u32,
+    handle: sys::CUdevice,
+    pub(super) context: sys::CUcontext,
+    capability: [u32; 2],
+    multiprocessors: u32,
+    shared: usize,
+    bandwidth: u32,
+    name: String,
+}
+
+// SAFETY: contexts may be used from any thread.
+unsafe impl Send for Device {}
+
+// SAFETY: as above; the driver locks what it shares.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens GPU `ordinal` and makes its context current on this thread.
+    ///
+    /// # Errors
+    /// There is no driver, or fewer GPUs.
+    pub fn open(ordinal: u32) -> Result<Arc<Device>, CudaError> {
+        let found = count()?;
+        if ordinal >= found {
+            let text = format!("GPU {ordinal}: this process sees {found} GPUs, numbered from 0");
+            return Err(CudaError::Unsupported(text));
+        }
+        let what = || format!("opening GPU {ordinal}");
+        let handle = checked(what, result::device::get(ordinal as i32))?;
+        // SAFETY: the device exists.
+        let attribute = |a| checked(what, unsafe { result::device::get_attribute(handle, a) });
+        use sys::CUdevice_attribute as A;
+        let capability = [
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+        ];
+        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        // Of memory that sends twice a cycle. What the driver does not know is 0.
+        let clock_khz = attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?.max(0) as u64;
+        let width_bits = attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?.max(0) as u64;
+        let bandwidth = (2 * clock_khz * (width_bits / 8) / 1_000_000) as u32;
+        let name = checked(what, result::device::get_name(handle))?;
+        // SAFETY: as above; the device gives it back when it is dropped.
+        let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
+        let device =
+            Device { ordinal, handle, context, capability, multiprocessors, shared, bandwidth, name };
+        device.enter()?;
+        Ok(Arc::new(device))
+    }
+
+    /// What the links between this GPU and the others that the process sees promise. GPUs do atomic operations on
+    /// each other's memory over NVLink alone.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn links(&self) -> Result<Links, CudaError> {
+        let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        let (mut others, mut all) = (0, true);
+        for ordinal in (0..count()?).filter(|&o| o != self.ordinal) {
+            let what = || format!("asking for the link to GPU {ordinal}");
+            let other = checked(what, result::device::get(ordinal as i32))?;
+            let mut answer = 0;
+            // SAFETY: both devices exist; the call writes one integer.
+            let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut answer, attribute, self.handle, other) };
+            checked(what, asked.result())?;
+            (others, all) = (others + 1, all && answer != 0);
+        }
+        Ok(if others > 0 && all { Links::Whole } else { Links::MaySplit })
+    }
+
+    /// Makes the context current on this thread.
+    pub fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained as long as this value lives.
+        checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
+    }
+
+    /// The id of its context, which no other context of this process has, not even one that is made later.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub(super) fn context_id(&self) -> Result<u64, CudaError> {
+        let mut id = 0;
+        // SAFETY: the context is retained as long as this value lives; the call writes one integer.
+        let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
+        checked(|| format!("asking for the id of the context of GPU {}", self.ordinal), asked.result())?;
+        Ok(id)
+    }
+
+    /// Whether the context is the one that is current on this thread.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn is_current(&self) -> Result<bool, CudaError> {
+        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        Ok(found == Some(self.context))
+    }
+
+    /// Its number among the GPUs that this process sees.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Its product name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of shared memory that a block may have.
+    pub fn shared(&self) -> usize {
+        self.shared
+    }
+
+    /// The peak bandwidth of its memory in GB/s; 0 where the driver does not say.
+    pub fn bandwidth(&self) -> u32 {
+        self.bandwidth
+    }
+
+    /// The compute capability, major and minor.
+    pub fn capability(&self) -> [u32; 2] {
+        self.capability
+    }
+
+    /// The number of streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Waits until everything on the device has ended.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        checked(|| "waiting for the GPU".into(), result::ctx::synchronize())
+    }
+
+    /// The bytes of its memory that nobody has, of all processes. The context is current.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn free(&self) -> Result<usize, CudaError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the call writes two numbers.
+        let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        checked(|| format!("asking for the free memory of GPU {}", self.ordinal), asked.result())?;
+        Ok(free)
+    }
+
+    /// Whose memory an address is. The context is current.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn holder(&self, address: Address) -> Result<Holder, CudaError> {
+        use sys::CUpointer_attribute as Attribute;
+        let ask = |attribute| {
+            let mut value = 0u32;
+            // SAFETY: the attributes asked for below are 32 bits; no memory is touched at the address.
+            let asked =
+                unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
+            match asked {
+                // Memory that the driver has not seen.
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
+                other => checked(|| format!("asking for the memory at {address:#x}"), other.result())
+                    .map(|()| Some(value)),
+            }
+        };
+        let kind = ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+        if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
+            return Ok(Holder::Host);
+        }
+        let gpu = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+        Ok(gpu.map_or(Holder::Host, Holder::Gpu))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `open`.
+        let _ = unsafe { result::primary_ctx::release(self.handle) };
+    }
+}
+
+/// The number of GPUs that this process sees.
+///
+/// # Errors
+/// There is no driver, or it does not start.
+pub fn count() -> Result<u32, CudaError> {
+    trust_loader_path("libcuda.so")?;
+    // SAFETY: tries to load the library; nothing else.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing {
+            library: "the CUDA driver (libcuda.so.1)",
+            install: "this machine has no NVIDIA driver; plans run on the host backend without one",
+        });
+    }
+    checked(|| "starting the CUDA driver".into(), result::init())?;
+    let count = checked(|| "counting GPUs".into(), result::device::get_count())?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// The version of CUDA that the driver offers, major and minor.
+///
+/// # Errors
+/// There is no driver.
+pub fn version() -> Result<[u32; 2], CudaError> {
+    count()?;
+    let mut version = 0;
+    // SAFETY: the library is there, and writes one integer.
+    let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
+    checked(|| "asking for the driver's version".into(), asked.result())?;
+    Ok([version as u32 / 1000, version as u32 % 1000 / 10])
+}
+
+/// Whose memory an address is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// A GPU's, by its number.
+    Gpu(u32),
+    /// The host's, or nobody's.
+    Host,
+}
+
+/// Whether 128 bytes that a warp stores at once arrive at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Links {
+    /// They do: NVLink, and ranks on one device.
+    Whole,
+    /// They may not, or nobody knows. Lines of LL128 then go with a fence before their flag.
+    #[default]
+    MaySplit,
+}

@@ -1,0 +1,388 @@
+//! Graphs: what is recorded on streams, executable graphs, and parameters of their nodes that change between replays.
+//!
+//! An executable graph keeps what it was made of, because its nodes are named by those. Parameters that are set count for
+//! replays from then on; those that were put on a stream before keep theirs.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use smallvec::SmallVec;
+
+use super::device::Device;
+use super::module::Function;
+use super::stream::{Params, Stream};
+use crate::device::launch::{Address, Kernel, PortBases};
+use crate::error::{CudaError, checked};
+
+/// A node of a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node(sys::CUgraphNode);
+
+// SAFETY: names of nodes may be used from any thread.
+unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Sync for Node {}
+
+/// What the next work on a stream that is recorded follows.
+#[derive(Clone, Debug)]
+pub struct Frontier(SmallVec<[sys::CUgraphNode; 4]>);
+
+/// The most nodes that one piece of work is looked through for.
+const MOST_NODES: usize = 16;
+
+/// What was recorded.
+#[derive(Debug)]
+pub struct Template {
+    graph: sys::CUgraph,
+}
+
+// SAFETY: graphs may be used from any thread, one at a time.
+unsafe impl Send for Template {}
+// SAFETY: as above; nothing here changes one.
+unsafe impl Sync for Template {}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        // SAFETY: it was made by a recording; executable graphs do not need it.
+        let _ = unsafe { result::graph::destroy(self.graph) };
+    }
+}
+
+/// A recorded graph, ready to be replayed.
+#[derive(Debug)]
+pub struct Graph {
+    device: Arc<Device>,
+    template: Template,
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: graphs may be used from any thread.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: instantiated by `capture`.
+        let _ = unsafe { result::graph::exec_destroy(self.exec) };
+    }
+}
+
+impl Stream {
+    /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph
+    /// instead of running it. NCCL connects ranks at the first call on a communicator; where they are threads of one process
+    /// the driver allows that while a stream is recorded in the relaxed mode alone.
+    pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+        self.executable(self.record(record)?)
+    }
+
+    /// The same as callers record: what this thread does besides and waits, or takes memory, ends the recording.
+    ///
+    /// # Errors
+    /// As [`capture`](Self::capture).
+    pub fn capture_strictly(
+        &self,
+        record: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.executable(self.record_in(mode, record)?)
+    }
+
+    fn executable(&self, template: Template) -> Result<Graph, CudaError> {
+        // SAFETY: the graph was just made.
+        let made = unsafe {
+            result::graph::instantiate(
+                template.graph,
+                sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+            )
+        };
+        let exec = checked(|| "instantiating a graph".into(), made)?;
+        Ok(Graph { device: self.device.clone(), template, exec })
+    }
+
+    /// The same without making it executable.
+    ///
+    /// # Errors
+    /// The driver refuses, or what `record` does.
+    pub fn record(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Template, CudaError> {
+        self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
+    }
+
+    fn record_in(
+        &self,
+        mode: sys::CUstreamCaptureMode,
+        record: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Template, CudaError> {
+        // SAFETY: the stream exists and is not capturing.
+        let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
+        checked(|| "beginning to record a graph".into(), begun)?;
+        let recorded = record();
+        // SAFETY: the capture was begun above; ending it also ends a failed one.
+        let ended = unsafe { result::stream::end_capture(self.handle) };
+        let template = ended.map(|graph| Template { graph });
+        recorded?;
+        checked(|| "recording a graph".into(), template)
+    }
+
+    /// What the next work on this stream, which is recorded, follows.
+    ///
+    /// # Errors
+    /// The driver does not say (it does since 12.3).
+    pub fn frontier(&self) -> Result<Frontier, CudaError> {
+        let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream exists; the call writes a status, two pointers and a count.
+        let asked = unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                self.handle,
+                &mut status,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+        };
+        checked(|| "asking for the end of a recording".into(), asked.result())?;
+        if nodes.is_null() || count == 0 {
+            return Ok(Frontier(SmallVec::new()));
+        }
+        // SAFETY: as many nodes are there until the next call for the stream.
+        Ok(Frontier(unsafe { std::slice::from_raw_parts(nodes, count) }.into()))
+    }
+
+    /// The nodes that were recorded on this stream since, the first first, if they are one chain behind that.
+    ///
+    /// # Errors
+    /// As [`frontier`](Self::frontier).
+    pub fn since(&self, before: &Frontier) -> Result<Option<Vec<Node>>, CudaError> {
+        let mut found = Vec::new();
+        let mut behind = self.frontier()?;
+        // What is new follows something new, or only what was there.
+        while !behind.0.iter().all(|node| before.0.contains(node)) {
+            let (&[node], true) = (&behind.0[..], found.len() < MOST_NODES) else { return Ok(None) };
+            found.push(Node(node));
+            behind = dependencies(node)?;
+        }
+        found.reverse();
+        Ok(Some(found))
+    }
+
+    /// Replays a graph.
+    ///
+    /// # Safety
+    /// Everything it uses still exists.
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        // SAFETY: the graph exists; the rest by the caller.
+        checked(|| "replaying a graph".into(), unsafe { result::graph::launch(graph.exec, self.handle) })
+    }
+}
+
+/// What a node follows; of more than a few nodes some.
+fn dependencies(node: sys::CUgraphNode) -> Result<Frontier, CudaError> {
+    let mut nodes = [ptr::null_mut(); MOST_NODES];
+    // SAFETY: plain data for which zero is a valid value.
+    let mut edges: [sys::CUgraphEdgeData; MOST_NODES] = unsafe { std::mem::zeroed() };
+    let mut count = MOST_NODES;
+    // SAFETY: the node exists; there is room for as many nodes and edges as `count` says.
+    let asked = unsafe {
+        sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
+    };
+    checked(|| "asking for what a node follows".into(), asked.result())?;
+    Ok(Frontier(nodes[..count.min(MOST_NODES)].into()))
+}
+
+/// What a call of the driver writes.
+fn told<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T, CudaError> {
+    let mut out = MaybeUninit::zeroed();
+    let asked = ask(out.as_mut_ptr());
+    checked(|| format!("asking for {what}"), asked.result())?;
+    // SAFETY: the call wrote it.
+    Ok(unsafe { out.assume_init() })
+}
+
+impl Node {
+    fn kind(self) -> Result<sys::CUgraphNodeType, CudaError> {
+        // SAFETY: the node exists; the call writes an enumerator.
+        told("the type of a node", |out| unsafe { sys::cuGraphNodeGetType(self.0, out) })
+    }
+
+    fn kernel(self) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, CudaError> {
+        // SAFETY: the node exists; the call writes the struct.
+        told("the parameters of a kernel", |out| unsafe { sys::cuGraphKernelNodeGetParams_v2(self.0, out) })
+    }
+
+    fn copy(self) -> Result<sys::CUDA_MEMCPY3D, CudaError> {
+        // SAFETY: as above.
+        told("the parameters of a copy", |out| unsafe { sys::cuGraphMemcpyNodeGetParams(self.0, out) })
+    }
+
+    fn fill(self) -> Result<sys::CUDA_MEMSET_NODE_PARAMS, CudaError> {
+        // SAFETY: as above.
+        told("the parameters of a fill", |out| unsafe { sys::cuGraphMemsetNodeGetParams(self.0, out) })
+    }
+}
+
+/// A copy that is part of a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// Whether an end of it is memory of the host.
+    pub host: bool,
+    /// Where to, on the device.
+    pub to: Address,
+    /// Where from, on the device.
+    pub from: Address,
+    /// How many bytes.
+    pub bytes: usize,
+}
+
+impl Graph {
+    /// Has a node launch this kernel, the one that it launches with other parameters, with ports at these bases.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// The node is of this graph, and launches a kernel; the rest as [`Stream::launch`].
+    pub unsafe fn set_kernel(
+        &self,
+        node: Node,
+        function: Function,
+        kernel: &Kernel,
+        bases: PortBases<'_>,
+    ) -> Result<(), CudaError> {
+        let params = Params::resolve(kernel, bases)?;
+        let mut pointers = params.pointers();
+        let [gx, gy, gz] = kernel.grid;
+        let [bx, by, bz] = kernel.block;
+        let set = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: function.handle(),
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: kernel.shared,
+            kernelParams: pointers.as_mut_ptr(),
+            extra: ptr::null_mut(),
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
+        };
+        // SAFETY: by the caller; the driver copies the parameters before it returns.
+        let done = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.exec, node.0, &set) };
+        checked(|| format!("setting the parameters of {} in a graph", kernel.entry), done.result())
+    }
+
+    /// Has a node that copies copy as many bytes from and to another place.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// The node is of this graph; the rest as [`Stream::copy`].
+    pub unsafe fn set_copy(&self, node: Node, to: Address, from: Address) -> Result<(), CudaError> {
+        let set = sys::CUDA_MEMCPY3D { srcDevice: from, dstDevice: to, ..node.copy()? };
+        // SAFETY: by the caller.
+        let done =
+            unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, node.0, &set, self.device.context) };
+        checked(|| format!("setting where a copy to {to:#x} goes in a graph"), done.result())
+    }
+
+    /// Has a node that fills memory fill as much of another place.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// The node is of this graph; the rest as [`Stream::fill`].
+    pub unsafe fn set_fill(&self, node: Node, at: Address) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        unsafe { self.set_fill_as(node, &sys::CUDA_MEMSET_NODE_PARAMS { dst: at, ..node.fill()? }) }
+    }
+
+    unsafe fn set_fill_as(&self, node: Node, set: &sys::CUDA_MEMSET_NODE_PARAMS) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let done =
+            unsafe { sys::cuGraphExecMemsetNodeSetParams(self.exec, node.0, set, self.device.context) };
+        checked(|| "setting what is filled in a graph".into(), done.result())
+    }
+
+    /// Has these nodes, which follow each other, do what the nodes that were recorded on a stream since `before` do.
+    /// Whether they can: they launch the same functions in the same sizes.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// The nodes are of this graph, the others exist; the rest as for what is launched.
+    pub unsafe fn set_as(&self, nodes: &[Node], like: &[Node]) -> Result<bool, CudaError> {
+        use sys::CUgraphNodeType as Kind;
+        if nodes.len() != like.len() {
+            return Ok(false);
+        }
+        for (&node, &like) in nodes.iter().zip(like) {
+            let kind = node.kind()?;
+            if kind != like.kind()? {
+                return Ok(false);
+            }
+            match kind {
+                Kind::CU_GRAPH_NODE_TYPE_KERNEL => {
+                    let (was, is) = (node.kernel()?, like.kernel()?);
+                    if launched(&was) != launched(&is) {
+                        return Ok(false);
+                    }
+                    // SAFETY: by the caller; the parameters are those of a node that exists.
+                    let done = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.exec, node.0, &is) };
+                    checked(|| "setting the parameters of a library's kernel".into(), done.result())?;
+                }
+                Kind::CU_GRAPH_NODE_TYPE_MEMSET => {
+                    let (was, is) = (node.fill()?, like.fill()?);
+                    if (was.elementSize, was.width, was.height) != (is.elementSize, is.width, is.height) {
+                        return Ok(false);
+                    }
+                    // SAFETY: as above.
+                    unsafe { self.set_fill_as(node, &is)? };
+                }
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The copies that are part of it, as it was recorded.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
+        let (graph, mut count) = (self.template.graph, 0);
+        // SAFETY: the graph exists; the call writes how many nodes it has.
+        let asked = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };
+        checked(|| "counting the nodes of a graph".into(), asked.result())?;
+        let mut nodes = vec![ptr::null_mut(); count];
+        // SAFETY: as above; there is room for as many.
+        let asked = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
+        checked(|| "asking for the nodes of a graph".into(), asked.result())?;
+        let mut out = Vec::new();
+        for node in nodes.into_iter().take(count).map(Node) {
+            if node.kind()? == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY {
+                let found = node.copy()?;
+                let kinds = [found.srcMemoryType, found.dstMemoryType];
+                out.push(Copied {
+                    host: kinds.contains(&sys::CUmemorytype::CU_MEMORYTYPE_HOST),
+                    to: found.dstDevice,
+                    from: found.srcDevice,
+                    bytes: found.WidthInBytes * found.Height * found.Depth,
+                });
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// What a kernel's node launches, but for its parameters.
+fn launched(node: &sys::CUDA_KERNEL_NODE_PARAMS) -> impl PartialEq {
+    let grid = [node.gridDimX, node.gridDimY, node.gridDimZ];
+    let block = [node.blockDimX, node.blockDimY, node.blockDimZ];
+    (node.func, node.kern, grid, block, node.sharedMemBytes)
+}

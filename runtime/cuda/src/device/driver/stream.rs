@@ -1,0 +1,400 @@
+//! Streams: what is put on them, and events that order and time it.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use smallvec::SmallVec;
+
+use super::device::Device;
+use super::module::Function;
+use crate::device::launch::{Address, Kernel, Param, PortBases, Start};
+use crate::error::{CudaError, checked};
+
+/// A stream of somebody else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LentStream(sys::CUstream);
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for LentStream {}
+
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for LentStream {}
+
+impl LentStream {
+    /// A `cudaStream_t` (`CUstream`) that was created; the default streams cannot be captured.
+    ///
+    /// # Safety
+    /// - It belongs to the primary context of the session's GPU.
+    /// - It exists, and is not captured, when the session is made and when it is dropped, and until then. What its
+    ///   owner put on it has ended by the time the session is dropped.
+    /// - While the session uses it nobody else does, and what the owner puts there does not touch the session's
+    ///   memory.
+    pub unsafe fn new(stream: *mut c_void) -> LentStream {
+        LentStream(stream.cast())
+    }
+
+    /// The driver's handle.
+    pub(crate) fn handle(self) -> sys::CUstream {
+        self.0
+    }
+}
+
+/// A sequence of device work.
+#[derive(Debug)]
+pub struct Stream {
+    pub(super) device: Arc<Device>,
+    pub(super) handle: sys::CUstream,
+    /// Whether it is somebody else's to destroy.
+    lent: bool,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A new stream that does not wait for the default stream.
+    pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        let made = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let handle = checked(|| "creating a stream".into(), made)?;
+        Ok(Stream { device: device.clone(), handle, lent: false })
+    }
+
+    /// A new stream of which kernels, also those of graphs, get to run before those of other streams that wait for
+    /// room.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the calls write two integers and a handle.
+        let made = unsafe {
+            let asked = sys::cuCtxGetStreamPriorityRange(&mut least, &mut most).result();
+            asked.and_then(|()| sys::cuStreamCreateWithPriority(&mut handle, flags, most).result())
+        };
+        checked(|| "creating a stream".into(), made)?;
+        Ok(Stream { device: device.clone(), handle, lent: false })
+    }
+
+    /// A stream of the caller, as its promise at [`LentStream::new`] says.
+    pub fn adopt(device: &Arc<Device>, stream: LentStream) -> Stream {
+        Stream { device: device.clone(), handle: stream.handle(), lent: true }
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Whether it belongs to the context of its device, which is current.
+    ///
+    /// # Errors
+    /// There is no such stream.
+    pub fn is_of_device(&self) -> Result<bool, CudaError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the stream exists; the call writes a handle.
+        let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
+        checked(|| "asking for the context of a stream".into(), asked.result())?;
+        Ok(context == self.device.context)
+    }
+
+    /// Whether what is put on it is recorded, not run.
+    ///
+    /// # Errors
+    /// There is no such stream, or recording it failed.
+    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream exists; the call writes one word.
+        let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
+        checked(|| "asking whether a stream is recorded".into(), asked.result())?;
+        match status {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
+            _ => Err(CudaError::Unsupported("the stream is in a recording that has failed".into())),
+        }
+    }
+
+    /// Whether everything recorded so far has ended.
+    ///
+    /// # Errors
+    /// Something recorded earlier failed.
+    pub fn idle(&self) -> Result<bool, CudaError> {
+        // SAFETY: the stream exists.
+        match unsafe { sys::cuStreamQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => checked(|| "running the program on the GPU".into(), other.result()).map(|()| true),
+        }
+    }
+
+    /// Waits until everything recorded so far has ended.
+    ///
+    /// # Errors
+    /// Something recorded earlier failed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream exists.
+        let ended = unsafe { result::stream::synchronize(self.handle) };
+        checked(|| "running the program on the GPU".into(), ended)
+    }
+
+    /// Makes work recorded from now on wait for `event`.
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both exist.
+        let waiting = unsafe { result::stream::wait_event(self.handle, event.handle, flags) };
+        checked(|| "waiting for an event".into(), waiting)
+    }
+
+    /// Copies to the device. Returns when the host's memory may be changed.
+    ///
+    /// # Safety
+    /// `to` has as many bytes, and nothing else uses them meanwhile.
+    pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+        let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
+        // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
+        checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })?;
+        self.synchronize()
+    }
+
+    /// Copies from pinned memory to the device, after all that was recorded before. Returns at once.
+    ///
+    /// # Safety
+    /// `to` has as many bytes; until the copy is done nobody writes `from` and nothing else uses `to`.
+    pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+        let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
+        // SAFETY: by the caller.
+        checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
+    }
+
+    /// Copies from the device, after all that was recorded before.
+    ///
+    /// # Safety
+    /// `from` has as many bytes.
+    pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<(), CudaError> {
+        let (at, len) = (to.as_mut_ptr(), to.len());
+        let call = || format!("copying {len} bytes from GPU {}", self.device.ordinal());
+        // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
+        let copied =
+            unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(at, len), from, self.handle) };
+        checked(call, copied)?;
+        self.synchronize()
+    }
+
+    /// Copies on the device.
+    ///
+    /// # Safety
+    /// Both ranges exist and do not overlap.
+    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) };
+        checked(|| format!("copying {bytes} bytes on GPU {}", self.device.ordinal()), copied)
+    }
+
+    /// Sets bytes.
+    ///
+    /// # Safety
+    /// The range exists.
+    pub unsafe fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let filled = unsafe { result::memset_d8_async(at, byte, bytes, self.handle) };
+        checked(|| format!("setting {bytes} bytes on GPU {}", self.device.ordinal()), filled)
+    }
+
+    /// Stores a word.
+    ///
+    /// # Safety
+    /// It exists, at a multiple of 4.
+    pub unsafe fn store(&self, at: Address, word: u32) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let stored = unsafe { sys::cuMemsetD32Async(at, word, 1, self.handle) };
+        checked(|| format!("storing a word on GPU {}", self.device.ordinal()), stored.result())
+    }
+
+    /// Launches a kernel, with ports at these bases.
+    ///
+    /// # Safety
+    /// The function takes these parameters and touches only memory that exists.
+    pub unsafe fn launch(
+        &self,
+        function: Function,
+        kernel: &Kernel,
+        bases: PortBases<'_>,
+        start: Start,
+    ) -> Result<(), CudaError> {
+        let params = Params::resolve(kernel, bases)?;
+        let [gx, gy, gz] = kernel.grid;
+        let [bx, by, bz] = kernel.block;
+        let mut attributes = self.attributes(kernel, start);
+        let config = sys::CUlaunchConfig {
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: kernel.shared,
+            hStream: self.handle,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        // SAFETY: by the caller; the driver copies the parameters before it returns.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&config, function.handle(), params.pointers().as_mut_ptr(), ptr::null_mut())
+                .result()
+        };
+        checked(|| format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block), launched)
+    }
+
+    /// What a launch asks for beside its sizes.
+    fn attributes(&self, kernel: &Kernel, start: Start) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
+        use sys::CUlaunchAttributeID as Id;
+        // SAFETY: all zeros are an attribute, of no kind yet.
+        let none: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        let mut out = SmallVec::new();
+        if start == Start::Dependent && self.device.capability()[0] >= 9 {
+            let mut dependent = sys::CUlaunchAttribute {
+                id: Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                ..none
+            };
+            dependent.value.programmaticStreamSerializationAllowed = 1;
+            out.push(dependent);
+        }
+        if kernel.cluster > 1 {
+            let mut cluster =
+                sys::CUlaunchAttribute { id: Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, ..none };
+            let size = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: kernel.cluster, y: 1, z: 1 };
+            cluster.value.clusterDim = size;
+            out.push(cluster);
+        }
+        out
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.lent {
+            return;
+        }
+        let _ = self.device.enter();
+        // SAFETY: created by `new`; the driver lets pending work end.
+        let _ = unsafe { result::stream::destroy(self.handle) };
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub struct Event {
+    handle: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that orders streams.
+    pub fn new() -> Result<Event, CudaError> {
+        Event::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that also takes the time.
+    pub fn timed() -> Result<Event, CudaError> {
+        Event::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(flags: sys::CUevent_flags) -> Result<Event, CudaError> {
+        let handle = checked(|| "creating an event".into(), result::event::create(flags))?;
+        Ok(Event { handle })
+    }
+
+    /// Marks the present end of `stream`.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both exist.
+        checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
+    }
+
+    /// Whether it was reached, or marks nothing yet.
+    ///
+    /// # Errors
+    /// Something in front of it failed.
+    pub fn reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event exists.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => checked(|| "running the program on the GPU".into(), other.result()).map(|()| true),
+        }
+    }
+
+    /// Waits until it was reached; at once if it marks nothing yet.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the event exists.
+        checked(|| "waiting for an event".into(), unsafe { result::event::synchronize(self.handle) })
+    }
+
+    /// Microseconds from this event to `later`; both must have been reached.
+    pub fn microseconds_to(&self, later: &Event) -> Result<f64, CudaError> {
+        // SAFETY: both exist.
+        let ms = checked(|| "reading a time".into(), unsafe {
+            result::event::elapsed(self.handle, later.handle)
+        })?;
+        Ok(f64::from(ms) * 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by `with`.
+        let _ = unsafe { result::event::destroy(self.handle) };
+    }
+}
+
+/// The parameters of a kernel as the driver takes them.
+pub(super) struct Params<'k> {
+    kernel: &'k Kernel,
+    /// The driver's forms of the matrices.
+    maps: SmallVec<[sys::CUtensorMap; 2]>,
+    /// The words of parameters with pointers to ports, one after another, with addresses in their place.
+    resolved: SmallVec<[u64; 32]>,
+}
+
+impl<'k> Params<'k> {
+    pub fn resolve(kernel: &'k Kernel, bases: PortBases<'_>) -> Result<Params<'k>, CudaError> {
+        let mut maps = SmallVec::new();
+        let mut resolved = SmallVec::new();
+        for param in &kernel.params {
+            match param {
+                Param::Map(map) => maps.push(map.encode(bases)?),
+                Param::Value(plain) if plain.ports().is_empty() => {}
+                Param::Value(plain) => {
+                    let first = resolved.len();
+                    resolved.extend_from_slice(plain.words());
+                    for &(word, pointer) in plain.ports() {
+                        resolved[first + word as usize] = pointer.resolve(bases);
+                    }
+                }
+            }
+        }
+        Ok(Params { kernel, maps, resolved })
+    }
+
+    /// Where each is; valid as long as this value stays where it is.
+    pub fn pointers(&self) -> SmallVec<[*mut c_void; 16]> {
+        let mut maps = self.maps.iter();
+        let mut resolved = &self.resolved[..];
+        let pointer = |param: &Param| -> *const c_void {
+            match param {
+                Param::Map(_) => maps.next().map_or(ptr::null(), |map| ptr::from_ref(map).cast()),
+                Param::Value(plain) if plain.ports().is_empty() => param.as_ptr().cast(),
+                Param::Value(plain) => {
+                    let (words, rest) = resolved.split_at(plain.words().len());
+                    resolved = rest;
+                    words.as_ptr().cast()
+                }
+            }
+        };
+        self.kernel.params.iter().map(pointer).map(<*const c_void>::cast_mut).collect()
+    }
+}

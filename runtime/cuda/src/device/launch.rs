@@ -1,0 +1,348 @@
+//! Launches of kernels as data: grids and parameters, in which every constant is fixed and pointers to ports are symbolic.
+//!
+//! Addresses are of this rank's context. Those of peers are as well, because peers' arenas are mapped there. A parameter is
+//! plain bytes, or a tensor map: a matrix that kernels load box by box by TMA (`CUtensorMap`, compute capability 9).
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+use smallvec::SmallVec;
+
+pub use crate::device::pointer::{Address, DevicePtr, PortBases};
+use crate::error::{CudaError, checked};
+
+/// When a kernel may be launched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// Once everything in front of it in its stream has ended.
+    After,
+    /// By programmatic dependent launch (PDL) where the device can (compute capability 9), else as [`After`](Self::After):
+    /// once every block of the kernel in front of it has entered, its blocks take their places, and wait in `symmc_enter()`
+    /// until that kernel has ended.
+    Dependent,
+}
+
+/// The launch of a kernel.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Kernel {
+    /// The name of the function, unmangled.
+    pub entry: String,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub block: [u32; 3],
+    /// How many blocks, neighbours in x, run side by side and read each other's shared memory; 1 for none. More need
+    /// compute capability 9, and divide the grid.
+    pub cluster: u32,
+    /// Bytes of dynamic shared memory; above 48 KiB the function is allowed it when it is loaded.
+    pub shared: u32,
+    /// The parameters, in order.
+    pub params: Vec<Param>,
+}
+
+impl Kernel {
+    /// So many blocks of so many threads in one row, without dynamic shared memory.
+    pub(crate) fn flat(entry: String, blocks: usize, threads: usize, params: Vec<Param>) -> Kernel {
+        let (grid, block) = ([blocks as u32, 1, 1], [threads as u32, 1, 1]);
+        Kernel { entry, grid, block, cluster: 1, shared: 0, params }
+    }
+
+    /// The pointers to ports.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
+        self.params.iter().flat_map(Param::ports)
+    }
+
+    /// A copy with addresses in the place of pointers to ports, as kernels that run on the host take it.
+    pub fn resolved(&self, bases: PortBases<'_>) -> Kernel {
+        let resolved = |param: &Param| match param {
+            Param::Value(plain) => {
+                let mut words = plain.words.clone();
+                plain.ports.iter().for_each(|(word, pointer)| words[*word as usize] = pointer.resolve(bases));
+                Param::Value(PlainParam { words, ports: SmallVec::new() })
+            }
+            Param::Map(map) => Param::Map(Box::new(TensorMap { at: map.at.resolve(bases).into(), ..**map })),
+        };
+        Kernel { params: self.params.iter().map(resolved).collect(), ..self.clone() }
+    }
+}
+
+/// Values whose bytes are all written: numbers, arrays of them, and structs without padding.
+///
+/// # Safety
+/// No byte of a value is padding, and the alignment is at most 8.
+pub(crate) unsafe trait Plain: Copy {
+    /// Visits the pointers among its parts, each with the byte of the parameter where it is. The value begins at `at`.
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr));
+}
+
+/// Numbers are plain, and no pointers.
+macro_rules! plain_numbers {
+    ($($ty:ty),*) => {$(
+        // SAFETY: a number.
+        unsafe impl Plain for $ty {
+            fn visit_pointers(&self, _: usize, _: &mut dyn FnMut(usize, DevicePtr)) {}
+        }
+    )*};
+}
+plain_numbers!(u32, u64, f32);
+
+// SAFETY: a transparent u64.
+unsafe impl Plain for DevicePtr {
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
+        visit(at, *self);
+    }
+}
+
+// SAFETY: elements of an array have nothing between them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
+        for (i, element) in self.iter().enumerate() {
+            element.visit_pointers(at + i * size_of::<T>(), visit);
+        }
+    }
+}
+
+/// How CUDA C declares a field of a type.
+pub(crate) trait CudaField {
+    /// The declaration of a field with this name, without a semicolon.
+    fn declare(name: &str) -> String;
+}
+
+impl CudaField for u32 {
+    fn declare(name: &str) -> String {
+        format!("u32 {name}")
+    }
+}
+
+impl CudaField for u64 {
+    fn declare(name: &str) -> String {
+        format!("u64 {name}")
+    }
+}
+
+impl CudaField for f32 {
+    fn declare(name: &str) -> String {
+        format!("float {name}")
+    }
+}
+
+impl CudaField for DevicePtr {
+    fn declare(name: &str) -> String {
+        u64::declare(name)
+    }
+}
+
+impl<T: CudaField, const N: usize> CudaField for [T; N] {
+    fn declare(name: &str) -> String {
+        T::declare(&format!("{name}[{N}]"))
+    }
+}
+
+/// Structs that kernels get as parameters.
+pub(crate) trait CudaStruct {
+    /// The declaration in CUDA C. `u32` and `u64` have to be declared before.
+    fn declaration() -> String;
+}
+
+/// Declares a `repr(C)` struct that is [`Plain`], and how CUDA C declares it ([`CudaStruct`]). A struct can extend another
+/// one, which is its first field here and its base there. Does not compile if there are bytes between or after its fields.
+macro_rules! plain {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident $(extends $base:ident as $base_field:ident)? {
+        $($(#[$about:meta])* $of:vis $field:ident: $ty:ty),* $(,)?
+    }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        $vis struct $name { $(pub $base_field: $base,)? $($(#[$about])* $of $field: $ty),* }
+        const _: () = {
+            let fields = 0 $(+ size_of::<$base>())? $(+ size_of::<$ty>())*;
+            assert!(size_of::<$name>() == fields, "bytes between or after the fields");
+            assert!(align_of::<$name>() <= 8, "kernel parameters are aligned to 8 bytes at most");
+        };
+        // SAFETY: the fields, which are plain, are as many bytes as the struct.
+        unsafe impl $crate::device::launch::Plain for $name where $($ty: $crate::device::launch::Plain),* {
+            fn visit_pointers(
+                &self,
+                at: usize,
+                visit: &mut dyn FnMut(usize, $crate::device::launch::DevicePtr),
+            ) {
+                $($crate::device::launch::Plain::visit_pointers(
+                    &self.$base_field,
+                    at + std::mem::offset_of!($name, $base_field),
+                    visit,
+                );)?
+                $($crate::device::launch::Plain::visit_pointers(
+                    &self.$field,
+                    at + std::mem::offset_of!($name, $field),
+                    visit,
+                );)*
+            }
+        }
+        impl $crate::device::launch::CudaField for $name {
+            fn declare(name: &str) -> String {
+                format!(concat!(stringify!($name), " {}"), name)
+            }
+        }
+        impl $crate::device::launch::CudaStruct for $name {
+            fn declaration() -> String {
+                let mut out = String::from(concat!("struct ", stringify!($name), $(" : ", stringify!($base),)? " {\n"));
+                $(
+                    out.push_str("    ");
+                    out.push_str(&<$ty as $crate::device::launch::CudaField>::declare(stringify!($field)));
+                    out.push_str(";\n");
+                )*
+                out.push_str("};\n");
+                out
+            }
+        }
+    };
+}
+pub(crate) use plain;
+
+/// A kernel parameter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Param {
+    /// Its bytes.
+    Value(PlainParam),
+    /// A tensor map. The launch gives the kernel the driver's form of it.
+    Map(Box<TensorMap>),
+}
+
+/// The bytes of a parameter, at an address aligned to 8 bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlainParam {
+    words: SmallVec<[u64; 1]>,
+    /// The words that are pointers to ports, and what they point to.
+    ports: SmallVec<[(u32, DevicePtr); 1]>,
+}
+
+impl PlainParam {
+    /// The words as the kernel gets them, except for [pointers to ports](Self::ports).
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Which words are pointers to ports.
+    pub fn ports(&self) -> &[(u32, DevicePtr)] {
+        &self.ports
+    }
+}
+
+impl Param {
+    /// A struct passed by value, laid out as the kernel declares it.
+    pub(crate) fn of<T: Plain>(value: &T) -> Param {
+        let mut words: SmallVec<[u64; 1]> = SmallVec::from_elem(0u64, size_of::<T>().div_ceil(8));
+        // SAFETY: the words are at least as many bytes as the value, all of which are written.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                std::ptr::from_ref(value).cast::<u8>(),
+                words.as_mut_ptr().cast::<u8>(),
+                size_of::<T>(),
+            );
+        }
+        let mut ports = SmallVec::new();
+        value.visit_pointers(0, &mut |at, pointer| {
+            if pointer.port_number().is_some() {
+                ports.push(((at / 8) as u32, pointer));
+            }
+        });
+        Param::Value(PlainParam { words, ports })
+    }
+
+    /// The pointers to ports.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
+        let (words, map) = match self {
+            Param::Value(plain) => (&plain.ports[..], None),
+            Param::Map(map) => (&[][..], Some(map.at)),
+        };
+        words.iter().map(|&(_, pointer)| pointer).chain(map)
+    }
+
+    /// The first byte; of a matrix, of its description. Pointers to ports are not resolved there.
+    pub fn as_ptr(&self) -> *const u64 {
+        match self {
+            Param::Value(plain) => plain.words.as_ptr(),
+            Param::Map(map) => std::ptr::from_ref(&**map).cast(),
+        }
+    }
+}
+
+impl From<DevicePtr> for Param {
+    fn from(value: DevicePtr) -> Param {
+        Param::of(&value)
+    }
+}
+
+impl From<u64> for Param {
+    fn from(value: u64) -> Param {
+        Param::of(&value)
+    }
+}
+
+impl From<u32> for Param {
+    fn from(value: u32) -> Param {
+        Param::of(&value)
+    }
+}
+
+/// Columns of a box: 128 bytes.
+const COLUMNS: u32 = 64;
+
+/// A tensor map of a matrix of elements of two bytes. Kernels load boxes of it to shared memory by TMA, each of so many
+/// rows and of 64 columns, with zeros beyond the matrix; pieces of 16 bytes are swizzled by the number of their row.
+/// Kernels that run on the host, in tests, take it as it is here.
+#[repr(C)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorMap {
+    /// The first element, at a multiple of 16.
+    at: DevicePtr,
+    /// How many rows there are.
+    rows: u64,
+    /// How many columns.
+    columns: u64,
+    /// Bytes from row to row, a multiple of 16.
+    step: u64,
+    /// Rows of a box, up to 256.
+    box_rows: u64,
+}
+
+impl TensorMap {
+    /// `rows` × `columns` elements, `step` bytes from row to row, boxes of `box_rows` rows.
+    pub(crate) fn new(at: DevicePtr, [rows, columns]: [usize; 2], step: usize, box_rows: usize) -> TensorMap {
+        let [rows, columns, step, box_rows] = [rows, columns, step, box_rows].map(|n| n as u64);
+        TensorMap { at, rows, columns, step, box_rows }
+    }
+
+    /// The driver's form of it.
+    pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap, CudaError> {
+        let mut out = sys::CUtensorMap { opaque: [0; 16] };
+        let (sizes, steps) = ([self.columns, self.rows], [self.step]);
+        let (box_sizes, every) = ([COLUMNS, self.box_rows as u32], [1, 1]);
+        let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
+        // SAFETY: two sizes, one step and two sizes of a box are read, and the map is written; the memory is not touched.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut out,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                2,
+                at,
+                sizes.as_ptr(),
+                steps.as_ptr(),
+                box_sizes.as_ptr(),
+                every.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        let TensorMap { at, rows, columns, step, box_rows } = self;
+        let what = || {
+            format!(
+                "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows"
+            )
+        };
+        checked(what, encoded.result())?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,242 @@
+//! The vendor's libraries that this process finds: versions and files, and what to do where there is none.
+//!
+//! Each is loaded as a run would load it, so what is named here is what a run takes. Nothing is asked of a GPU. What a
+//! library then starts of its own stays until the process ends.
+
+use std::ffi::{CStr, OsStr, c_void};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nccl_sys::{Nccl, Refusal};
+use symmc_ir::Variant;
+
+use crate::codegen::compile;
+use crate::codegen::compute::gemm;
+use crate::cudnn;
+use crate::device::cache::Cache;
+use crate::device::driver;
+use crate::error::CudaError;
+use crate::nccl as comms;
+
+/// A library that is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Its version, as its vendor writes it.
+    pub version: String,
+    /// The file that it was loaded from, if the system's loader tells.
+    pub file: Option<PathBuf>,
+}
+
+impl Found {
+    /// A library of this version, by one of its functions.
+    fn of((version, symbol): (String, *const c_void)) -> Found {
+        Found { version, file: file_of(symbol) }
+    }
+}
+
+/// Why no library can be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unusable {
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.found, self.remedy)
+    }
+}
+
+impl From<CudaError> for Unusable {
+    fn from(error: CudaError) -> Unusable {
+        match error {
+            CudaError::Missing { library, install } => {
+                Unusable { found: format!("{library} was not found"), remedy: install.into() }
+            }
+            other => Unusable { found: other.to_string(), remedy: "install another version".into() },
+        }
+    }
+}
+
+/// A library that runs on GPUs use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Library {
+    /// What its vendor calls it.
+    pub name: &'static str,
+    /// What was found, or why nothing was.
+    pub found: Result<Found, Unusable>,
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.found {
+            Ok(Found { version, file: Some(file) }) => {
+                write!(f, "{} {version} ({})", self.name, file.display())
+            }
+            Ok(Found { version, file: None }) => write!(f, "{} {version}", self.name),
+            Err(why) => write!(f, "{}: {why}", self.name),
+        }
+    }
+}
+
+/// The driver, NVRTC, cuBLASLt, cuDNN and NCCL.
+pub fn libraries() -> [Library; 5] {
+    let driver = driver::version()
+        .map(|[major, minor]| Found { version: format!("CUDA {major}.{minor}"), file: None });
+    [
+        Library { name: "driver", found: driver.map_err(Unusable::from) },
+        Library { name: "NVRTC", found: nvrtc() },
+        Library { name: "cuBLASLt", found: cublaslt() },
+        Library { name: "cuDNN", found: cudnn() },
+        Library { name: "NCCL", found: nccl().map(|nccl| nccl.library) },
+    ]
+}
+
+/// NVRTC, which compiles kernels.
+///
+/// # Errors
+/// There is none.
+pub fn nvrtc() -> Result<Found, Unusable> {
+    Ok(Found::of(compile::library()?))
+}
+
+/// cuBLASLt, which computes matrix products.
+///
+/// # Errors
+/// There is none.
+pub fn cublaslt() -> Result<Found, Unusable> {
+    Ok(Found::of(gemm::library()?))
+}
+
+/// cuDNN, which computes attention where it is there.
+///
+/// # Errors
+/// There is none that is usable.
+pub fn cudnn() -> Result<Found, Unusable> {
+    cudnn::library().map(Found::of).map_err(|tried| Unusable {
+        found: refusals("libcudnn.so.9", tried.iter().cloned()),
+        remedy: format!("expected {}", cudnn::expected()),
+    })
+}
+
+/// NCCL, and what symmc makes of its version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FoundNccl {
+    /// The library.
+    pub library: Found,
+    /// Whether it has collectives by copy engines.
+    pub copy_engines: bool,
+    /// Whether its kernels on windows are dependent launches that do not wait for what is in front of them in their stream
+    /// ([`PDL_WITHOUT_WAIT`](comms::PDL_WITHOUT_WAIT)). Something that is no kernel then stands in front of each such
+    /// call of a plan.
+    pub skips_pdl_wait: bool,
+}
+
+/// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
+///
+/// # Errors
+/// There is none that is usable.
+pub fn nccl() -> Result<FoundNccl, Unusable> {
+    let nccl = Nccl::load().map_err(|error| {
+        let tried = error.attempts.iter().map(|a| match a.refusal {
+            Refusal::Absent => format!("{}{ABSENT}", a.path.display()),
+            ref refusal => format!("{}: {refusal}", a.path.display()),
+        });
+        // The last line of the text says how to get one.
+        let remedy = error.to_string().lines().last().unwrap_or_default().to_string();
+        Unusable { found: refusals("libnccl.so.2", tried), remedy }
+    })?;
+    let symbol = nccl.functions().get_version as *const c_void;
+    Ok(FoundNccl {
+        library: Found::of((nccl.version().to_string(), symbol)),
+        copy_engines: comms::has(Variant::CopyEngine),
+        skips_pdl_wait: comms::skips_pdl_wait(nccl.version(), Variant::NcclWindow),
+    })
+}
+
+/// How an attempt at a file that is not there ends.
+const ABSENT: &str = " is not there";
+/// How many files that are not there are named; more are counted.
+const NAMED: usize = 2;
+
+/// What was found in place of a library: the files that were refused, else that there is none.
+fn refusals(name: &str, tried: impl Iterator<Item = String>) -> String {
+    let absent = |text: &String| {
+        text.ends_with(ABSENT) || text.contains("cannot open shared object file: No such file")
+    };
+    let (absent, refused): (Vec<String>, Vec<String>) = tried.partition(absent);
+    match (refused.as_slice(), absent.as_slice()) {
+        ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
+        ([], many) => format!("{name} is at none of the {} places where it is looked for", many.len()),
+        (all, _) => format!("no usable {name}: {}", all.join("; ")),
+    }
+}
+
+/// Where compiled kernels and measured choices are kept for the user; none where the environment names no home.
+pub fn cache_folder() -> Option<PathBuf> {
+    Cache::of_user().folder().map(Path::to_path_buf)
+}
+
+/// The reason for which the folder of [`cache_folder`] is not used (another user can change its contents), and the remedy.
+pub fn cache_refusal() -> Option<Unusable> {
+    let refusal = Cache::of_user().refusal()?;
+    Some(Unusable { found: refusal.to_string(), remedy: refusal.remedy() })
+}
+
+/// The version of the driver's kernel module, where it is loaded: also in a container that has no GPUs.
+pub fn kernel_module() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let line = text.lines().next()?;
+    let version = line.split_whitespace().find(|w| w.starts_with(|c: char| c.is_ascii_digit()));
+    version.map(str::to_string)
+}
+
+/// The file that a function of this process was loaded from.
+fn file_of(symbol: *const c_void) -> Option<PathBuf> {
+    // SAFETY: all zeros are a description of nothing.
+    let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: the loader looks the address up in what is loaded, whatever it is, and writes a description of it.
+    let known = unsafe { libc::dladdr(symbol, &mut about) } != 0 && !about.dli_fname.is_null();
+    // SAFETY: the name is a text of the loader that stays while the library is loaded.
+    let name = known.then(|| unsafe { CStr::from_ptr(about.dli_fname) })?;
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_tells_its_file() {
+        let own = file_of(file_of as *const c_void).expect("this program is a file");
+        let program = std::env::current_exe().expect("this program");
+        assert_eq!(own.file_name(), program.file_name());
+        assert_eq!(file_of(std::ptr::null()), None);
+    }
+
+    #[test]
+    fn a_library_is_one_line_with_version_and_file_or_why_there_is_none() {
+        let of = |found| Library { name: "cuDNN", found }.to_string();
+        let at = |file: &str| Ok(Found { version: "9.19.0".into(), file: Some(file.into()) });
+        assert_eq!(of(at("/a/libcudnn.so.9")), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
+        let none = Unusable { found: "was not found".into(), remedy: "install it".into() };
+        assert_eq!(of(Err(none)), "cuDNN: was not found: install it");
+    }
+
+    #[test]
+    fn what_is_there_and_refused_is_named() {
+        let of = |tried: &[&str]| refusals("libx.so", tried.iter().map(ToString::to_string));
+        let absent = [
+            "/a/libx.so is not there",
+            "libx.so: libx.so: cannot open shared object file: No such file or directory",
+            "/c/libx.so is not there",
+        ];
+        let old = "/b/libx.so: found version 2.18.3, expected 2.27.0 or newer";
+        assert_eq!(of(&[absent[0], old, absent[1]]), format!("no usable libx.so: {old}"));
+        assert_eq!(of(&absent), "libx.so is at none of the 3 places where it is looked for");
+        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so is not there");
+    }
+}

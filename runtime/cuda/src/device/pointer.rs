@@ -1,0 +1,196 @@
+//! Device pointers in commands: known addresses, and places in memory whose address is known when a run is recorded.
+//!
+//! Steps are lowered once for some sizes. The arenas, workspaces and the memory of peers are where they are then. Inputs and
+//! outputs may lie elsewhere in each run: each of them is a *port*, and commands hold its number and an offset
+//! ([`PtrTarget::Port`]). A pointer is resolved with the [`PortBases`] of a run when a launch is recorded, updated or put on
+//! a stream. So the launches that a new base touches can be read off the commands.
+//!
+//! A [`DevicePtr`] is packed into 64 bits, so that structs of kernel parameters can hold it in the place of the address that
+//! the kernel gets. Which words of a parameter are pointers follows from the types of its fields
+//! ([`Plain`](crate::device::launch::Plain)), never from the value of a word.
+//!
+//! Ports begin at multiples of [`PORT_ALIGNMENT`] bytes, which sessions demand of the memory that callers bind. Nothing is
+//! chosen for more alignment than that.
+
+use std::ops::Add;
+
+/// An address in the device memory of a context.
+pub type Address = u64;
+
+/// What the base of each port is a multiple of, in bytes.
+pub const PORT_ALIGNMENT: u64 = 16;
+
+/// Marks a pointer to a port. Addresses of devices and of processes leave this bit clear.
+const PORT_TAG: u64 = 1 << 63;
+/// Bits of the offset within a port: 16 TiB.
+const OFFSET_BITS: u32 = 44;
+/// How many ports a program can have.
+pub const MAX_PORTS: usize = 1 << (63 - OFFSET_BITS);
+
+/// A pointer of a command.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct DevicePtr(u64);
+
+/// What a [`DevicePtr`] points to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PtrTarget {
+    /// An address.
+    Fixed(Address),
+    /// A byte of an input or output.
+    Port {
+        /// The number of the port.
+        port: u32,
+        /// Bytes from its base.
+        offset: u64,
+    },
+}
+
+impl DevicePtr {
+    /// No memory.
+    pub const NULL: DevicePtr = DevicePtr(0);
+
+    /// The first byte of a port; `None` if a program cannot have as many.
+    pub fn port(port: usize) -> Option<DevicePtr> {
+        (port < MAX_PORTS).then_some(DevicePtr(PORT_TAG | (port as u64) << OFFSET_BITS))
+    }
+
+    /// What it points to.
+    pub fn target(self) -> PtrTarget {
+        if self.0 & PORT_TAG == 0 {
+            return PtrTarget::Fixed(self.0);
+        }
+        let bits = self.0 & !PORT_TAG;
+        PtrTarget::Port { port: (bits >> OFFSET_BITS) as u32, offset: bits & ((1 << OFFSET_BITS) - 1) }
+    }
+
+    /// The number of its port, if it points to one.
+    pub fn port_number(self) -> Option<u32> {
+        match self.target() {
+            PtrTarget::Fixed(_) => None,
+            PtrTarget::Port { port, .. } => Some(port),
+        }
+    }
+
+    /// Whether the address is a multiple of `bytes`, wherever its port begins.
+    pub fn is_multiple_of(self, bytes: u64) -> bool {
+        match self.target() {
+            PtrTarget::Fixed(address) => address.is_multiple_of(bytes),
+            PtrTarget::Port { offset, .. } => {
+                PORT_ALIGNMENT.is_multiple_of(bytes) && offset.is_multiple_of(bytes)
+            }
+        }
+    }
+
+    /// The largest power of two, up to `most`, that the address is known to be a multiple of.
+    pub fn alignment(self, most: u64) -> u64 {
+        let mut bytes = most;
+        while !self.is_multiple_of(bytes) {
+            bytes /= 2;
+        }
+        bytes
+    }
+
+    /// Bytes from `other` to this; `None` if they are in different memory, between which no distance is known.
+    pub fn distance_from(self, other: DevicePtr) -> Option<i64> {
+        match (self.target(), other.target()) {
+            (PtrTarget::Fixed(a), PtrTarget::Fixed(b)) => Some(a.wrapping_sub(b) as i64),
+            (PtrTarget::Port { port: p, offset: a }, PtrTarget::Port { port: q, offset: b }) if p == q => {
+                Some(a.wrapping_sub(b) as i64)
+            }
+            _ => None,
+        }
+    }
+
+    /// The pointer this many bytes away, in the same memory.
+    #[must_use]
+    pub fn offset_by(self, bytes: i64) -> DevicePtr {
+        DevicePtr(self.0.wrapping_add_signed(bytes))
+    }
+
+    /// The address in a run whose ports begin at these bases.
+    pub fn resolve(self, bases: PortBases<'_>) -> Address {
+        match self.target() {
+            PtrTarget::Fixed(address) => address,
+            PtrTarget::Port { port, offset } => bases.base(port).wrapping_add(offset),
+        }
+    }
+}
+
+impl From<Address> for DevicePtr {
+    fn from(address: Address) -> DevicePtr {
+        debug_assert!(address & PORT_TAG == 0, "{address:#x} is no address of a device");
+        DevicePtr(address & !PORT_TAG)
+    }
+}
+
+impl Add<Address> for DevicePtr {
+    type Output = DevicePtr;
+
+    fn add(self, bytes: u64) -> DevicePtr {
+        DevicePtr(self.0.wrapping_add(bytes))
+    }
+}
+
+impl std::fmt::Debug for DevicePtr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.target() {
+            PtrTarget::Fixed(address) => write!(f, "{address:#x}"),
+            PtrTarget::Port { port, offset } => write!(f, "port {port} + {offset}"),
+        }
+    }
+}
+
+/// Whether all of these are multiples of `bytes`.
+pub fn all_multiples_of(pointers: impl IntoIterator<Item = DevicePtr>, bytes: u64) -> bool {
+    pointers.into_iter().all(|pointer| pointer.is_multiple_of(bytes))
+}
+
+/// Where the ports of a program begin in a run: inputs first, then outputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortBases<'a>(pub &'a [Address]);
+
+impl PortBases<'_> {
+    /// For commands without pointers to ports.
+    pub const NONE: PortBases<'static> = PortBases(&[]);
+
+    /// The base of a port. One that the program does not have begins at address 0, which no kernel can use.
+    fn base(self, port: u32) -> Address {
+        self.0.get(port as usize).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_to_ports_resolve_to_their_base_and_offset() {
+        let bases = [0x7000, 0x7f12_3456_7890];
+        let last = DevicePtr::port(1).expect("a port") + 12;
+        assert_eq!(last.resolve(PortBases(&bases)), bases[1] + 12);
+        assert_eq!(last.offset_by(-8).resolve(PortBases(&bases)), bases[1] + 4);
+        assert_eq!(DevicePtr::from(0x1234).resolve(PortBases(&bases)), 0x1234);
+        assert_eq!(last.target(), PtrTarget::Port { port: 1, offset: 12 });
+        let most = DevicePtr::port(MAX_PORTS - 1).expect("a port") + ((1 << OFFSET_BITS) - 1);
+        assert_eq!(most.port_number(), Some(MAX_PORTS as u32 - 1));
+        assert_eq!(DevicePtr::port(MAX_PORTS), None);
+    }
+
+    #[test]
+    fn ports_are_aligned_to_16_bytes_and_no_more() {
+        let port = DevicePtr::port(3).expect("a port");
+        assert!(port.is_multiple_of(16) && (port + 32).is_multiple_of(16) && !port.is_multiple_of(32));
+        assert!((port + 4).is_multiple_of(4) && !(port + 4).is_multiple_of(8));
+        assert_eq!([port + 4, port + 16, DevicePtr::from(0x300)].map(|p| p.alignment(16)), [4, 16, 16]);
+    }
+
+    #[test]
+    fn distances_are_known_within_one_memory() {
+        let [a, b] = [0, 1].map(|port| DevicePtr::port(port).expect("a port"));
+        assert_eq!((a + 8).distance_from(a + 24), Some(-16));
+        assert_eq!(a.distance_from(b), None);
+        assert_eq!(DevicePtr::from(8).distance_from(a), None);
+        assert_eq!(DevicePtr::from(64).distance_from(DevicePtr::from(16)), Some(48));
+    }
+}

@@ -1,0 +1,186 @@
+//! Large uploads through pinned memory.
+//!
+//! Data are copied in pieces into pinned buffers in turn, from memory or from a file that is read now: while the device takes
+//! one buffer, threads fill the other.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use symmc_runtime::RunError;
+use symmc_runtime::exec::InputData;
+use symmc_support::parallel::start;
+
+use crate::device::driver::{Device, Event, Pinned, Stream};
+use crate::device::launch::Address;
+use crate::error::CudaError;
+
+/// Bytes of a buffer.
+const PIECE: usize = 16 << 20;
+/// The threads that fill a buffer.
+const THREADS: usize = 4;
+/// Bytes that are worth a thread.
+const SHARE: usize = 1 << 20;
+
+/// From this size on an upload is worth the buffers.
+const LARGE: usize = 4 << 20;
+
+/// Copies data of the host to places of the device, behind what the stream holds, and waits for the end. The context is
+/// current.
+///
+/// # Errors
+/// A copy fails, or data cannot be read.
+///
+/// # Safety
+/// Each place has as many bytes as its data, and nothing else uses them meanwhile.
+pub(crate) unsafe fn upload(
+    device: &Arc<Device>,
+    stream: &Stream,
+    all: &[(Address, InputData<'_>)],
+) -> Result<(), RunError> {
+    let mut staging = None;
+    for &(to, data) in all {
+        if data.size() < LARGE {
+            let mut copy = Vec::new();
+            let bytes = match data {
+                InputData::Memory(bytes) => bytes,
+                InputData::Source(source) => {
+                    copy.resize(source.size(), 0);
+                    source.read(0, &mut copy)?;
+                    &copy
+                }
+            };
+            // SAFETY: by the caller.
+            unsafe { stream.upload(to, bytes)? };
+            continue;
+        }
+        let staging = match &mut staging {
+            Some(staging) => staging,
+            none => none.insert(Staging::new(device, stream)?),
+        };
+        // SAFETY: by the caller; the end is waited for below.
+        unsafe { staging.upload(to, data)? };
+    }
+    drop(staging);
+    Ok(stream.synchronize()?)
+}
+
+/// The buffers. Uploads may still read them when a call returns; dropping this value waits for that.
+struct Staging<'a> {
+    stream: &'a Stream,
+    buffers: [(Pinned, Event); 2],
+    next: usize,
+}
+
+impl<'a> Staging<'a> {
+    /// Buffers for uploads on this stream.
+    ///
+    /// # Errors
+    /// The system has not as much memory to pin.
+    fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>, CudaError> {
+        let buffer = || Ok::<_, CudaError>((Pinned::new(device, PIECE)?, Event::new()?));
+        Ok(Staging { stream, buffers: [buffer()?, buffer()?], next: 0 })
+    }
+
+    /// Copies to the device, behind what the stream holds.
+    ///
+    /// # Errors
+    /// The copy fails, or the data cannot be read.
+    ///
+    /// # Safety
+    /// `to` has as many bytes, and nothing else uses them until the stream is idle.
+    unsafe fn upload(&mut self, to: Address, from: InputData<'_>) -> Result<(), RunError> {
+        for start in (0..from.size()).step_by(PIECE) {
+            let len = PIECE.min(from.size() - start);
+            let (buffer, taken) = &self.buffers[self.next];
+            taken.synchronize()?;
+            // SAFETY: the buffer is as long as the longest piece, and the device has taken what was there.
+            let filled = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), len) };
+            fill(filled, from, start)?;
+            // SAFETY: the buffer is not written before the event below was reached; the rest by the caller.
+            unsafe { self.stream.upload_pinned(to + start as Address, filled)? };
+            taken.record(self.stream)?;
+            self.next = 1 - self.next;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging<'_> {
+    fn drop(&mut self) {
+        for (_, taken) in &self.buffers {
+            let _ = taken.synchronize();
+        }
+    }
+}
+
+/// Copies the bytes from `start` on, on several threads as far as the system gives them: they may have to be read from a file.
+fn fill(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunError> {
+    let share = to.len().div_ceil(THREADS).max(SHARE);
+    let parts: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
+    let helpers = parts.len().saturating_sub(1);
+    let parts = Mutex::new(parts);
+    let result = Mutex::new(Ok(()));
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let copy = || {
+        while let Some((at, part)) = next() {
+            if let Err(error) = from.read(at, part) {
+                *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..helpers).take_while(|_| start(scope, copy).is_ok()).for_each(drop);
+        copy();
+    });
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_runtime::exec::InputSource;
+
+    use super::*;
+
+    /// The bytes of a file that has become this short.
+    #[derive(Debug)]
+    struct Shortened(Vec<u8>, usize);
+
+    impl InputSource for Shortened {
+        fn size(&self) -> usize {
+            self.0.len()
+        }
+
+        fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+            let end = at + into.len();
+            if end > self.1 {
+                return Err(RunError::Invalid(format!("only {} bytes are left", self.1)));
+            }
+            into.copy_from_slice(&self.0[at..end]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn every_byte_is_copied_once() {
+        for len in [0, 1, SHARE, SHARE + 1, 3 * SHARE + 5, THREADS * SHARE + 7] {
+            let bytes: Vec<u8> = (0..len + 9).map(|i| (i * 31 % 251) as u8).collect();
+            let source = Shortened(bytes.clone(), bytes.len());
+            for from in [InputData::Memory(&bytes), InputData::Source(&source)] {
+                let mut to = vec![0; len];
+                fill(&mut to, from, 9).expect("all of it is there");
+                assert!(to == bytes[9..], "{len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn data_that_cannot_be_read_are_an_error_wherever_they_end() {
+        let len = 3 * SHARE + 5;
+        for left in [0, 1, SHARE, 2 * SHARE + 1, len - 1] {
+            let source = Shortened(vec![1; len], left);
+            let error = fill(&mut vec![0; len], InputData::Source(&source), 0).expect_err("it is shorter");
+            assert!(error.to_string().contains(&format!("only {left} bytes")), "{error}");
+        }
+        let error = fill(&mut [0; 4], InputData::Memory(&[0; 5]), 2).expect_err("it is shorter");
+        assert!(error.to_string().contains("shorter"), "{error}");
+    }
+}

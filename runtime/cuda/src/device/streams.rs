@@ -1,0 +1,39 @@
+//! The streams of a rank: one for each lane.
+
+use std::sync::Arc;
+
+use symmc_plan::Lane;
+
+use crate::device::driver::{Device, LentStream, Stream};
+use crate::error::CudaError;
+
+/// The streams of a rank.
+#[derive(Debug)]
+pub struct Streams {
+    /// The compute lane; runs begin and end here.
+    pub compute: Stream,
+    /// The communication lane.
+    pub comm: Stream,
+}
+
+impl Streams {
+    /// One stream for each lane. What communicates goes first, because peers wait for it.
+    pub fn new(device: &Arc<Device>) -> Result<Streams, CudaError> {
+        Ok(Streams { compute: Stream::new(device)?, comm: Stream::urgent(device)? })
+    }
+
+    /// The caller's stream for the compute lane, if there is one, and new ones otherwise.
+    pub fn with(device: &Arc<Device>, lent: Option<LentStream>) -> Result<Streams, CudaError> {
+        match lent {
+            Some(lent) => Ok(Streams { compute: Stream::adopt(device, lent), comm: Stream::urgent(device)? }),
+            None => Streams::new(device),
+        }
+    }
+
+    pub(crate) fn of(&self, lane: Lane) -> &Stream {
+        match lane {
+            Lane::Compute => &self.compute,
+            Lane::Comm => &self.comm,
+        }
+    }
+}

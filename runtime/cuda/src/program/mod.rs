@@ -1,0 +1,380 @@
+//! A program on one device: from resolved steps to a graph that replays with no work of the host.
+//!
+//! `order.rs` says which stream runs each step; one that the other stream waits for is an event. A kernel behind
+//! another one in its stream is launched by programmatic dependent launch (PDL), and waits within.
+//!
+//! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
+//! recorded or enqueued, and recordings can take other bases (`rebased`).
+
+mod item;
+pub(crate) mod order;
+mod rebased;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_plan::Lane;
+use symmc_runtime::exec::BoundStep;
+
+use crate::codegen::addresses::AddressMap;
+use crate::codegen::collective::Peers;
+use crate::codegen::command::Command;
+use crate::codegen::compile::{Source, compile};
+use crate::codegen::compute::fused::Candidates;
+use crate::codegen::compute::gemm::Prepared;
+use crate::codegen::compute::search::{self, Search};
+use crate::codegen::compute::{Assertions, Machine, choice};
+use crate::codegen::lowered::Lowered;
+use crate::codegen::setting::Setting;
+use crate::device::driver::{Device, Event, Function, Graph, Module, Stream};
+use crate::device::launch::{Address, Kernel, PortBases, Start};
+use crate::device::streams::Streams;
+use crate::error::CudaError;
+use crate::nccl::Communicators;
+use crate::{codegen::agreement, cudnn};
+
+use self::item::{LoadedStep, PortUses, Ready};
+pub use self::item::{Nodes, Place};
+pub use self::rebased::changed_ports;
+
+/// What a program runs with on its rank.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The GPU.
+    pub device: &'a Arc<Device>,
+    /// Where everything lies.
+    pub addresses: &'a AddressMap,
+    /// The peers' memory.
+    pub peers: &'a Peers,
+    /// What compute steps are lowered for.
+    pub machine: &'a Machine,
+    /// The communicators of the library's own collectives.
+    pub nccl: &'a Communicators,
+    /// How algorithms of matrix products are chosen; the heuristic's first without.
+    pub search: Option<&'a Search<'a>>,
+    /// What was chosen for the same steps in other memory, which is chosen again without a search.
+    pub settled: Option<&'a Settled>,
+    /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
+    pub progress: Option<Address>,
+    /// Where ports begin while algorithms are measured.
+    pub bases: PortBases<'a>,
+}
+
+impl Parts<'_> {
+    fn setting(&self) -> Setting<'_> {
+        let Parts { addresses, peers, machine, nccl, progress, .. } = *self;
+        Setting { addresses, peers, machine, nccl, progress }
+    }
+}
+
+/// What was chosen when a program was made. Programs of the same steps in other memory are made by it without their peers.
+#[derive(Clone)]
+pub struct Settled {
+    products: search::Settled,
+    attentions: choice::Settled,
+    module: Option<Arc<Module>>,
+    /// What the module was compiled from.
+    text: Arc<str>,
+}
+
+impl std::fmt::Debug for Settled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settled").finish_non_exhaustive()
+    }
+}
+
+/// A program that is compiled and loaded.
+pub struct DeviceProgram {
+    steps: Vec<LoadedStep>,
+    /// Where data can be out of range.
+    assertions: Assertions,
+    /// Memory for one matrix product at a time.
+    workspace: Address,
+    /// What was chosen for it, with the module that the functions of the steps belong to.
+    settled: Settled,
+    /// How many pieces of work it has.
+    pieces: usize,
+    uses: PortUses,
+}
+
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread. One session has the program, and
+// uses it from one thread at a time.
+unsafe impl Send for DeviceProgram {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceProgram {}
+
+impl DeviceProgram {
+    /// Compiles and loads the steps of a rank.
+    ///
+    /// # Errors
+    /// A step has no form on a GPU, or a library that it needs is missing.
+    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
+        let lowered = Lowered::new(rank, list, &parts.setting())?;
+        if let (Some(search), None) = (parts.search, parts.settled) {
+            agreement::agreed(list, &lowered.alike(list), search.exchange)?;
+        }
+        DeviceProgram::load(lowered, parts)
+    }
+
+    /// Compiles and loads work that is lowered already. `list` says how it is ordered.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_work(
+        list: &[BoundStep],
+        lowered: Vec<Vec<Command>>,
+        source: &Source,
+        parts: &Parts<'_>,
+    ) -> Result<DeviceProgram, CudaError> {
+        let (assigned, source) = (order::assign(list), source.clone());
+        DeviceProgram::load(Lowered { assigned, work: lowered, source, assertions: Assertions::new() }, parts)
+    }
+
+    fn load(lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
+        let Lowered { assigned, work: lowered, source, assertions } = lowered;
+        let text: Arc<str> = source.text().into();
+        let module = match parts.settled.filter(|settled| settled.text == text) {
+            Some(settled) => settled.module.clone(),
+            None if source.is_empty() => None,
+            None => {
+                let code = compile(&source, parts.device.capability())?;
+                Some(Arc::new(Module::load(parts.device, &code)?))
+            }
+        };
+        let products =
+            lowered.iter().flatten().filter_map(|w| if let Command::Gemm(g) = w { Some(*g) } else { None });
+        let products: Vec<_> = products.collect();
+        let settled = parts.settled.map(|settled| &settled.products);
+        let (products, chosen) =
+            search::prepare(settled, parts.search, parts.device, parts.machine, &products)?;
+        let products = products.into_iter();
+        let functions = RefCell::default();
+        let mut loader =
+            Loader { module: module.as_deref(), functions, products, attentions: vec![].into_iter() };
+        let (prepared, attentions) = loader.choose(&lowered, parts)?;
+        loader.attentions = prepared.into_iter();
+        let mut steps = Vec::with_capacity(lowered.len());
+        for (on, commands) in assigned.into_iter().zip(lowered) {
+            let mut work = Vec::with_capacity(commands.len());
+            for command in commands {
+                work.extend(loader.load(command)?);
+            }
+            steps.push(LoadedStep { on, work });
+        }
+        let workspace = parts.machine.workspace;
+        drop(loader);
+        let settled = Settled { products: chosen, attentions, module, text };
+        let uses = PortUses::of(&steps, parts.bases.0.len());
+        let pieces = steps.iter().map(|step| step.work.len()).sum();
+        Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
+    }
+
+    /// What was chosen for it.
+    pub fn settled(&self) -> &Settled {
+        &self.settled
+    }
+
+    /// Records `runs` runs, one after another, into one graph.
+    ///
+    /// # Errors
+    /// The driver refuses a launch.
+    pub fn record(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+        runs: u32,
+    ) -> Result<Graph, CudaError> {
+        lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(bases, lanes, nccl)))
+    }
+
+    /// Where data can be out of range.
+    pub fn assertions(&self) -> &Assertions {
+        &self.assertions
+    }
+
+    /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
+    /// there begins after it.
+    ///
+    /// # Errors
+    /// The driver refuses a launch, or a library the addresses.
+    pub fn enqueue(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+    ) -> Result<(), CudaError> {
+        self.enqueue_by(lanes, &mut |_, work, stream, start| self.put(work, bases, stream, start, nccl))
+    }
+
+    /// Enqueues one run; `put` enqueues each piece of work.
+    fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<(), CudaError> {
+        let both = self.steps.iter().any(|s| s.on.stream == Lane::Comm);
+        if both {
+            let start = Event::new()?;
+            start.record(&lanes.compute)?;
+            lanes.comm.wait(&start)?;
+        }
+        let mut ends: Vec<Option<Event>> = self.steps.iter().map(|_| None).collect();
+        let mut starts = [Start::After; 2];
+        for (index, step) in self.steps.iter().enumerate() {
+            let stream = lanes.of(step.on.stream);
+            let start = &mut starts[usize::from(step.on.stream == Lane::Comm)];
+            for event in step.on.waits.iter().filter_map(|&w| ends[w].as_ref()) {
+                stream.wait(event)?;
+                *start = Start::After;
+            }
+            for (number, work) in step.work.iter().enumerate() {
+                put(Place { step: index, number }, work, stream, *start)?;
+                *start = work.next();
+            }
+            if step.on.awaited {
+                let end = Event::new()?;
+                end.record(stream)?;
+                ends[index] = Some(end);
+            }
+        }
+        if both {
+            let end = Event::new()?;
+            end.record(&lanes.comm)?;
+            lanes.compute.wait(&end)?;
+        }
+        Ok(())
+    }
+
+    /// Puts one run on the streams, not as a graph, with an event before and after each step. What lies between
+    /// the two events of a step is its time on the device; steps begin later than in a graph, because the host
+    /// launches them one by one.
+    ///
+    /// # Errors
+    /// The driver refuses a launch.
+    pub fn enqueue_timed(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &Streams,
+        nccl: &Communicators,
+    ) -> Result<Vec<[Event; 2]>, CudaError> {
+        let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let stream = lanes.of(step.on.stream);
+            for &wait in &step.on.waits {
+                stream.wait(&events[wait][1])?;
+            }
+            let pair = [Event::timed()?, Event::timed()?];
+            pair[0].record(stream)?;
+            for work in &step.work {
+                self.put(work, bases, stream, Start::After, nccl)?;
+            }
+            pair[1].record(stream)?;
+            events.push(pair);
+        }
+        if let Some(last) = self.steps.iter().rposition(|s| s.on.stream == Lane::Comm) {
+            lanes.compute.wait(&events[last][1])?;
+        }
+        Ok(events)
+    }
+
+    fn put(
+        &self,
+        work: &Ready,
+        bases: PortBases<'_>,
+        stream: &Stream,
+        start: Start,
+        nccl: &Communicators,
+    ) -> Result<(), CudaError> {
+        match work {
+            // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, bases, start) },
+            Ready::Copy { to, from, bytes } => {
+                // SAFETY: as above.
+                unsafe { stream.copy(to.resolve(bases), from.resolve(bases), *bytes) }
+            }
+            // SAFETY: as above; words of progress are pinned memory of the session.
+            Ready::Store { at, word } => unsafe { stream.store(at.resolve(bases), *word) },
+            // SAFETY: as above.
+            Ready::Zero { at, bytes } => unsafe { stream.fill(at.resolve(bases), 0, *bytes) },
+            // SAFETY: as above.
+            Ready::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace, bases) },
+            // SAFETY: as above.
+            Ready::Attention(attention) => unsafe { attention.run(stream, bases) },
+            // SAFETY: as above.
+            Ready::Nccl(call) => unsafe { nccl.run(call, stream, bases) },
+        }
+    }
+}
+
+/// Puts a piece of work on a stream.
+type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<(), CudaError>;
+
+/// Looks up what launches name.
+struct Loader<'a> {
+    module: Option<&'a Module>,
+    functions: RefCell<IndexMap<(String, u32), Function>>,
+    /// The matrix products, in the order of the work.
+    products: std::vec::IntoIter<Prepared>,
+    /// The attentions that the library may compute, in the order of the work; `None` for those that kernels do.
+    attentions: std::vec::IntoIter<Option<cudnn::Prepared>>,
+}
+
+impl Loader<'_> {
+    /// Who computes each attention that the library may.
+    fn choose(
+        &self,
+        lowered: &[Vec<Command>],
+        parts: &Parts<'_>,
+    ) -> Result<(Vec<Option<cudnn::Prepared>>, choice::Settled), CudaError> {
+        let all: Vec<&Candidates> = lowered
+            .iter()
+            .flatten()
+            .filter_map(|w| if let Command::Attention(of) = w { Some(&**of) } else { None })
+            .collect();
+        let launch = |kernel: &Kernel, start| match parts.search {
+            // SAFETY: the kernel was generated for memory that the checked plan lays out.
+            Some(search) => unsafe {
+                search.stream.launch(self.function(kernel)?, kernel, search.bases, start)
+            },
+            None => Ok(()),
+        };
+        let settled = parts.settled.map(|settled| &settled.attentions);
+        choice::attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
+    }
+
+    /// What a command becomes: one piece of work, or those of an attention.
+    fn load(&mut self, command: Command) -> Result<Vec<Ready>, CudaError> {
+        let ready = match command {
+            Command::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
+            Command::Gemm(gemm) => {
+                let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
+                Ready::Gemm(self.products.next().ok_or_else(missing)?)
+            }
+            Command::Attention(candidates) => return self.load_attention(*candidates),
+            Command::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
+            Command::Store { at, word } => Ready::Store { at, word },
+            Command::Zero { at, bytes } => Ready::Zero { at, bytes },
+            Command::Nccl(call) => Ready::Nccl(call),
+        };
+        Ok(vec![ready])
+    }
+
+    /// An attention by the candidate that was chosen for it.
+    fn load_attention(&mut self, candidates: Candidates) -> Result<Vec<Ready>, CudaError> {
+        let prepared = self.attentions.next().flatten();
+        let load = |kernel: Kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
+        let Some(prepared) = prepared else { return candidates.own.into_iter().map(load).collect() };
+        let before = candidates.numbers.into_iter().map(load);
+        let after = candidates.amend.into_iter().map(load);
+        before.chain([Ok(Ready::Attention(prepared))]).chain(after).collect()
+    }
+
+    fn function(&self, kernel: &Kernel) -> Result<Function, CudaError> {
+        let key = (kernel.entry.clone(), kernel.shared);
+        if let Some(function) = self.functions.borrow().get(&key) {
+            return Ok(*function);
+        }
+        let missing = || CudaError::Compile { detail: format!("kernel {} was not generated", kernel.entry) };
+        let function = self.module.ok_or_else(missing)?.function(&kernel.entry, kernel.shared)?;
+        self.functions.borrow_mut().insert(key, function);
+        Ok(function)
+    }
+}

@@ -1,0 +1,233 @@
+//! A session of one rank on its GPU: what it holds, from its opening to its end.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use symmc_check::CheckedPlan;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{ExecConfig, Executor, Registry};
+use symmc_runtime::host::{Comm, Group, HostConfig, JoinedRank, Leaving, Recorded, enter_rank_span};
+use symmc_runtime::job::SessionRequest;
+use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
+
+use super::context::{ExecutionContext, Sizes};
+use super::flight::Flight;
+use super::gpu::{ALIGN, Gpu};
+use super::piece::Piece;
+use super::recent::Recent;
+use super::recording::Recording;
+use crate::codegen::refusal::accept;
+use crate::device::driver::{CallersContext, Copied, Device, Event, Relaxed};
+use crate::error::CudaError;
+use crate::program::Settled;
+
+/// A plan on one rank and its GPU.
+pub struct CudaSession {
+    /// What the next run takes, unless something was set since.
+    pub(super) ready: Option<Arc<Recording>>,
+    /// `None` while it is given back, and once the session has ended.
+    pub(super) context: Option<ExecutionContext>,
+    /// By sizes.
+    pub(super) settled: Recent<Arc<str>, Settled>,
+    /// `None` once the session has ended.
+    pub(super) joined: Option<Arc<JoinedRank>>,
+    pub(super) gpu: Gpu,
+    pub(super) config: HostConfig,
+    pub(super) ports: Ports<Piece>,
+    pub(super) flight: Flight,
+    pub(super) runs: u64,
+    pub(super) failure: Option<RunError>,
+    /// Since when a peer is known to have left, while runs are in progress.
+    pub(super) left: Option<Instant>,
+    pub(super) device: Arc<Device>,
+    /// The program that calls are about, whose inputs, outputs and recording are those above.
+    pub(super) program: usize,
+    /// The other programs, by number.
+    pub(super) parked: Vec<Option<ParkedProgram>>,
+    pub(super) arrangement: Arrangement,
+}
+
+/// A program of the session while calls are about another one.
+pub(super) struct ParkedProgram {
+    pub ports: Ports<Piece>,
+    pub ready: Option<Arc<Recording>>,
+}
+
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread, one at a time.
+unsafe impl Send for CudaSession {}
+
+impl CudaSession {
+    /// Opens the session of a rank; returns when all ranks of the group have, and run the same.
+    ///
+    /// # Errors
+    /// The group has another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing,
+    /// or the other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
+    /// memory for the caller.
+    pub fn open(
+        plan: &CheckedPlan,
+        group: &Group,
+        gpu: &Gpu,
+        config: &HostConfig,
+    ) -> Result<CudaSession, RunError> {
+        let ordinal = gpu.ordinal.unwrap_or(group.rank());
+        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
+        let opened = accept(plan, &[]).and_then(|()| {
+            let caller = CallersContext::keep()?;
+            let device = Device::open(ordinal)?;
+            let terms = gpu.terms(&device)?;
+            Ok((caller, device, terms))
+        });
+        let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
+        let host = HostConfig { chaos: None, extendable: false, ..config.clone() };
+        let joined = Arc::new(JoinedRank::for_session(plan, group, &host, terms)?);
+        let comm = joined.comm();
+        let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
+        let built = executor.and_then(|executor| {
+            let session = CudaSession::build(executor, gpu, config, device)?;
+            let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
+            session.with_context(&sizes, comm)
+        });
+        let ready = built.and_then(|session| joined.start().map(|()| session));
+        let mut session = ready.map_err(|error| joined.fail(error))?;
+        session.joined = Some(joined);
+        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
+        Ok(session)
+    }
+
+    /// Opens a session at these sizes alone, on a rank that has joined the others and has yet to [start]. The session leaves the
+    /// others when it ends, unless its caller has the rank too. All ranks call this together.
+    ///
+    /// [start]: JoinedRank::start
+    ///
+    /// # Errors
+    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+    pub fn open_joined(request: &SessionRequest<'_>, gpu: &Gpu) -> Result<CudaSession, RunError> {
+        let SessionRequest { rank: joined, plan, bindings, config } = *request;
+        let comm = joined.comm();
+        let _caller = CallersContext::keep()?;
+        let device = Device::open(gpu.ordinal.unwrap_or(comm.rank()))?;
+        let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default())?;
+        let mut session = CudaSession::build(executor, gpu, config, device)?;
+        session.ports.set(bindings)?;
+        let sizes = Sizes::at(&session.ports.sized()?.bound);
+        let mut session = session.with_context(&sizes, comm)?;
+        session.joined = Some(joined.clone());
+        Ok(session)
+    }
+
+    /// One without what runs need, which is nobody's yet.
+    pub(super) fn build(
+        executor: Executor,
+        gpu: &Gpu,
+        config: &HostConfig,
+        device: Arc<Device>,
+    ) -> Result<CudaSession, RunError> {
+        let arrangement = Arrangement::new(executor.plan(), None);
+        let ports = Ports::new(executor, (ALIGN, config.callers))?;
+        Ok(CudaSession {
+            ready: None,
+            context: None,
+            settled: Recent::new(gpu.kept),
+            joined: None,
+            gpu: gpu.clone(),
+            config: config.clone(),
+            ports,
+            flight: Flight::new(Event::new()?),
+            runs: 0,
+            failure: None,
+            left: None,
+            device,
+            program: 0,
+            parked: vec![None],
+            arrangement,
+        })
+    }
+
+    pub(super) fn with_context(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession, RunError> {
+        self.context = Some(self.make_context(sizes, comm)?);
+        Ok(self)
+    }
+
+    /// Takes what runs need; all ranks call this together.
+    pub(super) fn make_context(&self, sizes: &Sizes, comm: &Comm) -> Result<ExecutionContext, CudaError> {
+        ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The copies that are part of what was run last, as it was recorded; none if something was set or lent since.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn copies(&self) -> Result<Vec<Copied>, RunError> {
+        Ok(self.ready.as_ref().map_or(Ok(vec![]), |ready| ready.copies())?)
+    }
+
+    /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but
+    /// on his stream, until what this gives is dropped.
+    pub(super) fn entered(&self) -> Result<(Option<CallersContext>, Relaxed), RunError> {
+        Ok((CallersContext::changed_to(&self.device)?, Relaxed::begin()?))
+    }
+
+    pub(super) fn comm(&self) -> Result<&Comm, RunError> {
+        self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)
+    }
+
+    pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {
+        self.context.as_ref().ok_or_else(gave_back)
+    }
+
+    /// Ends the session; peers may go on for a moment.
+    pub(super) fn end(&mut self, leaving: Leaving) {
+        if let Some(context) = &mut self.context {
+            // Runs on streams of the caller count as the session's own.
+            if self.flight.pending {
+                let _ = context.resources.streams.compute.wait(&self.flight.end);
+            }
+            if self.failure.is_some() {
+                context.resources.fail();
+            }
+        }
+        self.drop_recordings();
+        self.flight.clear();
+        self.context = None;
+        // Nobody else has the rank, unless it stays with the caller.
+        if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+            let _span = enter_rank_span(joined.comm().rank());
+            tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
+            joined.leave(Recorded::Awaited, self.runs, leaving);
+        }
+    }
+
+    /// Ends the session on all ranks of its group, without a wait for others. `how` this rank leaves.
+    pub(super) fn abandon(&mut self, how: String) {
+        if let Some(rank) = self.comm().map(Comm::rank).ok().filter(|_| self.failure.is_none()) {
+            let left = RunError::Left { rank, how };
+            let is_idle = self.context.is_none() || self.look().unwrap_or(true);
+            match self.joined.take_if(|_| is_idle && self.failure.is_none()) {
+                // Nothing is in progress on the device that would have to be told.
+                Some(joined) => drop(joined.fail(left)),
+                None => drop(self.fail(left)),
+            }
+        }
+        self.end(Leaving::Dropped);
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        let _context = self.entered();
+        let is_idle = self.context.is_none() || self.failure.is_some() || self.look().unwrap_or(true);
+        if is_idle && self.failure.is_none() && !std::thread::panicking() {
+            // Peers may still be in a run that this rank has ended.
+            return self.end(Leaving::Dropped);
+        }
+        let how =
+            if is_idle { "ended without closing its session" } else { "ended its session during a run" };
+        self.abandon(how.to_string());
+    }
+}

@@ -1,0 +1,41 @@
+//! One rank of a plan that stays on its GPU: memory, stream and communicator of its caller, sizes that change, runs behind
+//! each other.
+//!
+//! ```text
+//! sizes ──with all ranks──► Settled: algorithms, compiled code      kept by sizes, the same on all ranks
+//! sizes + memory ──this rank alone──► Recording: one graph          kept by sizes and addresses
+//! other memory: a recording of these sizes is changed          the parameters of the nodes that hold its addresses
+//! run = launch of a recording, on any stream
+//! ```
+//!
+//! What ranks have to agree on depends on sizes alone, so that another pointer is the business of its rank: memory that
+//! is lent starts at a multiple of [`ALIGN`], and no kernel or algorithm is chosen for more than that.
+//!
+//! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `programs` those
+//! that are kept, `context` what all ranks take together (arenas, flags, communicators, workspace), `flight` the runs
+//! that are on streams, `cuda_session` what a session holds, `memory` says where inputs and outputs lie, `kept` has memory
+//! that outlives the session, `measured` takes times of a plan, `several` has the programs of a session take turns, and `run` puts runs on streams and watches them.
+
+pub mod adopt;
+mod context;
+mod cuda_session;
+mod flight;
+mod gpu;
+mod kept;
+mod measured;
+mod memory;
+mod piece;
+mod programs;
+mod progress;
+mod recent;
+mod recording;
+mod report;
+pub(crate) mod resources;
+mod run;
+mod several;
+pub(crate) mod wait;
+
+pub use context::budget;
+pub use cuda_session::CudaSession;
+pub use gpu::{ALIGN, Gpu, Progress};
+pub use measured::{ProgramBench, program};

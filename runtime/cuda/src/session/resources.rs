@@ -1,0 +1,153 @@
+//! What a rank's kernels use, held until they have ended.
+//!
+//! When a run fails, kernels may still wait for peers, ours and the library's. They are told to end, and what
+//! they use is freed when they have. What does not end within [`ENDING`] is left to the end of the process, and
+//! so is all that it uses: memory under a running kernel is never freed or unmapped.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use symmc_runtime::RunError;
+
+use super::wait;
+use crate::codegen::collective;
+use crate::device::arena::SymmetricArena;
+use crate::device::driver::{Device, Graph, Memory, Pinned};
+use crate::device::streams::Streams;
+use crate::error::CudaError;
+use crate::nccl::Communicators;
+use crate::program::DeviceProgram;
+
+/// How long kernels have to end after they were told to.
+const ENDING: Duration = Duration::from_secs(5);
+/// The pause between two looks at them.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The parts. They are dropped in this order: first what uses memory, then the memory.
+pub(crate) struct Parts<P = Vec<DeviceProgram>, M = Memory> {
+    /// What runs.
+    pub programs: P,
+    pub streams: Streams,
+    pub nccl: Communicators,
+    pub arena: SymmetricArena,
+    /// Through which kernels are told to end, and report.
+    pub status: Pinned,
+    /// What only this rank reaches.
+    pub _memory: M,
+    pub device: Arc<Device>,
+}
+
+/// The parts, and whether something that used them failed.
+pub(crate) struct Resources<P = Vec<DeviceProgram>, M = Memory> {
+    parts: ManuallyDrop<Parts<P, M>>,
+    failed: AtomicBool,
+}
+
+impl<P, M> Resources<P, M> {
+    pub fn new(parts: Parts<P, M>) -> Resources<P, M> {
+        Resources { parts: ManuallyDrop::new(parts), failed: AtomicBool::new(false) }
+    }
+
+    /// Remembers that a run failed: peers may have left, and what waits for them does not end by itself.
+    pub fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Does something that leaves work on the device; remembers if that fails.
+    ///
+    /// # Errors
+    /// Something failed earlier, or as `work`.
+    pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
+        if self.failed.load(Ordering::Relaxed) {
+            let text = "an earlier run of this session failed: a new session is needed";
+            return Err(CudaError::Unsupported(text.into()));
+        }
+        work().inspect_err(|_| self.fail())
+    }
+
+    /// Replays a graph of one of the programs and waits for it as [`wait::until_idle`]; its time on the device
+    /// in microseconds.
+    ///
+    /// # Errors
+    /// As [`attempt`](Self::attempt) and [`wait::until_idle`].
+    ///
+    /// # Safety
+    /// The graph uses nothing but these parts.
+    pub unsafe fn replay(
+        &self,
+        graph: &Graph,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<f64, CudaError> {
+        // SAFETY: the parts exist; the rest by the caller.
+        self.attempt(|| unsafe { wait::replay(&self.streams, graph, &self.status, alive) })
+    }
+}
+
+impl<P, M> Deref for Resources<P, M> {
+    type Target = Parts<P, M>;
+    fn deref(&self) -> &Parts<P, M> {
+        &self.parts
+    }
+}
+
+impl<P, M> DerefMut for Resources<P, M> {
+    fn deref_mut(&mut self) -> &mut Parts<P, M> {
+        &mut self.parts
+    }
+}
+
+impl<P, M> Drop for Resources<P, M> {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // Without a failure all ends by itself.
+        if *self.failed.get_mut() || !within(ENDING, || wait::idle(&self.streams)) {
+            collective::end(&self.status);
+            // The library's kernels may wait for a peer that has left.
+            self.nccl.abort();
+        }
+        match within(ENDING, || wait::idle(&self.streams)) {
+            // SAFETY: dropped once, here; no kernel uses the parts any more.
+            true => unsafe { ManuallyDrop::drop(&mut self.parts) },
+            false => eprintln!(
+                "note: kernels on GPU {} did not end within {} s after they were told to: what they use is \
+                 freed when this process ends",
+                self.device.ordinal(),
+                ENDING.as_secs()
+            ),
+        }
+    }
+}
+
+/// Whether something holds within a time.
+fn within(limit: Duration, holds: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > limit {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn waits_end_when_what_they_wait_for_holds_or_their_time_is_over() {
+        let looks = Cell::new(0);
+        let third = || {
+            looks.set(looks.get() + 1);
+            looks.get() == 3
+        };
+        assert!(within(ENDING, third));
+        assert_eq!(looks.get(), 3);
+        assert!(!within(Duration::ZERO, || false));
+    }
+}

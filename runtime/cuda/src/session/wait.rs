@@ -1,0 +1,95 @@
+//! Waiting for the device while peers may fail, and the times of what was waited for.
+
+use std::time::{Duration, Instant};
+
+use symmc_runtime::RunError;
+
+use crate::codegen::collective;
+use crate::device::driver::{Event, Graph, Pinned};
+use crate::device::streams::Streams;
+use crate::error::CudaError;
+
+/// How long a failure waits for kernels that were told to end, so that their reports are seen.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// Replays a graph and waits as [`until_idle`]; its time on the device in microseconds.
+///
+/// # Errors
+/// The driver refuses, or as [`until_idle`].
+///
+/// # Safety
+/// Everything that the graph uses exists.
+pub(crate) unsafe fn replay(
+    streams: &Streams,
+    graph: &Graph,
+    status: &Pinned,
+    alive: &dyn Fn() -> Result<(), RunError>,
+) -> Result<f64, CudaError> {
+    let (begin, end) = (Event::timed()?, Event::timed()?);
+    begin.record(&streams.compute)?;
+    // SAFETY: by the caller.
+    unsafe { streams.compute.replay(graph)? };
+    end.record(&streams.compute)?;
+    until_idle(streams, status, alive)?;
+    begin.microseconds_to(&end)
+}
+
+/// Whether nothing runs on either stream. What failed does not run.
+pub(crate) fn idle(streams: &Streams) -> bool {
+    [&streams.compute, &streams.comm].iter().all(|s| s.idle().unwrap_or(true))
+}
+
+/// Waits for both streams. `alive` is asked now and then; when it fails the kernels that wait for peers are told
+/// to end through the status words. Kernels may still run after a failure.
+///
+/// # Errors
+/// `alive` failed, or the device did.
+pub(crate) fn until_idle(
+    streams: &Streams,
+    status: &Pinned,
+    alive: &dyn Fn() -> Result<(), RunError>,
+) -> Result<(), CudaError> {
+    let start = Instant::now();
+    let mut ended_by = None;
+    let mut pause = Duration::from_micros(1);
+    while !(streams.compute.idle()? && streams.comm.idle()?) {
+        if let (None, Err(error)) = (&ended_by, alive()) {
+            collective::end(status);
+            ended_by = Some((error, Instant::now()));
+        }
+        if let Some((error, since)) = &ended_by
+            && since.elapsed() > ENDING
+        {
+            return Err(error.clone().into());
+        }
+        if start.elapsed() > Duration::from_millis(2) {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    match ended_by {
+        Some((error, _)) => Err(error.into()),
+        None => Ok(()),
+    }
+}
+
+/// The least, the median and the most of some times; zeros if there are none.
+pub(crate) fn spread(mut times: Vec<f64>) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    let at = |i: usize| times.get(i).copied().unwrap_or_default();
+    [at(0), at(times.len() / 2), at(times.len().saturating_sub(1))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spread;
+
+    #[test]
+    fn times_are_put_in_order() {
+        assert_eq!(spread(vec![3.0, 1.0, 2.0]), [1.0, 2.0, 3.0]);
+        assert_eq!(spread(vec![4.0]), [4.0; 3]);
+        assert_eq!(spread(vec![]), [0.0; 3]);
+    }
+}
