@@ -60,6 +60,11 @@ impl CollectiveKind {
         }
     }
 
+    /// What is known of all collectives of this name.
+    pub fn facts(&self) -> CollectiveFacts {
+        self.named().facts()
+    }
+
     /// How it combines the operands of different ranks; `None` for collectives that only move elements.
     pub fn reduction(&self) -> Option<ReduceOp> {
         match self {
@@ -76,6 +81,33 @@ impl CollectiveKind {
         match self.reduction() {
             Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod) => Rounding::Accumulates,
             Some(ReduceOp::Max | ReduceOp::Min) | None => Rounding::Keeps,
+        }
+    }
+
+    /// Whether a second operand says on the device how many rows go to each rank; a second result then says how many came.
+    pub fn has_sizes(&self) -> bool {
+        *self == CollectiveKind::AllToAll(Splits::Device)
+    }
+
+    /// The rank of a cell whose operand is the result of rank `number`, if one rank sends it all of its operand.
+    pub fn sender(&self, number: u32) -> Option<u32> {
+        match self {
+            CollectiveKind::Broadcast { root } => Some(*root),
+            CollectiveKind::Permute { pairs } => {
+                pairs.iter().find(|(_, to)| *to == number).map(|(from, _)| *from)
+            }
+            _ => None,
+        }
+    }
+
+    /// The sizes of operand and result among `n` ranks, where `whole` is that of the result of an all-gather and of the
+    /// operand of others.
+    pub fn sides(&self, whole: u64, n: u64) -> (u64, u64) {
+        let piece = whole / n.max(1);
+        match self.facts() {
+            CollectiveFacts { operand_pieces: false, result_pieces: true, .. } => (piece, whole),
+            CollectiveFacts { operand_pieces: true, result_pieces: false, .. } => (whole, piece),
+            _ => (whole, whole),
         }
     }
 
@@ -135,6 +167,62 @@ named_enum! {
         AllToAll = "all_to_all",
         Broadcast = "broadcast",
         PermuteRanks = "permute_ranks",
+    }
+}
+
+/// What is known of a collective by its name, for passes, planner and backends that do not care which one it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollectiveFacts {
+    /// Whether it combines the operands of different ranks.
+    pub reduces: bool,
+    /// Whether the leading axis of the operand has a piece for each rank of a cell.
+    pub operand_pieces: bool,
+    /// Whether the leading axis of the result has a piece of each rank of a cell.
+    pub result_pieces: bool,
+    /// Which ranks of a cell get the same.
+    pub gives: Gives,
+}
+
+/// What a collective gives to the ranks of a cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gives {
+    /// The same to all.
+    Same,
+    /// To each its piece.
+    Pieces,
+    /// To each the operand of the rank that sends to it.
+    FromSender,
+}
+
+impl CollectiveName {
+    /// The row of the table of facts.
+    pub fn facts(self) -> CollectiveFacts {
+        let row = |reduces, operand_pieces, result_pieces, gives| CollectiveFacts {
+            reduces,
+            operand_pieces,
+            result_pieces,
+            gives,
+        };
+        match self {
+            CollectiveName::AllReduce => row(true, false, false, Gives::Same),
+            CollectiveName::AllGather => row(false, false, true, Gives::Same),
+            CollectiveName::ReduceScatter => row(true, true, false, Gives::Pieces),
+            CollectiveName::AllToAll => row(false, true, true, Gives::Pieces),
+            CollectiveName::Broadcast => row(false, false, false, Gives::Same),
+            CollectiveName::PermuteRanks => row(false, false, false, Gives::FromSender),
+        }
+    }
+}
+
+impl CollectiveFacts {
+    /// Whether each element of the result is made of those at its position in the operands.
+    pub fn keeps_positions(self) -> bool {
+        !self.operand_pieces && !self.result_pieces
+    }
+
+    /// Whether the size that estimates are for is that of the result, not that of the operand.
+    pub fn is_sized_by_result(self) -> bool {
+        self.result_pieces && !self.operand_pieces
     }
 }
 
@@ -387,12 +475,7 @@ impl Variant {
     /// size that estimates are for: of the result of an all-gather, of the operand of the others.
     pub fn symmetric_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         let Some(contract) = self.contract(kind) else { return 0 };
-        let piece = bytes / n.max(1);
-        let (operand, result) = match kind {
-            CollectiveKind::AllGather => (piece, bytes),
-            CollectiveKind::ReduceScatter(_) => (bytes, piece),
-            _ => (bytes, bytes),
-        };
+        let (operand, result) = kind.sides(bytes, n);
         let of = |symmetric: bool, bytes: u64| if symmetric { bytes } else { 0 };
         of(contract.symmetric_operand, operand)
             .saturating_add(of(contract.symmetric_result, result))
@@ -402,13 +485,11 @@ impl Variant {
     /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes
     /// ([`landing_zone`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
-        match (self, kind) {
-            (Variant::Ll, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_)) => {
-                landing_zone(bytes.div_ceil(n.max(1)), n, LL_BYTES)
-            }
-            (Variant::Ll, _) => landing_zone(bytes, n, LL_BYTES),
-            _ => 0,
+        if self != Variant::Ll {
+            return 0;
         }
+        let message = if kind.facts().operand_pieces { bytes.div_ceil(n.max(1)) } else { bytes };
+        landing_zone(message, n, LL_BYTES)
     }
 }
 

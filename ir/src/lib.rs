@@ -38,7 +38,8 @@ pub use attention::{Bound, Side};
 pub use bounds::{BoundsChecks, OutOfBounds};
 pub use builder::Builder;
 pub use collective::{
-    Collective, CollectiveKind, CollectiveName, Contract, Exit, Meets, ReduceOp, Splits, Variant,
+    Collective, CollectiveFacts, CollectiveKind, CollectiveName, Contract, Exit, Gives, Meets, ReduceOp,
+    Splits, Variant,
 };
 pub use dim::{Bindings, Dim};
 pub use dispatch::{Dispatch, Form, Overwriting};
@@ -50,4 +51,4 @@ pub use op::{ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, Reduction, Refuse
 pub use replication::Replication;
 pub use symbol::{Symbol, SymbolId};
 pub use tensor::Tensor;
-pub use types::{DType, Float, Scalar, Type};
+pub use types::{DType, DTypeFacts, Float, Precision, Scalar, Type};

@@ -10,7 +10,7 @@
 //! every backend keep them. The check of plans has its own rules for results that lie on operands, and does not read them.
 
 use crate::attention::Bound;
-use crate::collective::{Collective, CollectiveKind, Splits};
+use crate::collective::Collective;
 use crate::dim::Dim;
 use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
@@ -293,8 +293,8 @@ impl Op {
             Op::Copy => row([Kept; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
 
             Op::Collective(c) => {
-                let first = if c.kind.reduction().is_some() { Combined } else { Moved };
-                let results = if c.kind == CollectiveKind::AllToAll(Splits::Device) { 2 } else { 1 };
+                let first = if c.kind.facts().reduces { Combined } else { Moved };
+                let results = if c.kind.has_sizes() { 2 } else { 1 };
                 row([first, Counts, Counts], [c.kind.rounding(); 2], results, OpCost::Bytes, Nothing)
             }
             Op::Opaque { .. } | Op::Custom(_) => {

@@ -13,11 +13,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::collective::{CollectiveKind, ReduceOp};
+use crate::collective::{CollectiveKind, Gives};
 use crate::entity::Table;
 use crate::graph::{Def, Graph};
 use crate::ids::{GroupId, ValueId};
-use crate::op::Op;
+use crate::op::{Op, Rounding};
 use crate::types::DType;
 
 /// See the [module](self).
@@ -160,30 +160,21 @@ impl Cells {
                 *numbers.entry(parts(cell)).or_insert(next)
             })
             .collect();
-        let ends = |op: &ReduceOp| !dtype.is_float() || matches!(op, ReduceOp::Max | ReduceOp::Min);
         let places = || self.place.iter().copied();
-        match kind {
-            CollectiveKind::AllReduce(op) if ends(op) => {
-                Replication::by_key(places().map(|(cell, _)| of_cell[cell]))
-            }
-            CollectiveKind::AllReduce(_) => Replication::by_key(places().map(|(cell, _)| cell)),
-            CollectiveKind::AllGather => Replication::by_key(places().map(|(cell, _)| of_cell[cell])),
-            CollectiveKind::ReduceScatter(op) if !ends(op) => Replication::by_key(places()),
-            CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_) => {
-                Replication::by_key(places().map(|(cell, number)| (of_cell[cell], number)))
-            }
-            CollectiveKind::Broadcast { root } => {
-                let sent =
-                    |cell: usize| self.cells[cell].get(*root as usize).map(|&rank| x.first[rank as usize]);
-                Replication::by_key(places().map(|(cell, _)| sent(cell)))
-            }
-            CollectiveKind::Permute { pairs } => {
-                let sender = |cell: usize, number: usize| {
-                    let (from, _) = pairs.iter().find(|(_, to)| *to as usize == number)?;
-                    self.cells[cell].get(*from as usize).map(|&rank| x.first[rank as usize])
-                };
-                Replication::by_key(places().map(|(cell, number)| sender(cell, number)))
-            }
+        let sent = |cell: usize, number: usize| {
+            let from = kind.sender(number as u32)?;
+            self.cells[cell].get(from as usize).map(|&rank| x.first[rank as usize])
+        };
+        // Sums of floats may be taken in another order in each cell.
+        let rounds = dtype.is_float() && kind.rounding() == Rounding::Accumulates;
+        let operands = |cell: usize| if rounds { cell } else { of_cell[cell] };
+        let facts = kind.facts();
+        if facts.keeps_positions() && !facts.reduces {
+            Replication::by_key(places().map(|(cell, number)| sent(cell, number)))
+        } else if facts.gives == Gives::Pieces {
+            Replication::by_key(places().map(|(cell, number)| (operands(cell), number)))
+        } else {
+            Replication::by_key(places().map(|(cell, _)| operands(cell)))
         }
     }
 }

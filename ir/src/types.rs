@@ -13,15 +13,77 @@ named_enum! {
     DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
 }
 
+/// What is known of a dtype, and how others name it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DTypeFacts {
+    /// The size of one element in bytes.
+    pub bytes: usize,
+    /// How exact floats of this type are; `None` for integers and bool.
+    pub precision: Option<Precision>,
+    /// The code and the bits in DLPack.
+    pub dlpack: (u8, u8),
+    /// The number of the `ScalarType` in exported programs of PyTorch, and the name in Python's `torch`.
+    pub torch: (u32, &'static str),
+    /// The number in ONNX (`TensorProto.DataType`).
+    pub onnx: i32,
+    /// The number in NCCL (`ncclDataType_t`), which has no bool.
+    pub nccl: i32,
+}
+
+/// How exact floats of a type are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Precision {
+    /// The fraction by which elements of two correct programs may differ.
+    pub tolerance: f64,
+    /// About the fraction by which two correct results of one op differ: a unit in the last place of narrow types, and a few of
+    /// wide ones, in which sums of many terms and functions are taken.
+    pub noise: f64,
+    /// The least number above 0.
+    pub least: f64,
+}
+
 impl DType {
+    /// The row of the dtype in the table of facts.
+    pub fn facts(self) -> &'static DTypeFacts {
+        const fn row(
+            bytes: usize,
+            precision: Option<Precision>,
+            dlpack: (u8, u8),
+            torch: (u32, &'static str),
+            onnx: i32,
+            nccl: i32,
+        ) -> DTypeFacts {
+            DTypeFacts { bytes, precision, dlpack, torch, onnx, nccl }
+        }
+        const fn float(tolerance: f64, noise: f64, least: f64) -> Option<Precision> {
+            Some(Precision { tolerance, noise, least })
+        }
+        /// A power of two that is a normal number.
+        const fn power(exponent: i64) -> f64 {
+            f64::from_bits(((1023 + exponent) as u64) << 52)
+        }
+        match self {
+            DType::Bool => &const { row(1, None, (6, 8), (12, "bool"), 9, 1) },
+            DType::U8 => &const { row(1, None, (1, 8), (1, "uint8"), 2, 1) },
+            DType::I32 => &const { row(4, None, (0, 32), (4, "int32"), 6, 2) },
+            DType::I64 => &const { row(8, None, (0, 64), (5, "int64"), 7, 4) },
+            DType::F16 => {
+                &const { row(2, float(5e-3, power(-10), power(-24)), (2, 16), (6, "float16"), 10, 6) }
+            }
+            DType::BF16 => {
+                &const { row(2, float(4e-2, power(-7), power(-133)), (4, 16), (13, "bfloat16"), 16, 9) }
+            }
+            DType::F32 => {
+                &const { row(4, float(3e-5, power(-20), power(-149)), (2, 32), (7, "float32"), 1, 7) }
+            }
+            DType::F64 => {
+                &const { row(8, float(1e-9, power(-47), f64::from_bits(1)), (2, 64), (8, "float64"), 11, 8) }
+            }
+        }
+    }
     /// The size of one element in bytes.
     pub fn size(self) -> usize {
-        match self {
-            DType::Bool | DType::U8 => 1,
-            DType::F16 | DType::BF16 => 2,
-            DType::I32 | DType::F32 => 4,
-            DType::I64 | DType::F64 => 8,
-        }
+        self.facts().bytes
     }
     /// The dtype in which PyTorch and ONNX Runtime compute what is made of several ops on floats: f64 for itself, f32 for
     /// all others.
@@ -45,7 +107,7 @@ impl DType {
 
     /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+        self.facts().precision.is_some()
     }
 }
 

@@ -6,8 +6,8 @@ use symmc_dispatch::Unit;
 use symmc_ir::collective::Meets;
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    CollectiveKind, Contract, Def, Dispatch, Form, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting,
-    Table, ValueId, Variant,
+    Contract, Def, Dispatch, Form, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting, Table, ValueId,
+    Variant,
 };
 use symmc_plan::Lane;
 
@@ -92,8 +92,7 @@ impl StepInfo {
     fn is_overwritable(&self, node: &Node, k: usize) -> bool {
         match &node.op {
             Op::Collective(c) => {
-                let able = matches!(c.kind, CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. });
-                k == 0 && able && self.peers.is_some_and(|p| p.contract.in_place)
+                k == 0 && c.kind.facts().keeps_positions() && self.peers.is_some_and(|p| p.contract.in_place)
             }
             op => op.operand_use(k).may_be_overwritten(),
         }

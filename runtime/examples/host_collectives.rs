@@ -62,11 +62,8 @@ impl Trial {
     }
     /// Bytes of operand and result.
     fn sizes(&self, n: usize) -> (usize, usize) {
-        match self.kind {
-            CollectiveKind::AllGather => (self.bytes / n, self.bytes),
-            CollectiveKind::ReduceScatter(_) => (self.bytes, self.bytes / n),
-            _ => (self.bytes, self.bytes),
-        }
+        let (operand, result) = self.kind.sides(self.bytes as u64, n as u64);
+        (operand as usize, result as usize)
     }
     /// Bytes of a landing zone.
     fn zone(&self, n: usize) -> usize {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
-use symmc_ir::{CollectiveKind, Graph, InputKind, Node};
+use symmc_ir::{Graph, InputKind, Node};
 use symmc_passes::{
     CanonicalForms, CoalesceConfig, CoalescedSet, Joining, LowerConfig, PassError, Reach, Solutions,
 };
@@ -477,7 +477,7 @@ const EXACT_TRIES: u32 = 8;
 fn largest_asked(inputs: &[BucketInput]) -> u64 {
     let of = |graph: &Graph, node: &Node| {
         let c = node.op.as_collective()?;
-        let sized = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
+        let sized = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
         let bytes = graph.ty(*sized.first()?).bytes().upper(&graph.symbols);
         let n = u64::from(graph.group_size(c.group)?);
         Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), n))

@@ -19,15 +19,10 @@ use crate::proto;
 
 /// The dtype of an ONNX element type, or the name of one that the IR has not.
 pub(crate) fn dtype(code: i32) -> Result<DType, String> {
+    if let Some(&known) = DType::ALL.iter().find(|dtype| dtype.facts().onnx == code) {
+        return Ok(known);
+    }
     let name = match code {
-        1 => return Ok(DType::F32),
-        2 => return Ok(DType::U8),
-        6 => return Ok(DType::I32),
-        7 => return Ok(DType::I64),
-        9 => return Ok(DType::Bool),
-        10 => return Ok(DType::F16),
-        11 => return Ok(DType::F64),
-        16 => return Ok(DType::BF16),
         0 => "undefined",
         3 => "int8",
         4 => "uint16",

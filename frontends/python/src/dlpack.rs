@@ -60,16 +60,7 @@ pub struct Managed {
 
 /// The dtype as DLPack has it.
 pub fn dtype_of(dtype: DType) -> DataType {
-    let (code, bits) = match dtype {
-        DType::I32 => (0, 32),
-        DType::I64 => (0, 64),
-        DType::U8 => (1, 8),
-        DType::F16 => (2, 16),
-        DType::F32 => (2, 32),
-        DType::F64 => (2, 64),
-        DType::BF16 => (4, 16),
-        DType::Bool => (6, 8),
-    };
+    let (code, bits) = dtype.facts().dlpack;
     DataType { code, bits, lanes: 1 }
 }
 

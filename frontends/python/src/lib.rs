@@ -26,6 +26,8 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    let torch_dtypes: Vec<_> = symmc::DType::ALL.iter().map(|d| (d.name(), d.facts().torch.1)).collect();
+    module.add("TORCH_DTYPES", torch_dtypes)?;
     error::add(module)?;
     log::init(module.py())?;
     module.add_class::<program::Program>()?;

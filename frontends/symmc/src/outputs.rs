@@ -5,11 +5,12 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
-use symmc_ir::{DType, Graph, InputKind, OutputKind, Tensor};
+use safetensors::tensor::{Metadata, TensorInfo};
+use symmc_ir::{Graph, InputKind, OutputKind, Tensor};
 use symmc_runtime::output_file::{self, Destination, FileId, PendingFile};
 
 use crate::error::Error;
+use crate::tensors::stored_dtype;
 
 /// Writes the outputs of these ranks: `rank{r}.out.<i>` is the i-th returned output of rank `r`, and the new value of an
 /// input that the program changes has that input's name, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file appears
@@ -41,20 +42,18 @@ pub fn write_outputs(
 /// The header of a safetensors file. Sorts the tensors as they follow it: larger elements first, so that all are aligned.
 fn sorted_header(tensors: &mut [(String, &Tensor)]) -> Result<Vec<u8>, String> {
     tensors.sort_by(|(name, tensor), (other_name, other)| {
-        dtype(other.dtype()).cmp(&dtype(tensor.dtype())).then_with(|| name.cmp(other_name))
+        let dtypes = [other, tensor].map(|t| stored_dtype(t.dtype()).ok());
+        dtypes[0].cmp(&dtypes[1]).then_with(|| name.cmp(other_name))
     });
     let mut end = 0;
     let describe = |(name, tensor): &(String, &Tensor)| {
         let start = end;
         end += tensor.data().len();
-        let info = TensorInfo {
-            dtype: dtype(tensor.dtype()),
-            shape: tensor.shape().to_vec(),
-            data_offsets: (start, end),
-        };
-        (name.clone(), info)
+        let dtype = stored_dtype(tensor.dtype())?;
+        let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
+        Ok((name.clone(), info))
     };
-    let infos = tensors.iter().map(describe).collect();
+    let infos = tensors.iter().map(describe).collect::<Result<Vec<_>, String>>()?;
     let metadata = Metadata::new(None, infos).map_err(|e| e.to_string())?;
     let mut header = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
     header.resize(header.len().next_multiple_of(8), b' ');
@@ -180,17 +179,4 @@ fn names(graph: &Graph) -> Vec<String> {
         }
     };
     graph.outputs.iter().map(|output| of_output(output.kind)).collect()
-}
-
-fn dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::Bool => Dtype::BOOL,
-        DType::U8 => Dtype::U8,
-        DType::I32 => Dtype::I32,
-        DType::I64 => Dtype::I64,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-    }
 }

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{DType, Tensor};
 use symmc_support::{Backing, Mapped, Part};
@@ -19,6 +21,16 @@ use symmc_support::{Backing, Mapped, Part};
 use crate::content::FileContent;
 use crate::error::Error;
 use crate::files::is_stream;
+
+/// The dtype as safetensors has it, which calls dtypes as symmc does, in capitals.
+///
+/// # Errors
+/// Files cannot have this dtype.
+pub(crate) fn stored_dtype(dtype: DType) -> Result<Dtype, String> {
+    let name = dtype.name().to_uppercase();
+    let found: Result<Dtype, serde::de::value::Error> = Dtype::deserialize(name.as_str().into_deserializer());
+    found.map_err(|_| format!("safetensors files have no dtype {dtype}"))
+}
 
 /// The longest header, as of the safetensors library.
 const MAX_HEADER: usize = 100_000_000;
@@ -156,22 +168,11 @@ impl TensorFile {
     /// The tensor has a dtype that symmc does not know.
     pub fn get(&self, name: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
-        let dtype = match info.dtype {
-            Dtype::BOOL => DType::Bool,
-            Dtype::U8 => DType::U8,
-            Dtype::I32 => DType::I32,
-            Dtype::I64 => DType::I64,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::BF16,
-            Dtype::F32 => DType::F32,
-            Dtype::F64 => DType::F64,
-            other => {
-                return Err(Error::format(
-                    &self.path,
-                    format!("{name}: the dtype {other:?} is not supported"),
-                ));
-            }
-        };
+        let stored = info.dtype.to_string();
+        let known = DType::ALL.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&stored));
+        let &dtype = known.ok_or_else(|| {
+            Error::format(&self.path, format!("{name}: the dtype {stored} is not supported"))
+        })?;
         let (from, to) = info.data_offsets;
         let (from, to) = (self.start + from, self.start + to);
         let tensor = match from.is_multiple_of(dtype.size()) {

@@ -309,27 +309,14 @@ fn beside(
     let (header, body) = chain_of_products(4096, "bf16", count);
     let n = u64::from(ranks);
     let rows = (bytes / (2 * COLUMNS) / n).max(1) * n;
-    let (operand, result) = match kind {
-        CollectiveKind::AllGather => (rows / n, rows),
-        CollectiveKind::ReduceScatter(_) => (rows, rows / n),
-        _ => (rows, rows),
-    };
-    let attributes = match kind {
-        CollectiveKind::AllReduce(_) | CollectiveKind::ReduceScatter(_) => "op=sum ".to_string(),
-        CollectiveKind::AllToAll(_) => "splits=even ".to_string(),
-        CollectiveKind::Broadcast { root } => format!("root={root} "),
-        CollectiveKind::Permute { pairs } => {
-            let pairs: Vec<String> = pairs.iter().map(|(from, to)| format!("{from}->{to}")).collect();
-            format!("pairs=[{}] ", pairs.join(", "))
-        }
-        CollectiveKind::AllGather => String::new(),
-    };
+    let (operand, result) = kind.sides(rows, n);
+    let attributes = text::collective_attributes(kind);
     let mut inputs = header;
     let mut nodes = String::new();
     for i in 0..collectives {
         inputs += &format!("arg %x{i}: bf16[{operand}, {COLUMNS}]\n");
         nodes += &format!(
-            "%c{i}: bf16[{result}, {COLUMNS}] = {} %x{i} {attributes}group=@all via={}\n",
+            "%c{i}: bf16[{result}, {COLUMNS}] = {} %x{i}{attributes} group=@all via={}\n",
             kind.name(),
             variant.name()
         );

@@ -14,17 +14,8 @@ pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
 /// # Errors
 /// The name of a dtype that the IR does not have.
 pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
-    Ok(match code {
-        1 => DType::U8,
-        4 => DType::I32,
-        5 => DType::I64,
-        6 => DType::F16,
-        7 => DType::F32,
-        8 => DType::F64,
-        12 => DType::Bool,
-        13 => DType::BF16,
-        _ => return Err(unsupported(code)),
-    })
+    let found = DType::ALL.iter().find(|dtype| dtype.facts().torch.0 == code);
+    found.copied().ok_or_else(|| unsupported(code))
 }
 
 /// The dtype of the parts of complex numbers of this `ScalarType`, if it is one of them.

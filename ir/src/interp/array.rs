@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use super::error::OpError;
-use crate::tensor::{Tensor, round_to_odd};
+use crate::tensor::{Tensor, read_f64, read_i64, write_f64, write_i64};
 use crate::types::DType;
 
 /// A dense row-major tensor of wide elements. Cloning shares the elements.
@@ -172,22 +172,22 @@ pub(super) fn walk<const N: usize>(
 
 /// `x` rounded to nearest even in a float dtype, in one rounding.
 pub(super) fn round(dtype: DType, x: f64) -> f64 {
-    match dtype {
-        DType::F32 => f64::from(x as f32),
-        DType::F16 => f64::from(half::f16::from_f32(round_to_odd(x)).to_f32()),
-        DType::BF16 => f64::from(half::bf16::from_f32(round_to_odd(x)).to_f32()),
-        _ => x,
+    if !dtype.is_float() {
+        return x;
     }
+    let mut stored = [0; 8];
+    write_f64(dtype, &mut stored, 0, x);
+    read_f64(dtype, &stored, 0)
 }
 
 /// `x` wrapped to an integer dtype; for bool whether it is not 0.
 pub(super) fn wrap(dtype: DType, x: i64) -> i64 {
-    match dtype {
-        DType::Bool => i64::from(x != 0),
-        DType::U8 => i64::from(x as u8),
-        DType::I32 => i64::from(x as i32),
-        _ => x,
+    if dtype.is_float() {
+        return x;
     }
+    let mut stored = [0; 8];
+    write_i64(dtype, &mut stored, 0, x);
+    read_i64(dtype, &stored, 0)
 }
 
 #[cfg(test)]

@@ -88,13 +88,7 @@ impl Tolerance {
 
     /// The fraction that elements of a dtype may differ by: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and 4e-2 for bf16.
     pub fn fraction(dtype: DType) -> f64 {
-        match dtype {
-            DType::F64 => 1e-9,
-            DType::F32 => 3e-5,
-            DType::F16 => 5e-3,
-            DType::BF16 => 4e-2,
-            DType::Bool | DType::U8 | DType::I32 | DType::I64 => 0.0,
-        }
+        dtype.facts().precision.map_or(0.0, |p| p.tolerance)
     }
 
     /// What an element may differ by.
@@ -115,13 +109,7 @@ impl fmt::Display for Tolerance {
 
 /// The distance of the numbers nearest to 0.
 fn least_step(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => f64::from(half::f16::from_bits(1)),
-        DType::BF16 => f64::from(half::bf16::from_bits(1)),
-        DType::F32 => f64::from(f32::from_bits(1)),
-        DType::F64 => f64::from_bits(1),
-        DType::Bool | DType::U8 | DType::I32 | DType::I64 => 0.0,
-    }
+    dtype.facts().precision.map_or(0.0, |p| p.least)
 }
 
 /// The median of the magnitudes of finite elements other than 0, the lower one of two; 0 if there are none.

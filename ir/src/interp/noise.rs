@@ -41,7 +41,8 @@ impl Noise {
         let mut random = SplitMix(self.seed ^ (node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let narrow = self.numerics.classes().filter_map(NumericsClass::narrow_type);
         let carried = narrow.filter(|_| op.as_collective().is_some() && array.dtype == DType::F32);
-        let step = carried.map(step).fold(step(array.dtype), f64::max);
+        let noise = |dtype: DType| dtype.facts().precision.map_or(0.0, |p| p.noise);
+        let step = carried.map(noise).fold(noise(array.dtype), f64::max);
         let terms = if extent == Extent::Terms { mean_magnitude(elements) } else { 0.0 };
         let moved = elements.iter().map(|x| {
             let by = random.symmetric() * step * (x.abs() + terms);
@@ -117,18 +118,6 @@ impl Noise {
         };
         let out = elements.iter().zip(p).zip(n).map(one).collect();
         Array::floats(x.dtype, &x.shape, out)
-    }
-}
-
-/// About how far two correct results of one op differ, as a fraction: a unit in the last place of narrow types, and a few
-/// of wide ones, in which sums of many terms and functions are taken.
-fn step(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 2f64.powi(-47),
-        DType::F32 => 2f64.powi(-20),
-        DType::F16 => 2f64.powi(-10),
-        DType::BF16 => 2f64.powi(-7),
-        DType::Bool | DType::U8 | DType::I32 | DType::I64 => 0.0,
     }
 }
 

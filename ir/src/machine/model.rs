@@ -6,7 +6,7 @@
 //! `t` its time at these bytes, `n` ranks take `first + (t - first) * traffic(n) / traffic(m)`.
 
 use super::curve::Curve;
-use crate::collective::{CollectiveName, Variant};
+use crate::collective::{CollectiveName, Gives, Variant};
 
 /// What moving bytes at the speed of links and memory takes from compute beside it, whoever moves them: on two H200
 /// copies of 213 µs add 77 to 119 to a product of 1334 to 1391.
@@ -27,11 +27,9 @@ pub fn taken(
     most: Option<u32>,
     multiprocessors: u32,
 ) -> f64 {
-    let whole = match collective {
-        CollectiveName::AllReduce => matches!(variant, Variant::OneShot | Variant::Ll),
-        CollectiveName::Broadcast | CollectiveName::PermuteRanks => true,
-        CollectiveName::AllGather | CollectiveName::ReduceScatter | CollectiveName::AllToAll => false,
-    };
+    let facts = collective.facts();
+    let in_one_round = !facts.reduces || matches!(variant, Variant::OneShot | Variant::Ll);
+    let whole = facts.keeps_positions() && in_one_round;
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
     let most = |own: u64| most.map_or(own, u64::from);
     let blocks = match variant {
@@ -60,14 +58,14 @@ pub fn rate_beside(variant: Variant) -> f64 {
 /// `2(n-1)/n`; all-gather, reduce-scatter and all-to-all carry `(n-1)/n` of their larger side; broadcast
 /// and permute carry each byte once, but a root that puts sends each byte to all others.
 pub fn traffic(collective: CollectiveName, variant: Variant, ranks: u32) -> f64 {
-    use CollectiveName as C;
     let n = f64::from(ranks.max(1));
-    match (collective, variant) {
-        (C::AllReduce, Variant::OneShot | Variant::Ll) => n - 1.0,
-        (C::AllReduce, _) => 2.0 * (n - 1.0) / n,
-        (C::Broadcast, Variant::Put) => n - 1.0,
-        (C::Broadcast | C::PermuteRanks, _) => 1.0,
-        (C::AllGather | C::ReduceScatter | C::AllToAll, _) => (n - 1.0) / n,
+    let facts = collective.facts();
+    match variant {
+        _ if !facts.keeps_positions() => (n - 1.0) / n,
+        Variant::OneShot | Variant::Ll if facts.reduces => n - 1.0,
+        _ if facts.reduces => 2.0 * (n - 1.0) / n,
+        Variant::Put if facts.gives == Gives::Same => n - 1.0,
+        _ => 1.0,
     }
 }
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::throughput::{Operations, ProductRate};
 use super::timeline::{TimedStep, nanoseconds};
 use super::{Moved, Profile};
-use crate::collective::{Collective, CollectiveKind};
+use crate::collective::Collective;
 use crate::graph::{Graph, Node};
 use crate::{Dim, NodeId, Op};
 
@@ -44,7 +44,7 @@ impl Profile {
                 count += 1;
                 continue;
             };
-            let of = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
+            let of = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
             collectives.push((c, of.first().map_or(0, |&v| size(&graph.ty(v).bytes()))));
         }
         if let Some(&(first, _)) = collectives.first() {

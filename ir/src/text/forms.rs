@@ -13,7 +13,7 @@ use super::cursor::Read;
 use super::table::{counts, ops};
 use super::writer::Writer;
 use crate::attention;
-use crate::collective::{CollectiveKind, Splits};
+use crate::collective::CollectiveKind;
 use crate::dim::Dim;
 use crate::op::{ArgOp, Op};
 

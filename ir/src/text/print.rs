@@ -3,9 +3,10 @@
 //! Inputs and nodes are written in the order of their values, so that reading numbers them alike. Writing
 //! never fails: an id that is in no table is written as `%?`, `@?` or `?`, which reading refuses.
 
-use super::forms::{op_name, write_attributes};
+use super::forms::{op_name, write_attributes, write_kind};
 use super::quote::is_identifier;
 use super::writer::Writer;
+use crate::collective::CollectiveKind;
 use crate::graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, OutputKind};
 use crate::ids::ValueId;
 use crate::op::Op;
@@ -16,6 +17,14 @@ pub fn print(graph: &Graph) -> String {
     p.header();
     p.body();
     p.outputs();
+    p.out
+}
+
+/// The attributes of a collective as they follow its operands, each after a space, except its group and variant.
+pub fn collective_attributes(kind: &CollectiveKind) -> String {
+    let graph = Graph::new("");
+    let mut p = Writer { graph: &graph, out: String::new() };
+    write_kind(kind, &mut p);
     p.out
 }
 

@@ -60,7 +60,7 @@ macro_rules! ops {
                 }
                 Op::Permuted { op, .. } => head(op),
                 Op::Collective(c) => {
-                    let operands = if c.kind == CollectiveKind::AllToAll(Splits::Device) { 2 } else { 1 };
+                    let operands = if c.kind.has_sizes() { 2 } else { 1 };
                     (c.kind.name(), (operands, operands))
                 }
                 Op::Shard { .. } => ("shard", (1, 1)),
@@ -89,6 +89,15 @@ macro_rules! ops {
                 })?)*)*
                 _ => return Ok(None),
             }))
+        }
+
+        /// Writes the attributes of a collective, but for its group and variant.
+        pub(super) fn write_kind(kind: &CollectiveKind, out: &mut Writer<'_>) {
+            match kind {
+                $($($(CollectiveKind::$kind { $($($kind_at:)? $kind_key,)* } => {
+                    $(out.attribute(stringify!($kind_key), $kind_key);)*
+                })?)*)*
+            }
         }
 
         /// Writes the attributes of an op.
@@ -120,11 +129,7 @@ macro_rules! ops {
                     out.attribute("perm", perm);
                 }
                 Op::Collective(c) => {
-                    match &c.kind {
-                        $($($(CollectiveKind::$kind { $($($kind_at:)? $kind_key,)* } => {
-                            $(out.attribute(stringify!($kind_key), $kind_key);)*
-                        })?)*)*
-                    }
+                    write_kind(&c.kind, out);
                     out.put(" group=");
                     out.group(c.group);
                     if let Some(variant) = &c.variant {

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{
-    BinaryOp, Collective, CollectiveKind, DType, Dim, Float, GroupId, Op, ReduceOp, Scalar, Splits, Type,
+    BinaryOp, Collective, CollectiveKind, DType, Dim, Float, Gives, GroupId, Op, ReduceOp, Scalar, Type,
     ValueId,
 };
 
@@ -56,30 +56,29 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &Candidate) -> Option<Rewri
     if !cx.replication(x).holds_within(&cx.graph().cells(*group)?) {
         return None;
     }
-    match kind {
-        CollectiveKind::AllReduce(op) => {
-            let repeated = Repeated::new(*op, node.ty.dtype, ranks)?;
-            Some(repeated.applied(cx, x))
-        }
-        CollectiveKind::ReduceScatter(op) => {
-            let repeated = Repeated::new(*op, node.ty.dtype, ranks)?;
-            let own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], node.ty.clone());
-            Some(repeated.applied(cx, own))
-        }
-        CollectiveKind::AllGather => Some(copies(cx, x, ranks)),
-        CollectiveKind::AllToAll(Splits::Even) => {
-            let mut ty = node.ty.clone();
-            ty.shape[0] = ty.shape[0].exact_div(&Dim::from(i64::from(ranks)))?;
-            let own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
-            Some(copies(cx, own, ranks))
-        }
-        CollectiveKind::AllToAll(Splits::Device) => None,
-        CollectiveKind::Broadcast { .. } => Some(Rewrite::Value(x)),
-        // A rank to which nobody sends has zeros.
-        CollectiveKind::Permute { pairs } => {
-            (0..ranks).all(|rank| pairs.iter().any(|(_, to)| *to == rank)).then_some(Rewrite::Value(x))
-        }
+    let facts = kind.facts();
+    // A rank to which nobody sends has zeros.
+    let lacks_sender = facts.gives == Gives::FromSender && (0..ranks).any(|rank| kind.sender(rank).is_none());
+    if kind.has_sizes() || lacks_sender {
+        return None;
     }
+    let repeated = match kind.reduction() {
+        Some(op) => Some(Repeated::new(op, node.ty.dtype, ranks)?),
+        None => None,
+    };
+    let mut own = x;
+    if facts.operand_pieces {
+        let mut ty = node.ty.clone();
+        if facts.result_pieces {
+            ty.shape[0] = ty.shape[0].exact_div(&Dim::from(i64::from(ranks)))?;
+        }
+        own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
+    }
+    Some(match repeated {
+        Some(repeated) => repeated.applied(cx, own),
+        None if facts.result_pieces => copies(cx, own, ranks),
+        None => Rewrite::Value(own),
+    })
 }
 
 /// A reduction of equal values, as it can be computed from one of them with the same bits.

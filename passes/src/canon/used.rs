@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{CollectiveKind, Def, Dim, Graph, Node, NodeId, Op, Splits, Table, Type, ValueId};
+use symmc_ir::{CollectiveKind, Def, Dim, Graph, Node, NodeId, Op, Table, Type, ValueId};
 
 use crate::rewrite::{Copied, copy_inputs, copy_outputs, keeps_effects};
 
@@ -223,15 +223,15 @@ fn operand_parts(graph: &Graph, node: &Node, part: &Part) -> Option<Vec<Used>> {
 
 /// The part of its operand that a collective needs for a part of its result.
 fn collective_part(kind: &CollectiveKind, part: &Part) -> Option<Part> {
-    match kind {
-        CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. } => {
-            Some(part.clone())
-        }
-        CollectiveKind::AllGather if part.shards > 1 => Some(Part { shards: 1, ..part.clone() }),
-        CollectiveKind::AllGather
-        | CollectiveKind::ReduceScatter(_)
-        | CollectiveKind::AllToAll(Splits::Even) => (part.axis != 0).then(|| part.clone()),
-        CollectiveKind::AllToAll(Splits::Device) => None,
+    let facts = kind.facts();
+    if facts.keeps_positions() {
+        Some(part.clone())
+    } else if kind.has_sizes() {
+        None
+    } else if facts.is_sized_by_result() && part.shards > 1 {
+        Some(Part { shards: 1, ..part.clone() })
+    } else {
+        (part.axis != 0).then(|| part.clone())
     }
 }
 

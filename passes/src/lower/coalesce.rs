@@ -21,8 +21,7 @@ use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts, view_of};
 use symmc_ir::{
-    Collective, CollectiveKind, DType, Dim, Graph, InputId, Node, NodeId, Op, Splits, Table, Type, ValueId,
-    Variant,
+    Collective, CollectiveKind, DType, Dim, Graph, InputId, Node, NodeId, Op, Table, Type, ValueId, Variant,
 };
 
 use super::beside;
@@ -153,18 +152,12 @@ pub struct Rows {
 impl Rows {
     /// Those of a kind of collective among so many ranks; none for collectives that cannot be coalesced.
     pub fn of(kind: &CollectiveKind, ranks: u32) -> Option<Rows> {
-        if ranks < 2 {
+        if ranks < 2 || kind.has_sizes() {
             return None;
         }
-        let n = i64::from(ranks);
-        let (operand, result) = match kind {
-            CollectiveKind::AllReduce(_) => (1, 1),
-            CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. } => (1, 1),
-            CollectiveKind::AllGather => (1, n),
-            CollectiveKind::ReduceScatter(_) => (n, 1),
-            CollectiveKind::AllToAll(Splits::Even) => (n, n),
-            CollectiveKind::AllToAll(Splits::Device) => return None,
-        };
+        let facts = kind.facts();
+        let of = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
+        let (operand, result) = (of(facts.operand_pieces), of(facts.result_pieces));
         Some(Rows { operand, result })
     }
 }

@@ -108,7 +108,7 @@ impl Context {
 
     /// The bytes that estimates of a collective are for (see [`symmc_ir::machine`]).
     pub fn collective_bytes(&self, kind: &CollectiveKind, operand: &Type, result: &Type) -> u64 {
-        self.bytes(if matches!(kind, CollectiveKind::AllGather) { result } else { operand })
+        self.bytes(if kind.facts().is_sized_by_result() { result } else { operand })
     }
 
     /// What a collective adds to a run, if this variant may run it. A droppable exit barrier that is not known to be kept counts

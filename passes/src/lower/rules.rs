@@ -74,7 +74,7 @@ pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: Variant) -> Stri
 fn variant_rule(kind: &CollectiveKind, variant: Variant) -> VariantRule {
     let name = kind.name();
     let own = if language::attribute_count(kind.named()) > 1 { "?own " } else { "" };
-    let operands = if *kind == CollectiveKind::AllToAll(Splits::Device) { "?x ?sizes" } else { "?x" };
+    let operands = if kind.has_sizes() { "?x ?sizes" } else { "?x" };
     VariantRule {
         name: variant_rule_name(kind, variant),
         from: format!("({name} {own}?g {operands})"),

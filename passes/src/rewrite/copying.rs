@@ -1,6 +1,6 @@
 //! What passes that build a changed copy of a graph have in common.
 
-use symmc_ir::{CollectiveKind, Graph, Op, Output, Splits, Table, ValueId};
+use symmc_ir::{Graph, Op, Output, Table, ValueId};
 
 /// The value of a copy that stands for each value of a graph, once there is one.
 pub type Copied = Table<ValueId, Option<ValueId>>;
@@ -29,6 +29,5 @@ pub fn keeps_effects(op: &Op) -> bool {
 
 /// Whether an op is a collective of one operand that only moves elements.
 pub fn moves_elements(op: &Op) -> bool {
-    op.as_collective()
-        .is_some_and(|c| c.kind.reduction().is_none() && c.kind != CollectiveKind::AllToAll(Splits::Device))
+    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.has_sizes())
 }

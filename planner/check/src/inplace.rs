@@ -177,9 +177,11 @@ fn collective(kind: &CollectiveKind, group: usize, x: (&Location, &Type), r: (&L
     match kind {
         CollectiveKind::AllGather if piece(r.0, x.0, x.1) => Overlay::Keeps,
         CollectiveKind::ReduceScatter(_) if piece(x.0, r.0, r.1) => Overlay::Replaces,
-        CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) => Overlay::Illegal,
-        CollectiveKind::AllToAll(_) => Overlay::Illegal,
-        _ if x.0.range.rank == r.0.range.rank => Overlay::Replaces,
+        CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. }
+            if x.0.range.rank == r.0.range.rank =>
+        {
+            Overlay::Replaces
+        }
         _ => Overlay::Illegal,
     }
 }

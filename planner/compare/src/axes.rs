@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use symmc_ir::attention::Operands;
-use symmc_ir::{CollectiveKind, NodeId, Op, ValueId};
+use symmc_ir::{NodeId, Op, ValueId};
 
 use crate::elements::is_unit;
 use crate::number::Numbered;
@@ -127,12 +127,7 @@ impl<'a> AxisSets<'a> {
             }
             (Op::Collective(c), &[x]) => {
                 self.broadcast(x, result, 0);
-                let whole = matches!(
-                    c.kind,
-                    CollectiveKind::AllReduce(_)
-                        | CollectiveKind::Broadcast { .. }
-                        | CollectiveKind::Permute { .. }
-                );
+                let whole = c.kind.facts().keeps_positions();
                 if !whole {
                     self.fix_both((x, 0), (result, 0));
                 }

@@ -17,8 +17,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    BinaryOp, CollectiveKind, DType, Def, Dim, Graph, GroupId, Members, NodeId, Op, Reduction, Rounding,
-    Scalar, Splits, Symbol, SymbolId, Table, Type, ValueId,
+    BinaryOp, DType, Def, Dim, Gives, Graph, GroupId, Members, NodeId, Op, Reduction, Rounding, Scalar,
+    Symbol, SymbolId, Table, Type, ValueId,
 };
 
 use crate::elements::{Class, Elements, Nest, contiguous, is_unit};
@@ -79,10 +79,9 @@ pub struct Numbered<'a> {
 
 /// Whether an op of operands that are the same on all ranks, and known, gives such results.
 fn is_same_everywhere(op: &Op) -> bool {
-    use CollectiveKind::{AllGather, AllReduce, Broadcast};
     match op {
         op if op.is_opaque() => false,
-        Op::Collective(c) => matches!(c.kind, AllGather | AllReduce(_) | Broadcast { .. }),
+        Op::Collective(c) => c.kind.facts().gives == Gives::Same,
         op => op.group().is_none(),
     }
 }
@@ -283,10 +282,7 @@ impl Numbering {
     fn group_of_one(&self, graph: &Graph, op: &Op) -> bool {
         match op {
             Op::Collective(c) => {
-                let moves = matches!(
-                    c.kind,
-                    CollectiveKind::Permute { .. } | CollectiveKind::AllToAll(Splits::Device)
-                );
+                let moves = c.kind.facts().gives == Gives::FromSender || c.kind.has_sizes();
                 !moves && graph.groups.get(c.group).is_some() && graph.group_size(c.group) == Some(1)
             }
             Op::Shard { group, .. } => {
@@ -336,7 +332,7 @@ impl Numbering {
                 let operands = if *scalar_left { [b, a] } else { [a, b] };
                 Some(self.pointwise(Op::Binary(*op), &operands, ty))
             }
-            Op::Collective(c) if pointwise(&c.kind) => {
+            Op::Collective(c) if c.kind.facts().keeps_positions() => {
                 let found = self.pointwise(op.clone(), operands, ty);
                 self.reduce_parts(op, operands.first()?, &found, ty.dtype);
                 Some(found)
@@ -442,14 +438,6 @@ impl Numbering {
 /// The number of elements of a shape.
 fn product(shape: &[Dim]) -> Dim {
     shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
-}
-
-/// Whether a collective makes each element of those at the same position on the ranks.
-fn pointwise(kind: &CollectiveKind) -> bool {
-    matches!(
-        kind,
-        CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. }
-    )
 }
 
 /// A float as a dtype stores it.

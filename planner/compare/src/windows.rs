@@ -4,7 +4,7 @@
 //! by itself. Along other axes the op computes all positions, and the result is cut afterwards.
 
 use symmc_ir::attention::Operands;
-use symmc_ir::{CollectiveKind, Dim, Op};
+use symmc_ir::{Dim, Op};
 
 /// Consecutive positions along an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -55,12 +55,7 @@ pub fn windowed(op: &Op, operands: &[&[i64]], shape: &[i64], window: &Window) ->
         Op::Iota { start, step } => pushed.iota(*start, *step),
         op if op.is_element_wise() || matches!(op, Op::Copy | Op::Expand) => Some(pushed.broadcast(&[])),
         Op::Collective(c) => {
-            let whole = matches!(
-                c.kind,
-                CollectiveKind::AllReduce(_)
-                    | CollectiveKind::Broadcast { .. }
-                    | CollectiveKind::Permute { .. }
-            );
+            let whole = c.kind.facts().keeps_positions();
             (operands.len() == 1).then(|| pushed.broadcast(if whole { &[] } else { &[0] }))
         }
         Op::Softmax { axis, .. } | Op::CumSum { axis } => Some(pushed.broadcast(&[*axis])),

@@ -48,8 +48,7 @@ impl<'a> Running<'a> {
         let Some(contract) = call.variant.contract(call.kind) else {
             return Err(self.fail(format!("the variant {} does not run this collective", call.variant)));
         };
-        let pieces = matches!(call.kind, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_))
-            && call.splits.is_none();
+        let pieces = call.kind.facts().operand_pieces && call.splits.is_none();
         if pieces && !call.elements.is_multiple_of(n) {
             return Err(self.fail(format!("expected a multiple of {n} elements, found {}", call.elements)));
         }

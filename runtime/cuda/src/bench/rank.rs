@@ -142,7 +142,7 @@ impl<'a> Bench<'a> {
         let n = self.exchange.ranks() as usize;
         let space = if *variant == Variant::Plain { MemorySpace::Ordinary } else { MemorySpace::Symmetric };
         let elements = bytes / self.dtype.size() / n * n;
-        let operand_elements = if *kind == CollectiveKind::AllGather { elements / n } else { elements };
+        let operand_elements = kind.sides(elements as u64, n as u64).0 as usize;
         let zones = 4 * self.region;
         let step = |index: usize| {
             let turn = index % 2;
@@ -337,15 +337,16 @@ impl<'a> Bench<'a> {
             .collect::<Result<_, _>>()?;
         let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f64>();
         let piece = elements / n;
-        let expected: Vec<f64> = match kind {
-            CollectiveKind::AllReduce(_) => (0..elements).map(sum).collect(),
-            CollectiveKind::AllGather => (0..elements).map(|i| all[i / piece][i % piece]).collect(),
-            CollectiveKind::ReduceScatter(_) => (0..piece).map(|i| sum(me * piece + i)).collect(),
-            CollectiveKind::Broadcast { root } => all[*root as usize].clone(),
-            CollectiveKind::Permute { .. } => all[(me + n - 1) % n].clone(),
-            CollectiveKind::AllToAll(_) => {
-                (0..elements).map(|i| all[i / piece][me * piece + i % piece]).collect()
-            }
+        let facts = kind.facts();
+        // What this rank gets of the operands: its piece of each, or all of each.
+        let (start, count) = if facts.operand_pieces { (me * piece, piece) } else { (0, piece * n) };
+        let count = if facts.is_sized_by_result() { piece } else { count };
+        let expected: Vec<f64> = if facts.reduces {
+            (start..start + count).map(sum).collect()
+        } else if facts.result_pieces {
+            all.iter().flat_map(|x| &x[start..start + count]).copied().collect()
+        } else {
+            kind.sender(me as u32).map_or_else(|| vec![0.0; count], |from| all[from as usize].clone())
         };
         for turn in 0..2 {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];

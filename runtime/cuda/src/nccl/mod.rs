@@ -17,7 +17,7 @@ mod wait;
 
 use std::ffi::c_void;
 
-use nccl_sys::{DataType, RedOp, ResultCode, data_type, red_op, result_code};
+use nccl_sys::{RedOp, ResultCode, red_op, result_code};
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use symmc_ir::{DType, Variant};
 use symmc_runtime::exec::BoundCollective;
@@ -75,7 +75,7 @@ impl Communicators {
             send: operand,
             receive: result,
             count,
-            dtype: dtype_of(call.dtype),
+            dtype: call.dtype.facts().nccl,
         };
         let reduction = |op| reduction(op, call.dtype);
         let (elements, me) = (call.elements, number as i32);
@@ -196,18 +196,6 @@ impl Communicators {
                 if first.1 == result_code::SUCCESS { ("ncclGroupEnd", ended) } else { first }
             }
         })
-    }
-}
-
-fn dtype_of(dtype: DType) -> DataType {
-    match dtype {
-        DType::F32 => data_type::F32,
-        DType::F64 => data_type::F64,
-        DType::F16 => data_type::F16,
-        DType::BF16 => data_type::BF16,
-        DType::I32 => data_type::I32,
-        DType::I64 => data_type::I64,
-        DType::U8 | DType::Bool => data_type::U8,
     }
 }
 

@@ -154,3 +154,10 @@ fn truth_is_reduced_as_bytes() {
     assert_eq!([ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min].map(of), [red_op::MIN; 3]);
     assert_eq!(super::reduction(ReduceOp::Avg, DType::F32), red_op::AVG);
 }
+
+#[test]
+fn dtypes_have_the_numbers_of_the_library() {
+    use nccl_sys::data_type::{BF16, F16, F32, F64, I32, I64, U8};
+    let numbers = DType::ALL.iter().map(|dtype| dtype.facts().nccl);
+    assert_eq!(numbers.collect::<Vec<_>>(), [U8, U8, I32, I64, F16, BF16, F32, F64]);
+}

@@ -72,7 +72,7 @@ fn reduce_to(
 /// A reduction in one round of what all ranks send.
 fn of_one_round(
     protocol: Protocol,
-    (element, operation): (&str, &str),
+    (element, operation): (String, &str),
     n: usize,
     sends: Sends,
     vector: bool,

@@ -78,18 +78,14 @@ impl Prepared {
 }
 
 /// The types of the kernels' elements and operation.
-pub(super) fn reduction(dtype: DType, op: ReduceOp) -> (&'static str, &'static str) {
+pub(super) fn reduction(dtype: DType, op: ReduceOp) -> (String, &'static str) {
     let average = op == ReduceOp::Avg;
+    let name = dtype.name().to_uppercase();
     let element = match dtype {
-        DType::F32 => "F32",
-        DType::F64 => "F64",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::I64 => "I64",
-        DType::I32 if average => "WideI32",
-        DType::I32 => "I32",
-        DType::U8 if average => "WideU8",
-        DType::U8 | DType::Bool => "U8",
+        DType::Bool => "U8".to_string(),
+        // Sums are divided at the end.
+        dtype if average && dtype.size() < 8 && !dtype.is_float() => format!("Wide{name}"),
+        _ => name,
     };
     let operation = match (dtype, op) {
         (DType::Bool, ReduceOp::Sum | ReduceOp::Max) => "Or",

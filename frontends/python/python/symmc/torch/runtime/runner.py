@@ -10,7 +10,7 @@ import torch
 from torch._prims_common import make_contiguous_strides_for
 
 import symmc
-from symmc._symmc import nearest_machine
+from symmc._symmc import TORCH_DTYPES, nearest_machine
 from symmc.torch.importing import programs
 from symmc.torch.importing.size_assumptions import SizeAssumptions
 from symmc.torch.importing.size_steps import SizeSteps
@@ -28,16 +28,7 @@ _MOST = 1 << 39
 BAD_DATA = (symmc.IndexRangeError, symmc.DataError)
 """Errors of a run that end its session on all ranks without a lasting fault: the next call opens another session."""
 
-DTYPES = {
-    "bool": torch.bool,
-    "u8": torch.uint8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f32": torch.float32,
-    "f64": torch.float64,
-}
+DTYPES = {name: getattr(torch, in_torch) for name, in_torch in TORCH_DTYPES}
 
 
 def machine_for(options: Options, device: str, ranks: int) -> str | None:
