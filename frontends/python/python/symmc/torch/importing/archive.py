@@ -22,7 +22,7 @@ _ROUNDING = {math.ceil, math.floor, round}
 """Functions of sizes that graphs may have and symmc reads, and PyTorch's format has no place for."""
 
 
-def stored(exported: ExportedProgram) -> bytes:
+def serialize_exported(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
     with _rounding():
         if VERSION < _RAW:

@@ -49,7 +49,7 @@ class CollectivePass(CustomGraphPass):
     def __init__(self, *, groups=None, **options):
         self.options = Options.of_pass(options)
         if groups is not None:
-            process_groups.know(groups)
+            process_groups.register_groups(groups)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         found = [node for node in graph.nodes if _is_collective(node)]

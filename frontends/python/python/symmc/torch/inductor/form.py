@@ -15,7 +15,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from symmc.torch.graphs.nodes import is_group
+from symmc.torch.graphs.nodes import is_process_group
 from symmc.torch.legalise import engine_ops
 from symmc.torch.legalise.engine_ops import NoForm
 
@@ -91,7 +91,7 @@ class GraphPart:
 
     def _add(self, node: torch.fx.Node) -> None:
         self._added.add(node)
-        foreign = engine_ops.recipe(node)
+        foreign = engine_ops.find_recipe(node)
         if foreign is not None:
             results = [result["value"] for result in foreign(self, node)]
             self._numbers[node] = results if isinstance(node.meta.get("val"), (tuple, list)) else results[0]
@@ -199,7 +199,7 @@ class GraphForm:
         for _, _, *call in self.values:
             if call:
                 schema = _operator(call[0])._schema.arguments
-                names = [name for name, argument in zip(call[1], schema) if is_group(argument)]
+                names = [name for name, argument in zip(call[1], schema) if is_process_group(argument)]
                 found += [name for name in names + [call[2]["named"].get("group_name")] if name is not None]
         return list(dict.fromkeys(found))
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
-from symmc.torch.graphs.nodes import rename_groups
+from symmc.torch.graphs.nodes import rename_process_groups
 from symmc.torch.importing import programs
 from symmc.torch.importing.lift import LiftedGraph
 from symmc.torch.importing.size_assumptions import SizeAssumptions
@@ -45,9 +45,9 @@ class PlannedForm:
         self.world = _world.default_pg
         form = form_of(text)
         self.module, symbols = form.module()
-        lifted = LiftedGraph.of(self.module)
+        lifted = LiftedGraph.from_module(self.module)
         options = Options.of(form.options)
-        ranks, groups = process_groups.taking_part(lifted.groups, options.timeout)
+        ranks, groups = process_groups.connect_groups(lifted.groups, options.timeout)
         self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
@@ -62,9 +62,9 @@ class PlannedForm:
     def _decide(self, sizes: tuple[int, ...], device: torch.device):
         is_left = False
         if self.begin is not None and self.runner.machine(device) is not None:
-            with self.runner.turn:
+            with self.runner.lock:
                 self.runner.plan_for(sizes, device)
-                is_left = not _gains(_serving(self.runner.plan.choices(), self.runner.named(sizes)))
+                is_left = not _gains(_serving(self.runner.plan.choices(), self.runner.program_sizes(sizes)))
         self.decided = (sizes, is_left)
         return self.decided
 
@@ -78,7 +78,7 @@ def _collective(module: torch.fx.GraphModule):
     for node in list(begun.users):
         graph.erase_node(node)
     graph.output(begun)
-    rename_groups(graph, lambda name: process_groups.process_group(name).group_name)
+    rename_process_groups(graph, lambda name: process_groups.find_process_group(name).group_name)
     return torch.fx.GraphModule(module, graph)
 
 
@@ -112,12 +112,12 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         return False
     with unset_fake_temporarily(), torch.no_grad():
         module, symbols = form.module()
-        lifted = LiftedGraph.of(module)
+        lifted = LiftedGraph.from_module(module)
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
             archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, False).dims()
-            program = programs.opened([archive], ranks=ranks, groups=groups, dims=dims)
+            program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=dims)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
@@ -128,18 +128,18 @@ _planned: dict[str, dict[torch.device, PlannedForm]] = {}
 """What runs forms, by their texts and the devices of their operands."""
 
 
-def _of(text: str, device: torch.device) -> PlannedForm:
+def _find_planned(text: str, device: torch.device) -> PlannedForm:
     """What runs a form. Names of process groups mean others when the default one is another."""
     known = _planned.get(text, _NOWHERE).get(device)
     if known is None or known.world is not _world.default_pg:
-        known = _made(text, device)
+        known = _plan_form(text, device)
     return known
 
 
 _NOWHERE: dict = {}
 
 
-def _made(text: str, device: torch.device) -> PlannedForm:
+def _plan_form(text: str, device: torch.device) -> PlannedForm:
     """What runs a form; made when it runs first, on all ranks together."""
     for known in list(_planned.values()):
         for place, planned in list(known.items()):
@@ -180,7 +180,7 @@ def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.
         for begun in list(_started.values()):
             begun.wait()
     values, device = tuple(sizes), inputs[0].device
-    planned = _of(text, device)
+    planned = _find_planned(text, device)
     if planned.is_left(values, device):
         return [torch.ops._c10d_functional.wait_tensor.default(planned.begin(*inputs))]
     return planned.runner.run(values, tuple(inputs), device)[0]
@@ -190,7 +190,7 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Ten
     """Begins a run; what stands for it."""
     token = inputs[0].new_empty(1, dtype=torch.int64)
     values, device, end = tuple(sizes), inputs[0].device, None
-    planned = _of(text, device)
+    planned = _find_planned(text, device)
     is_left = planned.is_left(values, device)
     if is_left:
         results = [planned.begin(*inputs)]

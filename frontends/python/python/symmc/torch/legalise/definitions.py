@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 
-def of(target: torch._ops.OpOverload):
+def find_definition(target: torch._ops.OpOverload):
     """The function that an operator is defined by here, if it is."""
     return _DEFINITIONS.get(str(target))
 

@@ -46,7 +46,7 @@ def first_result(node: torch.fx.Node) -> int:
     return 0 if _functionalized(node) is None else 1
 
 
-def recipe(node: torch.fx.Node):
+def find_recipe(node: torch.fx.Node):
     """How a part computes a node, if it is one of these: what gives the results."""
     return _RECIPES.get(name_of(node)) if node.op == "call_function" else None
 

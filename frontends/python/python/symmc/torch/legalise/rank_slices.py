@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 _DIVISIONS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default, torch.ops.aten.unbind.int)
 
 
-def take_parts(graph: torch.fx.Graph) -> None:
+def take_rank_slices(graph: torch.fx.Graph) -> None:
     """Writes divisions of which one part is used as that part."""
     for node in [node for node in graph.nodes if node.op == "call_function" and node.target in _DIVISIONS]:
         chosen = {user.args[1] if user.target is operator.getitem else None for user in node.users}

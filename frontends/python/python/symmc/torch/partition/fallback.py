@@ -25,7 +25,7 @@ class FallbackGraph:
         self.function = None
         module = as_tuple(module)
         if how == "inductor" and not _lacks_symbols(module):
-            self.function = _by_inductor(module)
+            self.function = _compile_by_inductor(module)
         else:
             self.module = module
 
@@ -58,7 +58,7 @@ class EagerErrorGraph:
         raise self.error
 
 
-def _by_inductor(module: torch.fx.GraphModule):
+def _compile_by_inductor(module: torch.fx.GraphModule):
     """A graph of ATen operators compiled by Inductor, which wants them as its own decompositions leave them."""
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
