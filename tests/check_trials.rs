@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use symmc_runtime::Registry;
-use symmc_runtime::host::{Engines, RankCommand, rank_main};
+use symmc_runtime::host::{RankCommand, rank_main};
+use symmc_runtime::job::{JobText, SessionRequest, open_on_host};
 use symmc_tests::trials::{Done, least, shared_trial, trial};
 
 fn main() -> ExitCode {
@@ -17,7 +18,8 @@ fn main() -> ExitCode {
     if args.first().is_some_and(|a| a == "rank") {
         let fd = args.get(1).and_then(|fd| fd.parse().ok()).unwrap_or(-1);
         let kernels = Registry::new();
-        let ended = rank_main(fd, &Engines::host(&kernels));
+        let open = |request: &SessionRequest<'_'>| open_on_host(request, &kernels);
+        let ended = rank_main(fd, |rank| rank.task::<JobText>()?.run(rank, &open));
         return ended.map_or_else(
             |error| {
                 eprintln!("{error}");

@@ -281,7 +281,7 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
             Def::Node(node, _) if nodes.insert(node) => {
                 let Node { op, inputs, .. } = &graph.nodes[node];
                 let is_known = op_dims(op).iter().all(|d| d.as_const().is_some());
-                let is_local = !matches!(op, Op::Collective(_) | Op::Custom(_) | Op::Opaque { .. });
+                let is_local = !op.is_opaque() && op.as_collective().is_none();
                 (is_known && is_local && nodes.len() <= MAX_NODES).then_some(())?;
                 open.extend(inputs);
             }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::GroupId;
 use crate::named_enum;
+use crate::op::Rounding;
 
 /// Communication between the ranks of a group.
 ///
@@ -56,6 +57,25 @@ impl CollectiveKind {
             CollectiveKind::AllToAll(_) => CollectiveName::AllToAll,
             CollectiveKind::Broadcast { .. } => CollectiveName::Broadcast,
             CollectiveKind::Permute { .. } => CollectiveName::PermuteRanks,
+        }
+    }
+
+    /// How it combines the operands of different ranks; `None` for collectives that only move elements.
+    pub fn reduction(&self) -> Option<ReduceOp> {
+        match self {
+            CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(*op),
+            CollectiveKind::AllGather
+            | CollectiveKind::AllToAll(_)
+            | CollectiveKind::Broadcast { .. }
+            | CollectiveKind::Permute { .. } => None,
+        }
+    }
+
+    /// How its result is rounded.
+    pub fn rounding(&self) -> Rounding {
+        match self.reduction() {
+            Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod) => Rounding::Accumulates,
+            Some(ReduceOp::Max | ReduceOp::Min) | None => Rounding::Keeps,
         }
     }
 

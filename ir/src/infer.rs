@@ -159,10 +159,10 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
         }
         return Ok(());
     }
-    if matches!(op, Op::Opaque { .. } | Op::Custom(_)) {
+    if op.is_opaque() {
         return want(!results.is_empty(), || "it needs a result".into());
     }
-    let count = result_count(op);
+    let count = op.facts().results;
     want(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
     let r = results[0];
     let same =
@@ -243,25 +243,12 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
-/// The number of results of an op that no program leaves open: one, but for ops that give positions, sizes, sums or several
-/// gradients.
-pub fn result_count(op: &Op) -> usize {
-    match op {
-        Op::TopK { .. } | Op::Sort { .. } => 2,
-        Op::Attention { log_sum_exp: true, .. } => 2,
-        Op::AttentionGradient { .. } => 3,
-        Op::Permuted { op, .. } => result_count(op),
-        Op::Collective(c) if c.kind == CollectiveKind::AllToAll(Splits::Device) => 2,
-        _ => 1,
-    }
-}
-
 /// Checks that an op can take apart so many operands and results.
 ///
 /// # Errors
 /// How many it takes and gives.
 pub fn fits(op: &Op, operands: usize, results: usize) -> Result<(), String> {
-    let ((min, max), least) = (operand_counts(op), result_count(op));
+    let ((min, max), least) = (operand_counts(op), op.facts().results);
     want((min..=max).contains(&operands) && results >= least, || {
         format!("{min} to {max} operands and {least} results")
     })

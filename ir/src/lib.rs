@@ -46,7 +46,7 @@ pub use entity::Table;
 pub use graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, Output, OutputKind, Value};
 pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 pub use numerics::{Numerics, NumericsClass};
-pub use op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
+pub use op::{ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, Reduction, RefusedData, Rounding, UnaryOp};
 pub use replication::Replication;
 pub use symbol::{Symbol, SymbolId};
 pub use tensor::Tensor;

@@ -4,9 +4,13 @@
 //! (`reshape`, `expand`, `slice`, `full`, `iota`, `topk`, `pad`, opaque and custom ops) take it from the
 //! declared result type; for all others [`crate::infer`] derives it. Axes count from 0 and are never
 //! negative. Every op is pure.
+//!
+//! [`Op::facts`] is the table of what passes, planner and backends must know of each op. It has a row for every op and a
+//! value in every column, so a new op does not compile without them. Facts are part of the contract of an op: kernels of
+//! every backend keep them. The check of plans has its own rules for results that lie on operands, and does not read them.
 
 use crate::attention::Bound;
-use crate::collective::Collective;
+use crate::collective::{Collective, CollectiveKind, Splits};
 use crate::dim::Dim;
 use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
@@ -163,12 +167,15 @@ impl Op {
     /// Whether each element of the result is made of the elements of the operands at the same position, broadcast to
     /// its shape.
     pub fn is_element_wise(&self) -> bool {
-        matches!(self, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast)
+        self.operand_use(0) == OperandUse::Element
+    }
+    /// Whether nothing is known of what it computes.
+    pub fn is_opaque(&self) -> bool {
+        self.operand_use(0) == OperandUse::Unknown
     }
     /// Whether it divides integers, where its result is of this dtype: a divisor of zero is an error of the run.
     pub fn divides_integers(&self, dtype: DType) -> bool {
-        let (Op::Binary(op) | Op::BinaryScalar { op, .. }) = self else { return false };
-        matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !dtype.is_float()
+        matches!(self.facts().refuses, RefusedData::ZeroDivisor { .. }) && !dtype.is_float()
     }
     /// Whether it can be a node of a [map](crate::Form::Map): it is element-wise, or gives the same at each position.
     pub fn fits_map(&self) -> bool {
@@ -191,14 +198,108 @@ impl Op {
     /// The operands that index the first operand, by position, each with the axis that it indexes; of a node with this many
     /// operands.
     pub fn index_operands(&self, operands: usize) -> Vec<(usize, usize)> {
+        let axis = |k: usize| match self.operand_use(k) {
+            OperandUse::Index { axis, first } => Some((k, axis + k - first)),
+            _ => None,
+        };
+        (0..operands).filter_map(axis).collect()
+    }
+
+    /// How the elements of operand `k` are used.
+    pub fn operand_use(&self, k: usize) -> OperandUse {
+        self.facts().operands[k.min(2)]
+    }
+
+    /// The row of the op in the table of facts.
+    pub fn facts(&self) -> OpFacts<'_> {
+        use OperandUse::*;
+        use RefusedData::*;
+        use Rounding::*;
+        let row = |operands, rounding, results, cost, refuses| OpFacts {
+            operands,
+            rounding,
+            results,
+            cost,
+            refuses,
+        };
+        let index = |axis: &usize, first| Index { axis: *axis, first };
         match self {
-            Op::Take { axis }
-            | Op::GatherElements { axis }
-            | Op::ScatterElements { axis, .. }
-            | Op::IndexAdd { axis } => vec![(1, *axis)],
-            Op::Index { axis } => (1..operands).map(|i| (i, axis + i - 1)).collect(),
-            Op::IndexPut { axis, .. } => (2..operands).map(|i| (i, axis + i - 2)).collect(),
-            _ => Vec::new(),
+            Op::Full(_) | Op::Iota { .. } => row([Absent; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
+            Op::Unary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, Nothing),
+            Op::Binary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.refuses(None)),
+            Op::BinaryScalar { op, scalar, scalar_left } => {
+                let divisor = (!scalar_left).then_some(*scalar);
+                row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.refuses(divisor))
+            }
+            Op::Select => row([Element; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
+            Op::Cast => row([Element; 3], [Converts; 2], 1, OpCost::Bytes, Nothing),
+
+            Op::MatMul => row([Combined; 3], [Accumulates; 2], 1, OpCost::Product, Nothing),
+            Op::GroupedMatMul => {
+                row([Combined, Matrices, Counts], [Accumulates; 2], 1, OpCost::GroupedProduct, Positions)
+            }
+            Op::Reduce { op, axes, .. } => {
+                row([Combined; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.refuses(axes))
+            }
+            Op::ArgReduce { axis, .. } => row(
+                [Combined; 3],
+                [Steps; 2],
+                1,
+                OpCost::Bytes,
+                NoElements { axes: std::slice::from_ref(axis) },
+            ),
+            Op::CumSum { .. } | Op::Softmax { .. } => {
+                row([Row; 3], [Accumulates; 2], 1, OpCost::Bytes, Nothing)
+            }
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => {
+                row([Row, Combined, Combined], [Accumulates; 2], 1, OpCost::Bytes, Nothing)
+            }
+            Op::Attention { bounds, log_sum_exp, .. } => {
+                let results = 1 + usize::from(*log_sum_exp);
+                row([Combined; 3], [Accumulates; 2], results, OpCost::Attention { bounds }, Nothing)
+            }
+            Op::AttentionGradient { bounds, .. } => {
+                row([Combined; 3], [Accumulates; 2], 3, OpCost::AttentionGradient { bounds }, Nothing)
+            }
+            Op::Permuted { op, .. } => op.facts(),
+
+            Op::Take { axis } | Op::Index { axis } | Op::GatherElements { axis } => {
+                let indices = index(axis, 1);
+                row([Selected, indices, indices], [Keeps; 2], 1, OpCost::Bytes, Positions)
+            }
+            Op::ScatterElements { axis, combine } => {
+                let (updated, rounding) =
+                    (Updated { is_read: combine.is_some() }, combine.map_or(Keeps, Reduction::rounding));
+                row([updated, index(axis, 1), Stored], [rounding; 2], 1, OpCost::Bytes, Positions)
+            }
+            Op::IndexAdd { axis } => {
+                let updated = Updated { is_read: true };
+                row([updated, index(axis, 1), Stored], [Accumulates; 2], 1, OpCost::Bytes, Positions)
+            }
+            Op::IndexPut { axis, accumulate } => {
+                let rounding = if *accumulate { Accumulates } else { Keeps };
+                let updated = Updated { is_read: *accumulate };
+                row([updated, Stored, index(axis, 2)], [rounding; 2], 1, OpCost::Bytes, Positions)
+            }
+
+            // The values in sorted order are continuous in the operand, their positions are not.
+            Op::TopK { .. } | Op::Sort { .. } => row([Combined; 3], [Keeps, Steps], 2, OpCost::Sort, Nothing),
+
+            Op::Concat { .. } | Op::Pad { .. } => row([Moved; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
+            Op::Shard { .. } => row([Selected; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
+            Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
+                row([Moved; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing)
+            }
+            Op::Copy => row([Kept; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
+
+            Op::Collective(c) => {
+                let first = if c.kind.reduction().is_some() { Combined } else { Moved };
+                let results = if c.kind == CollectiveKind::AllToAll(Splits::Device) { 2 } else { 1 };
+                row([first, Counts, Counts], [c.kind.rounding(); 2], results, OpCost::Bytes, Nothing)
+            }
+            Op::Opaque { .. } | Op::Custom(_) => {
+                row([OperandUse::Unknown; 3], [Rounding::Unknown; 2], 1, OpCost::Bytes, Nothing)
+            }
         }
     }
 
@@ -227,6 +328,118 @@ impl Op {
             _ => None,
         }
     }
+}
+
+/// What is known of an op, whatever the types of its operands are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct OpFacts<'a> {
+    /// How the elements of the first operand, of the second, and of each further one are used.
+    pub operands: [OperandUse; 3],
+    /// How the first result is rounded, and each further one.
+    pub rounding: [Rounding; 2],
+    /// How many results it has. Programs may declare more for ops of which nothing is known.
+    pub results: usize,
+    /// What it computes, besides the bytes that it moves.
+    pub cost: OpCost<'a>,
+    /// The data of operands that are an error of the run.
+    pub refuses: RefusedData<'a>,
+}
+
+/// How an op uses the elements of an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum OperandUse {
+    /// There is no such operand.
+    Absent,
+    /// Each makes the elements of the result at its position, and no others.
+    Element,
+    /// Each is the element of the result at its position.
+    Kept,
+    /// They are elements of the result, at other positions.
+    Moved,
+    /// As [`Moved`](Self::Moved), and only those are read that the result has.
+    Selected,
+    /// They are the elements of the result at their positions, except where those of a [`Stored`](Self::Stored) operand
+    /// replace them, or change them if they are read.
+    Updated { is_read: bool },
+    /// They replace or change elements of the [`Updated`](Self::Updated) operand.
+    Stored,
+    /// Operand `k` holds positions along the axis `axis + k - first` of the first operand.
+    Index { axis: usize, first: usize },
+    /// They say how many rows of the first operand belong together.
+    Counts,
+    /// All of a row is read before the result has elements there, and these lie where those of the operand do.
+    Row,
+    /// Several of them make one element of the result, and may be read after others of it are written.
+    Combined,
+    /// As [`Combined`](Self::Combined); they are matrices, of which at most one is read for each row of the first operand.
+    Matrices,
+    /// Nothing is known.
+    Unknown,
+}
+
+impl OperandUse {
+    /// Whether a result of the same shape and size of elements may lie on the operand, element on element.
+    pub fn may_be_overwritten(self) -> bool {
+        use OperandUse::*;
+        match self {
+            Element | Kept | Updated { .. } | Row => true,
+            Absent | Moved | Selected | Stored | Index { .. } | Counts | Combined | Matrices | Unknown => {
+                false
+            }
+        }
+    }
+}
+
+/// What an op does to the rounding of its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rounding {
+    /// It moves or selects elements, or computes without rounding.
+    Keeps,
+    /// It rounds its result to the type of that, once; integers stay exact.
+    Rounds,
+    /// As [`Rounds`](Self::Rounds), of several roundings in an order that an implementation chooses.
+    Accumulates,
+    /// As [`Rounds`](Self::Rounds), and it is discontinuous.
+    Jumps,
+    /// It is constant except for jumps.
+    Steps,
+    /// It converts from the dtype of its operand to that of its result.
+    Converts,
+    /// Nothing is known.
+    Unknown,
+}
+
+/// What an op computes, besides the bytes that it moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum OpCost<'a> {
+    /// Nothing that takes longer than moving its bytes.
+    Bytes,
+    /// A product of matrices.
+    Product,
+    /// Products of groups of rows.
+    GroupedProduct,
+    /// Attention within these bounds.
+    Attention { bounds: &'a [Bound] },
+    /// The gradients of attention within these bounds, whose operands follow three others.
+    AttentionGradient { bounds: &'a [Bound] },
+    /// Sorting.
+    Sort,
+}
+
+/// The data of operands that are an error of the run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[allow(missing_docs)]
+pub enum RefusedData<'a> {
+    /// None.
+    Nothing,
+    /// Positions or counts that are out of range.
+    Positions,
+    /// A divisor of zero, where the operands are integers. The divisor is an operand, or this scalar.
+    ZeroDivisor { scalar: Option<Scalar> },
+    /// None, but axes without elements.
+    NoElements { axes: &'a [usize] },
 }
 
 named_enum! {
@@ -272,6 +485,23 @@ impl BinaryOp {
             Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
         }
     }
+    /// How the result is rounded.
+    pub fn rounding(self) -> Rounding {
+        use BinaryOp::*;
+        match self {
+            Max | Min | And | Or | Xor => Rounding::Keeps,
+            Add | Sub | Mul | Div | Pow => Rounding::Rounds,
+            Rem | Atan2 => Rounding::Jumps,
+            FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => Rounding::Steps,
+        }
+    }
+    /// What it refuses with this scalar as its divisor, or with an operand.
+    fn refuses(self, scalar: Option<Scalar>) -> RefusedData<'static> {
+        match self {
+            BinaryOp::FloorDiv | BinaryOp::Rem => RefusedData::ZeroDivisor { scalar },
+            _ => RefusedData::Nothing,
+        }
+    }
     /// Whether the result is bool whatever the operands are.
     pub fn is_comparison(self) -> bool {
         use BinaryOp::*;
@@ -289,6 +519,19 @@ impl UnaryOp {
             _ => dtype.is_float(),
         }
     }
+    /// How the result is rounded.
+    pub fn rounding(self) -> Rounding {
+        use UnaryOp::*;
+        match self {
+            Neg | Abs | Not | Relu => Rounding::Keeps,
+            Sign | Floor | Ceil | Round | Trunc | IsNan | IsFinite => Rounding::Steps,
+            Exp | Log | Sqrt | Rsqrt | Reciprocal | Sin | Cos | Tanh | Erf | Sigmoid | Gelu | GeluTanh => {
+                Rounding::Rounds
+            }
+            // A product with a function that is rounded.
+            Silu => Rounding::Accumulates,
+        }
+    }
     /// Whether the result is bool whatever the operand is.
     pub fn is_predicate(self) -> bool {
         matches!(self, UnaryOp::IsNan | UnaryOp::IsFinite)
@@ -299,6 +542,26 @@ named_enum! {
     /// How a reduction combines elements. `sum`, `mean` and `prod` of floats accumulate in f32 or wider;
     /// `sum` and `prod` of bool and small integers give i64; `any` and `all` give bool.
     Reduction { Sum = "sum", Mean = "mean", Prod = "prod", Max = "max", Min = "min", Any = "any", All = "all" }
+}
+
+impl Reduction {
+    /// How the result is rounded.
+    pub fn rounding(self) -> Rounding {
+        match self {
+            Reduction::Sum | Reduction::Mean | Reduction::Prod => Rounding::Accumulates,
+            Reduction::Max | Reduction::Min => Rounding::Keeps,
+            Reduction::Any | Reduction::All => Rounding::Steps,
+        }
+    }
+    /// What it refuses along these axes: the largest of no elements.
+    fn refuses(self, axes: &[usize]) -> RefusedData<'_> {
+        match self {
+            Reduction::Max | Reduction::Min => RefusedData::NoElements { axes },
+            Reduction::Sum | Reduction::Mean | Reduction::Prod | Reduction::Any | Reduction::All => {
+                RefusedData::Nothing
+            }
+        }
+    }
 }
 
 named_enum! {

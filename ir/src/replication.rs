@@ -104,7 +104,7 @@ impl Replication {
     /// For all results of an op on operands for which it is known.
     pub fn of_node(graph: &Graph, known: &Table<ValueId, Replication>, op: &Op, inputs: &[ValueId]) -> Self {
         let ranks = graph.ranks.unwrap_or(0);
-        if matches!(op, Op::Opaque { .. } | Op::Custom(_)) {
+        if op.is_opaque() {
             return Replication::none(ranks);
         }
         let operands = inputs.iter().map(|&v| &known[v]);

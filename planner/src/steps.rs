@@ -75,12 +75,11 @@ impl StepInfo {
         let mut out = SmallVec::new();
         for id in self.nodes() {
             let node = &graph.nodes[id];
-            let first = if self.dispatch.is_none() { self.overwritable(node) } else { 0 };
             for (k, &value) in node.inputs.iter().enumerate() {
                 let overwriting = match self.dispatch {
                     Some(d) if graph.def_node(base[value]).is_some_and(|n| d.has(n)) => continue,
                     Some(d) => d.form.overwriting(&node.op, k),
-                    None if k < first => Overwriting::Own,
+                    None if self.is_overwritable(node, k) => Overwriting::Own,
                     None => Overwriting::Never,
                 };
                 out.push(Operand { value, node: id, overwriting });
@@ -89,19 +88,14 @@ impl StepInfo {
         out
     }
 
-    /// How many of the operands of the node may be overwritten: its first ones.
-    fn overwritable(&self, node: &Node) -> usize {
+    /// Whether a result of the node may lie on operand `k`, element on element.
+    fn is_overwritable(&self, node: &Node, k: usize) -> bool {
         match &node.op {
             Op::Collective(c) => {
                 let able = matches!(c.kind, CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. });
-                usize::from(able && self.peers.is_some_and(|p| p.contract.in_place))
+                k == 0 && able && self.peers.is_some_and(|p| p.contract.in_place)
             }
-            op if op.is_element_wise() || *op == Op::Copy => node.inputs.len(),
-            // These read all of a row before they write it, or change a few elements of what is there.
-            Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } => 1,
-            Op::RotaryEmbedding { .. } => 1,
-            Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 1,
-            _ => 0,
+            op => op.operand_use(k).may_be_overwritten(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Runs plans: host ranks over shared memory.
 //!
-//! [`exec`] walks the steps of a checked plan on one rank, [`kernels`] are the ops on the CPU, [`custom`] holds
+//! [`job`] runs plans from given inputs to outputs, [`exec`] walks the steps of a checked plan on one rank, [`kernels`] are the ops on the CPU, [`custom`] holds
 //! the kernels of custom ops, and [`call`] is the seam behind which [`host`] moves data between ranks, and [`session`] the one behind which a rank of a
 //! plan lives between runs. The crate trusts a plan only as far as memory
 //! safety does not depend on it: every region is bounds-checked when it is resolved for a run.
@@ -11,6 +11,7 @@ mod environment;
 pub mod error;
 pub mod exec;
 pub mod host;
+pub mod job;
 pub mod kernels;
 pub mod output_file;
 pub mod process;

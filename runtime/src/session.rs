@@ -17,11 +17,13 @@ mod ports;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
+use symmc_plan::Lane;
 
 use crate::error::RunError;
-use crate::exec::{Bound, Registry};
+use crate::exec::{Bound, InputData, Registry};
 
 pub use arrangement::{Arrangement, expect_agreement, proposal};
 pub use budget::Taken;
@@ -49,6 +51,21 @@ pub struct Recordings {
     pub moved: u64,
     /// How many had to go because more were kept than may be.
     pub evicted: u64,
+}
+
+/// A step as it ran.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TracedStep {
+    /// The name of its first result.
+    pub node: String,
+    /// Its op.
+    pub op: String,
+    /// The lane that ran it.
+    pub lane: Lane,
+    /// When it began, in microseconds from the start of the run.
+    pub start_us: f64,
+    /// How long it took.
+    pub us: f64,
 }
 
 /// One rank of a plan on a device.
@@ -131,13 +148,29 @@ pub trait DeviceSession: Send {
     ///
     /// # Errors
     /// It has another size, is a constant, or a run failed.
-    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError>;
+    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
+        self.write_all(&[(input, InputData::Memory(data))])
+    }
+
+    /// Copies the data of several inputs to where they lie, once all runs have ended.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), or data cannot be read.
+    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError>;
 
     /// Copies the data of an input or output from where it lies, once all runs have ended.
     ///
     /// # Errors
     /// It has another size, or a run failed.
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError>;
+
+    /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    fn prepare(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
 
     /// Puts one run behind those that are there; on `stream`, where the device has streams and one is given. All ranks put
     /// the same runs there, in the same order.
@@ -152,6 +185,17 @@ pub trait DeviceSession: Send {
     /// # Errors
     /// As [`enqueue`](Self::enqueue), or a run failed.
     fn run(&mut self) -> Result<(), RunError>;
+
+    /// Runs once, step by step, and waits for the end; the steps with their times on the device.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), or the device takes no times.
+    fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
+        Err(RunError::Unsupported(format!(
+            "{}: the times of single steps are not taken there",
+            self.device()
+        )))
+    }
 
     /// Whether all runs have ended.
     ///

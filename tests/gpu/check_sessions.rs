@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::driver::Device;
+use symmc::unstable::cuda::driver;
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
-    Bind, BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Gpu, Group, Membership, Profile, Program,
-    RunConfig, Session, SessionConfig, Tensor, Variant, Weights, Workload,
+    Bind, BucketSpec, CheckedPlan, Config, CudaConfig, DType, Device, Draw, Gpu, Group, Membership, Profile,
+    Program, RunConfig, Session, SessionConfig, Tensor, Variant, Weights, Workload,
 };
 use threads::on_ranks;
 
@@ -132,11 +132,11 @@ fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) ->
 
 /// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
 fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -> Result<()> {
-    let other = Device::open(gpus[RANKS - 1 - rank])?;
+    let other = driver::Device::open(gpus[RANKS - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
     let place = Membership { rank: rank as u32, ranks: RANKS as u32, run };
-    let engine = CudaConfig::default().with_gpus(gpus).choice();
-    symmc::run_joined(plan, work, &place, &RunConfig::default().with_engine(engine).with_limit(LIMIT))?;
+    let device = Device::Gpus(CudaConfig::default().with_gpus(gpus));
+    symmc::run_joined(plan, work, &place, &RunConfig::default().with_device(device).with_limit(LIMIT))?;
     ensure!(other.is_current()?, "rank {rank}: the caller's context is not current after the run");
     Ok(())
 }

@@ -25,7 +25,8 @@ use symmc_ir::machine::Capabilities;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::Registry;
-use symmc_runtime::host::{Group, HostConfig, HostSession, Job, LaneThreads, RankCommand, launch};
+use symmc_runtime::host::{Group, HostConfig, HostSession, LaneThreads, RankCommand};
+use symmc_runtime::job::{Job, launch};
 use symmc_runtime::session::{DeviceSession, Extent, Port, Taken};
 use symmc_support::random::SplitMix;
 
@@ -398,9 +399,10 @@ fn as_processes(
             bindings: turn.bindings.clone(),
             inputs: &turn.inputs,
             repeats: 1,
+            trace: None,
             config: HostConfig { limit: LIMIT, chaos, ..HostConfig::default() },
         };
-        let found = launch(&job, command).map_err(|e| format!("run {k}: {e}"))?;
+        let found = launch(&job, command, |job| job).map_err(|e| format!("run {k}: {e}"))?.outputs;
         for (rank, (found, expected)) in found.iter().zip(&turn.outputs).enumerate() {
             compare((graph, histories), found, expected)
                 .map_err(|e| format!("run {k} {:?}, rank {rank}: {e}", turn.bindings))?;

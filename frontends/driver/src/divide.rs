@@ -6,7 +6,7 @@
 //! run loses by less than [`SMALL`] of its time does not count. A box of sizes whose form is not good at one of its points is cut
 //! in two, until all are good or there are as many boxes as allowed, those that lose most first.
 //!
-//! Overlap and order are deliberately absent: they need a schedule. [`crate::compile`] compares planned buckets afterwards.
+//! Overlap and order are deliberately absent: they need a schedule. [`crate::compile()`] compares planned buckets afterwards.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

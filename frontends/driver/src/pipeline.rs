@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::Profile;
-use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node};
+use symmc_ir::{CollectiveKind, Graph, InputKind, Node};
 use symmc_passes::{
     CanonicalForms, CoalesceConfig, CoalescedSet, Joining, LowerConfig, PassError, Reach, Solutions,
 };
@@ -14,24 +14,21 @@ use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
 use symmc_support::parallel;
 
 use crate::attempt::{Attempt, JoinedSets, Seen, communication_us};
-use crate::config::Config;
 use crate::divide::{BucketRequest, Ranges};
-use crate::error::{Error, ErrorKind};
-use crate::program::Program;
+use crate::error::DriverError;
+use crate::options::CompileOptions;
 
 /// What the passes and the planner are asked for.
 #[derive(Clone, Copy)]
 pub struct Pipeline<'a> {
     /// The program.
-    pub program: &'a Program,
+    pub source: &'a Graph,
     /// What is asked for.
-    pub config: &'a Config,
+    pub options: &'a CompileOptions,
     /// The program in canonical form.
     pub canonical: &'a Graph,
     /// The canonical form that can be faster in buckets of small sizes, if there is one.
     pub for_small_sizes: Option<&'a Graph>,
-    /// The arguments that are bound.
-    pub bound: &'a BTreeSet<InputId>,
     /// Whether the buckets are some of several.
     pub among_others: bool,
     /// Whether collectives may be coalesced.
@@ -41,34 +38,24 @@ pub struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// For all buckets of a program, with coalesced collectives where the configuration allows them.
-    pub fn new(
-        program: &'a Program,
-        config: &'a Config,
-        forms: &'a CanonicalForms,
-        bound: &'a BTreeSet<InputId>,
-    ) -> Pipeline<'a> {
+    /// For all buckets of a program, with coalesced collectives where the options allow them.
+    pub fn new(source: &'a Graph, options: &'a CompileOptions, forms: &'a CanonicalForms) -> Pipeline<'a> {
         Pipeline {
-            program,
-            config,
+            source,
+            options,
             canonical: &forms.usual,
             for_small_sizes: forms.for_small_sizes.as_ref(),
-            bound,
             among_others: false,
-            coalesces: config.coalesce,
-            solutions: &program.solutions,
+            coalesces: options.coalesce,
+            solutions: &options.solutions,
         }
-    }
-
-    fn failed(&self, error: PlanError) -> Error {
-        Error::planner(&self.program.graph.name, error)
     }
 
     /// The plan of these buckets, each in the canonical form in which it costs less by estimate.
     ///
     /// # Errors
     /// The program cannot be planned.
-    pub fn planned(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
+    pub fn planned(&self, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
         let usual = self.planned_in_form(buckets);
         let Some(canonical) = self.for_small_sizes else { return usual };
         let small = Pipeline { canonical, for_small_sizes: None, ..*self };
@@ -85,13 +72,13 @@ impl<'a> Pipeline<'a> {
     }
 
     /// The plan of these buckets in the form [`canonical`](Self::canonical).
-    fn planned_in_form(&self, buckets: &[BucketRequest]) -> Result<Planned, Error> {
+    fn planned_in_form(&self, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
         let Lowered { inputs, overlapped } = self.lower(buckets, &Choice::default())?;
         let (inputs, plan) = match self.plan(buckets, &inputs) {
             Err(PlanError::SymmLimit { .. }) => self.within_the_limit(buckets, inputs)?,
-            made => (inputs, made.map_err(|e| self.failed(e))?),
+            made => (inputs, made?),
         };
-        if self.config.symm_limit.is_some() {
+        if self.options.symm_limit.is_some() {
             return Ok(Planned { inputs, plan, by_schedule: false });
         }
         let kept = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
@@ -120,7 +107,7 @@ impl<'a> Pipeline<'a> {
         mut inputs: Vec<BucketInput>,
         plan: Plan,
         again: &[bool],
-    ) -> Result<(Vec<BucketInput>, Plan), Error> {
+    ) -> Result<(Vec<BucketInput>, Plan), DriverError> {
         if !again.contains(&false) {
             return self.chosen_again(buckets, inputs, plan).map(|best| self.packed(buckets, best));
         }
@@ -128,7 +115,7 @@ impl<'a> Pipeline<'a> {
         let requests: Vec<BucketRequest> = some.iter().map(|&b| buckets[b].clone()).collect();
         let first: Vec<BucketInput> = some.iter().map(|&b| inputs[b].clone()).collect();
         let among_others = Pipeline { among_others: true, ..*self };
-        let alone = among_others.plan_on_trial(&requests, &first).map_err(|e| self.failed(e))?;
+        let alone = among_others.plan_on_trial(&requests, &first)?;
         let best = among_others.chosen_again(&requests, first, alone)?;
         let changed = some.iter().zip(&best.inputs).any(|(&b, input)| inputs[b].graph != input.graph);
         if !changed {
@@ -147,26 +134,25 @@ impl<'a> Pipeline<'a> {
     ///
     /// # Errors
     /// A pass cannot lower the program.
-    pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, Error> {
+    pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, DriverError> {
         let nodes = buckets.len() * self.canonical.nodes.len();
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
         let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
             parallel::map(buckets, nodes, |(b, symbols)| {
                 let choice = BucketChoice { number: b, symbols, choice };
-                let lowering = lower_config(self.canonical, self.config, self.bound, choice);
+                let lowering = lower_config(self.canonical, self.options, choice);
                 let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
                 let (graph, decisions, report) = symmc_passes::lower_with_report(self.canonical, &lowering)?;
                 let collectives = collectives(&graph);
                 let bytes = bytes_of_steps(&graph, &decisions);
                 let decided =
-                    |decision| decided(decision, &graph, &collectives, &bytes, &self.config.profile);
+                    |decision| decided(decision, &graph, &collectives, &bytes, &self.options.profile);
                 let decisions = decisions.into_iter().map(decided).collect();
                 Ok((BucketInput { graph, decisions }, report.overlapped > 0))
             })
             .into_iter()
             .collect();
-        let lowered = lowered.map_err(|e| Error::pass(&self.program.graph.name, e))?;
-        let (inputs, overlapped) = lowered.into_iter().unzip();
+        let (inputs, overlapped) = lowered?.into_iter().unzip();
         Ok(Lowered { inputs, overlapped })
     }
 
@@ -178,7 +164,7 @@ impl<'a> Pipeline<'a> {
         buckets: &[BucketRequest],
         inputs: Vec<BucketInput>,
         plan: Plan,
-    ) -> Result<Attempt, Error> {
+    ) -> Result<Attempt, DriverError> {
         let mut best = self.attempt(inputs, plan)?;
         self.choose_by_schedule(buckets, &mut best)?;
         self.improve(buckets, &mut best, &Choice { plain: true, ..Choice::default() })?;
@@ -188,7 +174,7 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Chooses variants with the overlap and the exit barriers that the best plan so far has.
-    fn choose_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), Error> {
+    fn choose_by_schedule(&self, buckets: &[BucketRequest], best: &mut Attempt) -> Result<(), DriverError> {
         let mut kept: Vec<BTreeSet<String>> = Vec::new();
         for _ in 0..ROUNDS {
             let mut seen = best.seen.clone();
@@ -213,7 +199,7 @@ impl<'a> Pipeline<'a> {
         buckets: &[BucketRequest],
         best: &mut Attempt,
         joining: Joining,
-    ) -> Result<(), Error> {
+    ) -> Result<(), DriverError> {
         let nodes = self.canonical.nodes.len() * buckets.len();
         let tries = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
         let joined = best.joined.clone();
@@ -259,23 +245,28 @@ impl<'a> Pipeline<'a> {
         buckets: &[BucketRequest],
         rewritten: &[BTreeSet<String>],
         config: CoalesceConfig,
-    ) -> Result<Vec<Vec<CoalescedSet>>, Error> {
+    ) -> Result<Vec<Vec<CoalescedSet>>, DriverError> {
         if !self.coalesces {
             return Ok(vec![Vec::new(); buckets.len()]);
         }
         let sets = buckets.iter().enumerate().map(|(b, bucket)| {
             let choice = Choice::default();
             let choice = BucketChoice { number: b, symbols: &bucket.ranges, choice: &choice };
-            let lowering = lower_config(self.canonical, self.config, self.bound, choice);
+            let lowering = lower_config(self.canonical, self.options, choice);
             let kept = rewritten.get(b).cloned().unwrap_or_default();
             symmc_passes::coalescible(self.canonical, &lowering, &CoalesceConfig { kept, ..config.clone() })
         });
-        sets.collect::<Result<_, _>>().map_err(|e| Error::pass(&self.program.graph.name, e))
+        Ok(sets.collect::<Result<_, PassError>>()?)
     }
 
     /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
     /// planned is no better.
-    fn improve(&self, buckets: &[BucketRequest], best: &mut Attempt, choice: &Choice) -> Result<bool, Error> {
+    fn improve(
+        &self,
+        buckets: &[BucketRequest],
+        best: &mut Attempt,
+        choice: &Choice,
+    ) -> Result<bool, DriverError> {
         match self.plan_choice(buckets, best, choice)? {
             Some(other) => self.take_better(buckets, best, other),
             None => Ok(false),
@@ -289,12 +280,12 @@ impl<'a> Pipeline<'a> {
         buckets: &[BucketRequest],
         best: &Attempt,
         choice: &Choice,
-    ) -> Result<Option<Attempt>, Error> {
+    ) -> Result<Option<Attempt>, DriverError> {
         let inputs = self.lower(buckets, choice)?.inputs;
         if inputs.iter().zip(&best.inputs).all(|(a, b)| a.graph == b.graph) {
             return Ok(None);
         }
-        let least_us = inputs.iter().map(|input| communication_us(&input.graph, &self.config.profile));
+        let least_us = inputs.iter().map(|input| communication_us(&input.graph, &self.options.profile));
         if least_us.zip(&best.costs).all(|(least, cost)| least >= *cost) {
             return Ok(None);
         }
@@ -312,7 +303,7 @@ impl<'a> Pipeline<'a> {
         buckets: &[BucketRequest],
         best: &mut Attempt,
         mut other: Attempt,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, DriverError> {
         let better: Vec<bool> = best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {
             return Ok(false);
@@ -337,9 +328,9 @@ impl<'a> Pipeline<'a> {
         Ok(true)
     }
 
-    fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, Error> {
-        Attempt::new(inputs, plan, &self.config.profile, self.config.memory_price)
-            .map_err(|message| Error::new(ErrorKind::Defect, message))
+    fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, DriverError> {
+        Attempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
+            .map_err(DriverError::Defect)
     }
 
     /// What the best attempt is made of, and its plan with the tightest offsets that are found.
@@ -374,19 +365,19 @@ impl<'a> Pipeline<'a> {
     ) -> Result<Plan, PlanError> {
         let own_orders = buckets.iter().enumerate().filter(|(_, b)| b.own_order);
         let config = PlanConfig {
-            machine: self.config.profile.name.clone(),
-            bind: self.bound.clone(),
-            profile: Some(self.config.profile.clone()),
-            order: self.config.order,
-            slack: self.config.slack,
-            memory_price: self.config.memory_price,
-            symm_limit: self.config.symm_limit,
-            numerics: self.config.numerics,
+            machine: self.options.profile.name.clone(),
+            bind: self.options.bound.clone(),
+            profile: Some(self.options.profile.clone()),
+            order: self.options.order,
+            slack: self.options.slack,
+            memory_price: self.options.memory_price,
+            symm_limit: self.options.symm_limit,
+            numerics: self.options.numerics,
             own_orders: own_orders.map(|(b, _)| b).collect(),
             among_others: self.among_others,
             pack,
         };
-        symmc_planner::plan(&self.program.graph, inputs, &config)
+        symmc_planner::plan(self.source, inputs, &config)
     }
 
     /// A plan whose collectives ask for less symmetric memory than those of `inputs`, which do not fit the limit. What asks
@@ -395,7 +386,7 @@ impl<'a> Pipeline<'a> {
         &self,
         buckets: &[BucketRequest],
         inputs: Vec<BucketInput>,
-    ) -> Result<(Vec<BucketInput>, Plan), Error> {
+    ) -> Result<(Vec<BucketInput>, Plan), DriverError> {
         let mut largest = largest_asked(&inputs);
         let mut tries = 0;
         loop {
@@ -403,7 +394,7 @@ impl<'a> Pipeline<'a> {
             let inputs = self.lower(buckets, &Choice { symmetric: Some(most), ..Choice::default() })?.inputs;
             match self.plan(buckets, &inputs) {
                 Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
-                made => return made.map(|plan| (inputs, plan)).map_err(|e| self.failed(e)),
+                made => return Ok((inputs, made?)),
             }
             tries += 1;
         }
@@ -496,12 +487,7 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
 }
 
 /// The lowering of one bucket.
-pub fn lower_config(
-    canonical: &Graph,
-    config: &Config,
-    bound: &BTreeSet<InputId>,
-    bucket: BucketChoice<'_>,
-) -> LowerConfig {
+pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketChoice<'_>) -> LowerConfig {
     let BucketChoice { number, symbols, choice } = bucket;
     let seen = choice.seen.get(number).cloned().unwrap_or_default();
     let JoinedSets { packed, together } = choice.joined.get(number).cloned().unwrap_or_default();
@@ -509,15 +495,15 @@ pub fn lower_config(
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     LowerConfig {
         symbols: symbols.clone(),
-        bound: held.chain(bound.iter().copied()).collect(),
-        variants: if choice.plain { Some(Vec::new()) } else { config.variants.clone() },
+        bound: held.chain(options.bound.iter().copied()).collect(),
+        variants: if choice.plain { Some(Vec::new()) } else { options.variants.clone() },
         symmetric: choice.symmetric,
         overlap: seen.overlap,
         exits_kept: seen.exits_kept,
         coalesced: packed,
         together,
-        numerics: config.numerics,
-        ..LowerConfig::new(config.profile.clone())
+        numerics: options.numerics,
+        ..LowerConfig::new(options.profile.clone())
     }
 }
 
@@ -564,10 +550,14 @@ fn decided(
 
 #[cfg(test)]
 mod tests {
+    use symmc_ir::text;
+
     use super::*;
+    use crate::compile::compile;
+    use crate::estimate::estimate_plain;
 
     /// A program of this many all-reduces of different sizes, small enough that they are coalesced.
-    fn different_collectives(count: usize) -> Program {
+    fn different_collectives(count: usize) -> Graph {
         let mut text = String::from("program \"p\" ranks 4\ngroup @w world\n");
         let mut body = String::new();
         for i in 0..count {
@@ -578,22 +568,21 @@ mod tests {
         }
         text += &body;
         (0..count).for_each(|i| text += &format!("return %s{i}\n"));
-        Program::from_text(&text).expect("a program")
+        text::parse(&text).expect("a program")
     }
 
     #[test]
     fn the_egraph_of_a_region_is_made_once_for_all_attempts() {
         for count in [12, 24, 48] {
-            let program = different_collectives(count);
-            let profile = Profile::builtin("h200x4").expect("it is built in");
-            let config = Config::default().with_profile(profile);
-            let plan = crate::compile(&program, &config).expect("a plan");
-            crate::estimate_plain(&program, &plan, &config).expect("estimates");
+            let graph = different_collectives(count);
+            let options = CompileOptions::new(Profile::builtin("h200x4").expect("it is built in"));
+            let (plan, _) = compile(&graph, &options).expect("a plan");
+            estimate_plain(&graph, &plan, &options).expect("estimates");
             let coalesced = plan.buckets[0].decisions.iter().filter(|d| d.chosen == "absorbed").count();
             assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
             // Each collective by itself, with the chosen variants and with plain ones. The others are coalesced ones: a few sets for
             // each reach.
-            let made = program.solutions.egraphs_made();
+            let made = options.solutions.egraphs_made();
             assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
         }
     }

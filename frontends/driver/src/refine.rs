@@ -15,7 +15,7 @@ use symmc_plan::{Plan, ReadProgram};
 use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, Grid, Ranges};
-use crate::error::{Error, ErrorKind};
+use crate::error::DriverError;
 use crate::pipeline::{Pipeline, Planned};
 use crate::ranges::MAX_UNASKED;
 
@@ -42,13 +42,13 @@ pub fn refined(
     pipeline: &Pipeline<'_>,
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
-) -> Result<Plan, Error> {
+) -> Result<Plan, DriverError> {
     let Planned { mut plan, by_schedule, .. } = pipeline.planned(&buckets)?;
     // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
     let symbols = divide::of_collectives(pipeline.canonical).into_iter();
     let symbols = symbols.filter(|s| compared && unasked.contains(s));
-    let limits = symmc_dispatch::limits(pipeline.canonical, &pipeline.config.profile);
+    let limits = symmc_dispatch::limits(pipeline.canonical, &pipeline.options.profile);
     let mut comparison = Comparison { pipeline, symbols: symbols.collect(), limits, alone: BTreeMap::new() };
     for _ in 0..ROUNDS {
         let cut = comparison.cut(&plan, &buckets)?;
@@ -92,7 +92,7 @@ fn sizes(point: &Ranges) -> Vec<i64> {
 
 impl Comparison<'_> {
     /// The buckets, with those cut in two that take long at some of their sizes.
-    fn cut(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>, Error> {
+    fn cut(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>, DriverError> {
         if !self.symbols.is_empty() {
             self.know(plan, buckets)?;
         }
@@ -125,7 +125,7 @@ impl Comparison<'_> {
         b: usize,
         of: &Ranges,
         grid: &Grid,
-    ) -> Result<Vec<(Vec<usize>, f64)>, Error> {
+    ) -> Result<Vec<(Vec<usize>, f64)>, DriverError> {
         let positions = grid.positions();
         let points: Vec<Ranges> = positions.iter().map(|at| grid.point(of, at)).collect();
         let lost = self.lost_at(plan, b, &points)?;
@@ -133,7 +133,7 @@ impl Comparison<'_> {
     }
 
     /// Counts the estimates of buckets at their upper ends, for which they were made, as those of plans for these sizes.
-    fn know(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<(), Error> {
+    fn know(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<(), DriverError> {
         for (b, bucket) in buckets.iter().enumerate() {
             let point = upper_end(&bucket.ranges);
             let us = self.estimated(plan, b, &read(plan, b)?, &point)?;
@@ -143,7 +143,7 @@ impl Comparison<'_> {
     }
 
     /// The microseconds that a bucket loses at each of these sizes.
-    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[Ranges]) -> Result<Vec<f64>, Error> {
+    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[Ranges]) -> Result<Vec<f64>, DriverError> {
         self.plan_alone(points)?;
         let program = read(plan, b)?;
         let lost = points.iter().map(|point| {
@@ -156,7 +156,7 @@ impl Comparison<'_> {
     }
 
     /// Makes the plans for single sizes that are missing.
-    fn plan_alone(&mut self, points: &[Ranges]) -> Result<(), Error> {
+    fn plan_alone(&mut self, points: &[Ranges]) -> Result<(), DriverError> {
         let missing: Vec<&Ranges> = points.iter().filter(|p| !self.alone.contains_key(&sizes(p))).collect();
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
@@ -165,7 +165,7 @@ impl Comparison<'_> {
             let solutions = Solutions::default();
             let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
             let Ok(plan) = single.planned(&[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
-                return Ok::<_, Error>((sizes(point), None));
+                return Ok::<_, DriverError>((sizes(point), None));
             };
             Ok((sizes(point), Some(this.estimated(&plan, 0, &read(&plan, 0)?, point)?)))
         });
@@ -177,13 +177,20 @@ impl Comparison<'_> {
     }
 
     /// The estimated microseconds of a run of a bucket at these sizes.
-    fn estimated(&self, plan: &Plan, b: usize, program: &ReadProgram, at: &Ranges) -> Result<f64, Error> {
+    fn estimated(
+        &self,
+        plan: &Plan,
+        b: usize,
+        program: &ReadProgram,
+        at: &Ranges,
+    ) -> Result<f64, DriverError> {
         let symbols = &self.pipeline.canonical.symbols;
         let named: IndexMap<String, i64> =
             at.iter().map(|(&s, range)| (symbols[s].name.clone(), range.1)).collect();
-        let bucket = plan.buckets.get(b).ok_or_else(|| defect(format!("the plan has no bucket {b}")))?;
-        let estimate = program.estimate_at(bucket, &self.pipeline.config.profile, &named);
-        Ok(estimate.map_err(|e| defect(e.to_string()))?.total_us)
+        let bucket =
+            plan.buckets.get(b).ok_or_else(|| DriverError::Defect(format!("the plan has no bucket {b}")))?;
+        let estimate = program.estimate_at(bucket, &self.pipeline.options.profile, &named);
+        Ok(estimate.map_err(DriverError::defect)?.total_us)
     }
 
     /// The buckets, with those joined to one above them that run the same program, or whose sizes the form of the one above
@@ -193,7 +200,7 @@ impl Comparison<'_> {
         plan: &Plan,
         buckets: &[BucketRequest],
         unasked: &BTreeSet<SymbolId>,
-    ) -> Result<Vec<BucketRequest>, Error> {
+    ) -> Result<Vec<BucketRequest>, DriverError> {
         let mut out: Vec<(usize, BucketRequest)> = buckets.iter().cloned().enumerate().collect();
         while let Some((a, b, symbol)) = self.pair_to_join(plan, &out, unasked)? {
             let low = out[a].1.ranges[&symbol].0;
@@ -211,7 +218,7 @@ impl Comparison<'_> {
         plan: &Plan,
         out: &[(usize, BucketRequest)],
         unasked: &BTreeSet<SymbolId>,
-    ) -> Result<Option<(usize, usize, SymbolId)>, Error> {
+    ) -> Result<Option<(usize, usize, SymbolId)>, DriverError> {
         for a in 0..out.len() {
             for b in 0..out.len() {
                 let (lower, upper) = (&out[a].1.ranges, &out[b].1.ranges);
@@ -227,7 +234,7 @@ impl Comparison<'_> {
     }
 
     /// Whether the form of a bucket is good at all sizes of these ranges, as far as they are compared.
-    fn serves(&mut self, plan: &Plan, b: usize, of: &Ranges) -> Result<bool, Error> {
+    fn serves(&mut self, plan: &Plan, b: usize, of: &Ranges) -> Result<bool, DriverError> {
         if self.symbols.is_empty() {
             return Ok(false);
         }
@@ -248,12 +255,10 @@ fn differing(lower: &Ranges, upper: &Ranges) -> Option<SymbolId> {
 }
 
 /// The program of a bucket.
-fn read(plan: &Plan, b: usize) -> Result<ReadProgram, Error> {
-    let bucket = plan.buckets.get(b).ok_or_else(|| defect(format!("the plan has no bucket {b}")))?;
-    let text = plan.programs.get(bucket.program).ok_or_else(|| defect("a bucket names no program".into()))?;
-    ReadProgram::read(text).map_err(|e| defect(e.to_string()))
-}
-
-fn defect(message: String) -> Error {
-    Error::new(ErrorKind::Defect, message)
+fn read(plan: &Plan, b: usize) -> Result<ReadProgram, DriverError> {
+    let bucket =
+        plan.buckets.get(b).ok_or_else(|| DriverError::Defect(format!("the plan has no bucket {b}")))?;
+    let text =
+        plan.programs.get(bucket.program).ok_or_else(|| DriverError::defect("a bucket names no program"))?;
+    ReadProgram::read(text).map_err(DriverError::defect)
 }

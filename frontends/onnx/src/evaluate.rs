@@ -55,7 +55,7 @@ fn computed(c: &Call<'_, '_>, scratch: Builder) -> Option<Vec<Option<Tensor>>> {
     graph.outputs =
         values.iter().flatten().map(|&value| Output { value, kind: OutputKind::Returned }).collect();
     let small = |v| graph.ty(v).numel().as_const().is_some_and(|n| n <= MAX_ELEMENTS as i64);
-    let plain = |op: &Op| !matches!(op, Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_));
+    let plain = |op: &Op| !op.is_opaque() && op.as_collective().is_none();
     let known = graph.inputs.values().all(|i| i.kind == InputKind::Constant);
     if !known || !graph.values.keys().all(small) || !graph.nodes.values().all(|n| plain(&n.op)) {
         return None;

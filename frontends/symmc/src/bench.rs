@@ -1,30 +1,29 @@
 //! Measures collectives and programs on GPUs, and makes machine profiles of it.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
-use symmc_cuda::{Bench, CudaConfig};
+use symmc_cuda::{CudaConfig, bench};
 use symmc_ir::machine::{
     self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend,
 };
-use symmc_ir::{Bindings, CollectiveName, Tensor, Variant, text};
-use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
-use symmc_support::Part;
+use symmc_ir::{Bindings, CollectiveName, Variant};
+use symmc_runtime::RunError;
+use symmc_runtime::host::{
+    self, CommConfig, HostConfig, LaunchConfig, LaunchedRank, LocateStep, RankCommand, Subject,
+};
+use symmc_runtime::job::{self, PlanText, SessionRequest};
 
-pub use symmc_cuda::bench::{BenchConfig, Measurements};
+pub use symmc_cuda::bench::{BenchConfig, Measurements, ProgramBench};
 
 pub use crate::tune::Tuned;
 
 use crate::error::{Error, ErrorKind};
+use crate::task::RankTask;
 use crate::tune::tuned;
 
 /// Runs in one graph of the programs that a profile's computation is measured by.
@@ -41,23 +40,68 @@ pub fn collectives(
     config: &BenchConfig,
     command: &RankCommand,
 ) -> Result<Vec<Measurements>, Error> {
-    // A program without work.
-    let program = format!("program \"bench\" ranks {ranks}\n%zero: u8[1] = full value=0\nreturn %zero\n");
-    let fail = |e: &dyn std::fmt::Display| {
-        Error::new(ErrorKind::Defect, format!("the bench's own program: {e}; this is a defect of symmc"))
+    let gpus = CudaConfig::default().with_gpus(gpus.to_vec());
+    let limit = Duration::from_secs(600);
+    let launch = LaunchConfig {
+        ranks,
+        groups: 1,
+        arena: 0,
+        first: 0,
+        limit,
+        locate_step: LocateStep::default(),
+        segments: &|_| Vec::new(),
+        files: Vec::new(),
     };
-    let graph = text::parse(&program).map_err(|e| fail(&e))?;
-    let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
-    let plan = symmc_planner::plan(&graph, &[bucket], &PlanConfig::default()).map_err(|e| fail(&e))?;
-    let plan = CheckedPlan::new(plan).map_err(|e| fail(&format!("{e:?}")))?;
-    let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(|_| vec![]).collect();
-    let bench = Bench::Collectives(config.clone());
-    let answers = Answers::new(ranks)?;
-    let engine = CudaConfig::default().with_gpus(gpus.to_vec()).with_bench(bench, answers.paths()).choice();
-    let config = HostConfig { engine, limit: Duration::from_secs(600), ..HostConfig::default() };
-    let job = Job { plan: &plan, bindings: Bindings::new(), inputs: &inputs, repeats: 1, config };
-    host::launch(&job, command)?;
-    answers.read()
+    let task = RankTask::MeasureCollectives(CollectivesTask { gpus, limit, config: config.clone() });
+    read_answers(&host::launch_ranks(launch, command, &task)?)
+}
+
+/// Collectives that a rank measures with others.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct CollectivesTask {
+    gpus: CudaConfig,
+    limit: Duration,
+    config: BenchConfig,
+}
+
+impl CollectivesTask {
+    /// Measures them, and answers with [`Measurements`].
+    pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
+        let subject = Subject { hash: "collectives".into(), about: Vec::new() };
+        let comm = CommConfig::new(rank.ranks(), self.limit);
+        let joined = rank.join(subject, &[], comm, LocateStep::default())?;
+        let measured = bench::collectives(&joined, &self.gpus, self.limit, &self.config);
+        let answered = measured.and_then(|measured| joined.send_answer(&measured));
+        joined.conclude(answered)
+    }
+}
+
+/// A plan that a rank measures with others.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct ProgramTask {
+    plan: PlanText,
+    gpus: CudaConfig,
+    bench: ProgramBench,
+}
+
+impl ProgramTask {
+    /// Measures it, and answers with the least, median and most microseconds of a run.
+    pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
+        let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
+        let joined = Arc::new(self.plan.join(rank, &plan, self.bench.runs)?);
+        let config = &self.plan.config;
+        let request = SessionRequest { rank: &joined, plan: &plan, bindings: &bindings, config };
+        let measured = bench::program(&request, &self.gpus, &self.bench);
+        let answered = measured.and_then(|us| joined.send_answer(&us));
+        let kept = || RunError::Defect("the session of a measurement goes on".into());
+        Arc::into_inner(joined).ok_or_else(kept)?.conclude(answered)
+    }
+}
+
+/// What each rank measured.
+fn read_answers<T: DeserializeOwned>(answers: &[String]) -> Result<Vec<T>, Error> {
+    let failure = |e| Error::new(ErrorKind::Run, format!("what ranks measured cannot be read: {e}"));
+    answers.iter().map(|text| serde_json::from_str(text).map_err(failure)).collect()
 }
 
 /// The profile of a machine from what its ranks measured; a point is the slowest rank's median, with the number of
@@ -145,7 +189,8 @@ pub fn computation(profile: Profile, ranks: u32, gpus: &[u32], replays: u32, com
             return Err(Error::new(ErrorKind::Unsupported, refusal.to_string()));
         }
         let plan = plan.clone().with_workspaces(&found.workspaces);
-        let times = program(&plan, &Bindings::new(), &config, [replays, RUNS], command)?;
+        let bench = ProgramBench { replays, runs: RUNS, trace: None };
+        let times = program(&plan, &Bindings::new(), &config, &bench, command)?;
         Ok(times.iter().map(|[_, median, _]| *median).fold(0.0, f64::max))
     };
     tuned(profile, ranks, &measure)
@@ -188,8 +233,7 @@ impl Points {
 }
 
 /// Measures a plan on GPUs, on numbers drawn there; for each rank the least, median and most microseconds
-/// of one run over `replays` replays of a graph that holds `runs` runs. With a trace, the times of the
-/// steps of one more run go to that file.
+/// of one run.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, an op has no kernel for GPUs, or a rank failed.
@@ -197,85 +241,20 @@ pub fn program(
     plan: &CheckedPlan,
     bindings: &Bindings,
     gpus: &CudaConfig,
-    [replays, runs]: [u32; 2],
+    bench: &ProgramBench,
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
-    let graph = plan.source_program();
-    let sized = |input: &symmc_ir::Input| {
-        let ty = graph.ty(input.value);
-        let shape = ty.concrete(bindings);
-        let bytes = shape.as_ref().and_then(|s| s.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
-        let missing =
-            || Error::request(format!("input %{} has no size: set all symbols", graph.name_of(input.value)));
-        Ok((ty.dtype, shape.unwrap_or_default(), bytes.ok_or_else(missing)?))
-    };
-    let inputs = graph.inputs.values().map(sized).collect::<Result<Vec<_>, Error>>()?;
-    // Nobody reads them; they take no memory.
-    let zeros = Arc::new(Zeros::new(inputs.iter().map(|i| i.2).max().unwrap_or(0))?);
-    let blank = |(dtype, shape, bytes)| {
-        let tensor = Part::new(zeros.clone(), 0..bytes).and_then(|part| Tensor::shared(dtype, shape, part));
-        tensor.map(Arc::new).ok_or_else(|| Error::request("an input has no size"))
-    };
-    let inputs: Vec<Arc<Tensor>> = inputs.into_iter().map(blank).collect::<Result<_, Error>>()?;
-    let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
-    let bench = Bench::Program { replays: replays as usize, runs };
-    let answers = Answers::new(plan.ranks)?;
-    let engine = gpus.clone().with_bench(bench, answers.paths()).choice();
-    let config = HostConfig { engine, limit: Duration::from_secs(120), ..HostConfig::default() };
-    let job = Job { plan, bindings: bindings.clone(), inputs: &inputs, repeats: 1, config };
-    host::launch(&job, command)?;
-    answers.read()
-}
-
-/// One anonymous temporary file for the measurements of each rank; it is gone when this process exits.
-struct Answers {
-    files: Vec<File>,
-}
-
-impl Answers {
-    fn new(ranks: u32) -> Result<Answers, Error> {
-        let files = (0..ranks).map(|_| nameless_file()).collect::<io::Result<Vec<File>>>();
-        Ok(Answers { files: files.map_err(|e| failure(&e))? })
-    }
-
-    /// The paths through which the processes of ranks open the files.
-    fn paths(&self) -> Vec<PathBuf> {
-        let process = std::process::id();
-        self.files.iter().map(|file| format!("/proc/{process}/fd/{}", file.as_raw_fd()).into()).collect()
-    }
-
-    /// What each rank wrote.
-    fn read<T: DeserializeOwned>(mut self) -> Result<Vec<T>, Error> {
-        let read = |file: &mut File| {
-            let mut text = Vec::new();
-            file.seek(SeekFrom::Start(0))
-                .and_then(|_| file.read_to_end(&mut text))
-                .map_err(|e| failure(&e))?;
-            serde_json::from_slice(&text).map_err(|e| failure(&e))
-        };
-        self.files.iter_mut().map(read).collect()
-    }
-}
-
-fn failure(e: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Run, format!("what ranks measured cannot be read: {e}"))
-}
-
-/// A file that has no name any more.
-fn nameless_file() -> io::Result<File> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let name = format!("symmc-bench-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    let path = std::env::temp_dir().join(name);
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
+    let config = HostConfig { limit: Duration::from_secs(120), ..HostConfig::default() };
+    let (gpus, bench) = (gpus.clone(), bench.clone());
+    let task = |plan| RankTask::MeasureProgram(ProgramTask { plan, gpus, bench });
+    read_answers(&job::launch_plan(plan, bindings, &config, command, task)?)
 }
 
 #[cfg(test)]
 mod tests {
     use symmc_cuda::bench::Measured;
-    use symmc_ir::DType;
     use symmc_ir::collective::{CollectiveKind, ReduceOp};
+    use symmc_ir::{DType, text};
     use symmc_runtime::Registry;
     use symmc_runtime::exec::{ExecConfig, Executor, Work};
 
@@ -342,26 +321,5 @@ mod tests {
         let expected = profile.blocks(&sum, call.variant, decision.bytes, 2);
         assert_eq!((decision.chosen.as_str(), call.dtype), (call.variant.name(), DType::BF16));
         assert!(expected.is_some_and(|b| b > 3) && call.blocks == expected, "{:?} {expected:?}", call.blocks);
-    }
-
-    #[test]
-    fn what_ranks_write_is_read_and_leaves_no_files() {
-        let answers = Answers::new(2).expect("files");
-        for (rank, path) in answers.paths().iter().enumerate() {
-            std::fs::write(path, format!("[{rank}.5, 2.0, 3.0]")).expect("a writable file");
-        }
-        assert_eq!(answers.read::<[f64; 3]>().expect("two answers"), [[0.5, 2.0, 3.0], [1.5, 2.0, 3.0]]);
-        let unread = Answers::new(1).expect("a file");
-        assert!(
-            unread
-                .read::<[f64; 3]>()
-                .expect_err("nothing was written")
-                .to_string()
-                .contains("cannot be read")
-        );
-        let own = format!("symmc-bench-{}-", std::process::id());
-        let names =
-            std::fs::read_dir(std::env::temp_dir()).expect("a folder").flatten().map(|e| e.file_name());
-        assert!(!names.into_iter().any(|name| name.to_string_lossy().starts_with(&own)));
     }
 }

@@ -1,8 +1,16 @@
 //! How to compile.
 
+use std::collections::BTreeSet;
+
+use indexmap::IndexMap;
+use symmc_driver::CompileOptions;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Numerics, Variant};
-use symmc_planner::{Order, PlanConfig};
+use symmc_ir::{Graph, InputId, InputKind, Numerics, SymbolId, Variant};
+use symmc_planner::Order;
+
+use crate::error::Error;
+use crate::program::Program;
+use crate::workload::find_symbol;
 
 /// How to compile: for the host of this machine, until a `with_…` says otherwise.
 #[derive(Clone, Debug)]
@@ -36,18 +44,28 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
-        let PlanConfig { order, slack, memory_price, symm_limit, .. } = PlanConfig::default();
-        Config {
+        let CompileOptions {
             profile,
-            buckets: Vec::new(),
-            bind: Bind::None,
-            variants: None,
+            variants,
             order,
             slack,
             memory_price,
             symm_limit,
-            coalesce: true,
-            numerics: Numerics::EXACT,
+            coalesce,
+            numerics,
+            ..
+        } = CompileOptions::new(profile);
+        Config {
+            profile,
+            buckets: Vec::new(),
+            bind: Bind::None,
+            variants,
+            order,
+            slack,
+            memory_price,
+            symm_limit,
+            coalesce,
+            numerics,
         }
     }
 }
@@ -101,6 +119,65 @@ impl Config {
     /// Sets which changes of rounding the plan may make.
     pub fn with_numerics(self, numerics: impl Into<Numerics>) -> Config {
         Config { numerics: numerics.into(), ..self }
+    }
+}
+
+impl Config {
+    /// The options of the driver, with names resolved in a program.
+    ///
+    /// # Errors
+    /// The program has no symbol or argument of a name, or buckets of a symbol are given twice.
+    pub(crate) fn resolve(&self, program: &Program) -> Result<CompileOptions, Error> {
+        Ok(CompileOptions {
+            profile: self.profile.clone(),
+            buckets: resolve_buckets(&program.graph, &self.buckets)?,
+            bound: resolve_bound(&program.graph, &self.bind)?,
+            variants: self.variants.clone(),
+            order: self.order,
+            slack: self.slack,
+            memory_price: self.memory_price,
+            symm_limit: self.symm_limit,
+            coalesce: self.coalesce,
+            numerics: self.numerics,
+            solutions: program.solutions.clone(),
+        })
+    }
+}
+
+/// The upper bounds of buckets by the symbols that they divide.
+fn resolve_buckets(graph: &Graph, specs: &[BucketSpec]) -> Result<IndexMap<SymbolId, Vec<i64>>, Error> {
+    let mut upper = IndexMap::new();
+    for spec in specs {
+        if upper.insert(find_symbol(graph, &spec.symbol)?, spec.upper.clone()).is_some() {
+            return Err(Error::request(format!("the buckets of {} are given twice", spec.symbol)));
+        }
+    }
+    Ok(upper)
+}
+
+/// The arguments that are bound.
+fn resolve_bound(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> {
+    let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
+    let resolve = |name: &String| {
+        let wanted = name.trim_start_matches('%');
+        let found = graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == wanted);
+        if let Some((id, _)) = found.filter(|(_, input)| input.kind == InputKind::Argument) {
+            return Ok(id);
+        }
+        let known: Vec<&str> = arguments().map(|(_, i)| graph.name_of(i.value)).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        Err(Error::request(match found {
+            Some(_) => format!(
+                "{name} is no argument: what is not written between runs lies in symmetric memory wherever a collective \
+                 needs it there; the program has the arguments: {known}"
+            ),
+            None => format!("the program has no argument {name}; it has: {known}"),
+        }))
+    };
+    match bind {
+        Bind::None => Ok(BTreeSet::new()),
+        Bind::All => Ok(arguments().map(|(id, _)| id).collect()),
+        Bind::Named(names) => names.iter().map(resolve).collect(),
     }
 }
 

@@ -18,9 +18,7 @@
 use std::process::ExitCode;
 
 use symmc_check::CheckedPlan;
-use symmc_runtime::host::{self, EngineChoice, RankCommand};
-
-use crate::run::engines;
+use symmc_runtime::host::{RankCommand, expect_kernels};
 
 pub use symmc_runtime::custom::{
     CustomCall, CustomError, Element, Mismatch, PeerResult, Registry, Signature, bf16, f16,
@@ -28,6 +26,7 @@ pub use symmc_runtime::custom::{
 
 use crate::error::Error;
 use crate::run::Backend;
+use crate::task::RankTask;
 
 /// The argument that makes a program that calls [`rank_main`] a rank.
 const RANK: &str = "--symmc-rank";
@@ -37,7 +36,7 @@ const RANK: &str = "--symmc-rank";
 /// # Errors
 /// The first that has none, or one of another signature.
 pub fn check_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), Error> {
-    Ok(engines(kernels).accepts(&EngineChoice::Host, plan)?)
+    Ok(expect_kernels(plan, kernels)?)
 }
 
 impl Backend {
@@ -57,7 +56,7 @@ impl Backend {
 /// # Errors
 /// The descriptor is not that of such a socket. What ends the run itself is reported to who started it.
 pub fn rank_on(fd: i32, kernels: &Registry) -> Result<(), Error> {
-    Ok(host::rank_main(fd, &engines(kernels))?)
+    Ok(symmc_runtime::host::rank_main(fd, |rank| rank.task::<RankTask>()?.perform(rank, kernels))?)
 }
 
 /// Runs a rank, with these kernels for custom ops, if this process was started as one by

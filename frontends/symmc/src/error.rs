@@ -10,6 +10,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use symmc_driver::DriverError;
 use symmc_ir::interp::{InterpError, OpError};
 use symmc_ir::message::printable;
 use symmc_pack::PackError;
@@ -70,26 +71,12 @@ enum Cause {
     /// Said in words.
     #[error("{message}")]
     Said { kind: ErrorKind, message: String },
-    /// A pass cannot work on the program.
+    /// The program cannot be compiled.
     #[error("{program}: {cause}")]
-    Pass { program: String, cause: PassError },
-    /// The program cannot be planned.
-    #[error("{program}: {cause}")]
-    Plan { program: String, cause: PlanError },
-    /// The machine that a plan is made for cannot run it; node and op are those of the first step that it cannot run.
-    #[cfg(feature = "cuda")]
-    #[error("{program}: {message}")]
-    Refused { program: String, node: String, op: String, message: String },
+    Driver { program: String, cause: DriverError },
     /// The check found the plan unsafe.
     #[error("the plan does not check: {}\n{}", counted(.0), list(.0))]
     Check(Vec<String>),
-    /// The plan that symmc made for a program does not check.
-    #[error(
-        "{program}: the plan that symmc made does not check. This is a defect of symmc, not of the program; \
-         please report it with the program, the command and the following, {}:\n{}",
-        counted(.findings), list(.findings)
-    )]
-    Defect { program: String, findings: Vec<String>, plan: Box<Plan> },
     /// A plan computes something else than the source that it carries.
     #[error("the plan does not compute what its source does: {} difference(s)\n{}", .0.len(), list(.0))]
     Source(Vec<String>),
@@ -126,12 +113,8 @@ impl Error {
             Cause::Io { cause, .. } => of_io(cause),
             Cause::Format { .. } => ErrorKind::Input,
             Cause::Said { kind, .. } => *kind,
-            Cause::Pass { cause, .. } => of_pass(cause),
-            Cause::Plan { cause, .. } => of_planner(cause),
-            #[cfg(feature = "cuda")]
-            Cause::Refused { .. } => ErrorKind::Unsupported,
+            Cause::Driver { cause, .. } => of_driver(cause),
             Cause::Check(_) | Cause::Source(_) => ErrorKind::Check,
-            Cause::Defect { .. } => ErrorKind::Defect,
             Cause::Run(cause) => of_run(cause),
             Cause::Interpreter(cause) => of_interpreter(cause),
         }
@@ -245,7 +228,8 @@ impl Error {
     /// What the check of a plan, or its comparison with its source, found, one text each.
     pub fn findings(&self) -> &[String] {
         match &*self.0 {
-            Cause::Check(findings) | Cause::Source(findings) | Cause::Defect { findings, .. } => findings,
+            Cause::Check(findings) | Cause::Source(findings) => findings,
+            Cause::Driver { cause: DriverError::Unsafe { findings, .. }, .. } => findings,
             _ => &[],
         }
     }
@@ -253,7 +237,7 @@ impl Error {
     /// The plan that symmc made and that does not check: for a report, not to be run.
     pub fn plan(&self) -> Option<&Plan> {
         match &*self.0 {
-            Cause::Defect { plan, .. } => Some(plan),
+            Cause::Driver { cause: DriverError::Unsafe { plan, .. }, .. } => Some(plan),
             _ => None,
         }
     }
@@ -277,14 +261,9 @@ impl Error {
         match &*self.0 {
             Cause::Run(cause) => Place::of_run(cause),
             Cause::Interpreter(cause) => Place::of_interpreter(cause),
-            Cause::Plan { cause, .. } => Place::of_planner(cause),
+            Cause::Driver { cause, .. } => Place::of_driver(cause),
             #[cfg(feature = "torch")]
             Cause::Format { cause: Some(cause), .. } => Place::of_import(&**cause),
-            Cause::Pass { cause: PassError::NoPlain { node, collective, .. }, .. } => {
-                Place { node: Some(node), op: Some(collective), ..Place::default() }
-            }
-            #[cfg(feature = "cuda")]
-            Cause::Refused { node, op, .. } => Place { node: Some(node), op: Some(op), ..Place::default() },
             _ => Place::default(),
         }
     }
@@ -314,22 +293,18 @@ impl Error {
         Error::of(Cause::Format { path, message, cause: Some(Box::new(cause)) })
     }
 
-    pub(crate) fn pass(program: &str, cause: PassError) -> Error {
-        Error::of(Cause::Pass { program: program.into(), cause })
-    }
-
-    pub(crate) fn planner(program: &str, cause: PlanError) -> Error {
-        Error::of(Cause::Plan { program: program.into(), cause })
+    /// A program that the driver cannot compile.
+    pub(crate) fn driver(program: &str, cause: impl Into<DriverError>) -> Error {
+        match cause.into() {
+            // Options are the caller's, not the program's.
+            cause @ (DriverError::OpenRanks | DriverError::Option(_)) => Error::request(cause.to_string()),
+            cause => Error::of(Cause::Driver { program: program.into(), cause }),
+        }
     }
 
     /// What the check found in a plan of the caller's.
     pub(crate) fn unsafe_plan(findings: Vec<String>) -> Error {
         Error::of(Cause::Check(findings))
-    }
-
-    /// What the check found in a plan of symmc's own.
-    pub(crate) fn defect(program: &str, plan: Plan, findings: Vec<String>) -> Error {
-        Error::of(Cause::Defect { program: program.into(), findings, plan: Box::new(plan) })
     }
 
     pub(crate) fn interpreter(cause: InterpError) -> Error {
@@ -339,12 +314,6 @@ impl Error {
     /// How a plan differs from its source.
     pub(crate) fn unlike_source(differences: Vec<String>) -> Error {
         Error::of(Cause::Source(differences))
-    }
-
-    /// Steps that a machine cannot run; node and op are those of the first.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn refused(program: &str, (node, op): (&str, &str), message: String) -> Error {
-        Error::of(Cause::Refused { program: program.into(), node: node.into(), op: op.into(), message })
     }
 }
 
@@ -366,8 +335,9 @@ impl StdError for Error {
         match &*self.0 {
             Cause::Io { cause, .. } => Some(cause),
             Cause::Format { cause, .. } => cause.as_deref().map(|e| e as &(dyn StdError + 'static)),
-            Cause::Pass { cause, .. } => Some(cause),
-            Cause::Plan { cause, .. } => Some(cause),
+            Cause::Driver { cause: DriverError::Pass(cause), .. } => Some(cause),
+            Cause::Driver { cause: DriverError::Plan(cause), .. } => Some(cause),
+            Cause::Driver { cause, .. } => Some(cause),
             Cause::Run(cause) => Some(cause),
             Cause::Interpreter(cause) => Some(cause),
             _ => None,
@@ -438,6 +408,16 @@ impl<'e> Place<'e> {
         }
     }
 
+    fn of_driver(error: &'e DriverError) -> Place<'e> {
+        let (node, op) = match error {
+            DriverError::Plan(error) => return Place::of_planner(error),
+            DriverError::Pass(PassError::NoPlain { node, collective, .. }) => (node, collective),
+            DriverError::Unsupported { node, op, .. } => (node, op),
+            _ => return Place::default(),
+        };
+        Place { node: Some(node), op: Some(op), ..Place::default() }
+    }
+
     fn of_planner(error: &'e PlanError) -> Place<'e> {
         match error {
             PlanError::NoVariant { node, op }
@@ -459,6 +439,16 @@ fn of_io(error: &io::Error) -> ErrorKind {
             ErrorKind::Resources
         }
         _ => ErrorKind::Input,
+    }
+}
+
+fn of_driver(error: &DriverError) -> ErrorKind {
+    match error {
+        DriverError::OpenRanks | DriverError::Option(_) => ErrorKind::Input,
+        DriverError::Pass(error) => of_pass(error),
+        DriverError::Plan(error) => of_planner(error),
+        DriverError::Unsupported { .. } => ErrorKind::Unsupported,
+        DriverError::Unsafe { .. } | DriverError::Defect(_) => ErrorKind::Defect,
     }
 }
 
@@ -545,7 +535,7 @@ mod tests {
         ];
         for (cause, kind) in passes {
             let text = format!("p: {cause}");
-            let error = Error::pass("p", cause);
+            let error = Error::driver("p", cause);
             assert_eq!((error.kind(), error.to_string()), (kind, text));
         }
         let (node, op, arena) = (|| "y".to_string(), "all_reduce", "symmetric");
@@ -570,7 +560,7 @@ mod tests {
             ),
         ];
         for (cause, kind, node) in plans {
-            let error = Error::planner("p", cause);
+            let error = Error::driver("p", cause);
             assert_eq!((error.kind(), error.node()), (kind, node), "{error}");
         }
     }

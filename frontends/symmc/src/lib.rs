@@ -68,36 +68,26 @@
 //! crates themselves are in [`mod@unstable`] and change with any version.
 
 mod against_source;
-#[path = "../../driver/src/attempt.rs"]
-mod attempt;
 #[cfg(feature = "cuda")]
 pub mod bench;
-#[path = "../../driver/src/compile.rs"]
 mod compile;
 mod config;
 mod content;
 pub mod custom;
-#[path = "../../driver/src/divide.rs"]
-mod divide;
+mod device;
 pub mod doctor;
 mod error;
-#[path = "../../driver/src/estimate.rs"]
 mod estimate;
 mod files;
 mod machine;
 mod memory;
 mod outputs;
 mod parameters;
-#[path = "../../driver/src/pipeline.rs"]
-mod pipeline;
 mod program;
-#[path = "../../driver/src/ranges.rs"]
-mod ranges;
 mod recorded;
-#[path = "../../driver/src/refine.rs"]
-mod refine;
 mod run;
 mod session;
+mod task;
 mod tensors;
 #[cfg(feature = "cuda")]
 mod tune;
@@ -116,7 +106,7 @@ pub use weights::Weights;
 pub use against_source::{compare_with_source, require_compared};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
-pub use compile::{Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan};
+pub use compile::{canonical, check, checked, compile, compile_with_report, lowered, read_plan};
 pub use config::{Bind, BucketSpec, Config};
 pub use estimate::{estimate, estimate_at, estimate_plain};
 pub use machine::machine;
@@ -125,6 +115,7 @@ pub use symmc_check::Report;
 pub use symmc_compare::{
     ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
+pub use symmc_driver::CompileReport;
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};
@@ -133,6 +124,7 @@ pub use symmc_planner::Order;
 
 // Runs.
 pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
+pub use device::Device;
 pub use outputs::{
     check_file, check_output, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
@@ -141,7 +133,8 @@ pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, ru
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, arena::ArenaSource};
 pub use symmc_ir::interp::Draw as RankDraw;
-pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
+pub use symmc_runtime::host::{Launch, Membership, RankCommand, Term};
+pub use symmc_runtime::job::{Ran, RunTimes};
 pub use workload::{Draw, Workload, bindings};
 
 // Sessions.

@@ -1,5 +1,6 @@
 //! Runs a plan on a backend.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,12 @@ use symmc_check::CheckedPlan;
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_runtime::custom::Registry;
-use symmc_runtime::host::{
-    self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, Ran, RankCommand, RankJob,
-    RunTimes,
-};
+use symmc_runtime::host::{HostConfig, LaneThreads, Membership, RankCommand};
+use symmc_runtime::job::{self, Job, Ran, RankJob, RunTimes, SessionRequest};
 
+use crate::device::Device;
 use crate::error::Error;
+use crate::task::RankTask;
 use crate::workload::Workload;
 
 /// Runs with noise of two seeds have the same noise only after this many.
@@ -31,14 +32,6 @@ pub enum Backend {
     Processes(RankCommand),
 }
 
-/// The engines of a rank process: the host's with these kernels of custom ops, and GPUs.
-pub(crate) fn engines(kernels: &Registry) -> Engines<'_> {
-    #[cfg(feature = "cuda")]
-    return Engines { kernels, others: &[&symmc_cuda::CudaEngine] };
-    #[cfg(not(feature = "cuda"))]
-    Engines::host(kernels)
-}
-
 /// How to run: once on the CPU, until a `with_…` says otherwise.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -51,8 +44,10 @@ pub struct RunConfig {
     pub repeats: u32,
     /// The kernels of custom ops.
     pub kernels: Registry,
-    /// What runs it on each rank: the CPU, or GPUs (`CudaConfig::choice`), for ranks that are processes.
-    pub engine: EngineChoice,
+    /// What runs it on each rank.
+    pub device: Device,
+    /// Run the last time step by step, and write the times of the steps on all ranks to this file. On GPUs alone.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for RunConfig {
@@ -62,7 +57,8 @@ impl Default for RunConfig {
             chaos: None,
             repeats: 1,
             kernels: Registry::new(),
-            engine: EngineChoice::Host,
+            device: Device::Host,
+            trace: None,
         }
     }
 }
@@ -89,21 +85,19 @@ impl RunConfig {
     }
 
     /// Sets what runs it on each rank.
-    pub fn with_engine(self, engine: EngineChoice) -> RunConfig {
-        RunConfig { engine, ..self }
+    pub fn with_device(self, device: Device) -> RunConfig {
+        RunConfig { device, ..self }
+    }
+
+    /// Sets the file of the times of the steps.
+    pub fn with_trace(self, trace: impl Into<Option<PathBuf>>) -> RunConfig {
+        RunConfig { trace: trace.into(), ..self }
     }
 
     /// Under chaos the lanes of a rank run at the same time, so that every order the plan allows can occur.
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
-        let engine = self.engine.clone();
-        HostConfig {
-            limit: in_reach(self.limit),
-            chaos: self.chaos,
-            threads,
-            engine,
-            ..HostConfig::default()
-        }
+        HostConfig { limit: in_reach(self.limit), chaos: self.chaos, threads, ..HostConfig::default() }
     }
 }
 
@@ -112,12 +106,12 @@ pub(crate) fn in_reach(limit: Duration) -> Duration {
     limit.min(Duration::from_secs(100 * 365 * 24 * 3600))
 }
 
-/// Whether the engine of a configuration runs every node of a plan, which it tells without starting anything.
+/// Whether the device of a configuration runs every node of a plan, which it tells without starting anything.
 ///
 /// # Errors
 /// The first node that it does not run, and why.
 pub fn accepts(plan: &CheckedPlan, config: &RunConfig) -> Result<(), Error> {
-    Ok(engines(&config.kernels).accepts(&config.engine, plan)?)
+    Ok(config.device.accept(plan, &config.kernels)?)
 }
 
 /// Runs a plan; gives the outputs of each rank.
@@ -151,11 +145,16 @@ pub fn run_timed(
         bindings: work.bindings.clone(),
         inputs: &work.inputs,
         repeats: config.repeats.max(1),
+        trace: config.trace.clone(),
         config: config.host(),
     };
+    let device = config.device.clone();
     Ok(match backend {
-        Backend::Processes(command) => host::launch_timed(&job, command)?,
-        _ => host::run_threads_timed(&job, &config.kernels)?,
+        Backend::Processes(command) => job::launch(&job, command, |job| RankTask::Run { device, job })?,
+        _ => {
+            let open = |request: &SessionRequest<'_>| device.open(request, &config.kernels);
+            job::run_threads(&job, &open)?
+        }
     })
 }
 
@@ -252,8 +251,10 @@ pub fn run_joined_timed(
         bindings: work.bindings.clone(),
         inputs,
         repeats: config.repeats.max(1),
+        trace: config.trace.clone(),
         settings: &work.settings,
         config: config.host(),
     };
-    Ok(host::run_rank_timed(place, &job, &engines(&config.kernels))?)
+    let open = |request: &SessionRequest<'_>| config.device.open(request, &config.kernels);
+    Ok(job::run_rank(place, &job, &open)?)
 }

@@ -218,7 +218,7 @@ impl Session {
         if let Some(gpu) = &config.gpu {
             return Ok(Box::new(symmc_cuda::CudaSession::open(plan, group, gpu, &config.host())?));
         }
-        let terms = vec![("device".to_string(), "host".to_string())];
+        let terms = vec![host::Term::text("device", "host")];
         Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.host(), terms)?))
     }
 

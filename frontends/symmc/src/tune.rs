@@ -96,7 +96,7 @@ impl Tuning<'_> {
             ..PlanConfig::default()
         };
         let input = BucketInput { graph: graph.clone(), decisions: Vec::new() };
-        let plan = symmc_planner::plan(&graph, &[input], &config).map_err(|e| Error::planner("tune", e))?;
+        let plan = symmc_planner::plan(&graph, &[input], &config).map_err(|e| Error::driver("tune", e))?;
         let plan = CheckedPlan::new(plan).map_err(|e| defect(format!("{e:?}")))?;
         Ok(Planned { graph, plan })
     }

@@ -7,6 +7,7 @@
 pub use symmc_check as check;
 #[cfg(feature = "cuda")]
 pub use symmc_cuda as cuda;
+pub use symmc_driver as driver;
 pub use symmc_import as import;
 pub use symmc_ir as ir;
 #[cfg(feature = "onnx")]

@@ -64,10 +64,7 @@ impl Noise {
         operands: &[Vec<Array>],
         results: Vec<Vec<Array>>,
     ) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
-        let reduced = match kind {
-            CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => *op,
-            _ => return Ok(results),
-        };
+        let Some(reduced) = kind.reduction() else { return Ok(results) };
         let narrows = self.numerics.classes().any(NumericsClass::narrows_range);
         let is_f32 = operands.iter().all(|x| x.first().is_some_and(|x| x.dtype == DType::F32));
         let part: fn(f64, f64) -> f64 = match reduced {

@@ -14,12 +14,11 @@
 //!
 //! [`run_with_noise`]: super::run_with_noise
 
-use crate::collective::{CollectiveKind, ReduceOp};
 use crate::entity::Table;
 use crate::graph::{Graph, Node, OutputKind};
 use crate::ids::ValueId;
 use crate::numerics::{Numerics, NumericsClass};
-use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::op::{Op, Rounding};
 use crate::types::DType;
 
 /// The float types to which a value, or anything that it was computed from, was rounded.
@@ -140,7 +139,11 @@ pub(super) fn rounds(graph: &Graph, node: &Node, k: usize) -> bool {
     let Some(&value) = node.outputs.get(k) else { return false };
     let to = graph.ty(value).dtype;
     let from = node.inputs.first().map_or(to, |&v| graph.ty(v).dtype);
-    to.is_float() && matches!(effect(&node.op, k, from, to), Effect::Rounds | Effect::Jumps)
+    to.is_float()
+        && matches!(
+            rounding(&node.op, k, from, to),
+            Rounding::Rounds | Rounding::Accumulates | Rounding::Jumps
+        )
 }
 
 fn trace_node(graph: &Graph, node: &Node, histories: &mut Table<ValueId, RoundingHistory>) {
@@ -148,106 +151,33 @@ fn trace_node(graph: &Graph, node: &Node, histories: &mut Table<ValueId, Roundin
     let operand = node.inputs.first().map(|&v| graph.ty(v).dtype);
     for (result, &value) in node.outputs.iter().enumerate() {
         let dtype = graph.ty(value).dtype;
-        histories[value] = match effect(&node.op, result, operand.unwrap_or(dtype), dtype) {
-            Effect::Keeps => before,
-            Effect::Rounds => before.and_rounded_to(dtype),
-            Effect::Jumps => {
+        histories[value] = match rounding(&node.op, result, operand.unwrap_or(dtype), dtype) {
+            Rounding::Keeps => before,
+            Rounding::Rounds | Rounding::Accumulates => before.and_rounded_to(dtype),
+            Rounding::Jumps => {
                 let may_flip = before.may_flip || before.rounded_to != 0;
                 RoundingHistory { may_flip, ..before }.and_rounded_to(dtype)
             }
-            Effect::Steps => RoundingHistory { rounded_to: 0, may_flip: !before.is_exact(), ..before },
+            // `rounding` has resolved the others.
+            Rounding::Steps | Rounding::Converts | Rounding::Unknown => {
+                RoundingHistory { rounded_to: 0, may_flip: !before.is_exact(), ..before }
+            }
         };
     }
 }
 
-/// What an op does to the history of its operands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Effect {
-    /// It moves or selects elements, or computes without rounding.
-    Keeps,
-    /// It rounds its result to the type of that; integers stay exact.
-    Rounds,
-    /// As [`Effect::Rounds`], and it is discontinuous.
-    Jumps,
-    /// It is constant except for jumps.
-    Steps,
-}
-
-/// The effect on one result of an op, from the dtype of its first operand to that of the result.
-fn effect(op: &Op, result: usize, from: DType, to: DType) -> Effect {
-    match op {
-        Op::Full(_) | Op::Iota { .. } | Op::Select => Effect::Keeps,
-        Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy => Effect::Keeps,
-        Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => Effect::Keeps,
-        Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => Effect::Keeps,
-        Op::Unary(op) => unary(*op),
-        Op::Binary(op) | Op::BinaryScalar { op, .. } => binary(*op),
-        Op::Cast => cast(from, to),
-        Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } => Effect::Rounds,
-        Op::AttentionGradient { .. } | Op::Permuted { .. } => Effect::Rounds,
-        Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => Effect::Rounds,
-        Op::RotaryEmbedding { .. } | Op::CumSum { .. } | Op::IndexAdd { .. } => Effect::Rounds,
-        Op::Reduce { op, .. } => reduction(*op),
-        Op::ScatterElements { combine, .. } => combine.map_or(Effect::Keeps, reduction),
-        Op::IndexPut { accumulate, .. } => combines(*accumulate),
-        Op::ArgReduce { .. } => Effect::Steps,
-        // The values in sorted order are continuous in the operand, their positions are not.
-        Op::TopK { .. } | Op::Sort { .. } if result > 0 => Effect::Steps,
-        Op::TopK { .. } | Op::Sort { .. } => Effect::Keeps,
-        Op::Collective(c) => collective(&c.kind),
-        Op::Opaque { .. } | Op::Custom(_) if to.is_float() => Effect::Jumps,
-        Op::Opaque { .. } | Op::Custom(_) => Effect::Steps,
-    }
-}
-
-fn unary(op: UnaryOp) -> Effect {
-    use UnaryOp::*;
-    match op {
-        Neg | Abs | Not | Relu => Effect::Keeps,
-        Sign | Floor | Ceil | Round | Trunc | IsNan | IsFinite => Effect::Steps,
-        Exp | Log | Sqrt | Rsqrt | Reciprocal | Sin | Cos | Tanh | Erf | Sigmoid | Silu | Gelu | GeluTanh => {
-            Effect::Rounds
-        }
-    }
-}
-
-fn binary(op: BinaryOp) -> Effect {
-    use BinaryOp::*;
-    match op {
-        Max | Min | And | Or | Xor => Effect::Keeps,
-        Add | Sub | Mul | Div | Pow => Effect::Rounds,
-        Rem | Atan2 => Effect::Jumps,
-        FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => Effect::Steps,
-    }
-}
-
-fn reduction(op: Reduction) -> Effect {
-    match op {
-        Reduction::Sum | Reduction::Mean | Reduction::Prod => Effect::Rounds,
-        Reduction::Max | Reduction::Min => Effect::Keeps,
-        Reduction::Any | Reduction::All => Effect::Steps,
-    }
-}
-
-fn combines(accumulate: bool) -> Effect {
-    if accumulate { Effect::Rounds } else { Effect::Keeps }
-}
-
-fn collective(kind: &CollectiveKind) -> Effect {
-    match kind {
-        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => match op {
-            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod => Effect::Rounds,
-            ReduceOp::Max | ReduceOp::Min => Effect::Keeps,
-        },
-        CollectiveKind::AllGather
-        | CollectiveKind::AllToAll(_)
-        | CollectiveKind::Broadcast { .. }
-        | CollectiveKind::Permute { .. } => Effect::Keeps,
+/// The rounding of one result of an op, from the dtype of its first operand to that of the result.
+fn rounding(op: &Op, result: usize, from: DType, to: DType) -> Rounding {
+    match op.facts().rounding[result.min(1)] {
+        Rounding::Converts => cast(from, to),
+        Rounding::Unknown if to.is_float() => Rounding::Jumps,
+        Rounding::Unknown => Rounding::Steps,
+        known => known,
     }
 }
 
 /// A cast is exact where the result type has every number of the operand's.
-fn cast(from: DType, to: DType) -> Effect {
+fn cast(from: DType, to: DType) -> Rounding {
     let exact = match (from, to) {
         (from, to) if from == to => true,
         (DType::Bool | DType::U8, to) if to.is_float() => true,
@@ -256,8 +186,8 @@ fn cast(from: DType, to: DType) -> Effect {
         (from, to) => !from.is_float() && !to.is_float(),
     };
     match exact {
-        true => Effect::Keeps,
-        false if to.is_float() => Effect::Rounds,
-        false => Effect::Steps,
+        true => Rounding::Keeps,
+        false if to.is_float() => Rounding::Rounds,
+        false => Rounding::Steps,
     }
 }

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use super::array::{numel, round};
 use super::bind::extents;
 use super::error::InterpError;
-use crate::collective::{CollectiveKind, Splits};
 use crate::dim::Bindings;
 use crate::entity::{Entity, Table};
 use crate::graph::{Graph, InputKind};
 use crate::ids::{InputId, NodeId, ValueId};
-use crate::op::{BinaryOp, Op};
+use crate::op::{BinaryOp, Op, OperandUse};
 use crate::tensor::Tensor;
 use crate::types::DType;
 use symmc_support::random::SplitMix;
@@ -217,30 +216,22 @@ fn index_limit(
             let node = &graph.nodes[n];
             let uses = node.inputs.iter().enumerate().filter(|&(_, &x)| x == v);
             for (operand, _) in uses {
-                let axis = match &node.op {
-                    Op::Take { axis } | Op::GatherElements { axis } if operand == 1 => *axis,
-                    Op::ScatterElements { axis, .. } | Op::IndexAdd { axis } if operand == 1 => *axis,
-                    Op::Index { axis } if operand >= 1 => axis + operand - 1,
-                    Op::IndexPut { axis, .. } if operand >= 2 => axis + operand - 2,
-                    // The rows, or the terms.
-                    Op::GroupedMatMul if operand == 2 => usize::from(graph.ty(node.inputs[1]).rank() == 2),
-                    Op::Collective(c)
-                        if c.kind == CollectiveKind::AllToAll(Splits::Device) && operand == 1 =>
-                    {
-                        0
+                let extent = |axis: usize| -> Result<u64, InterpError> {
+                    Ok(extents(graph, bindings, node.inputs[0])?.get(axis).map_or(0, |&d| d as u64))
+                };
+                let end = match (node.op.operand_use(operand), node.op.group()) {
+                    (OperandUse::Index { axis, first }, _) => extent(axis + operand - first)?,
+                    // Rows for each rank.
+                    (OperandUse::Counts, Some(group)) => {
+                        extent(0)? / u64::from(graph.group_size(group).unwrap_or(1).max(1)) + 1
+                    }
+                    // Ends of groups of rows, or of terms; all of them may be in groups.
+                    (OperandUse::Counts, None) => {
+                        let axis = usize::from(graph.ty(node.inputs[1]).rank() == 2);
+                        extent(axis)?.saturating_add(1)
                     }
                     _ => continue,
                 };
-                let indexed = extents(graph, bindings, node.inputs[0])?;
-                let mut end = indexed.get(axis).map_or(0, |&d| d as u64);
-                match &node.op {
-                    Op::Collective(c) => {
-                        end = end / u64::from(graph.group_size(c.group).unwrap_or(1).max(1)) + 1;
-                    }
-                    // All rows may be in groups.
-                    Op::GroupedMatMul => end = end.saturating_add(1),
-                    _ => {}
-                }
                 limit = Some(limit.map_or(end, |l| l.min(end)));
             }
         }
@@ -259,17 +250,15 @@ fn carried(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -
         next += 1;
         for &n in &users[v] {
             let node = &graph.nodes[n];
-            let carries = match &node.op {
-                Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => true,
-                Op::Copy | Op::Cast | Op::Concat { .. } | Op::Shard { .. } => true,
-                Op::Collective(c) => !matches!(
-                    c.kind,
-                    CollectiveKind::AllReduce(_)
-                        | CollectiveKind::ReduceScatter(_)
-                        | CollectiveKind::AllToAll(Splits::Device)
-                ),
-                _ => false,
-            };
+            let carries = node.inputs.iter().enumerate().filter(|&(_, &x)| x == v).any(|(operand, _)| {
+                match node.op.operand_use(operand) {
+                    OperandUse::Kept | OperandUse::Moved => true,
+                    OperandUse::Element => node.op == Op::Cast,
+                    // A piece for each rank, unlike elements that are looked up.
+                    OperandUse::Selected => matches!(node.op, Op::Shard { .. }),
+                    _ => false,
+                }
+            });
             if let Some(&result) = node.outputs.first().filter(|&&r| carries && !seen[r]) {
                 seen[result] = true;
                 out.push(result);
@@ -293,50 +282,21 @@ fn is_collective_operand(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, val
             let node = &graph.nodes[n];
             let uses = node.inputs.iter().enumerate().filter(|&(_, &x)| x == v);
             for (operand, _) in uses {
-                match use_of(&node.op, operand) {
-                    Use::Selects => return false,
-                    Use::Communicated => is_operand = true,
-                    Use::Moved => {
+                use OperandUse::*;
+                match node.op.operand_use(operand) {
+                    Index { .. } | Counts => return false,
+                    _ if node.op.as_collective().is_some() => is_operand = true,
+                    Element | Kept | Moved | Selected | Updated { .. } | Stored => {
                         let results =
                             node.outputs.iter().filter(|&&r| !std::mem::replace(&mut seen[r], true));
                         reached.extend(results);
                     }
-                    Use::Combined => {}
+                    Absent | Row | Combined | Matrices | Unknown => {}
                 }
             }
         }
     }
     is_operand
-}
-
-/// What an op makes of the elements of an operand.
-enum Use {
-    /// They say which elements of others are taken, or how many.
-    Selects,
-    /// They are sent to other ranks.
-    Communicated,
-    /// Each is an element of the result, as it is or changed by itself.
-    Moved,
-    /// Several of them become one.
-    Combined,
-}
-
-fn use_of(op: &Op, operand: usize) -> Use {
-    match op {
-        Op::Collective(_) if operand == 0 => Use::Communicated,
-        Op::Collective(_) => Use::Selects,
-        Op::Take { .. } | Op::GatherElements { .. } if operand == 1 => Use::Selects,
-        Op::ScatterElements { .. } | Op::IndexAdd { .. } if operand == 1 => Use::Selects,
-        Op::Index { .. } if operand >= 1 => Use::Selects,
-        Op::IndexPut { .. } if operand >= 2 => Use::Selects,
-        Op::GroupedMatMul if operand == 2 => Use::Selects,
-        Op::Take { .. } | Op::GatherElements { .. } | Op::Index { .. } => Use::Moved,
-        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => Use::Moved,
-        Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Use::Moved,
-        Op::Copy | Op::Cast | Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => Use::Moved,
-        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select => Use::Moved,
-        _ => Use::Combined,
-    }
 }
 
 /// Whether a norm or a product multiplies with the value.

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::graph::{Graph, Node};
+use crate::op::OperandUse;
 use crate::{NodeId, Op, Type, ValueId};
 
 /// The most operands of a concatenation that one kernel moves, all of one shape.
@@ -112,18 +113,17 @@ where
     /// The bytes that a node reads of its operand `k`.
     fn read(&self, graph: &Graph, node: &Node, k: usize, value: ValueId) -> u64 {
         let whole = (self.bytes)(value);
-        match (&node.op, k) {
-            (Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } | Op::Shard { .. }, 0) => {
-                node.outputs.first().map_or(whole, |&result| (self.bytes)(result))
+        use OperandUse::*;
+        match node.op.operand_use(k) {
+            Selected => node.outputs.first().map_or(whole, |&result| (self.bytes)(result)),
+            Matrices => self.matrices(graph, node).map_or(whole, |most| whole.min(most)),
+            Updated { is_read } => {
+                let stored = self.stored_in_place(graph, node);
+                stored.map_or(whole, |stored| if is_read { stored } else { 0 })
             }
-            (Op::GroupedMatMul, 1) => self.matrices(graph, node).map_or(whole, |most| whole.min(most)),
-            (Op::ScatterElements { combine: None, .. } | Op::IndexPut { accumulate: false, .. }, 0) => {
-                self.stored_in_place(graph, node).map_or(whole, |_| 0)
+            Absent | Element | Kept | Moved | Stored | Index { .. } | Counts | Row | Combined | Unknown => {
+                whole
             }
-            (Op::ScatterElements { .. } | Op::IndexPut { .. } | Op::IndexAdd { .. }, 0) => {
-                self.stored_in_place(graph, node).unwrap_or(whole)
-            }
-            _ => whole,
         }
     }
 
@@ -140,11 +140,8 @@ where
 
     /// The bytes that a node stores into the memory of its first operand, if its result lies there.
     fn stored_in_place(&self, graph: &Graph, node: &Node) -> Option<u64> {
-        let source = match &node.op {
-            Op::ScatterElements { .. } | Op::IndexAdd { .. } => 2,
-            Op::IndexPut { .. } => 1,
-            _ => return None,
-        };
+        let stored = |&k: &usize| node.op.operand_use(k) == OperandUse::Stored;
+        let source = (0..node.inputs.len()).find(stored)?;
         let n = graph.def_node(*node.outputs.first()?)?;
         let &source = node.inputs.get(source)?;
         (self.in_place)(n, 0).then(|| (self.bytes)(source))

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention::Bound;
 use crate::graph::{Graph, Node};
-use crate::{Dim, Op, ValueId};
+use crate::op::OpCost;
+use crate::{Dim, ValueId};
 
 /// How fast a machine computes, in 10¹² operations per second. A multiplication and an addition are two operations.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -94,29 +95,39 @@ impl Operations {
         let elements = |shape: &[Dim]| shape.iter().map(&size).fold(1, u64::saturating_mul);
         let [Some(&first), Some(&result)] = [node.inputs.first(), node.outputs.first()] else { return out };
         let (of, result) = (graph.ty(first), graph.ty(result));
-        match &node.op {
-            Op::MatMul | Op::GroupedMatMul => {
+        match node.op.facts().cost {
+            cost @ (OpCost::Product | OpCost::GroupedProduct) => {
+                let is_grouped = cost == OpCost::GroupedProduct;
                 let k = of.shape.last().map_or(1, &size);
-                let terms = match (&node.op, &result.shape[..]) {
-                    (Op::GroupedMatMul, [groups, _, _]) => k.div_ceil(size(groups).max(1)),
+                let terms = match &result.shape[..] {
+                    [groups, _, _] if is_grouped => k.div_ceil(size(groups).max(1)),
                     _ => k,
                 };
                 let operations = elements(&result.shape).saturating_mul(terms).saturating_mul(2);
                 let narrow = of.dtype.size() <= 2 && of.dtype.is_float();
                 *(if narrow { &mut out.matmul_16bit } else { &mut out.matmul }) = operations;
-                out.rows = match (&node.op, &result.shape[..]) {
-                    (Op::MatMul, [.., rows, _])
-                        if node.inputs.get(1).is_some_and(|&w| graph.ty(w).shape.len() > 2) =>
+                out.rows = match &result.shape[..] {
+                    [.., rows, _]
+                        if !is_grouped
+                            && node.inputs.get(1).is_some_and(|&w| graph.ty(w).shape.len() > 2) =>
                     {
                         size(rows)
                     }
-                    (_, [rows @ .., _]) => elements(rows),
+                    [rows @ .., _] => elements(rows),
                     _ => 1,
                 };
             }
-            op => {
-                (out.attention, out.attention_block) = of_attention(op, &node.inputs, graph, &size);
+            OpCost::Attention { bounds } => {
+                (out.attention, out.attention_block) = attention(graph, &node.inputs, bounds, &size);
             }
+            // The gradient computes weights again and has four products more: two and a half times as many operations.
+            OpCost::AttentionGradient { bounds } => {
+                let forward = node.inputs.get(3..).unwrap_or_default();
+                let (all, block) = attention(graph, forward, bounds, &size);
+                (out.attention, out.attention_block) =
+                    (all.saturating_mul(5) / 2, block.saturating_mul(5) / 2);
+            }
+            OpCost::Bytes | OpCost::Sort => {}
         }
         out
     }
@@ -130,21 +141,6 @@ impl Operations {
             attention_block: self.attention_block.saturating_add(other.attention_block),
             rows: self.rows.max(other.rows),
         }
-    }
-}
-
-/// The operations of attention or its gradient, which computes weights again and has four products more: two and a half times
-/// as many. All of them, and those of the block of rows that has the most. Of other ops none.
-fn of_attention(op: &Op, inputs: &[ValueId], graph: &Graph, size: &impl Fn(&Dim) -> u64) -> (u64, u64) {
-    match op {
-        Op::Permuted { op, .. } => of_attention(op, inputs, graph, size),
-        Op::Attention { bounds, .. } => attention(graph, inputs, bounds, size),
-        Op::AttentionGradient { bounds, .. } => {
-            let forward = inputs.get(3..).unwrap_or_default();
-            let (all, block) = attention(graph, forward, bounds, size);
-            (all.saturating_mul(5) / 2, block.saturating_mul(5) / 2)
-        }
-        _ => (0, 0),
     }
 }
 

@@ -24,12 +24,11 @@ pub fn copy_outputs(graph: &Graph, map: &Copied) -> Option<Vec<Output>> {
 
 /// Whether an op may have effects other than its results.
 pub fn keeps_effects(op: &Op) -> bool {
-    matches!(op, Op::Opaque { .. } | Op::Custom(_))
+    op.is_opaque()
 }
 
 /// Whether an op is a collective of one operand that only moves elements.
 pub fn moves_elements(op: &Op) -> bool {
-    use CollectiveKind::{AllGather, AllToAll, Broadcast, Permute};
-    let kind = op.as_collective().map(|c| &c.kind);
-    matches!(kind, Some(AllGather | AllToAll(Splits::Even) | Broadcast { .. } | Permute { .. }))
+    op.as_collective()
+        .is_some_and(|c| c.kind.reduction().is_none() && c.kind != CollectiveKind::AllToAll(Splits::Device))
 }

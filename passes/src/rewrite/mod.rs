@@ -437,7 +437,7 @@ impl<'r> Rewriter<'r> {
     fn intern(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
         let hash = Self::hash(&op, &inputs, results.iter().map(|r| &r.1));
         // What is not known to be a function of its operands alone is never merged.
-        let mergeable = !matches!(op, Op::Opaque { .. } | Op::Custom(_));
+        let mergeable = !op.is_opaque();
         if mergeable && let Some(same) = self.interned.get(&hash) {
             for &n in same {
                 let node = &self.graph.nodes[n];

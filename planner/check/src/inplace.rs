@@ -104,6 +104,9 @@ fn allowed(form: Form, reading: Reading, graph: &Graph, result: ValueId) -> bool
 }
 
 /// The rule for a contiguous operand that starts where its result does and has this number.
+///
+/// These are the check's own rules, which do not read the table of facts that the planner places by: an error there is
+/// found here. Ops without a rule overwrite nothing. A test of the planner compares both for all ops.
 fn element_on_element(op: &Op, operand: usize, x: (&Location, &Type), r: (&Location, &Type)) -> Overlay {
     match op {
         _ if !same_elements(x, r) => Overlay::Illegal,

@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, Output, OutputKind,
+    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, OpCost, Output, OutputKind,
     Replication, Scalar, Symbol, SymbolId, Table, Tensor, Type, ValueId,
 };
 
@@ -369,20 +369,20 @@ pub fn work(graph: &Graph) -> u128 {
             dim.unwrap_or(1).max(0) as u128
         };
         let result = node.outputs.first().map_or(0, |&v| numel(v));
-        let products = match &node.op {
-            Op::MatMul | Op::GroupedMatMul => result.saturating_mul(extent(node.inputs.first(), 0)),
-            Op::Attention { .. } | Op::AttentionGradient { .. } | Op::Permuted { .. } => {
-                let of = if let Op::Permuted { op, .. } = &node.op { &**op } else { &node.op };
-                // The gradient has five products of the size of the two of attention, whose operands are behind three others.
-                let (first, times) = if matches!(of, Op::AttentionGradient { .. }) { (3, 3) } else { (0, 1) };
-                let q = node.inputs.get(first).map_or(0, |&v| numel(v));
-                let each = q.saturating_add(result).saturating_mul(times);
-                each.saturating_mul(extent(node.inputs.get(first + 1), 1))
-            }
-            _ => 0,
+        let attention = |first: usize, times: u128| {
+            let q = node.inputs.get(first).map_or(0, |&v| numel(v));
+            let each = q.saturating_add(result).saturating_mul(times);
+            each.saturating_mul(extent(node.inputs.get(first + 1), 1))
         };
-        let sorts = matches!(node.op, Op::Sort { .. } | Op::TopK { .. });
-        values.saturating_mul(if sorts { SORTING } else { 1 }).saturating_add(products / 4)
+        let cost = node.op.facts().cost;
+        let products = match cost {
+            OpCost::Product | OpCost::GroupedProduct => result.saturating_mul(extent(node.inputs.first(), 0)),
+            OpCost::Attention { .. } => attention(0, 1),
+            // Five products of the size of the two of attention, whose operands are behind three others.
+            OpCost::AttentionGradient { .. } => attention(3, 3),
+            OpCost::Bytes | OpCost::Sort => 0,
+        };
+        values.saturating_mul(if cost == OpCost::Sort { SORTING } else { 1 }).saturating_add(products / 4)
     };
     let inputs = graph.inputs.values().map(|i| numel(i.value)).fold(0, u128::saturating_add);
     let nodes = graph.nodes.values().map(of).fold(0, u128::saturating_add);

@@ -17,8 +17,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    BinaryOp, CollectiveKind, DType, Def, Dim, Graph, GroupId, Members, NodeId, Op, Reduction, Scalar,
-    Splits, Symbol, SymbolId, Table, Type, UnaryOp, ValueId,
+    BinaryOp, CollectiveKind, DType, Def, Dim, Graph, GroupId, Members, NodeId, Op, Reduction, Rounding,
+    Scalar, Splits, Symbol, SymbolId, Table, Type, ValueId,
 };
 
 use crate::elements::{Class, Elements, Nest, contiguous, is_unit};
@@ -81,7 +81,7 @@ pub struct Numbered<'a> {
 fn is_same_everywhere(op: &Op) -> bool {
     use CollectiveKind::{AllGather, AllReduce, Broadcast};
     match op {
-        Op::Opaque { .. } | Op::Custom(_) => false,
+        op if op.is_opaque() => false,
         Op::Collective(c) => matches!(c.kind, AllGather | AllReduce(_) | Broadcast { .. }),
         op => op.group().is_none(),
     }
@@ -149,7 +149,7 @@ impl Numbering {
         let alone = self.group_of_one(graph, &node.op);
         let closed =
             (alone || is_same_everywhere(&node.op)) && node.inputs.iter().all(|&v| program.closed[v]);
-        let is_known = !matches!(node.op, Op::Opaque { .. } | Op::Custom(_));
+        let is_known = !node.op.is_opaque();
         let constant = is_known && node.inputs.iter().all(|&v| program.constant[v]);
         for &v in &node.outputs {
             (program.closed[v], program.constant[v]) = (closed, constant);
@@ -160,13 +160,12 @@ impl Numbering {
             program.elements[result] = Some(found);
             return;
         }
-        let use_ = match &node.op {
-            Op::Opaque { .. } | Op::Custom(_) => {
-                let count = program.uses.entry((op.clone(), operands.clone())).or_default();
-                *count += 1;
-                *count
-            }
-            _ => 0,
+        let use_ = if is_known {
+            0
+        } else {
+            let count = program.uses.entry((op.clone(), operands.clone())).or_default();
+            *count += 1;
+            *count
         };
         let results: Vec<Type> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
         let parts = self.parts_of_concat(&op, &operands, &results);
@@ -494,21 +493,9 @@ fn live(graph: &Graph) -> Table<NodeId, bool> {
 
 /// Whether a fused or summing op rounds in places of its own: others give the same bits wherever they stand.
 pub fn rounds_in_its_own_way(op: &Op, operand: DType) -> bool {
-    let float = operand.is_float();
-    match op {
-        Op::MatMul | Op::GroupedMatMul | Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => {
-            float
-        }
-        Op::Attention { .. } | Op::AttentionGradient { .. } | Op::Permuted { .. } => float,
-        Op::RotaryEmbedding { .. } | Op::CumSum { .. } => float,
-        Op::Unary(UnaryOp::Silu) => float,
-        Op::Reduce { op, .. } => float && matches!(op, Reduction::Sum | Reduction::Mean | Reduction::Prod),
-        Op::IndexAdd { .. } => float,
-        Op::IndexPut { accumulate, .. } => float && *accumulate,
-        Op::ScatterElements { combine, .. } => float && combine.is_some(),
-        Op::Collective(c) => {
-            float && matches!(c.kind, CollectiveKind::AllReduce(_) | CollectiveKind::ReduceScatter(_))
-        }
-        _ => false,
-    }
+    let reduces = match op {
+        Op::ScatterElements { combine, .. } => combine.is_some(),
+        op => op.as_collective().is_some_and(|c| c.kind.reduction().is_some()),
+    };
+    operand.is_float() && (reduces || op.facts().rounding[0] == Rounding::Accumulates)
 }

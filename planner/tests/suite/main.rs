@@ -3,6 +3,7 @@
 mod check_cost;
 mod common;
 mod dispatch;
+mod in_place;
 mod parts;
 mod plan;
 mod plan_file;

@@ -14,30 +14,37 @@ use std::time::Duration;
 use symmc_ir::collective::{Exit, Splits, Variant};
 use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
+use symmc_runtime::host::JoinedRank;
 
 pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
 use self::rank::{Bench, Case, MOST_LL, agreed};
-use crate::driver;
+use crate::config::CudaConfig;
+use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
-use crate::exchange::Exchange;
 
-/// Measures all cases on this rank, together with its peers, and copies on the way.
+pub use crate::embedded::{ProgramBench, program};
+
+/// Measures all cases on a rank that has joined the others and starts with them, and copies on the way.
 ///
 /// # Errors
 /// The machine lacks something that every case needs, or a peer failed.
-pub fn run(
-    gpu: u32,
+pub fn collectives(
+    rank: &JoinedRank,
+    gpus: &CudaConfig,
     limit: Duration,
     config: &BenchConfig,
-    exchange: &dyn Exchange,
-    alive: &dyn Fn() -> Result<(), RunError>,
-) -> Result<Measurements, CudaError> {
+) -> Result<Measurements, RunError> {
+    let comm = rank.comm();
+    let gpu = gpus.gpu(comm.rank(), comm.ranks())?;
+    rank.start()?;
     let dtype = DType::from_name(&config.dtype)
         .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
-    let mut bench = Bench::new(gpu, limit, config, dtype, exchange)?;
-    let measured = bench.all(config, alive);
+    // Dropped after everything below.
+    let _caller = CallersContext::keep()?;
+    let mut bench = Bench::new(gpu, limit, config, dtype, comm)?;
+    let measured = bench.all(config, &|| rank.alive());
     // Peers learn of a failure and leave.
-    measured.inspect_err(|_| bench.resources.fail())
+    Ok(measured.inspect_err(|_| bench.resources.fail())?)
 }
 
 impl Bench<'_> {
@@ -125,6 +132,7 @@ fn tried(blocks: &[u32], variant: Variant, bytes: usize) -> Vec<Option<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exchange::Exchange;
 
     /// Rank 0 of three, whose peers say this.
     struct Peers([u8; 2]);

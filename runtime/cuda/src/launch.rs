@@ -102,17 +102,61 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
     }
 }
 
-/// Declares a `repr(C)` struct that is [`Plain`]; does not compile if there are bytes between or behind its fields.
+/// How CUDA C declares a field of a type.
+pub(crate) trait CudaField {
+    /// The declaration of a field with this name, without a semicolon.
+    fn declare(name: &str) -> String;
+}
+
+impl CudaField for u32 {
+    fn declare(name: &str) -> String {
+        format!("u32 {name}")
+    }
+}
+
+impl CudaField for u64 {
+    fn declare(name: &str) -> String {
+        format!("u64 {name}")
+    }
+}
+
+impl CudaField for f32 {
+    fn declare(name: &str) -> String {
+        format!("float {name}")
+    }
+}
+
+impl CudaField for DevicePtr {
+    fn declare(name: &str) -> String {
+        u64::declare(name)
+    }
+}
+
+impl<T: CudaField, const N: usize> CudaField for [T; N] {
+    fn declare(name: &str) -> String {
+        T::declare(&format!("{name}[{N}]"))
+    }
+}
+
+/// Structs that kernels get as parameters.
+pub(crate) trait CudaStruct {
+    /// The declaration in CUDA C. `u32` and `u64` have to be declared before.
+    fn declaration() -> String;
+}
+
+/// Declares a `repr(C)` struct that is [`Plain`], and how CUDA C declares it ([`CudaStruct`]). A struct can extend another
+/// one, which is its first field here and its base there. Does not compile if there are bytes between or after its fields.
 macro_rules! plain {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident $(extends $base:ident as $base_field:ident)? {
         $($(#[$about:meta])* $of:vis $field:ident: $ty:ty),* $(,)?
     }) => {
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy)]
-        $vis struct $name { $($(#[$about])* $of $field: $ty),* }
+        $vis struct $name { $(pub $base_field: $base,)? $($(#[$about])* $of $field: $ty),* }
         const _: () = {
-            assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())*, "bytes between or behind the fields");
+            let fields = 0 $(+ size_of::<$base>())? $(+ size_of::<$ty>())*;
+            assert!(size_of::<$name>() == fields, "bytes between or after the fields");
             assert!(align_of::<$name>() <= 8, "kernel parameters are aligned to 8 bytes at most");
         };
         // SAFETY: the fields, which are plain, are as many bytes as the struct.
@@ -123,10 +167,32 @@ macro_rules! plain {
                 visit: &mut dyn FnMut(usize, $crate::launch::DevicePtr),
             ) {
                 $($crate::launch::Plain::visit_pointers(
+                    &self.$base_field,
+                    at + std::mem::offset_of!($name, $base_field),
+                    visit,
+                );)?
+                $($crate::launch::Plain::visit_pointers(
                     &self.$field,
                     at + std::mem::offset_of!($name, $field),
                     visit,
                 );)*
+            }
+        }
+        impl $crate::launch::CudaField for $name {
+            fn declare(name: &str) -> String {
+                format!(concat!(stringify!($name), " {}"), name)
+            }
+        }
+        impl $crate::launch::CudaStruct for $name {
+            fn declaration() -> String {
+                let mut out = String::from(concat!("struct ", stringify!($name), $(" : ", stringify!($base),)? " {\n"));
+                $(
+                    out.push_str("    ");
+                    out.push_str(&<$ty as $crate::launch::CudaField>::declare(stringify!($field)));
+                    out.push_str(";\n");
+                )*
+                out.push_str("};\n");
+                out
             }
         }
     };

@@ -4,12 +4,12 @@
 //! Bound (numbers) ──compute, collective──► Command (launches with addresses) ──capture──► CUDA graph
 //! ```
 //!
-//! From the bottom up: [`pointer`] is an address or a place in an input or output, [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
-//! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules,
+//! From the bottom up: [`pointer`] is an address or a place in an input or output, [`launch`] is a kernel with its
+//! parameters, [`driver`] owns what the CUDA driver gives (contexts, memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules,
 //! [`command`] is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that
-//! ([`setting`] is what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`embedded`] is one rank of a plan, which stays as long as its caller
-//! wants, on memory, streams and communicators of its own or of its caller ([`adopt`]), and [`engine`] is what a rank
-//! process of a job runs.
+//! ([`setting`] is what they are lowered with, [`lowered`] what comes of it), [`program`] records them, and
+//! [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams and communicators of
+//! its own or of its caller ([`adopt`]). [`config`] says how jobs and measurements ([`bench`]) run there.
 //!
 //! [`gpus`] and [`libraries`] say what this machine has of all that.
 //!
@@ -26,11 +26,11 @@ pub mod collective;
 pub mod command;
 pub mod compile;
 pub mod compute;
+pub mod config;
 pub mod cudnn;
 mod dispatch;
 pub mod driver;
 pub mod embedded;
-pub mod engine;
 pub mod error;
 pub mod exchange;
 pub mod gpus;
@@ -49,10 +49,9 @@ pub mod scratch;
 pub mod setting;
 mod staging;
 pub mod streams;
-mod trace;
 mod wait;
 
 pub use compute::search::Products;
+pub use config::CudaConfig;
 pub use embedded::{CudaSession, Gpu, Progress};
-pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

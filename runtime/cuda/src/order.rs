@@ -6,7 +6,7 @@
 //! the second may be a dependent launch (PDL). The order of the plan stays: steps of one lane follow each other
 //! wherever they run, and steps of two streams of which none waits for the other may follow each other in any order.
 
-use symmc_ir::Op;
+use symmc_ir::OpCost;
 use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Located, MemorySpace, Work};
 
@@ -75,16 +75,14 @@ fn is_light(step: &BoundStep) -> bool {
         let Work::Kernel { op, operands, results } = work else { return false };
         let moved = operands.iter().chain(results).filter(has_memory).map(bytes);
         sum = moved.fold(sum, u64::saturating_add);
-        let multiplies =
-            matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. })
-                || matches!(op, Op::AttentionGradient { .. });
-        !multiplies && !matches!(op, Op::Custom(_)) && sum <= LIGHT
+        let computes = !matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort);
+        !computes && !op.is_opaque() && sum <= LIGHT
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::DType;
+    use symmc_ir::{DType, Op};
 
     use super::*;
 

@@ -13,7 +13,7 @@ use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, BoundCollective, Located, Registry, Work};
-use symmc_runtime::host::{Engine, HostEngine};
+use symmc_runtime::host::expect_kernels;
 use symmc_support::parallel;
 
 use crate::addresses::AddressMap;
@@ -81,7 +81,7 @@ fn distinct(refusals: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
 /// # Errors
 /// The first step that they do not run, and why.
 pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
-    HostEngine { kernels: &Registry::new() }.accepts("", plan)?;
+    expect_kernels(plan, &Registry::new())?;
     match refusals(plan, gpus).into_iter().next() {
         None => Ok(()),
         Some(Refusal { node, op, reason }) => {

@@ -1,7 +1,6 @@
 //! The memory of one rank during a run.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::error::RunError;
 
@@ -29,7 +28,7 @@ impl Span {
     }
 }
 
-/// Data that an engine copies to a device in pieces, without having all of them in memory of the host. They are read, not
+/// Data that a session copies to its device in pieces, without having all of them in memory of the host. They are read, not
 /// mapped: if another process shortens or writes the file, reading is an error, where touching a mapping would end the process
 /// with SIGBUS.
 pub trait InputSource: fmt::Debug + Send + Sync {
@@ -90,23 +89,6 @@ pub struct RankMemory {
     /// mutates. An input without memory is a constant of the program, or one that the plan holds in fixed
     /// memory and whose caller wrote it there.
     pub inputs: Vec<Span>,
-    /// Inputs that an engine other than the host's reads from files, by their numbers. Their spans are empty.
-    pub sources: Vec<Option<Arc<dyn InputSource>>>,
     /// The memory of each output, aligned to its dtype.
     pub outputs: Vec<Span>,
-}
-
-impl RankMemory {
-    /// The data of an input; `None` if it has none here.
-    ///
-    /// # Safety
-    /// The memory of the input is valid and nobody writes it while the result is used.
-    pub unsafe fn input(&self, index: usize) -> Option<InputData<'_>> {
-        if let Some(Some(source)) = self.sources.get(index) {
-            return Some(InputData::Source(&**source));
-        }
-        let span = self.inputs.get(index).filter(|span| !span.ptr.is_null())?;
-        // SAFETY: by the caller.
-        Some(InputData::Memory(unsafe { std::slice::from_raw_parts(span.ptr, span.len) }))
-    }
 }

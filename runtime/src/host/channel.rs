@@ -22,11 +22,10 @@ use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::inputs::FileStamp;
 use crate::error::RunError;
 
 /// The version of the messages.
-pub(super) const PROTOCOL: u32 = 4;
+pub(super) const PROTOCOL: u32 = 5;
 /// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
@@ -59,10 +58,12 @@ pub(super) struct Welcome {
     pub arena: usize,
     /// Where counters start.
     pub first: u32,
-    /// Bytes of the job and of all inputs and of this rank's outputs, for a rank that the launcher started.
-    pub job: Option<[usize; 3]>,
-    /// The files that inputs lie in.
-    pub files: Vec<FileStamp>,
+    /// Bytes of each segment of the task, for a rank that the launcher started.
+    pub task: Vec<usize>,
+    /// The number of files that the task names.
+    pub files: usize,
+    /// No wait takes longer.
+    pub limit: Duration,
 }
 
 /// What a rank tells the coordinator.
@@ -78,7 +79,9 @@ pub(super) enum FromRank {
     Digests(Vec<(String, String)>),
     /// The rank's memory is loaded.
     Ready,
-    /// The rank has run the plan as often as wanted.
+    /// A piece of what the rank found, as text, for the launcher.
+    Answer(String),
+    /// The rank has run what it was to run.
     Done,
     /// The rank failed.
     Failed(RunError),

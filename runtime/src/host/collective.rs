@@ -9,6 +9,7 @@ use super::running::Running;
 use super::{direct, landing, put, staged};
 use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 use crate::error::RunError;
+use crate::exec::Communicator;
 
 impl Comm {
     /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
@@ -93,6 +94,32 @@ impl Comm {
     fn tell(&self, error: &RunError) {
         if !error.is_consequence() {
             self.abort(error);
+        }
+    }
+}
+
+impl Communicator for Comm {
+    fn begin(&self, step: usize) {
+        self.begin_step(step);
+    }
+
+    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError> {
+        // SAFETY: the caller's promise.
+        unsafe { Comm::collective(self, call) }
+    }
+
+    unsafe fn custom(
+        &self,
+        call: &PeerCall<'_>,
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        // SAFETY: the caller's promise.
+        unsafe { Comm::custom(self, call, kernel) }
+    }
+
+    fn abort(&self, error: &RunError) {
+        if !error.is_consequence() {
+            Comm::abort(self, error);
         }
     }
 }

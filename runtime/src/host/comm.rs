@@ -8,14 +8,14 @@
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
 //! may be driven by different threads. What fails on one rank aborts the run on all.
 
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::chaos::Chaos;
 use super::control::Control;
 use super::memory::Segment;
-use super::times::Clock;
 use super::wait::{Spin, Waiter};
 use crate::error::RunError;
 
@@ -61,6 +61,12 @@ impl World {
             staging: Arc::new(Segment::create("the staging memory", World::staging_size(ranks, groups))?),
         })
     }
+
+    /// The descriptors of all segments: control, staging, then the arenas.
+    pub(super) fn fds(&self) -> Vec<Option<BorrowedFd<'_>>> {
+        let first = [self.control.segment().fd(), self.staging.fd()];
+        first.into_iter().chain(self.arenas.iter().map(|a| a.fd())).collect()
+    }
 }
 
 /// How a rank communicates.
@@ -92,7 +98,6 @@ pub struct Comm {
     pub(super) chaos: Option<Chaos>,
     pub(super) groups: Vec<GroupState>,
     pub(super) run: AtomicU64,
-    clock: Mutex<Clock>,
 }
 
 /// What a rank remembers of a group. All ranks of a cell hold the same values between collectives.
@@ -130,7 +135,6 @@ impl Comm {
             chaos: config.chaos.map(|seed| Chaos::new(seed, rank)),
             groups: (0..groups).map(|_| state()).collect(),
             run: AtomicU64::new(0),
-            clock: Mutex::default(),
             world,
             rank,
         })
@@ -169,21 +173,11 @@ impl Comm {
     /// Records that this rank begins repetition `run` of the plan in this bucket.
     pub fn begin_run(&self, run: u64, bucket: usize) {
         self.run.store(run, Ordering::Relaxed);
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner).begin();
         self.world.control.begin_run(self.rank, Some((run, bucket as u32)));
-    }
-
-    /// Records that this rank has ended its last run.
-    pub fn end_runs(&self) {
-        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        clock.end();
-        self.world.control.set_times(self.rank, clock.times());
-        self.world.control.begin_run(self.rank, None);
     }
 
     /// Records that this rank has ended a run, and may begin another.
     pub fn end_run(&self) {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner).end();
         self.world.control.begin_run(self.rank, None);
     }
 

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use super::futex::futex_wake_all;
 use super::memory::Segment;
-use super::times::RunTimes;
 use crate::error::RunError;
 
 /// Two cache lines: processors fetch them in pairs.
@@ -36,9 +35,9 @@ const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
 const FLAGS_SIZE: usize = 5 * LINE;
 /// Runs of a rank whose announcements are kept.
 pub(super) const ANNOUNCED: u64 = 64;
-/// After the times of a rank's runs: whether it is within one, its sign of life, and one more than the runs after which it
-/// closed its session.
-const RUNNING: usize = 56;
+/// After how far a rank came: whether it is within a run, its sign of life, and one more than the runs after which it closed its
+/// session.
+const RUNNING: usize = 24;
 const PULSE: usize = 64;
 const CLOSED: usize = 72;
 
@@ -238,24 +237,6 @@ impl Control {
         self.long(at + 16).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records how long the runs of `rank` took.
-    pub(super) fn set_times(&self, rank: u32, times: RunTimes) {
-        let at = self.rank_at(rank) + LINE + 24;
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let values = [times.runs, nanos(times.least), nanos(times.median), nanos(times.processor)];
-        for (i, value) in values.into_iter().enumerate() {
-            self.long(at + 8 * i).store(value, Ordering::Relaxed);
-        }
-    }
-
-    /// How long the runs of a rank took, after it ended them.
-    pub fn times(&self, rank: u32) -> RunTimes {
-        let at = self.rank_at(rank) + LINE + 24;
-        let word = |i: usize| self.long(at + 8 * i).load(Ordering::Relaxed);
-        let [least, median, processor] = [1, 2, 3].map(|i| Duration::from_nanos(word(i)));
-        RunTimes { runs: word(0), least, median, processor }
-    }
-
     /// How far a rank came.
     pub fn progress(&self, rank: u32) -> Progress {
         let at = self.rank_at(rank) + LINE;
@@ -418,10 +399,6 @@ mod tests {
             c.begin_step(rank, 4);
             let p = c.progress(rank);
             assert_eq!((p.run, p.bucket, p.step, p.beats), (9, 1, Some(4), 2));
-            assert_eq!(c.times(rank), RunTimes::default());
-            let times = RunTimes::of(&[Duration::from_nanos(7), Duration::from_nanos(9)]);
-            c.set_times(rank, times);
-            assert_eq!((c.times(rank), c.progress(rank)), (times, p));
             assert_eq!((c.closed(rank), c.pulse(rank).load(Ordering::Relaxed)), (None, 0));
             c.set_closed(rank, 0);
             c.show_life(rank);

@@ -10,16 +10,13 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use symmc_ir::entity::Entity;
-use symmc_ir::{Bindings, SymbolId};
-use symmc_plan::Plan;
 
 use super::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
 use super::control::{Control, Progress};
 use super::culprit;
-use super::job::locate;
 use super::joining::{Answer, Coordinating, Fault, Order, Stage, Taken, Timeouts};
 use super::pulse::{ActiveClock, Observer, TICK};
+use super::steps::{LocateStep, StepName};
 use super::terms::Term;
 use crate::error::RunError;
 
@@ -33,43 +30,26 @@ pub(super) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What a rank says about itself: what it runs, under which terms and under which other settings.
-pub(super) fn identity(
-    plan: &Plan,
-    mut terms: Vec<(String, String)>,
-    settings: &[Term],
-) -> Result<Identity, RunError> {
-    for term in settings {
-        terms.push(term.first()?);
+/// What ranks run together.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// A hash of it.
+    pub hash: String,
+    /// What people tell it from others by.
+    pub about: Vec<(String, String)>,
+}
+
+impl Identity {
+    /// What a rank says about itself: what it runs and under which terms.
+    ///
+    /// # Errors
+    /// The system does not say what identifies a content.
+    pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity, RunError> {
+        let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
+        let terms = terms.iter().map(Term::first).collect::<Result<_, _>>()?;
+        let Subject { hash: plan, about } = subject;
+        Ok(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
     }
-    let contents = settings.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
-    let (plan, about) = (plan.hash(), about(plan));
-    Ok(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
-}
-
-/// The sizes of a job and how often it runs, as terms.
-pub(super) fn job_terms(plan: &Plan, bindings: &Bindings, repeats: u32) -> Vec<(String, String)> {
-    let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
-    let size =
-        |(i, name): (usize, &String)| Some((name.clone(), bindings.get(SymbolId::new(i))?.to_string()));
-    let runs = ("runs".to_string(), repeats.to_string());
-    names.filter_map(size).chain([runs]).collect()
-}
-
-/// What people tell a plan from others by.
-fn about(plan: &Plan) -> Vec<(String, String)> {
-    let short = |text: &str| text.chars().take(12).collect::<String>();
-    let ranges: Vec<String> = plan.buckets.iter().map(|bucket| bucket.range()).collect();
-    let ranges: String = ranges.join("; ").chars().take(200).collect();
-    let about = [
-        ("program", plan.source.name.clone()),
-        ("program text", short(&plan.source.hash)),
-        ("machine", plan.machine.clone()),
-        ("buckets", ranges),
-        ("bytes of the symmetric arena", plan.arenas.symmetric.to_string()),
-        ("bytes of the ordinary arena", plan.arenas.ordinary.to_string()),
-    ];
-    about.map(|(name, value)| (name.to_string(), value)).to_vec()
 }
 
 /// A plan by its hash, and by what `other` does not have alike.
@@ -120,6 +100,8 @@ pub(super) struct Member {
     channel: Channel,
     phase: Phase,
     identity: Option<Identity>,
+    /// The answer that it sent so far.
+    answer: String,
     /// Its progress when it last changed, and when that was.
     beats: u64,
     since: Duration,
@@ -131,13 +113,18 @@ impl Member {
     /// A rank at the other end of this channel.
     pub fn new(channel: Channel) -> Self {
         let (phase, since) = (Phase::Joining, Duration::ZERO);
-        Member { channel, phase, identity: None, beats: 0, since, stopped: None }
+        Member { channel, phase, identity: None, answer: String::new(), beats: 0, since, stopped: None }
+    }
+
+    /// What the rank found.
+    pub fn into_answer(self) -> String {
+        self.answer
     }
 }
 
 /// What the ranks are watched for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Watched {
+pub enum Watched {
     /// A job: ranks run from the start to the end.
     Job,
     /// A session: between runs ranks may take as long as their callers want, until one of them closes.
@@ -156,7 +143,7 @@ pub(super) trait RankProcesses {
 /// Watches the ranks of one run.
 pub(super) struct Coordinator<'a> {
     pub watched: Watched,
-    pub plan: &'a Plan,
+    pub locate_step: LocateStep,
     pub control: &'a Control,
     /// The limit of every wait.
     pub limit: Duration,
@@ -171,11 +158,21 @@ pub(super) struct Coordinator<'a> {
 
 impl<'a> Coordinator<'a> {
     /// Coordinates a job of ranks that were sent the shared memory just now.
-    pub fn new(plan: &'a Plan, control: &'a Control, members: Vec<Member>, limit: Duration) -> Self {
+    pub fn new(locate_step: LocateStep, control: &'a Control, members: Vec<Member>, limit: Duration) -> Self {
         let mut clock = ActiveClock::start();
         let joining = Coordinating::welcomed(control.ranks(), Timeouts::new(limit), clock.now());
         let (watched, observer) = (Watched::Job, Observer::new(control));
-        Coordinator { watched, plan, control, limit, members, joining, clock, processes: None, observer }
+        Coordinator {
+            watched,
+            locate_step,
+            control,
+            limit,
+            members,
+            joining,
+            clock,
+            processes: None,
+            observer,
+        }
     }
 
     /// Takes the run from the first message of every rank to the end, and tells every rank how it ended.
@@ -284,6 +281,10 @@ impl<'a> Coordinator<'a> {
                 self.answered(rank, Answer::Digests)
             }
             FromRank::Ready => self.answered(rank, Answer::Ready),
+            FromRank::Answer(piece) => {
+                member.answer.push_str(&piece);
+                Ok(())
+            }
             FromRank::Done if member.phase == Phase::Running => {
                 member.phase = Phase::Done;
                 Ok(())
@@ -438,8 +439,10 @@ impl<'a> Coordinator<'a> {
 
     fn stuck(&self, rank: u32, waited: Duration) -> RunError {
         let progress = self.control.progress(rank);
-        let at = match locate(self.plan, &progress) {
-            Some((step, node, op)) => format!("at step {step} ({op} %{node}), run {}", progress.run),
+        let at = match self.locate_step.name(&progress) {
+            Some(StepName { step, node, op }) => {
+                format!("at step {step} ({op} %{node}), run {}", progress.run)
+            }
             None if self.watched == Watched::Session && progress.running => {
                 format!("in run {}", progress.run)
             }
@@ -463,7 +466,7 @@ impl<'a> Coordinator<'a> {
         }
         match how {
             Some(End { code: Some(REFUSED), .. }) => RunError::Refused { rank },
-            how => death(self.plan, self.control, rank, how.map(|end| end.how)),
+            how => death(&self.locate_step, self.control, rank, how.map(|end| end.how)),
         }
     }
 }
@@ -481,11 +484,11 @@ pub(super) struct End {
 }
 
 /// The error of a rank that is gone, and how if that is known.
-pub(super) fn death(plan: &Plan, control: &Control, rank: u32, how: Option<String>) -> RunError {
+pub(super) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how: Option<String>) -> RunError {
     let how = how.unwrap_or_else(|| "its process is gone".into());
     let progress = control.progress(rank);
-    match locate(plan, &progress) {
-        Some((step, node, op)) => RunError::Died { rank, how, step, node, op, run: progress.run },
+    match locate_step.name(&progress) {
+        Some(StepName { step, node, op }) => RunError::Died { rank, how, step, node, op, run: progress.run },
         None if progress.beats == 0 => {
             RunError::DiedOutside { rank, how, when: "before the first step".into() }
         }
@@ -494,7 +497,7 @@ pub(super) fn death(plan: &Plan, control: &Control, rank: u32, how: Option<Strin
 }
 
 /// The error that explains the others.
-pub(super) fn cause(errors: Vec<RunError>) -> RunError {
+pub(crate) fn cause(errors: Vec<RunError>) -> RunError {
     let none = || RunError::system("the run", "failed without an error");
     errors.into_iter().min_by_key(rank_among_errors).unwrap_or_else(none)
 }

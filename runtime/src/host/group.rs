@@ -125,7 +125,7 @@ impl Group {
     ///
     /// # Errors
     /// This is a fork of the process that opened sessions of the group, and would take its place.
-    pub(super) fn next(&self) -> Result<Membership, RunError> {
+    pub(crate) fn next(&self) -> Result<Membership, RunError> {
         let here = process::current();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
         match first.err().filter(|owner| *owner != here) {

@@ -16,27 +16,21 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, connect, listen, socket};
-use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, Tensor};
-use symmc_plan::Plan;
 use symmc_support::parallel;
 
 use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
-use super::comm::{Comm, World};
-use super::control::Progress;
-use super::coordinator::{Coordinator, Member, Watched, identity, job_terms};
-use super::engine::{Engines, RankRun};
+use super::comm::{Comm, CommConfig, World};
+use super::coordinator::{Coordinator, Member, Subject, Watched};
 use super::gather::{Gathering, LINGER};
-use super::job::{HostConfig, Needs};
+use super::joined::{JoinedRank, await_coordinator};
 use super::joining::{Task, Told};
-use super::link::Link;
+use super::link::{Link, LinkConfig};
 use super::membership::Membership;
 use super::opening::{CoordinatedBy, Opening};
 use super::pulse::TICK;
 use super::rank::{map_world, receive_welcome};
-use super::rank_memory::LocalMemory;
+use super::steps::LocateStep;
 use super::terms::Term;
-use super::times::RunTimes;
 use super::trace::enter_coordinator_span;
 use crate::error::RunError;
 
@@ -45,60 +39,23 @@ const DECLINING: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
-/// What one rank of such a run brings along.
-#[derive(Clone, Debug)]
-pub struct RankJob<'a> {
-    /// The plan; the same on all ranks.
-    pub plan: &'a CheckedPlan,
-    /// The values of the imported program's symbols; the same on all ranks.
-    pub bindings: Bindings,
-    /// This rank's tensor for each input of the program, constants included.
-    pub inputs: &'a [Arc<Tensor>],
-    /// How often the plan runs, at least once; the same on all ranks.
-    pub repeats: u32,
-    /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
-    pub settings: &'a [Term],
-    /// How it runs.
-    pub config: HostConfig,
-}
-
-/// Runs this process's rank together with the others on the engine that the job chooses; its outputs.
-///
-/// # Errors
-/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank
-/// failed.
-pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Result<Vec<Tensor>, RunError> {
-    run_rank_timed(place, job, engines).map(|(outputs, _)| outputs)
-}
-
-/// As [`run_rank`], with the times of this rank's runs.
-///
-/// # Errors
-/// As [`run_rank`].
-pub fn run_rank_timed(
-    place: &Membership,
-    job: &RankJob,
-    engines: &Engines<'_>,
-) -> Result<(Vec<Tensor>, RunTimes), RunError> {
-    let needs = prepare(place, job).map_err(|error| place.decline(error))?;
-    let terms = job_terms(job.plan, &job.bindings, job.repeats);
-    let identity = identity(job.plan, terms, job.settings).map_err(|error| place.decline(error))?;
-    let RankJob { plan, settings, config, .. } = job;
-    let (groups, watched) = (needs.groups, Watched::Job);
-    let joined = Joined::new(place, &Purpose { plan, groups, config, watched, identity, settings })?;
-    let result = joined.run(job, engines, &needs);
-    joined.ended().and(result)
-}
-
-/// What the job needs, once it is found to fit the run.
-fn prepare(place: &Membership, job: &RankJob) -> Result<Needs, RunError> {
-    if job.plan.ranks != place.ranks {
-        let (rank, expected, found) = (place.rank, job.plan.ranks, place.ranks);
-        return Err(RunError::Invalid(format!(
-            "rank {rank}: the plan is for {expected} ranks, the run has {found}"
-        )));
-    }
-    Needs::of(job.plan, &job.bindings, &[job.inputs.to_vec()], place.rank)
+/// What ranks join for.
+#[derive(Clone)]
+pub struct Purpose {
+    /// What they run.
+    pub subject: Subject,
+    /// What else must be the same on all of them.
+    pub terms: Vec<Term>,
+    /// Groups of ranks that have flags of their own.
+    pub groups: usize,
+    /// Bytes of the symmetric arena of each rank.
+    pub arena: usize,
+    /// What they are watched for.
+    pub watched: Watched,
+    /// Names the steps that they run.
+    pub locate_step: LocateStep,
+    /// How they communicate.
+    pub comm: CommConfig,
 }
 
 impl Membership {
@@ -141,56 +98,21 @@ fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunEr
     let _ = gathering.all();
 }
 
-/// What ranks join for.
-pub(super) struct Purpose<'a> {
-    pub plan: &'a CheckedPlan,
-    /// Groups of ranks that have flags of their own.
-    pub groups: usize,
-    pub config: &'a HostConfig,
-    pub watched: Watched,
-    /// What must agree on all ranks.
-    pub identity: Identity,
-    pub settings: &'a [Term],
-}
-
-/// A rank that joined and found that all ranks run the same.
-#[derive(Debug)]
-pub(super) struct Joined {
-    link: Link,
-    /// On rank 0, who coordinates all.
-    coordinator: Option<JoinHandle<Result<(), RunError>>>,
-}
-
-/// What ranks record of their runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Recorded {
-    /// When each begins and ends.
-    All,
-    /// While the rank waits for its end, if it does.
-    Awaited,
-}
-
-impl Recorded {
-    /// Whether a rank is not through the last run of another one, or has yet to begin what that one has ended.
-    fn is_within(self, rank: &Progress, other: &Progress) -> bool {
-        let has_ended = self == Recorded::All && other.beats > 0 && !other.running;
-        (rank.running && rank.run <= other.run) || (has_ended && (rank.beats == 0 || rank.run < other.run))
-    }
-}
-
-impl Joined {
-    /// Joins as the rank of `place`.
+impl JoinedRank {
+    /// Joins as the rank of `place`; returns when all ranks have come and run the same.
     ///
     /// # Errors
     /// The other ranks do not come or run something else.
-    pub fn new(place: &Membership, purpose: &Purpose<'_>) -> Result<Joined, RunError> {
-        let until = Instant::now() + purpose.config.limit;
+    pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank, RunError> {
+        let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
+        let identity = identity.map_err(|error| place.decline(error))?;
+        let until = Instant::now() + purpose.comm.limit;
         if place.rank != 0 {
-            return Ok(Joined { link: connect_link(place, purpose, until)?, coordinator: None });
+            return connect_rank(place, purpose, identity, until);
         }
         let Some(listener) = meeting_point(place)? else {
             // Whoever is there says whether it is this run's.
-            return match connect_link(place, purpose, Instant::now() + DECLINING) {
+            return match connect_rank(place, purpose, identity, Instant::now() + DECLINING) {
                 Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
                     "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
                     place.shown_run()
@@ -199,81 +121,11 @@ impl Joined {
             };
         };
         let coordinator = start_coordinator(place, purpose, listener)?;
-        match connect_link(place, purpose, until) {
-            Ok(link) => Ok(Joined { link, coordinator: Some(coordinator) }),
+        match connect_rank(place, purpose, identity, until) {
+            Ok(rank) => Ok(rank.with_coordinator(coordinator)),
             Err(error) => Err(explained(await_coordinator(coordinator), error)),
         }
     }
-
-    /// Rank 0 with a coordinator of a test.
-    #[cfg(test)]
-    pub fn with_coordinator(link: Link, coordinator: JoinHandle<Result<(), RunError>>) -> Joined {
-        Joined { link, coordinator: Some(coordinator) }
-    }
-
-    /// The link to the coordinator.
-    pub fn link(&self) -> &Link {
-        &self.link
-    }
-
-    /// Runs a job.
-    fn run(
-        &self,
-        job: &RankJob,
-        engines: &Engines<'_>,
-        needs: &Needs,
-    ) -> Result<(Vec<Tensor>, RunTimes), RunError> {
-        let link = &self.link;
-        let comm = link.comm();
-        let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, needs, &job.config.engine)
-            .map_err(|error| link.report(error))?;
-        let run = RankRun {
-            plan: job.plan,
-            bindings: &job.bindings,
-            repeats: job.repeats,
-            config: &job.config,
-            comm,
-        };
-        // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
-        let ran = unsafe { engines.run(&run, &memory.rank(comm), &mut || link.start()) };
-        link.finish(ran)?;
-        Ok((memory.outputs(&needs.outputs)?, comm.control().times(comm.rank())))
-    }
-
-    /// Waits for the coordinator, which has said how the run ended, or says it soon.
-    ///
-    /// # Errors
-    /// What ended the run.
-    pub fn ended(self) -> Result<(), RunError> {
-        let Joined { link, coordinator } = self;
-        let verdict = coordinator.map_or(Ok(()), await_coordinator);
-        drop(link);
-        verdict
-    }
-
-    /// Leaves, without waiting for the others to leave: they may do so late, and wait for this rank before. Rank 0, whose
-    /// coordinator goes on but lives no longer than this process, waits at most so long until they are through what it has
-    /// run.
-    pub fn leave(self, recorded: Recorded, wait: Duration) {
-        let (control, me) = (self.link.comm().control().clone(), self.link.comm().rank());
-        let own = control.progress(me);
-        let others = (0..control.ranks()).filter(|&rank| rank != me);
-        let within = |rank| recorded.is_within(&control.progress(rank), &own);
-        // Who cannot be told finds out.
-        let _ = self.link.done();
-        drop(self.link);
-        let Some(coordinator) = self.coordinator else { return };
-        let until = Instant::now() + wait;
-        let mut pause = Duration::from_micros(50);
-        while !coordinator.is_finished() && others.clone().any(within) && Instant::now() < until {
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(5));
-        }
-    }
-}
-
-fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<(), RunError> {
-    coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
 }
 
 /// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
@@ -292,29 +144,31 @@ fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
 /// Starts the thread that gathers all ranks and coordinates them.
 fn start_coordinator(
     place: &Membership,
-    purpose: &Purpose<'_>,
+    purpose: &Purpose,
     listener: OwnedFd,
 ) -> Result<JoinHandle<Result<(), RunError>>, RunError> {
     let listener = Arc::new(Mutex::new(Some(listener)));
     let take =
         |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let (theirs, place_of, config) = (listener.clone(), place.clone(), purpose.config.clone());
-    let (plan, groups, watched) = (purpose.plan.clone(), purpose.groups, purpose.watched);
-    let work = move || {
-        let gathered = Gathered { place: &place_of, plan: &plan, groups, config: &config, watched };
-        take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener))
-    };
+    let theirs = listener.clone();
+    let gathered = Gathered { place: place.clone(), purpose: purpose.clone() };
+    let work = move || take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener));
     parallel::spawn(work).map_err(|e| {
         let error = RunError::of_call("starting the thread that coordinates the ranks", "clone", e);
         let error = error.reported_by(place.rank);
-        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.config.limit, &error));
+        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.comm.limit, &error));
         error
     })
 }
 
 /// Joins as the rank of `place`; returns when all ranks run the same.
-fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Result<Link, RunError> {
-    let limit = purpose.config.limit;
+fn connect_rank(
+    place: &Membership,
+    purpose: &Purpose,
+    identity: Identity,
+    until: Instant,
+) -> Result<JoinedRank, RunError> {
+    let limit = purpose.comm.limit;
     tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
     let channel = connect_to(place, until, limit)?;
     let left = until.saturating_duration_since(Instant::now());
@@ -323,7 +177,7 @@ fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Re
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit).and_then(|(welcome, fds)| {
         let world = map_world(&welcome, &mut fds.into_iter())?;
-        Comm::new(world, place.rank, purpose.config.comm(place.ranks))
+        Comm::new(world, place.rank, purpose.comm)
     });
     let comm = mapped.map_err(|error| {
         let error = error.reported_by(place.rank);
@@ -331,18 +185,24 @@ fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Re
         let _ = channel.send(&FromRank::Failed(error.clone()));
         error
     })?;
-    let link = Link::new(channel, comm, opening, Some(purpose.plan.clone()), limit);
-    let agreed = link.agree(purpose.identity.clone(), purpose.settings);
-    match agreed.and_then(|()| expect_arena(purpose, link.comm())) {
-        Ok(()) => Ok(link),
+    let config = LinkConfig {
+        control: comm.control().clone(),
+        rank: place.rank,
+        by: CoordinatedBy::Rank0,
+        locate_step: purpose.locate_step.clone(),
+        limit,
+    };
+    let link = Link::new(channel, config, opening);
+    let agreed = link.agree(identity, &purpose.terms);
+    match agreed.and_then(|()| expect_arena(purpose, &comm)) {
+        Ok(()) => Ok(JoinedRank::new(link, comm)),
         Err(error) => Err(link.report(error)),
     }
 }
 
-/// The symmetric arena of ranks that run one plan is as large as each of them expects.
-fn expect_arena(purpose: &Purpose<'_>, comm: &Comm) -> Result<(), RunError> {
-    let expected = purpose.config.arena(purpose.plan)?;
-    match comm.arena().len() == expected {
+/// The symmetric arena of ranks that run the same is as large as each of them expects.
+fn expect_arena(purpose: &Purpose, comm: &Comm) -> Result<(), RunError> {
+    match comm.arena().len() == purpose.arena {
         true => Ok(()),
         false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
     }
@@ -423,22 +283,26 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
 }
 
 /// What rank 0 coordinates once all ranks have come.
-struct Gathered<'a> {
-    place: &'a Membership,
-    plan: &'a Plan,
-    groups: usize,
-    config: &'a HostConfig,
-    watched: Watched,
+struct Gathered {
+    place: Membership,
+    purpose: Purpose,
 }
 
-impl Gathered<'_> {
+impl Gathered {
     /// Sends the shared memory to all ranks.
     fn welcome_all(&self, channels: &[Channel], world: &World) -> Result<(), RunError> {
         let fds: Vec<_> = world.fds().into_iter().flatten().collect();
         for (rank, channel) in (0..).zip(channels) {
-            let (ranks, groups) = (self.place.ranks, self.groups);
-            let (arena, first) = (world.arenas[0].len(), self.config.first);
-            let welcome = Welcome { rank, ranks, groups, arena, first, job: None, files: vec![] };
+            let welcome = Welcome {
+                rank,
+                ranks: self.place.ranks,
+                groups: self.purpose.groups,
+                arena: self.purpose.arena,
+                first: self.purpose.comm.first,
+                task: vec![],
+                files: 0,
+                limit: self.purpose.comm.limit,
+            };
             channel.send(&ToRank::Welcome(welcome))?;
             channel.send_fds(&fds)?;
         }
@@ -447,15 +311,15 @@ impl Gathered<'_> {
 
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
-        let Gathered { place, plan, groups, config, watched } = *self;
+        let Gathered { place, purpose } = self;
+        let limit = purpose.comm.limit;
         let _span = enter_coordinator_span();
-        let gathered = Gathering::new(place, &listener, config.limit).all()?;
+        let gathered = Gathering::new(place, &listener, limit).all()?;
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.
         drop(listener);
-        let result =
-            config.arena(plan).and_then(|arena| World::create(place.ranks, groups, arena, config.first));
-        let welcomed = result.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
+        let created = World::create(place.ranks, purpose.groups, purpose.arena, purpose.comm.first);
+        let welcomed = created.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
         let world = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);
             for channel in &channels {
@@ -466,12 +330,10 @@ impl Gathered<'_> {
         })?;
         let members = channels.into_iter().map(Member::new).collect();
         let mut coordinator = Coordinator {
-            watched,
-            plan,
-            limit: config.limit,
+            watched: purpose.watched,
             joining: gathered.machine,
             clock: gathered.clock,
-            ..Coordinator::new(plan, &world.control, members, config.limit)
+            ..Coordinator::new(purpose.locate_step.clone(), &world.control, members, limit)
         };
         coordinator.run()
     }

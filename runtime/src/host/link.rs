@@ -5,19 +5,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use symmc_check::CheckedPlan;
 use symmc_support::parallel;
 
 use super::channel::{Channel, FromRank, Identity, ToRank};
-use super::comm::Comm;
+use super::control::Control;
 use super::coordinator::death;
 use super::joining::{Answer, Task};
 use super::opening::{CoordinatedBy, Opening, Received, unexpected};
 use super::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
+use super::steps::LocateStep;
 use super::terms::Term;
 use super::trace::enter_rank_span;
 use crate::error::RunError;
@@ -27,8 +27,23 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The coordinator explains a run that was ended earlier than this, if it can.
 const EXPLAINING: Duration = Duration::from_secs(1);
 
+/// Bytes of an answer that one message carries. Quotes in it are escaped there.
+const ANSWER_PIECE: usize = 32 << 10;
+
 /// How a run ended for all ranks.
 type Verdict = Result<(), RunError>;
+
+/// Where the rank of a link is, and who coordinates its run.
+pub(super) struct LinkConfig {
+    /// The control words of the run.
+    pub control: Control,
+    pub rank: u32,
+    pub by: CoordinatedBy,
+    /// Names the steps of the run in errors.
+    pub locate_step: LocateStep,
+    /// The limit of every wait.
+    pub limit: Duration,
+}
 
 /// An open link.
 #[derive(Debug)]
@@ -42,14 +57,17 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct Ends {
     channel: Channel,
-    comm: Comm,
-    /// The plan, where rank 0 coordinates the run; without one a launcher does.
-    plan: Option<CheckedPlan>,
+    control: Control,
+    rank: u32,
+    by: CoordinatedBy,
+    locate_step: LocateStep,
     limit: Duration,
     /// Whether the rank waits for no message any more.
     ended: AtomicBool,
-    /// Whether the coordinator knows how the run ended on this rank.
-    told: AtomicBool,
+    /// Whether the coordinator was sent how the run ended on this rank.
+    is_reported: AtomicBool,
+    /// The error that explains the failure of this rank best, once it failed.
+    failure: OnceLock<RunError>,
 }
 
 /// Where messages come from.
@@ -61,18 +79,21 @@ struct Listener {
 }
 
 impl Link {
-    /// The link over `channel` of a rank that was welcomed, which communicates by `comm`. `plan` is given where rank 0
-    /// coordinates the run.
-    pub fn new(
-        channel: Channel,
-        comm: Comm,
-        mut opening: Opening,
-        plan: Option<CheckedPlan>,
-        limit: Duration,
-    ) -> Link {
-        opening.watch(comm.control());
-        let (ended, told) = (AtomicBool::new(false), AtomicBool::new(false));
-        let ends = Arc::new(Ends { channel, comm, plan, limit, ended, told });
+    /// The link over `channel` of a rank that was welcomed.
+    pub fn new(channel: Channel, config: LinkConfig, mut opening: Opening) -> Link {
+        let LinkConfig { control, rank, by, locate_step, limit } = config;
+        opening.watch(&control);
+        let ends = Arc::new(Ends {
+            channel,
+            control,
+            rank,
+            by,
+            locate_step,
+            limit,
+            ended: AtomicBool::new(false),
+            is_reported: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        });
         let (sender, messages) = mpsc::channel();
         let listening = ends.clone();
         // Without a thread the rank reads the socket itself where it waits, and shows no sign of life.
@@ -81,11 +102,6 @@ impl Link {
             Err(_) => Listener::default(),
         };
         Link { ends, listener: Mutex::new(listener), opening: Mutex::new(opening) }
-    }
-
-    /// The rank's communicator.
-    pub fn comm(&self) -> &Comm {
-        &self.ends.comm
     }
 
     /// Says what this rank runs; returns when all ranks run the same.
@@ -136,25 +152,44 @@ impl Link {
         }
     }
 
+    /// Sends what the rank found to the launcher.
+    ///
+    /// # Errors
+    /// The socket is broken.
+    pub fn send_answer(&self, answer: &str) -> Result<(), RunError> {
+        let mut rest = answer;
+        while !rest.is_empty() {
+            let at = (1..=ANSWER_PIECE.min(rest.len())).rev().find(|&at| rest.is_char_boundary(at));
+            let (piece, more) = rest.split_at(at.unwrap_or(rest.len()));
+            self.ends.channel.send(&FromRank::Answer(piece.into()))?;
+            rest = more;
+        }
+        Ok(())
+    }
+
     /// Says that this rank has run what it wanted.
     ///
     /// # Errors
     /// The socket is broken.
     pub fn done(&self) -> Result<(), RunError> {
-        self.ends.told.store(true, Ordering::Relaxed);
+        self.ends.is_reported.store(true, Ordering::Relaxed);
         self.ends.channel.send(&FromRank::Done)
     }
 
-    /// Tells the coordinator of a failure; the error that explains it best.
+    /// Reports a failure to the coordinator; the error that explains it best, the same for every call.
     pub fn report(&self, error: RunError) -> RunError {
-        let error = error.reported_by(self.ends.comm.rank());
-        let _span = enter_rank_span(self.ends.comm.rank());
+        self.ends.failure.get_or_init(|| self.report_first(error)).clone()
+    }
+
+    fn report_first(&self, error: RunError) -> RunError {
+        let error = error.reported_by(self.ends.rank);
+        let _span = enter_rank_span(self.ends.rank);
         tracing::warn!(target: "symmc::run", %error, "reporting a failure to all ranks");
-        if !self.ends.told.swap(true, Ordering::Relaxed) {
+        if !self.ends.is_reported.swap(true, Ordering::Relaxed) {
             // The coordinator may have ended the run itself; then it does not listen any more.
             let _ = self.ends.channel.send(&FromRank::Failed(error.clone()));
         }
-        let is_foreign = error.is_consequence() && error.reporter() != Some(self.ends.comm.rank());
+        let is_foreign = error.is_consequence() && error.reporter() != Some(self.ends.rank);
         match is_foreign.then(|| self.await_verdict(EXPLAINING)).flatten() {
             Some(Err(verdict)) if !matches!(verdict.cause(), RunError::Aborted { .. }) => verdict,
             _ => error,
@@ -185,7 +220,7 @@ impl Link {
     /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for that long, or the
     /// coordinator shows no sign of life.
     fn await_verdict(&self, patience: Duration) -> Option<Verdict> {
-        let control = self.ends.comm.control();
+        let control = &self.ends.control;
         let beats = || (0..control.ranks()).map(|r| control.progress(r).beats).collect::<Vec<_>>();
         let (mut clock, mut observer) = (ActiveClock::start(), Observer::new(control));
         let (mut last, mut since) = (beats(), clock.now());
@@ -209,9 +244,9 @@ impl Link {
     }
 
     fn coordinator_stuck(&self) -> RunError {
-        let Ends { comm, limit, .. } = &*self.ends;
-        let error = self.ends.by().stuck(comm.rank(), "as coordinator after the last step", *limit);
-        comm.abort(&error);
+        let Ends { control, rank, by, limit, .. } = &*self.ends;
+        let error = by.stuck(*rank, "as coordinator after the last step", *limit);
+        control.abort(*rank, &error);
         error
     }
 }
@@ -232,7 +267,7 @@ impl Ends {
     /// Reads messages and shows signs of life, until the verdict; ends the run if that is bad or cannot come any more.
     fn listen(&self, messages: &mpsc::Sender<Received>) {
         while !self.ended.load(Ordering::Relaxed) {
-            self.comm.control().show_life(self.comm.rank());
+            self.control.show_life(self.rank);
             let message = match self.channel.readable(Some(Instant::now() + TICK)) {
                 Ok(true) => self.channel.receive::<ToRank>(Some(Instant::now())),
                 Ok(false) => continue,
@@ -243,7 +278,7 @@ impl Ends {
             }
             let goes_on = matches!(message, Ok(Some(ToRank::Digest | ToRank::Proceed | ToRank::Start)));
             if !goes_on && let Err(error) = self.verdict_of(message.clone()) {
-                self.comm.abort(&error);
+                self.control.abort(self.rank, &error);
             }
             // The rank may have ended without waiting for it.
             let _ = messages.send(message);
@@ -262,29 +297,22 @@ impl Ends {
         }
     }
 
-    fn by(&self) -> CoordinatedBy {
-        if self.plan.is_some() { CoordinatedBy::Rank0 } else { CoordinatedBy::Launcher }
-    }
-
     /// The end of the process that coordinates the run, before it said how that ended. If the run had ended before, that is
     /// the reason.
     fn coordinator_gone(&self) -> RunError {
-        let rank = self.comm.rank();
-        let known = self.comm.control().abort_reason();
+        let known = self.control.abort_reason();
         if let Some(reason) = known.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
             return reason;
         }
+        if self.by == CoordinatedBy::Launcher {
+            return RunError::Aborted { rank: self.rank, reason: "the launcher of the ranks is gone".into() };
+        }
         // A process that has closed its session may end.
-        if let Some(runs) = self.comm.control().closed(0).filter(|_| self.plan.is_some()) {
-            return RunError::closed(0, runs).reported_by(rank);
+        if let Some(runs) = self.control.closed(0) {
+            return RunError::closed(0, runs).reported_by(self.rank);
         }
-        match &self.plan {
-            Some(plan) => {
-                let how = "its process is gone, and with it what coordinated the run";
-                death(plan, self.comm.control(), 0, Some(how.into())).reported_by(rank)
-            }
-            None => RunError::Aborted { rank, reason: "the launcher of the ranks is gone".into() },
-        }
+        let how = "its process is gone, and with it what coordinated the run";
+        death(&self.locate_step, &self.control, 0, Some(how.into())).reported_by(self.rank)
     }
 }
 

@@ -19,10 +19,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonym
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
-use symmc_support::Backing;
-
 use crate::error::RunError;
-use crate::exec::Span;
 use crate::session::{DeviceMemory, DeviceName, Extent};
 
 /// From this size on a mapping is aligned to huge pages and asks for them.
@@ -129,15 +126,14 @@ impl Segment {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// So many bytes from an offset on, as memory of a run.
+    /// The address of `len` bytes from an offset on.
     ///
     /// # Errors
     /// They do not lie within the segment.
-    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span, RunError> {
+    pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8, RunError> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        let span = Span { ptr: self.as_ptr().wrapping_add(offset), len };
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
-        fits.then_some(span).ok_or_else(outside)
+        fits.then(|| self.as_ptr().wrapping_add(offset)).ok_or_else(outside)
     }
 }
 
@@ -167,32 +163,6 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: the range is this segment's own mapping, and nobody may use its addresses any more.
         let _ = unsafe { munmap(self.address.cast(), self.mapped) };
-    }
-}
-
-/// Zeros, which take memory only where they are read. Ranks map them.
-#[derive(Debug)]
-pub struct Zeros(Segment);
-
-impl Zeros {
-    /// So many.
-    ///
-    /// # Errors
-    /// The system has no room for the mapping.
-    pub fn new(len: usize) -> Result<Zeros, RunError> {
-        Segment::create("zeros", len).map(Zeros)
-    }
-}
-
-impl Backing for Zeros {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the segment is mapped as long as this value lives, and nobody writes to it: this value gives out
-        // shared slices, and ranks map the descriptor for reading.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
-    }
-
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.0.fd()
     }
 }
 
@@ -248,18 +218,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn zeros_are_mapped_by_their_descriptor() {
-        let zeros = Zeros::new(1 << 36).unwrap();
-        let fd = zeros.file().unwrap().try_clone_to_owned().unwrap();
-        let file = Segment::map("test", fd, 1 << 36, Access::Read).unwrap();
-        // SAFETY: the mapping is as long.
-        assert_eq!(unsafe { *file.as_ptr().add((1 << 36) - 1) }, 0);
-        assert_eq!(zeros.bytes()[1 << 35], 0);
-        let fd = zeros.file().unwrap().try_clone_to_owned().unwrap();
-        assert!(Segment::map("test", fd, (1 << 36) + 1, Access::Read).is_err());
     }
 
     #[test]

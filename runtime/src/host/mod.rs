@@ -1,8 +1,9 @@
 //! The host backend: ranks are processes, or threads of one, that communicate through shared memory.
 //!
-//! - [`launch`] starts one process for each rank of a [`Job`]; each of them calls [`rank_main`].
-//! - [`run_rank`] runs the rank that another launcher gave this process ([`Membership::find`]).
-//! - [`run_threads`] runs all ranks as threads.
+//! - [`launch_ranks`] starts one process for each rank; each of them calls [`rank_main`].
+//! - [`JoinedRank::join`] joins as the rank that another launcher gave this process ([`Membership::find`]), or that a thread of a
+//!   [`Group`] is.
+//! - [`HostSession`] runs plans on a rank that has joined the others.
 //!
 //! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each
 //! other, `wait` bounds every wait, `reduce` and `ll` move elements, [`Comm`] runs collectives
@@ -18,20 +19,19 @@ mod channel;
 mod chaos;
 mod collective;
 mod comm;
+mod config;
 mod control;
 mod coordinator;
 mod copy;
 mod culprit;
 mod descriptors;
 mod direct;
-mod engine;
 pub mod facts;
 mod futex;
 mod gather;
 mod group;
-mod inputs;
-mod job;
 mod join;
+mod joined;
 mod joining;
 mod landing;
 mod launch;
@@ -42,21 +42,19 @@ mod membership;
 mod memory;
 mod opening;
 mod pulse;
+mod purpose;
 mod put;
 mod rank;
-mod rank_memory;
 mod reduce;
 mod rendezvous;
 mod running;
-mod seat;
 mod session;
 mod spawn;
 mod splits;
 mod stage;
 mod staged;
+mod steps;
 mod terms;
-mod threads;
-mod times;
 mod trace;
 mod wait;
 
@@ -64,22 +62,24 @@ pub use crate::error::RunError;
 pub use bounded::{Bounded, exit_at_once};
 pub use channel::{Arrival, Channel, accept, same_user};
 pub use comm::{Comm, CommConfig, World};
+pub use config::{HostConfig, LaneThreads};
 pub use control::{Control, Progress};
+pub(crate) use coordinator::cause;
+pub use coordinator::{Subject, Watched};
 pub use descriptors::collect_descriptors;
-pub use engine::{Engine, Engines, HostEngine, RankRun};
 pub use group::{Bootstrap, Group, secret};
-pub use job::{EngineChoice, HostConfig, Job, LaneThreads, Ran, RankCommand};
-pub use join::{RankJob, Recorded, run_rank, run_rank_timed};
-pub use launch::{launch, launch_timed};
+pub use join::Purpose;
+pub use joined::{JoinedRank, Leaving, Recorded};
+pub use launch::{LaunchConfig, launch_ranks};
 pub use launchers::{Found, Launch};
 pub use membership::Membership;
-pub use memory::{Access, Segment, Zeros};
-pub use rank::rank_main;
-pub use seat::{Leaving, Seat};
-pub use session::HostSession;
+pub use memory::{Access, Segment};
+pub(crate) use purpose::{locate_steps, subject};
+pub use rank::{LaunchedRank, rank_main};
+pub use session::{HostSession, expect_kernels};
+pub use spawn::RankCommand;
+pub use steps::{LocateStep, StepName};
 pub use terms::{Content, Term, TermValue};
-pub use threads::{run_threads, run_threads_timed};
-pub use times::RunTimes;
 pub use trace::enter_rank_span;
 pub use wait::{Spin, Yields};
 

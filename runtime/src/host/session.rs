@@ -11,20 +11,19 @@ use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, InputKind, Tensor};
-use symmc_plan::Plan;
+use symmc_plan::{Plan, ReadPlan};
 use symmc_support::parallel;
 
 use super::comm::World;
+use super::config::{HostConfig, arena_size, count_groups};
 use super::group::Group;
-use super::job::{HostConfig, groups};
-use super::join::Recorded;
+use super::joined::{JoinedRank, Leaving, Recorded};
 use super::memory::Segment;
-use super::rank_memory::arena_size;
-use super::seat::{Leaving, Seat};
+use super::terms::Term;
 use super::trace::enter_rank_span;
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
+use crate::exec::{Bound, ExecConfig, Executor, InputData, RankMemory, Span};
 use crate::kernels::{Needs, Scratch};
 use crate::session::budget::{self, Constants};
 use crate::session::{
@@ -35,7 +34,7 @@ use crate::session::{
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    seat: Option<Arc<Seat>>,
+    joined: Option<Arc<JoinedRank>>,
     rank: u32,
     ports: Ports<Segment>,
     ordinary: Option<Arc<Segment>>,
@@ -96,19 +95,57 @@ impl HostSession {
         group: &Group,
         kernels: &Registry,
         config: &HostConfig,
-        terms: Vec<(String, String)>,
+        terms: Vec<Term>,
     ) -> Result<HostSession, RunError> {
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
-        has_kernels(plan, kernels).map_err(|error| group.decline(error))?;
-        let seat = Seat::take(plan, group, config, terms)?;
-        let built = HostSession::build(plan, group.rank(), kernels, config);
-        let mut session = built.map_err(|error| seat.fail(error))?;
-        seat.start().map_err(|error| seat.fail(error))?;
-        session.seat = Some(Arc::new(seat));
+        expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
+        let joined = Arc::new(JoinedRank::for_session(plan, group, config, terms)?);
+        let opened = HostSession::open_joined(&joined, plan, kernels, config);
+        let session = opened.and_then(|session| joined.start().map(|()| session));
+        let session = session.map_err(|error| joined.fail(error))?;
         let (ranks, elapsed) = (plan.ranks, started.elapsed());
         let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
         tracing::info!(target: "symmc::session", ranks, symmetric, ordinary, ?elapsed, "opened a session on the host");
         Ok(session)
+    }
+
+    /// Opens a session of a plan that was checked on a rank that has joined the others, and has yet to [start]. A session leaves
+    /// the others when it ends, unless its caller has the rank too.
+    ///
+    /// [start]: JoinedRank::start
+    ///
+    /// # Errors
+    /// An op has no kernel, or there is no memory.
+    pub fn open_joined(
+        joined: &Arc<JoinedRank>,
+        plan: &ReadPlan,
+        kernels: &Registry,
+        config: &HostConfig,
+    ) -> Result<HostSession, RunError> {
+        let executor = Executor::new(plan, joined.comm().rank(), kernels, config.exec())?;
+        let mut ports = Ports::new(executor, (1, config.callers))?;
+        let room = config.extendable.then(|| Arrangement::room_for(plan));
+        if room.is_some() && config.callers > 0 {
+            return Err(no_callers());
+        }
+        let arrangement = Arrangement::new(plan, room);
+        if room.is_some() {
+            ports.place(arrangement.placement(0))?;
+        }
+        let state = State { needs: ports.needs(), ..State::default() };
+        Ok(HostSession {
+            joined: Some(joined.clone()),
+            rank: joined.comm().rank(),
+            ports,
+            ordinary: Some(ordinary(plan)?),
+            resolved: None,
+            runs: 0,
+            queue: Queue { exec: config.exec(), state: Arc::new(state), ..Queue::default() },
+            program: 0,
+            parked: vec![None],
+            arrangement,
+            config: config.clone(),
+        })
     }
 
     /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends.
@@ -121,7 +158,7 @@ impl HostSession {
         kernels: &Registry,
         config: &HostConfig,
     ) -> Result<Taken, RunError> {
-        has_kernels(plan, kernels)?;
+        expect_kernels(plan, kernels)?;
         let mut executor = Executor::new(plan, rank, kernels, config.exec())?;
         let needs = executor.needs();
         Ok(Taken {
@@ -130,41 +167,9 @@ impl HostSession {
                 true => Arrangement::new(plan, Some(0)).needed(),
                 false => config.arena(plan)?,
             },
-            flags: World::part(plan.ranks, groups(plan)),
+            flags: World::part(plan.ranks, count_groups(plan)),
             scratch: needs.iter().map(Needs::bytes).sum(),
             held: budget::held(plan, &executor.largest(), Constants::Read),
-        })
-    }
-
-    fn build(
-        plan: &CheckedPlan,
-        rank: u32,
-        kernels: &Registry,
-        config: &HostConfig,
-    ) -> Result<HostSession, RunError> {
-        let executor = Executor::new(plan, rank, kernels, config.exec())?;
-        let mut ports = Ports::new(executor, (1, config.callers))?;
-        let room = config.extendable.then(|| Arrangement::room_for(plan));
-        if room.is_some() && config.callers > 0 {
-            return Err(no_callers());
-        }
-        let arrangement = Arrangement::new(plan, room);
-        if room.is_some() {
-            ports.place(arrangement.placement(0))?;
-        }
-        let state = State { needs: ports.needs(), ..State::default() };
-        Ok(HostSession {
-            seat: None,
-            rank,
-            ports,
-            ordinary: Some(ordinary(plan)?),
-            resolved: None,
-            runs: 0,
-            queue: Queue { exec: config.exec(), state: Arc::new(state), ..Queue::default() },
-            program: 0,
-            parked: vec![None],
-            arrangement,
-            config: config.clone(),
         })
     }
 
@@ -182,13 +187,13 @@ impl HostSession {
         if !self.config.extendable {
             return Err(RunError::Invalid("the session was not opened for several programs".into()));
         }
-        has_kernels(plan, kernels)?;
+        expect_kernels(plan, kernels)?;
         let executor = Executor::new(plan, self.rank, kernels, self.config.exec())?;
         let mut ports = Ports::new(executor, (1, 0))?;
         let needs = ports.needs();
         let mut arrangement = self.arrangement.clone();
         // The last group is no group of a plan.
-        let groups = self.seat()?.comm().control().groups().saturating_sub(1);
+        let groups = self.joined()?.comm().control().groups().saturating_sub(1);
         arrangement.add(plan, Some(groups))?;
         let ordinary = match &self.ordinary {
             None => return Err(gave_back()),
@@ -213,13 +218,13 @@ impl HostSession {
         Ok(())
     }
 
-    fn seat(&self) -> Result<Arc<Seat>, RunError> {
-        self.seat.clone().ok_or_else(ended)
+    fn joined(&self) -> Result<Arc<JoinedRank>, RunError> {
+        self.joined.clone().ok_or_else(ended)
     }
 
     fn arena(&self) -> Result<Extent, RunError> {
-        let seat = self.seat()?;
-        let arena = seat.comm().arena();
+        let joined = self.joined()?;
+        let arena = joined.comm().arena();
         Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
     }
 
@@ -284,7 +289,7 @@ impl HostSession {
         let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
         let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
         let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
-        let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, sources: Vec::new(), outputs };
+        let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
         let segments = self.ports.memories().cloned().chain([ordinary]).collect();
         let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
         Ok(Resolved { sized, memory, agrees, _segments: segments })
@@ -319,22 +324,21 @@ impl HostSession {
     /// Ends the session in order, once all runs have ended; others may go on for a moment.
     fn end(&mut self, leaving: Leaving) {
         self.queue.end();
-        let Some(seat) = self.seat.take() else { return };
-        let _span = enter_rank_span(self.rank);
-        tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
-        // The worker has ended: nobody else holds it.
-        if let Some(seat) = Arc::into_inner(seat) {
-            seat.leave(Recorded::All, self.runs, leaving);
+        // The worker has ended: nobody else has it, unless it stays with the caller.
+        if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+            let _span = enter_rank_span(self.rank);
+            tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
+            joined.leave(Recorded::All, self.runs, leaving);
         }
     }
 
     /// Ends the session on all ranks, without a wait for others. `how` this rank leaves.
     fn abandon(&mut self, how: String) {
-        if let Some(seat) = self.seat.take() {
+        if let Some(joined) = self.joined.take() {
             let _span = enter_rank_span(self.rank);
             tracing::warn!(target: "symmc::session", runs = self.runs, how, "ending the session on all ranks");
             // Ends the waits of a run in progress, so that the thread of the runs ends, too.
-            let _ = seat.fail(RunError::Left { rank: self.rank, how });
+            let _ = joined.fail(RunError::Left { rank: self.rank, how });
             self.queue.end();
         }
     }
@@ -363,9 +367,9 @@ impl DeviceSession for HostSession {
 
     fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize, RunError> {
         self.queue.wait(self.rank, None)?;
-        let (seat, made) = (self.seat()?, self.prepare_program(plan, kernels));
-        let said = seat.comm().exchange(&proposal(plan, made.as_ref().err()));
-        let agreed = expect_agreement(&said.map_err(|error| seat.fail(error))?);
+        let (joined, made) = (self.joined()?, self.prepare_program(plan, kernels));
+        let said = joined.comm().exchange(&proposal(plan, made.as_ref().err()));
+        let agreed = expect_agreement(&said.map_err(|error| joined.fail(error))?);
         let NewProgram { ports, needs, arrangement, ordinary } = made?;
         agreed?;
         let number = arrangement.count() - 1;
@@ -374,7 +378,7 @@ impl DeviceSession for HostSession {
         self.parked.push(Some(ParkedProgram { ports, resolved: None }));
         (self.arrangement, self.ordinary) = (arrangement, Some(ordinary));
         self.queue.serve(&needs);
-        self.place_programs().map_err(|error| seat.fail(error))?;
+        self.place_programs().map_err(|error| joined.fail(error))?;
         Ok(number)
     }
 
@@ -426,10 +430,11 @@ impl DeviceSession for HostSession {
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         self.queue.wait(self.rank, None)?;
-        let (seat, rank) = (self.seat()?, self.rank);
-        let asked = seat.comm().exchange(&(bytes as u64).to_le_bytes()).map_err(|error| seat.fail(error))?;
+        let (joined, rank) = (self.joined()?, self.rank);
+        let asked =
+            joined.comm().exchange(&(bytes as u64).to_le_bytes()).map_err(|error| joined.fail(error))?;
         let range = self.ports.callers().take(&asked, rank)?;
-        Ok(Arc::new(PartOfArena { arena: seat.comm().arena_kept().clone(), range }))
+        Ok(Arc::new(PartOfArena { arena: joined.comm().arena_kept().clone(), range }))
     }
 
     fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
@@ -445,16 +450,24 @@ impl DeviceSession for HostSession {
         Ok(spot)
     }
 
-    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
-        let port = Port::Input(input);
-        let spot = self.spot(port)?;
-        self.expect_access(port, data.len())?;
-        if spot.owner == Owner::Program {
-            return Err(self.ports.is_constant(port));
+    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
+        for &(input, data) in inputs {
+            let port = Port::Input(input);
+            let spot = self.spot(port)?;
+            self.expect_access(port, data.size())?;
+            let to = span(spot.extent);
+            match data {
+                _ if spot.owner == Owner::Program => return Err(self.ports.is_constant(port)),
+                // SAFETY: the memory is the session's or lent for as many bytes, no run is in progress, and the data are a slice
+                // that nobody writes.
+                InputData::Memory(bytes) => unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, bytes.len()) },
+                InputData::Source(source) if to.len > 0 => {
+                    // SAFETY: as above; nobody else has the memory meanwhile.
+                    source.read(0, unsafe { std::slice::from_raw_parts_mut(to.ptr, to.len) })?;
+                }
+                InputData::Source(_) => {}
+            }
         }
-        // SAFETY: the memory is the session's or lent for as many bytes, no run is in progress, and `data` is a slice
-        // that nobody writes.
-        unsafe { std::ptr::copy(data.as_ptr(), span(spot.extent).ptr, data.len()) };
         Ok(())
     }
 
@@ -478,7 +491,7 @@ impl DeviceSession for HostSession {
             return Err(RunError::Invalid("a stream was given: sessions of the host have none".into()));
         }
         // A run that has a number is done.
-        self.queue.prepare(&self.seat()?)?;
+        self.queue.prepare(&self.joined()?)?;
         let pending = self.next_run()?;
         self.queue.put(pending)
     }
@@ -488,8 +501,8 @@ impl DeviceSession for HostSession {
             self.enqueue(None)?;
             return self.queue.wait(self.rank, None);
         }
-        let (pending, seat) = (self.next_run()?, self.seat()?);
-        self.queue.run_here(&seat, &pending)
+        let (pending, joined) = (self.next_run()?, self.joined()?);
+        self.queue.run_here(&joined, &pending)
     }
 
     fn poll(&mut self) -> Result<bool, RunError> {
@@ -505,27 +518,27 @@ impl DeviceSession for HostSession {
             return Err(in_progress());
         }
         self.ports.expect_no_callers()?;
-        let seat = self.seat()?;
-        seat.comm().exchange(&[0]).map_err(|error| seat.fail(error))?;
+        let joined = self.joined()?;
+        joined.comm().exchange(&[0]).map_err(|error| joined.fail(error))?;
         self.ordinary = None;
         self.resolved = None;
         self.queue.state.progress().scratch = None;
-        seat.comm().arena().forget()?;
+        joined.comm().arena().forget()?;
         self.ports.lose_symmetric();
         for parked in self.parked.iter_mut().flatten() {
             parked.resolved = None;
             parked.ports.lose_symmetric();
         }
-        seat.comm().exchange(&[0]).map(drop).map_err(|error| seat.fail(error))
+        joined.comm().exchange(&[0]).map(drop).map_err(|error| joined.fail(error))
     }
 
     fn resume(&mut self) -> Result<(), RunError> {
-        let seat = self.seat()?;
+        let joined = self.joined()?;
         if self.ordinary.is_none() {
             let bytes = self.arrangement.ordinary();
             self.ordinary = Some(Arc::new(Segment::private("the ordinary arena", bytes)?));
         }
-        seat.comm().exchange(&[0]).map(drop).map_err(|error| seat.fail(error))
+        joined.comm().exchange(&[0]).map(drop).map_err(|error| joined.fail(error))
     }
 
     fn taken(&self) -> Taken {
@@ -537,10 +550,10 @@ impl DeviceSession for HostSession {
         Taken {
             ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
-            flags: self.seat.as_ref().map_or(0, |seat| match self.config.extendable {
+            flags: self.joined.as_ref().map_or(0, |joined| match self.config.extendable {
                 // Nothing touches the flags of groups that no program has.
-                true => World::part(seat.comm().ranks(), self.arrangement.groups() + 1),
-                false => seat.comm().part(),
+                true => World::part(joined.comm().ranks(), self.arrangement.groups() + 1),
+                false => joined.comm().part(),
             }),
             scratch: self.queue.state.scratch(),
             held: self.ports.memories().chain(parked).map(|s| s.len()).sum(),
@@ -570,7 +583,11 @@ fn no_callers() -> RunError {
     RunError::Invalid("symmetric memory for the caller: a session of several programs has none".into())
 }
 
-fn has_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), RunError> {
+/// Whether the host runs every node of a plan. Asked when the plan is made for the host; what passes here is refused by no rank.
+///
+/// # Errors
+/// The first node that has no kernel ([`RunError::CannotRun`]).
+pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
     plan.programs().try_for_each(|program| kernels.check(&program?.graph))
 }
 
@@ -656,15 +673,15 @@ impl State {
     }
 
     /// Does one run.
-    fn run(&self, seat: &Seat, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
+    fn run(&self, joined: &JoinedRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
         let kept = self.progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
         // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
-        let work = AssertUnwindSafe(|| unsafe { one_run(seat, exec, pending, &mut scratch) });
+        let work = AssertUnwindSafe(|| unsafe { one_run(joined, exec, pending, &mut scratch) });
         let ran = catch_unwind(work).unwrap_or_else(|panic| {
             Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_text(&*panic))))
         });
-        let ran = ran.map_err(|error| seat.fail(error));
+        let ran = ran.map_err(|error| joined.fail(error));
         let mut progress = self.progress();
         progress.scratch = Some(scratch);
         progress.done += 1;
@@ -683,17 +700,17 @@ const UNNAMED: usize = u32::MAX as usize;
 /// # Safety
 /// As [`Bound::run`].
 unsafe fn one_run(
-    seat: &Seat,
+    joined: &JoinedRank,
     exec: &ExecConfig,
     pending: &PendingRun,
     scratch: &mut [Scratch; 2],
 ) -> Result<(), RunError> {
-    let (comm, resolved) = (seat.comm(), &*pending.resolved);
+    let (comm, resolved) = (joined.comm(), &*pending.resolved);
     let SizedProgram { bound, digest, text } = &resolved.sized;
     let (number, bucket) = (pending.number, bound.bucket());
     let _span = enter_rank_span(comm.rank());
     tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
-    seat.alive()?;
+    joined.alive()?;
     comm.announce(pending.number, *digest, &|| text.to_string())?;
     comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
     for (from, offset) in &pending.loads {
@@ -739,15 +756,15 @@ impl Queue {
     }
 
     /// Runs in this thread; nothing is in progress.
-    fn run_here(&self, seat: &Seat, pending: &PendingRun) -> Result<(), RunError> {
+    fn run_here(&self, joined: &JoinedRank, pending: &PendingRun) -> Result<(), RunError> {
         self.state.progress().put += 1;
-        self.state.run(seat, &self.exec, pending)
+        self.state.run(joined, &self.exec, pending)
     }
 
     /// Starts the thread, if there is none.
-    fn prepare(&mut self, seat: &Arc<Seat>) -> Result<(), RunError> {
+    fn prepare(&mut self, joined: &Arc<JoinedRank>) -> Result<(), RunError> {
         if self.worker.is_none() {
-            self.worker = Some(self.start(seat.clone())?);
+            self.worker = Some(self.start(joined.clone())?);
         }
         Ok(())
     }
@@ -759,7 +776,7 @@ impl Queue {
         sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
     }
 
-    fn start(&self, seat: Arc<Seat>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
+    fn start(&self, joined: Arc<JoinedRank>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
         let (sender, runs) = mpsc::channel::<PendingRun>();
         let (state, exec) = (self.state.clone(), self.exec);
         let work = move || {
@@ -769,7 +786,7 @@ impl Queue {
                     // What comes behind a failure is not run.
                     true => state.progress().done += 1,
                     // The failure is kept for whoever waits.
-                    false => drop(state.run(&seat, &exec, &pending)),
+                    false => drop(state.run(&joined, &exec, &pending)),
                 }
             }
         };

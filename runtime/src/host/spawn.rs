@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -18,8 +19,17 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, read};
 
-use super::job::RankCommand;
 use super::pulse::{ActiveClock, TICK};
+
+/// The command that runs one rank: a program that calls [`rank_main`](super::rank_main) with the number that
+/// follows its last argument.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RankCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments. The number of the control socket's descriptor is appended as one more.
+    pub args: Vec<String>,
+}
 
 /// A child process.
 #[derive(Debug)]
@@ -196,7 +206,6 @@ impl Exec {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;

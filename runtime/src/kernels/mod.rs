@@ -41,7 +41,7 @@ use symmc_ir::{Op, Reduction};
 pub use error::KernelError;
 use error::arity;
 pub use faults::may_refuse_data;
-pub use needs::{Shaped, needs};
+pub use needs::Shaped;
 pub use scratch::{Bytes, Needs, Scratch};
 pub(crate) use view::is_dense;
 pub use view::{View, ViewMut, contiguous_strides};
@@ -143,6 +143,48 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
         }
     }
     Ok(())
+}
+
+/// The buffers that an op takes at once, from shapes alone: an upper bound, which a test compares with what kernels take.
+/// None for what it refuses, and for ops without a kernel. Memory of custom kernels is not in it.
+pub fn needs(op: &Op, operands: &[Shaped<'_>], results: &[Shaped<'_>]) -> Needs {
+    let strided = |&(dtype, shape, strides): &Shaped<'_>| Strided::unplaced(dtype, shape, strides);
+    let operands: Vec<Strided> = operands.iter().map(strided).collect();
+    let results: Vec<Strided> = results.iter().map(strided).collect();
+    let mut out = Needs::default();
+    let _ = add_needs(op, &operands, &results, &mut out);
+    out
+}
+
+/// `None` where the operands do not fit the op.
+fn add_needs(op: &Op, x: &[Strided], r: &[Strided], out: &mut Needs) -> Option<()> {
+    arity(op, x.len(), r.len()).ok()?;
+    match op {
+        Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => Some(()),
+        Op::Select | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Some(()),
+        Op::MatMul => needs::product(&x[0], &x[1], &r[0], out),
+        Op::GroupedMatMul => needs::grouped(x, &r[0], out),
+        Op::Reduce { axes, .. } => needs::reduction(axes, &x[0], out),
+        Op::ArgReduce { axis, .. } => needs::arg_reduction(*axis, &x[0], out),
+        Op::CumSum { axis } => needs::sums(*axis, &r[0], out),
+        Op::Softmax { axis, .. } => needs::softmax(*axis, &x[0], out),
+        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => needs::norm(*axes, x, out),
+        Op::Attention { bounds, sink, .. } => needs::attention(bounds, *sink, x, out),
+        Op::AttentionGradient { bounds, .. } => needs::attention_gradient(bounds, x, out),
+        Op::Permuted { op, perm } => add_needs(op, x, &unpermuted(op, perm, r)?, out),
+        Op::RotaryEmbedding { width, .. } => needs::rotary(*width, x, out),
+        Op::Take { .. } | Op::Index { .. } => needs::lookup(&x[1..], out),
+        Op::GatherElements { .. } => needs::positions_of(&x[1], out),
+        Op::ScatterElements { combine, .. } => needs::scatter(*combine, x, out),
+        Op::IndexAdd { axis } => needs::stored(*axis, Some(Reduction::Sum), &x[0], &x[1..2], out),
+        Op::IndexPut { axis, accumulate } => {
+            needs::stored(*axis, accumulate.then_some(Reduction::Sum), &x[0], &x[2..], out)
+        }
+        Op::TopK { axis, .. } | Op::Sort { axis, .. } => needs::sorted(*axis, &x[0], &r[0], out),
+        Op::Reshape | Op::Copy => needs::copy(&x[0], &r[0], out),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Shard { .. } => Some(()),
+        Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Some(()),
+    }
 }
 
 fn same(x: &Strided, result: &Strided) -> Result<(), KernelError> {

@@ -101,7 +101,6 @@ impl Rank {
             ordinary: self.ordinary.span(),
             symmetric: self.symmetric.span(),
             inputs: self.inputs.iter_mut().map(Block::span).collect(),
-            sources: Vec::new(),
             outputs: self.outputs.iter_mut().map(Block::span).collect(),
         }
     }

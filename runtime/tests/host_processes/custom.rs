@@ -6,10 +6,10 @@ use std::time::Duration;
 use symmc_ir::{DType, interp, text};
 use symmc_runtime::RunError;
 use symmc_runtime::custom::{CustomCall, CustomError, Mismatch, Registry, Signature};
-use symmc_runtime::host::{HostConfig, LaneThreads, RankCommand, launch, run_threads};
+use symmc_runtime::host::{HostConfig, LaneThreads, RankCommand};
 
 use crate::Test;
-use crate::programs::{Owned, command};
+use crate::programs::{Owned, command, launch, run_threads};
 
 pub const TESTS: &[Test] = &[
     ("custom_ops_give_the_numbers", custom_ops_give_the_numbers),

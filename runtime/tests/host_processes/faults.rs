@@ -9,10 +9,10 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use nix::unistd::Pid;
 use symmc_runtime::Registry;
 use symmc_runtime::RunError;
-use symmc_runtime::host::{RankCommand, launch, run_threads};
+use symmc_runtime::host::RankCommand;
 
 use crate::Test;
-use crate::programs::{Owned, command};
+use crate::programs::{Owned, command, launch, run_threads};
 
 pub const TESTS: &[Test] = &[
     ("a_killed_rank_ends_the_run", a_killed_rank_ends_the_run),

@@ -1,4 +1,4 @@
-//! Inputs that lie in files: they are read by position on every engine, and a file that is shortened under a run is an error
+//! Inputs that lie in files: they are read by position, and a file that is shortened under a run is an error
 //! that names it, never a signal.
 
 use std::fs::OpenOptions;
@@ -8,55 +8,37 @@ use std::sync::Arc;
 
 use symmc_ir::Tensor;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::RankMemory;
-use symmc_runtime::host::{Engine, EngineChoice, Engines, Membership, RankJob, RankRun, launch, run_rank};
+use symmc_runtime::host::Membership;
+use symmc_runtime::job::{RankJob, run_rank};
 use symmc_support::{Mapped, Part};
 
-use crate::programs::{Owned, command};
+use crate::programs::{Owned, Task, command, launch, open};
 use crate::{Test, custom};
 
 pub const TESTS: &[Test] = &[
-    ("engines_read_inputs_from_files", engines_read_inputs_from_files),
+    ("inputs_are_read_from_files", inputs_are_read_from_files),
     ("a_file_that_is_shortened_under_a_run_is_named", a_file_that_is_shortened_under_a_run_is_named),
 ];
 
-/// Copies the first input to the first output in small pieces, as an engine that uploads to a device. Before that, rank 0
-/// shortens the file of the inputs, if the options give a length and the path.
-pub struct Uploads;
-
-impl Engine for Uploads {
-    fn name(&self) -> &'static str {
-        "uploads"
-    }
-
-    unsafe fn run(
-        &self,
-        options: &str,
-        run: &RankRun<'_>,
-        memory: &RankMemory,
-        ready: &mut dyn FnMut() -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        ready()?;
-        if let Some((length, path)) = options.split_once(' ').filter(|_| run.comm.rank() == 0) {
-            let file = OpenOptions::new().write(true).open(path).expect("the file is there");
-            file.set_len(length.parse().expect("a number")).expect("it is shortened");
+/// Shortens the file of the inputs, as rank 0. Other ranks wait until it is.
+pub fn shorten(path: &Path, length: u64, rank: u32) {
+    let size = || std::fs::metadata(path).expect("the file is there").len();
+    match rank {
+        0 => {
+            OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(length)).expect("shorter")
         }
-        run.exchange(&[0])?;
-        // SAFETY: the caller's promise.
-        let input = unsafe { memory.input(0) }.expect("it has data");
-        // SAFETY: the caller's promise; the program returns a value of the size of its first argument.
-        let output = unsafe { std::slice::from_raw_parts_mut(memory.outputs[0].ptr, input.size()) };
-        for (piece, at) in output.chunks_mut(100).zip((0..).step_by(100)) {
-            input.read(at, piece)?;
+        _ => {
+            while size() != length {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
         }
-        Ok(())
     }
 }
 
 /// The mixed program, whose inputs lie in a file, except for the states; and the size of the file.
-fn with_file(path: &Path, options: String) -> (Owned, usize) {
+fn with_file(path: &Path) -> (Owned, usize) {
     let mut owned = Owned::mixed(16);
-    owned.config.engine = EngineChoice::Named { name: "uploads".into(), options };
+    owned.repeats = 3;
     let mut file = std::fs::File::create(path).expect("a file");
     let (mut end, mut parts) = (0, Vec::new());
     for (rank, inputs) in owned.inputs.iter().enumerate() {
@@ -77,10 +59,10 @@ fn with_file(path: &Path, options: String) -> (Owned, usize) {
 
 /// The outputs of ranks that a launcher starts, and of ranks that join by themselves.
 fn all_ways(owned: &Owned, name: &str) -> [Result<Vec<Vec<Tensor>>, RunError>; 2] {
-    [launch(&owned.job(), &command()), joined(owned, name)]
+    [launch(&owned.job(), &command()), joined(owned, name, &|_| ())]
 }
 
-fn joined(owned: &Owned, name: &str) -> Result<Vec<Vec<Tensor>>, RunError> {
+fn joined(owned: &Owned, name: &str, before: &(dyn Fn(u32) + Sync)) -> Result<Vec<Vec<Tensor>>, RunError> {
     let run = format!("files, process {}, {name}", std::process::id());
     let rank = |rank: u32| {
         let place = Membership { rank, ranks: 4, run: run.clone() };
@@ -88,12 +70,13 @@ fn joined(owned: &Owned, name: &str) -> Result<Vec<Vec<Tensor>>, RunError> {
             plan: &owned.plan,
             bindings: owned.bindings.clone(),
             inputs: &owned.inputs[rank as usize],
-            repeats: 1,
+            repeats: owned.repeats,
+            trace: None,
             settings: &[],
             config: owned.config.clone(),
         };
-        let kernels = custom::kernels();
-        run_rank(&place, &job, &Engines { kernels: &kernels, others: &[&Uploads] })
+        before(rank);
+        run_rank(&place, &job, &open(&custom::kernels())).map(|(outputs, _)| outputs)
     };
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..4).map(|r| scope.spawn(move || rank(r))).collect();
@@ -101,27 +84,27 @@ fn joined(owned: &Owned, name: &str) -> Result<Vec<Vec<Tensor>>, RunError> {
     })
 }
 
-fn engines_read_inputs_from_files() {
+fn inputs_are_read_from_files() {
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("inputs");
-    let (owned, _) = with_file(&path, String::new());
+    let (owned, _) = with_file(&folder.path().join("inputs"));
     for outputs in all_ways(&owned, "whole") {
-        for (outputs, inputs) in outputs.expect("it runs").iter().zip(&owned.inputs) {
-            assert_eq!(outputs[0].data(), inputs[0].loaded().expect("it is there").data());
-        }
+        assert_eq!(outputs.expect("it runs"), owned.expected());
     }
 }
 
 fn a_file_that_is_shortened_under_a_run_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("inputs");
-    let size = with_file(&path, String::new()).1;
+    let size = with_file(&path).1;
     for cut in [0, 1, 4096, size / 2, size - 1] {
         for way in 0..2 {
-            let (owned, _) = with_file(&path, format!("{cut} {}", path.display()));
+            let (owned, length) = (with_file(&path).0, cut as u64);
             let result = match way {
-                0 => launch(&owned.job(), &command()),
-                _ => joined(&owned, &format!("cut to {cut}")),
+                0 => {
+                    let task = |job| Task::RunOnShortened { path: path.clone(), length, job };
+                    symmc_runtime::job::launch(&owned.job(), &command(), task).map(|ran| ran.outputs)
+                }
+                _ => joined(&owned, &format!("cut to {cut}"), &|rank| shorten(&path, length, rank)),
             };
             let error = result.expect_err("the file changed");
             assert!(matches!(error.cause(), RunError::Invalid(_)), "way {way}, cut to {cut}: {error:?}");

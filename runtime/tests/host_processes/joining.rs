@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 use std::sync::Arc;
 
 use nix::sys::signal::{Signal, raise};
-use symmc_runtime::RunError;
-use symmc_runtime::exec::RankMemory;
-use symmc_runtime::host::{
-    Content, Engine, EngineChoice, Engines, Membership, RankJob, RankRun, Term, run_rank,
-};
+use symmc_runtime::host::{Content, Membership, Term};
+use symmc_runtime::job::{RankJob, SessionRequest, run_rank};
 
-use crate::programs::Owned;
+use crate::programs::{Owned, open};
 use crate::{Test, custom};
 
 pub const TESTS: &[Test] = &[
@@ -38,9 +35,11 @@ pub fn member() -> ExitCode {
     let mut settings = Vec::new();
     if !variable("TEST_STOP").is_empty() {
         owned.config.limit = Duration::from_secs(2);
-        owned.config.engine = EngineChoice::Named { name: "stops".into(), options: stops.clone() };
+        // Enough runs to be stopped in.
+        owned.repeats = u32::MAX;
         // Ranks that identify their contents otherwise read them.
-        settings.push(Term::content("contents", Arc::new(Stops { at: stops, name: variable("RANK") })));
+        settings
+            .push(Term::content("contents", Arc::new(Stops { at: stops.clone(), name: variable("RANK") })));
     }
     let result = Membership::from_env().and_then(|place| {
         let place = place.expect("the environment names a rank");
@@ -50,12 +49,21 @@ pub fn member() -> ExitCode {
             bindings: owned.bindings.clone(),
             inputs,
             repeats: owned.repeats,
+            trace: None,
             settings: &settings,
             config: owned.config.clone(),
         };
         let kernels = custom::kernels();
-        let engines = Engines { kernels: &kernels, others: &[&StopsThere] };
-        run_rank(&place, &job, &engines).map(|outputs| (place.rank, outputs))
+        let open = open(&kernels);
+        let open_or_stop = |asked: &SessionRequest<'_>| {
+            match stops.as_str() {
+                "load" => stop(),
+                "runs" => stop_in(Duration::from_millis(300)),
+                _ => {}
+            }
+            open(asked)
+        };
+        run_rank(&place, &job, &open_or_stop).map(|(outputs, _)| (place.rank, outputs))
     });
     match result {
         Ok((rank, outputs)) if outputs == owned.expected()[rank as usize] => ExitCode::SUCCESS,
@@ -94,30 +102,12 @@ impl Content for Stops {
     }
 }
 
-/// An engine that stops the process while it loads, or after the start.
-struct StopsThere;
-
-impl Engine for StopsThere {
-    fn name(&self) -> &'static str {
-        "stops"
-    }
-
-    unsafe fn run(
-        &self,
-        options: &str,
-        run: &RankRun<'_>,
-        _memory: &RankMemory,
-        ready: &mut dyn FnMut() -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        if options == "load" {
-            stop();
-        }
-        ready()?;
-        if options == "start" {
-            stop();
-        }
-        run.exchange(&[0]).map(drop)
-    }
+/// Stops this process after a while.
+fn stop_in(time: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        stop();
+    });
 }
 
 /// Starts the ranks in this order; each with a machine name and a number of repeats.
@@ -218,7 +208,7 @@ fn the_same_rank_twice_is_refused() {
 }
 
 fn a_rank_that_stops_while_the_run_opens_is_named() {
-    let points = ["digest", "load", "start"];
+    let points = ["digest", "load", "runs"];
     let cases: Vec<(&'static str, u32)> =
         points.iter().flat_map(|point| [(*point, 0), (*point, 2)]).collect();
     let run = |(number, &(point, victim)): (u16, &(&'static str, u32))| {

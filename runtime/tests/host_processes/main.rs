@@ -5,8 +5,8 @@
 //! end. Otherwise it runs the tests whose names contain the first argument. Tests run one after another, so that
 //! the children of this process are the ranks of the test.
 
+mod answers;
 mod custom;
-mod engines;
 mod faults;
 mod files;
 mod joining;
@@ -16,7 +16,6 @@ mod results;
 use std::process::ExitCode;
 
 use symmc_runtime::Registry;
-use symmc_runtime::host::Engines;
 
 type Test = (&'static str, fn());
 
@@ -38,7 +37,7 @@ fn main() -> ExitCode {
     }
     let filter = args.iter().find(|a| !a.starts_with('-'));
     let tests: Vec<Test> =
-        [results::TESTS, custom::TESTS, faults::TESTS, joining::TESTS, engines::TESTS, files::TESTS].concat();
+        [results::TESTS, custom::TESTS, faults::TESTS, joining::TESTS, answers::TESTS, files::TESTS].concat();
     let mut failed = 0;
     for (name, test) in tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f.as_str()))) {
         let ok = std::panic::catch_unwind(test).is_ok();
@@ -50,8 +49,7 @@ fn main() -> ExitCode {
 
 fn rank(fd: Option<&String>, kernels: &Registry) -> ExitCode {
     let fd = fd.and_then(|fd| fd.parse().ok()).unwrap_or(-1);
-    match symmc_runtime::host::rank_main(fd, &Engines { kernels, others: &[&engines::Roll, &files::Uploads] })
-    {
+    match symmc_runtime::host::rank_main(fd, |rank| programs::work(rank, kernels)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

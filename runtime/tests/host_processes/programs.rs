@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, DType, Graph, InputKind, SymbolId, Tensor, entity::Entity, interp, text};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::host::{HostConfig, Job, RankCommand};
+use symmc_runtime::host::{HostConfig, LaunchedRank, RankCommand};
+use symmc_runtime::job::{self, Job, JobText, SessionRequest, open_on_host};
+use symmc_runtime::session::DeviceSession;
+use symmc_runtime::{Registry, RunError};
 
 /// Most variants, two groups, a symbol, and a state that outputs mutate.
 const MIXED: &str = r#"
@@ -88,6 +92,7 @@ impl Owned {
             bindings: self.bindings.clone(),
             inputs: &self.inputs,
             repeats: self.repeats,
+            trace: None,
             config: self.config.clone(),
         }
     }
@@ -128,4 +133,44 @@ fn numbers(shape: Vec<usize>, seed: u64) -> Tensor {
 pub fn command() -> RankCommand {
     let program = std::env::current_exe().expect("this binary has a path");
     RankCommand { program, args: vec!["rank".into()] }
+}
+
+/// What the process of a rank is told to do.
+#[derive(Serialize, Deserialize)]
+pub enum Task {
+    /// A job.
+    Run(JobText),
+    /// A job, before which rank 0 shortens the file of the inputs.
+    RunOnShortened { path: std::path::PathBuf, length: u64, job: JobText },
+    /// Sends so many characters and the rank.
+    Answer { characters: usize },
+}
+
+/// Does what a rank is told, with these kernels of custom ops.
+pub fn work(rank: &mut LaunchedRank, kernels: &Registry) -> Result<(), RunError> {
+    match rank.task()? {
+        Task::Run(job) => job.run(rank, &open(kernels)),
+        Task::RunOnShortened { path, length, job } => {
+            crate::files::shorten(&path, length, rank.rank());
+            job.run(rank, &open(kernels))
+        }
+        Task::Answer { characters } => crate::answers::answer(rank, characters),
+    }
+}
+
+/// Opens the sessions of the host.
+pub fn open(
+    kernels: &Registry,
+) -> impl Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>, RunError> + Sync {
+    |request| open_on_host(request, kernels)
+}
+
+/// Runs a job on processes; the outputs of each rank.
+pub fn launch(job: &Job<'_>, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunError> {
+    job::launch(job, command, Task::Run).map(|ran| ran.outputs)
+}
+
+/// Runs a job on threads; the outputs of each rank.
+pub fn run_threads(job: &Job<'_>, kernels: &Registry) -> Result<Vec<Vec<Tensor>>, RunError> {
+    job::run_threads(job, &open(kernels)).map(|ran| ran.outputs)
 }

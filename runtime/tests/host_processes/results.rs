@@ -9,11 +9,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use symmc_ir::Tensor;
 use symmc_runtime::Registry;
 use symmc_runtime::RunError;
-use symmc_runtime::host::{HostConfig, LaneThreads, launch, run_threads};
+use symmc_runtime::host::{HostConfig, LaneThreads};
 use symmc_support::{Backing, Part};
 
 use crate::Test;
-use crate::programs::{Owned, command};
+use crate::programs::{Owned, command, launch, run_threads};
 
 pub const TESTS: &[Test] = &[
     ("processes_give_the_numbers", processes_give_the_numbers),

@@ -25,7 +25,7 @@ struct Lent {
 
 /// A session all of whose inputs and outputs lie in memory of the caller.
 struct Caller<'d> {
-    session: CudaSession<'static>,
+    session: CudaSession,
     device: &'d Arc<Device>,
     stream: Stream,
     lent: Vec<Lent>,

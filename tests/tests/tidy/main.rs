@@ -24,6 +24,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("frontends/torch", &["symmc-ir", "symmc-import"]),
     ("frontends/onnx", &["symmc-support", "symmc-ir", "symmc-import"]),
     (
+        "frontends/driver",
+        &[
+            "symmc-support",
+            "symmc-ir",
+            "symmc-dispatch",
+            "symmc-passes",
+            "symmc-planner",
+            "symmc-pack",
+            "symmc-plan",
+            "symmc-check",
+            "symmc-cuda",
+        ],
+    ),
+    (
         "runtime/cuda",
         &["symmc-support", "symmc-ir", "symmc-plan", "symmc-check", "symmc-runtime", "nccl-sys"],
     ),
@@ -31,7 +45,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "frontends/symmc",
         &[
             "symmc-ir",
-            "symmc-dispatch",
+            "symmc-driver",
             "symmc-passes",
             "symmc-planner",
             "symmc-pack",
@@ -141,8 +155,10 @@ fn events_have_targets_that_the_page_lists() {
     for (name, text) in sources() {
         for macro_name in ["trace!(", "debug!(", "info!(", "warn!(", "error!("] {
             for call in text.split(&format!("tracing::{macro_name}")).skip(1) {
-                let target = call.trim_start().strip_prefix("target: \"").and_then(|rest| rest.split('"').next());
-                let target = target.unwrap_or_else(|| panic!("{name}: an event without a target: {call:.80}"));
+                let target =
+                    call.trim_start().strip_prefix("target: \"").and_then(|rest| rest.split('"').next());
+                let target =
+                    target.unwrap_or_else(|| panic!("{name}: an event without a target: {call:.80}"));
                 assert!(targets.iter().any(|known| known == target), "{name}: {target} is not on the page");
                 used.insert(target.to_string());
             }

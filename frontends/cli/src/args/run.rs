@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 #[cfg(feature = "cuda")]
 use symmc::{ArenaSource, CudaConfig, Products};
-use symmc::{EngineChoice, Launch, RankDraw};
+use symmc::{Device, Launch, RankDraw};
 
 use super::program::{CompileArgs, ProgramArgs};
 use super::values::{parse_seconds, parse_setting, parse_tolerance};
@@ -102,20 +102,20 @@ pub struct RunArgs {
 impl RunArgs {
     /// What runs a plan on GPUs.
     #[cfg(feature = "cuda")]
-    pub fn engine(&self) -> EngineChoice {
+    pub fn device(&self) -> Device {
         let arena = match self.arena {
             Some(ArenaArg::Nccl) => ArenaSource::Nccl,
             Some(ArenaArg::Vmm) | None => ArenaSource::Vmm,
         };
         let gpus = CudaConfig::default().with_gpus(self.gpus.clone()).with_arena(arena);
         let products = self.products.map(Products::from).unwrap_or_default();
-        gpus.with_products(products).with_trace(self.profile_trace.clone()).choice()
+        Device::Gpus(gpus.with_products(products))
     }
 
     /// None is left that would ask.
     #[cfg(not(feature = "cuda"))]
-    pub fn engine(&self) -> EngineChoice {
-        EngineChoice::Host
+    pub fn device(&self) -> Device {
+        Device::Host
     }
 }
 

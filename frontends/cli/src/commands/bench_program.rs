@@ -157,9 +157,9 @@ fn prepare_gpus(args: &BenchProgramArgs, plan: &CheckedPlan) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn on_gpus(args: &BenchProgramArgs, own: &Own, plan: &CheckedPlan, bindings: &Bindings) -> Result<Times> {
     let gpus = symmc::CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
-    let gpus = gpus.with_trace(args.profile_trace.clone());
-    let counts = [args.replays, args.runs];
-    let times = symmc::bench::program(plan, bindings, &gpus, counts, &own.rank_command())?;
+    let trace = args.profile_trace.clone();
+    let bench = symmc::bench::ProgramBench { replays: args.replays, runs: args.runs, trace };
+    let times = symmc::bench::program(plan, bindings, &gpus, &bench, &own.rank_command())?;
     let [least, median, most] =
         [0, 1, 2].map(|which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max));
     Ok(Times { least, median, most: Some(most) })

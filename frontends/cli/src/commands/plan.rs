@@ -30,12 +30,12 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         put(&orders(&program, &config)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let made = spin("planning", || symmc::compile_timed(&program, &config));
+    let made = spin("planning", || symmc::compile_with_report(&program, &config));
     if let (Some(plan), Some(path)) = (made.as_ref().err().and_then(symmc::Error::plan), &args.output) {
         // For the report of the defect.
         write(plan, path)?;
     }
-    let (plan, stages) = made?;
+    let (plan, report) = made?;
     // The process ends with this command, and its memory with it.
     let (plan, program) = (ManuallyDrop::new(plan), ManuallyDrop::new(program));
     if let Some(path) = &args.output {
@@ -55,7 +55,7 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     }
     if args.timing {
         say::line(&format!("import {:.1} ms", imported.as_secs_f64() * 1e3));
-        for (stage, time) in stages {
+        for (stage, time) in report.stages {
             say::line(&format!("{stage} {:.1} ms", time.as_secs_f64() * 1e3));
         }
         say::line(&format!("total {:.1} ms", planned.as_secs_f64() * 1e3));

@@ -11,7 +11,7 @@ use symmc::unstable::ir::interp::{RoundingHistory, Runs, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
 use symmc::{
-    Backend, CheckedPlan, Config, Draw, EngineChoice, Expected, Graph, Membership, Ran, RunConfig, RunTimes,
+    Backend, CheckedPlan, Config, Device, Draw, Expected, Graph, Membership, Ran, RunConfig, RunTimes,
     Tensor, TensorFile, Weights, Workload,
 };
 
@@ -375,15 +375,16 @@ fn backend(args: &RunArgs, own: &Own) -> Backend {
 }
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
-    let engine = match args.backend {
-        BackendArg::Cuda => args.engine(),
-        _ => EngineChoice::Host,
+    let device = match args.backend {
+        BackendArg::Cuda => args.device(),
+        _ => Device::Host,
     };
     RunConfig::default()
         .with_limit(Duration::from_secs_f64(args.timeout))
         .with_chaos(chaos)
         .with_repeats(args.repeat)
-        .with_engine(engine)
+        .with_device(device)
+        .with_trace(args.profile_trace.clone())
 }
 
 /// What the results are compared with.

@@ -4,26 +4,16 @@ use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 use symmc_plan::ExitBarrier;
 
 use super::blocks::MAX_THREADS;
-use super::call::{Call, Running};
+use super::call::Running;
 use super::control::MAX_RANKS;
+use super::params::{BarrierParams, Part, PutParams};
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, DevicePtr, plain};
+use crate::launch::{Address, DevicePtr, Param};
 use crate::pointer::all_multiples_of;
-
-plain! {
-    /// Where a kernel reads and writes between its barriers, and how much: bytes that move from and to places of the same index, or
-    /// elements that are reduced from all places into the first.
-    #[derive(PartialEq, Default, Debug)]
-    pub(super) struct Part {
-        pub from: [DevicePtr; MAX_RANKS],
-        pub to: [DevicePtr; MAX_RANKS],
-        pub count: u64,
-    }
-}
 
 impl Part {
     /// The places that are used.
@@ -37,8 +27,9 @@ impl Part {
     }
 
     /// The parameters of a kernel for it alone.
-    fn call(&self, running: &Running) -> Call {
-        Call { from: self.from, to: self.to, count: self.count, ..running.call() }
+    fn params(&self, running: &Running) -> BarrierParams {
+        let Part { from, to, count } = *self;
+        BarrierParams { base: running.group(), from, to, count, row: 0 }
     }
 }
 
@@ -86,7 +77,7 @@ pub(super) fn pushed(running: &Running) -> Result<Part, CudaError> {
 }
 
 pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared, CudaError> {
-    let call = reduced(running)?.call(running);
+    let call = reduced(running)?.params(running);
     let how = Reduction { op, outs: 1, elements: running.bound.elements, exit };
     Ok(reduce(running, call, how, running.grid(|b| &b.one_shot, running.units(running.bytes)), "one_shot"))
 }
@@ -96,7 +87,7 @@ pub(super) fn reduce_scatter(
     op: ReduceOp,
     exit: ExitBarrier,
 ) -> Result<Prepared, CudaError> {
-    let (piece, call) = (running.piece()?, scattered(running)?.call(running));
+    let (piece, call) = (running.piece()?, scattered(running)?.params(running));
     let how = Reduction { op, outs: 1, elements: running.bound.elements / running.n, exit };
     Ok(reduce(
         running,
@@ -109,23 +100,27 @@ pub(super) fn reduce_scatter(
 
 pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared, CudaError> {
     let part = pulled(running)?;
-    Ok(movement(running, part.call(running), Moves { sends: Sends::Each, exit, bytes: part.count as usize }))
+    Ok(movement(
+        running,
+        part.params(running),
+        Moves { sends: Sends::Each, exit, bytes: part.count as usize },
+    ))
 }
 
 /// An all-gather of rows of `row` bytes, in which the rows of all ranks follow each other.
 pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Result<Prepared, CudaError> {
-    let mut call = running.call();
+    let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
     for (i, p) in running.rotated().enumerate() {
         call.from[i] = running.operand_of(p, running.bytes)?;
         call.to[i] = running.result + (p * row) as Address;
     }
     let (n, exit) = (running.n, exit == ExitBarrier::Kept);
     let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
-    (call.count, call.slice) = (running.bytes as u64, row as u64);
+    (call.count, call.row) = (running.bytes as u64, row as u64);
     Ok(Prepared {
         what: format!("{}_rows", running.bound.kind.name()),
         body: format!("move_rows<{unit}, {n}, {exit}>"),
-        call,
+        params: ("BarrierParams", Param::of(&call)),
         beside: None,
         most_threads: MAX_THREADS,
         blocks: running.grid(|b| &b.pull, running.units(running.bytes)),
@@ -135,12 +130,13 @@ pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Res
 pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
     let (part, sends) = (pushed(running)?, Sends::of(&running.bound.kind));
     let how = Moves { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
-    Ok(movement(running, part.call(running), how))
+    Ok(movement(running, part.params(running), how))
 }
 
 /// A rendezvous of the group and nothing else.
 pub(super) fn rendezvous(running: &Running) -> Prepared {
-    movement(running, running.call(), Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })
+    let params = BarrierParams { base: running.group(), ..BarrierParams::default() };
+    movement(running, params, Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })
 }
 
 /// Copies into peers between two rendezvous.
@@ -206,11 +202,10 @@ pub(super) fn put(running: &Running) -> Result<Prepared, CudaError> {
         return Err(running.unfit(format!("expected pairs of ranks below {n}, found {pair:?}")));
     }
     let sender = pairs.iter().find(|pair| pair.1 == me).map(|pair| pair.0);
-    let mut call = running.call();
+    let mut call = PutParams { base: running.group(), ..PutParams::default() };
     call.sender = sender.filter(|&s| s != me).unwrap_or(MAX_RANKS as u32);
-    call.zero = u32::from(sender.is_none());
-    call.from[0] = running.operand;
-    call.to[0] = running.result;
+    call.zero = u64::from(sender.is_none());
+    (call.from, call.to) = (running.operand, running.result);
     call.count = running.bytes as u64;
     let mut count = 0;
     for p in running.rotated().filter(|&p| pairs.contains(&(me, p as u32))) {
@@ -221,12 +216,12 @@ pub(super) fn put(running: &Running) -> Result<Prepared, CudaError> {
         }
     }
     call.receivers = count as u32;
-    let addresses = call.out[..count].iter().chain([&call.from[0], &call.to[0]]);
+    let addresses = call.out[..count].iter().chain([&call.from, &call.to]);
     let unit = unit(addresses.copied(), 0, running.bytes);
     Ok(Prepared {
         what: running.bound.kind.name().into(),
         body: format!("put<{unit}, {n}>"),
-        call,
+        params: ("PutParams", Param::of(&call)),
         beside: None,
         most_threads: MAX_THREADS,
         blocks: running.grid(|b| &b.put, running.units(running.bytes)),
@@ -243,7 +238,7 @@ pub(super) struct Reduction {
 
 pub(super) fn reduce(
     running: &Running,
-    mut call: Call,
+    mut call: BarrierParams,
     how: Reduction,
     blocks: [u32; 2],
     what: &str,
@@ -257,7 +252,7 @@ pub(super) fn reduce(
     Prepared {
         what: format!("{what}_{}", running.bound.dtype),
         body: format!("reduce<{element}, {operation}, {n}, {outs}, {exit}, {vector}>"),
-        call,
+        params: ("BarrierParams", Param::of(&call)),
         beside: None,
         most_threads: MAX_THREADS,
         blocks,
@@ -271,7 +266,7 @@ struct Moves {
     bytes: usize,
 }
 
-fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
+fn movement(running: &Running, mut call: BarrierParams, how: Moves) -> Prepared {
     let bytes = how.bytes;
     let (same, exit) = (how.sends == Sends::One, how.exit == ExitBarrier::Kept);
     let n = running.n;
@@ -280,7 +275,7 @@ fn movement(running: &Running, mut call: Call, how: Moves) -> Prepared {
     Prepared {
         what: running.bound.kind.name().into(),
         body: format!("move<{unit}, {n}, {same}, {exit}>"),
-        call,
+        params: ("BarrierParams", Param::of(&call)),
         beside: None,
         most_threads: MAX_THREADS,
         blocks: running.grid(|b| if same { &b.push } else { &b.pull }, running.units(bytes)),

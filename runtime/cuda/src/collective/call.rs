@@ -1,4 +1,4 @@
-//! The parameters of a kernel, and the addresses that go into them.
+//! One collective of one rank, and the addresses that its kernel gets.
 //!
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
@@ -7,39 +7,10 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
 
 use super::blocks::{BlockCounts, Blocks, Protocol};
 use super::control::{self, MAX_RANKS};
+use super::params::{GroupParams, LandingParams};
 use super::peers::Peers;
 use crate::error::CudaError;
-use crate::launch::{Address, DevicePtr, plain};
-
-plain! {
-    /// The parameters, as `kernels/waits.cu` declares them.
-    #[derive(PartialEq, Default, Debug)]
-    pub(super) struct Call {
-        pub flags: [Address; MAX_RANKS],
-        pub from: [DevicePtr; MAX_RANKS],
-        pub to: [DevicePtr; MAX_RANKS],
-        pub out: [DevicePtr; MAX_RANKS],
-        pub slots: [DevicePtr; MAX_RANKS],
-        pub ranks: [u32; MAX_RANKS],
-        pub words: Address,
-        pub shared: Address,
-        pub status: Address,
-        pub limit: u64,
-        pub seed: u64,
-        pub count: u64,
-        pub other: u64,
-        pub zone: Address,
-        pub me: u32,
-        pub step: u32,
-        pub group: u32,
-        pub receivers: u32,
-        pub receiver: [u32; MAX_RANKS],
-        pub sender: u32,
-        pub zero: u32,
-        pub slice: u64,
-        pub before: u64,
-    }
-}
+use crate::launch::{Address, DevicePtr};
 
 /// One collective of one rank.
 pub(super) struct Running<'a> {
@@ -85,10 +56,10 @@ impl<'a> Running<'a> {
     }
 
     /// The parameters that all kernels share.
-    pub fn call(&self) -> Call {
+    pub fn group(&self) -> GroupParams {
         let peers = self.peers;
         let control = peers.arena.next_multiple_of(control::PAGE) + control::flags_at(self.bound.group);
-        let mut call = Call {
+        let mut params = GroupParams {
             words: peers.local + control::words_at(self.bound.group) as Address,
             shared: peers.local,
             status: peers.status,
@@ -97,13 +68,13 @@ impl<'a> Running<'a> {
             me: self.me as u32,
             step: control::tagged_step(peers.program, self.step),
             group: self.bound.group as u32,
-            ..Call::default()
+            ..GroupParams::default()
         };
         for (p, &rank) in self.bound.cell.iter().enumerate() {
-            call.flags[p] = peers.arenas[rank as usize] + control as Address;
-            call.ranks[p] = rank;
+            params.flags[p] = peers.arenas[rank as usize] + control as Address;
+            params.ranks[p] = rank;
         }
-        call
+        params
     }
 
     /// The parameters for `ll`: also the slots, `rounds` of them for each peer, with `units` units of 16 bytes
@@ -114,7 +85,7 @@ impl<'a> Running<'a> {
         protocol: Protocol,
         units: usize,
         rounds: usize,
-    ) -> Result<Call, CudaError> {
+    ) -> Result<LandingParams, CudaError> {
         let Some([first, second]) = self.bound.landing else {
             return Err(self.unfit("expected landing zones for ll, found none".into()));
         };
@@ -138,22 +109,22 @@ impl<'a> Running<'a> {
                 )));
             }
         }
-        let mut call = self.call();
+        let mut params = LandingParams { base: self.group(), ..LandingParams::default() };
         // A zone has a slot for each peer of its owner.
         let at = |owner: usize, sender: usize| {
             let index = if sender < owner { sender } else { sender - 1 };
             self.arena_of(owner) + (first + before + index * slot) as Address
         };
         let senders = (0..self.n).filter(|&p| p != self.me);
-        senders.for_each(|p| call.slots[p] = at(self.me, p).into());
+        senders.for_each(|p| params.slots[p] = at(self.me, p));
         for (i, p) in self.rotated().filter(|&p| p != self.me).enumerate() {
-            call.to[i] = at(p, self.me).into();
+            params.to[i] = at(p, self.me);
         }
-        call.zone = self.arena_of(self.me) + first as Address;
-        call.other = (second as u64).wrapping_sub(first as u64);
-        call.before = (before / 16) as u64;
-        call.count = message as u64;
-        Ok(call)
+        params.zone = self.arena_of(self.me) + first as Address;
+        params.other = (second as u64).wrapping_sub(first as u64);
+        params.before = (before / 16) as u64;
+        params.count = message as u64;
+        Ok(params)
     }
 
     /// Where the tables of sizes and the staging areas of all numbers lie, and the bytes that a block stages for one peer

@@ -8,7 +8,8 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
 use super::blocks::{MAX_THREADS, Protocol};
-use super::call::{Call, Running};
+use super::call::Running;
+use super::params::LandingParams;
 use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
 use crate::launch::{Address, DevicePtr, Param};
@@ -92,7 +93,7 @@ pub(super) fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<Prepared
 
 /// What each rank sends to every other, and its own piece.
 struct Pieces {
-    call: Call,
+    call: LandingParams,
     /// The bytes of each.
     piece: usize,
     protocol: Protocol,
@@ -161,6 +162,7 @@ fn grid(running: &Running, protocol: Protocol, units: usize) -> [u32; 2] {
     }
 }
 
-fn prepared(what: String, body: String, call: Call, blocks: [u32; 2]) -> Prepared {
-    Prepared { what, body, call, beside: None, most_threads: MAX_THREADS, blocks }
+fn prepared(what: String, body: String, call: LandingParams, blocks: [u32; 2]) -> Prepared {
+    let params = ("LandingParams", Param::of(&call));
+    Prepared { what, body, params, beside: None, most_threads: MAX_THREADS, blocks }
 }

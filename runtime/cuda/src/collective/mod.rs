@@ -74,6 +74,7 @@ mod control;
 pub(crate) mod follow;
 mod ll;
 mod norm;
+mod params;
 mod peers;
 mod prepared;
 pub(crate) mod rows;
@@ -94,9 +95,10 @@ pub use self::control::{
     missed, unfit,
 };
 pub use self::norm::{FusedNorm, lower_norm};
+pub use self::params::Addition;
 pub use self::peers::{Ends, Peers, Sizes, unread};
 pub use self::several::lower_several;
-pub use self::two_shot::{Addition, lower_addition};
+pub use self::two_shot::lower_addition;
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;

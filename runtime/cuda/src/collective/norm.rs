@@ -12,12 +12,13 @@ use symmc_runtime::exec::BoundCollective;
 use super::blocks::{MAX_THREADS, Protocol, RowGrid};
 use super::call::Running;
 use super::ll;
+use super::params::Norm;
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{DevicePtr, Param, plain};
+use crate::launch::{DevicePtr, Param};
 use crate::pointer::all_multiples_of;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
@@ -67,21 +68,6 @@ impl FusedNorm {
             share: 0,
             in_place: u32::from(self.is_in_place(bytes)),
         }
-    }
-}
-
-plain! {
-    /// The parameters beside the call, as `kernels/ll128.cu` declares them.
-    struct Norm {
-        residual: DevicePtr,
-        weight: DevicePtr,
-        reduced: DevicePtr,
-        added: DevicePtr,
-        normed: DevicePtr,
-        row: u32,
-        eps: f32,
-        share: u32,
-        in_place: u32,
     }
 }
 
@@ -136,7 +122,7 @@ pub fn lower_norm(
             "ll_norm<{element}, {operation}, {n}, {}, {pieces}, {first}, {vector}>",
             protocol.name()
         ),
-        call: parameters,
+        params: ("LandingParams", Param::of(&parameters)),
         beside: Some(("Norm", Param::of(&beside))),
         most_threads: MAX_THREADS,
         blocks,

@@ -3,7 +3,8 @@
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
-use super::call::{Call, Running};
+use super::call::Running;
+use super::params::declarations;
 use super::peers::Peers;
 use crate::compile::Source;
 use crate::driver::Links;
@@ -38,7 +39,8 @@ pub(super) struct Prepared {
     pub what: String,
     /// Its body, without namespace.
     pub body: String,
-    pub call: Call,
+    /// Its parameters and their type.
+    pub params: (&'static str, Param),
     /// A second parameter and its type.
     pub beside: Option<(&'static str, Param)>,
     /// The most threads of a block that it is compiled for: fewer may have more registers.
@@ -55,8 +57,10 @@ impl Prepared {
             source.prelude(SPLIT_LL128);
         }
         source.prelude(DEVICE);
+        source.prelude(declarations());
         source.prelude(KERNELS);
         let [blocks, threads] = self.blocks;
+        let (family, params) = self.params;
         let (declared, passed) = match &self.beside {
             Some((ty, _)) => (format!(", const __grid_constant__ {ty} beside"), ", beside"),
             None => (String::new(), ""),
@@ -64,11 +68,11 @@ impl Prepared {
         // In the namespace of the kernels, so that other code in the program may use the same names.
         let text = format!(
             "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({}) \
-             @(const __grid_constant__ Call call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
+             @(const __grid_constant__ {family} call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
             self.most_threads, self.body
         );
         let beside = self.beside.map(|(_, param)| param);
-        let params = [Param::of(&self.call)].into_iter().chain(beside).collect();
+        let params = [params].into_iter().chain(beside).collect();
         Kernel::flat(source.function(&self.what, text), blocks as usize, threads as usize, params)
     }
 }

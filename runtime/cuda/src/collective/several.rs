@@ -8,36 +8,17 @@ use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{BoundCollective, Member, Work};
 
-use super::barrier::{Part, alone, pulled, pushed, reduced, scattered, unit};
+use super::barrier::{alone, pulled, pushed, reduced, scattered, unit};
 use super::blocks::{BlockCounts, Blocks, MAX_THREADS};
 use super::call::Running;
-use super::control;
+use super::params::{MOST_TURNS, Part, Turn, Turns};
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, reduction};
 use crate::addresses::AddressMap;
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Param, plain};
-
-/// The most collectives of a kernel, whose parameters have at most 4 KiB.
-const MOST: usize = 16;
-
-plain! {
-    /// A collective among several, as `kernels/several.cu` declares it.
-    #[derive(PartialEq, Default, Debug)]
-    struct Turn {
-        part: Part,
-        start: u64,
-    }
-}
-
-plain! {
-    /// Those of a kernel.
-    struct Turns {
-        of: [Turn; MOST],
-    }
-}
+use crate::launch::Param;
 
 /// What is done between the barriers for one collective.
 struct Between {
@@ -73,7 +54,7 @@ pub fn lower_several(
         (r.bound.variant, r.bound.group, r.bound.exit)
             == (first.bound.variant, first.bound.group, first.bound.exit)
     };
-    if all.len() > MOST || !all.iter().all(common) {
+    if all.len() > MOST_TURNS || !all.iter().all(common) {
         return Ok(None);
     }
     let parts = all.iter().map(between).collect::<Result<Option<Vec<Between>>, CudaError>>()?;
@@ -126,7 +107,7 @@ fn prepared(first: &Running<'_>, mut parts: Vec<Between>) -> Prepared {
     let units = parts.iter().map(|p| p.units).fold(0, usize::saturating_add);
     let blocks = first.grid(|counts| grids(counts, first.bound.variant), units);
     let threads = u64::from(blocks[0]) * u64::from(blocks[1]);
-    let mut turns = Turns { of: [Turn::default(); MOST] };
+    let mut turns = Turns { of: [Turn::default(); MOST_TURNS] };
     let mut begun = 0u64;
     for (turn, between) in turns.of.iter_mut().zip(&parts) {
         *turn = Turn { part: between.part, start: begun % threads };
@@ -143,7 +124,7 @@ fn prepared(first: &Running<'_>, mut parts: Vec<Between>) -> Prepared {
     Prepared {
         what: "collectives".into(),
         body: format!("several<{}, {exit}{templates}>", first.n),
-        call: first.call(),
+        params: ("GroupParams", Param::of(&first.group())),
         beside: Some(("Turns", Param::of(&turns))),
         most_threads: MAX_THREADS,
         blocks,
@@ -158,6 +139,3 @@ fn grids(counts: &BlockCounts, variant: Variant) -> &Blocks {
         _ => &counts.pull,
     }
 }
-
-const _: () = assert!(size_of::<Turns>() + size_of::<super::call::Call>() <= 4096, "parameters of a kernel");
-const _: () = assert!(control::MAX_RANKS == 8, "see kernels/waits.cu");

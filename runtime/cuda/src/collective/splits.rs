@@ -5,30 +5,16 @@
 //! reported ([`super::unfit`]).
 
 use super::call::Running;
-use super::control::MAX_RANKS;
+use super::params::SplitsParams;
 use super::peers::Sizes;
 use super::prepared::Prepared;
 use crate::error::CudaError;
-use crate::launch::{Address, DevicePtr, Param, plain};
+use crate::launch::Param;
 use symmc_ir::collective::Variant;
 use symmc_runtime::exec::{BoundCollective, BoundRegion};
 
 /// The most threads of a block: the parts of all peers are in registers.
 const THREADS: u32 = 512;
-
-plain! {
-    /// What the kernels need beside a call, as `kernels/splits.cu` declares it.
-    #[derive(PartialEq, Debug, Default)]
-    struct Splits {
-        sizes: [Address; MAX_RANKS],
-        staging: [Address; MAX_RANKS],
-        sent: DevicePtr,
-        received: DevicePtr,
-        row: u64,
-        capacity: u64,
-        slot: u64,
-    }
-}
 
 pub(super) fn exchange(running: &Running, sizes: Option<Sizes>) -> Result<Prepared, CudaError> {
     let Some(Sizes { sent, received }) = sizes else {
@@ -42,14 +28,9 @@ pub(super) fn exchange(running: &Running, sizes: Option<Sizes>) -> Result<Prepar
         return Err(running.unfit(format!("expected whole rows of {row} elements, found {elements}")));
     }
     let (tables, staging, slot) = running.exchange()?;
-    let mut call = running.call();
-    call.from[running.me] = running.operand;
-    call.to[0] = running.result;
-    let pulls = bound.variant == Variant::Pull;
-    for p in (0..running.n).filter(|_| pulls) {
-        call.from[p] = running.operand_of(p, running.bytes)?;
-    }
-    let splits = Splits {
+    let mut params = SplitsParams {
+        base: running.group(),
+        to: running.result,
         sizes: tables,
         staging,
         sent,
@@ -57,15 +38,21 @@ pub(super) fn exchange(running: &Running, sizes: Option<Sizes>) -> Result<Prepar
         row: row as u64,
         capacity: capacity as u64,
         slot: slot as u64,
+        ..SplitsParams::default()
     };
+    params.from[running.me] = running.operand;
+    let pulls = bound.variant == Variant::Pull;
+    for p in (0..running.n).filter(|_| pulls) {
+        params.from[p] = running.operand_of(p, running.bytes)?;
+    }
     let unit = unit(bound, row);
     let (kernel, n) = (if pulls { "splits_pull" } else { "splits_staged" }, running.n);
     let [blocks, threads] = running.grid(|b| &b.pull, running.units(running.bytes));
     Ok(Prepared {
         what: bound.kind.name().into(),
         body: format!("{kernel}<{unit}, {n}>"),
-        call,
-        beside: Some(("Splits", Param::of(&splits))),
+        params: ("SplitsParams", Param::of(&params)),
+        beside: None,
         most_threads: THREADS,
         blocks: [blocks, threads.min(THREADS)],
     })

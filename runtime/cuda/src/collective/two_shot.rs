@@ -10,12 +10,13 @@ use symmc_runtime::exec::{BoundCollective, MemorySpace};
 use super::barrier::{self, Reduction};
 use super::blocks::MAX_THREADS;
 use super::call::Running;
+use super::params::{Addition, BarrierParams, PushedParams};
 use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
 use crate::command::Command;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, DevicePtr, Param, plain};
+use crate::launch::{Address, DevicePtr, Param};
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
@@ -30,7 +31,7 @@ pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaEr
     let start = |p: usize| (units * p / running.n * unit).min(elements);
     let (from, to) = (start(running.me), start(running.me + 1));
     let offset = (from * size) as Address;
-    let mut call = running.call();
+    let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
     for p in 0..running.n {
         call.from[p] = running.operand_of(p, running.bytes)? + offset;
     }
@@ -65,7 +66,7 @@ fn pushed(
 ) -> Result<Prepared, CudaError> {
     let (element, operation) = reduction(running.bound.dtype, op);
     let (n, at) = (running.n, |p: usize| (p * slice) as Address);
-    let mut call = running.call();
+    let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
     for (i, p) in running.rotated().enumerate() {
         call.from[i] = running.operand + at(p);
         call.to[i] = running.result_of(p, running.bytes)? + at(running.me);
@@ -81,23 +82,11 @@ fn pushed(
     Ok(Prepared {
         what: format!("{kernel}_{}", running.bound.dtype),
         body: format!("{kernel}<{element}, {operation}, {n}, {}, {in_place}>", (8 / n).max(1)),
-        call,
+        params: ("PushedParams", Param::of(&call)),
         beside: addition.map(|a| ("Addition", Param::of(a))),
         most_threads,
         blocks: [blocks, threads.min(PUSHED_THREADS)],
     })
-}
-
-plain! {
-    /// What is added to an all-reduce, in its dtype, as `kernels/pushed.cu` declares it: addresses on this rank, of as many
-    /// elements as the operand has. The sum may lie on the operand, the result or the residual, element on element.
-    #[derive(PartialEq, Debug)]
-    pub struct Addition {
-        /// What is added to the reduction.
-        pub residual: DevicePtr,
-        /// Where the sum goes.
-        pub sum: DevicePtr,
-    }
 }
 
 /// The launch that runs `call` on this rank, whose own operand and result lie at these addresses, and the addition;

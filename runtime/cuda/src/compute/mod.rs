@@ -119,22 +119,34 @@ fn unpermuted(op: &Op, perm: &[usize], results: &[Located]) -> Option<Vec<Locate
 
 /// The bytes of workspace that a step uses.
 pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
-    match (op, operands) {
-        (Op::MatMul, _) => GEMM_WORKSPACE,
-        (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
-        (Op::Attention { scale, cap, bounds, sink, .. }, [_, _, _, ..]) if !results.is_empty() => {
-            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
-            attention::workspace(&scores, operands, &results[0], machine)
+    match op {
+        Op::MatMul => GEMM_WORKSPACE,
+        Op::TopK { axis, .. } | Op::Sort { axis, .. } => {
+            operands.first().map_or(0, |x| sort::workspace(*axis, x))
         }
-        (Op::AttentionGradient { scale, bounds }, _) => {
+        Op::Attention { scale, cap, bounds, sink, .. } => {
+            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
+            let result = results.first().filter(|_| operands.len() >= 3);
+            result.map_or(0, |result| attention::workspace(&scores, operands, result, machine))
+        }
+        Op::AttentionGradient { scale, bounds } => {
             let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
             attention_gradient::workspace(&scores, operands, machine)
         }
-        (Op::Permuted { op, perm }, _) => {
+        Op::Permuted { op, perm } => {
             unpermuted(op, perm, results).map_or(0, |inner| workspace(op, operands, &inner, machine))
         }
-        (Op::Reduce { .. }, _) => rows::REDUCE_WORKSPACE,
-        (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
-        _ => 0,
+        Op::Reduce { .. } => rows::REDUCE_WORKSPACE,
+        Op::Reshape | Op::Copy => {
+            operands.first().map_or(0, |x| x.shape.iter().product::<usize>() * x.dtype.size())
+        }
+        Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => 0,
+        Op::Select | Op::Cast | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => 0,
+        Op::GroupedMatMul | Op::ArgReduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } => 0,
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => 0,
+        Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => 0,
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 0,
+        Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => 0,
+        Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => 0,
     }
 }

@@ -15,7 +15,7 @@ use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
 use crate::command::Command;
 use crate::error::CudaError;
-use crate::launch::{DevicePtr, Kernel, Param, plain};
+use crate::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
 
 /// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {
@@ -204,7 +204,7 @@ const MOST_INDICES: usize = 6;
 
 plain! {
     /// What a kernel knows of the indices; the first words are used.
-    struct IndicesParam {
+    struct Indices {
         status: u64,
         at: [DevicePtr; MOST_INDICES],
         assertions: [u64; MOST_INDICES],
@@ -220,7 +220,7 @@ fn indices_param(
     if indices.len() > MOST_INDICES {
         return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
     }
-    let mut out = IndicesParam {
+    let mut out = Indices {
         status: l.machine.status,
         at: [DevicePtr::NULL; MOST_INDICES],
         assertions: [0; MOST_INDICES],
@@ -242,10 +242,7 @@ fn places_text(
     at: &[usize],
     result: &Located,
 ) {
-    let _ = writeln!(
-        out,
-        "struct Indices {{ void *status; u64 at[{MOST_INDICES}]; u64 assertions[{MOST_INDICES}]; }};"
-    );
+    out.push_str(&Indices::declaration());
     for (k, index) in indices.iter().enumerate() {
         out.push_str(&offset(&format!("i_{k}"), &axes(at, &broadcast(at, &index.shape, &index.strides))));
     }
@@ -255,7 +252,7 @@ fn places_text(
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
-             if (p < 0) {{ if (say && threadIdx.x == 0) report(indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
+             if (p < 0) {{ if (say && threadIdx.x == 0) report((void *)indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
              place = place * {extent}ll + p; }}"
         );
     }

@@ -1,5 +1,7 @@
 //! The GPU of a session, and what its caller lends.
 
+use symmc_runtime::host::Term;
+
 use crate::adopt::Adopted;
 use crate::arena::ArenaSource;
 use crate::compute::{Attentions, gemm};
@@ -105,7 +107,7 @@ impl Gpu {
     }
 
     /// What must be alike on all ranks, by name.
-    pub(super) fn terms(&self, device: &Device) -> Result<Vec<(String, String)>, CudaError> {
+    pub(super) fn terms(&self, device: &Device) -> Result<Vec<Term>, CudaError> {
         let of = |version: [i32; 2]| format!("{}.{}", version[0], version[1]);
         let cuda = driver::version()?;
         let terms = [
@@ -119,7 +121,7 @@ impl Gpu {
             ("kept runs", self.kept.to_string()),
             ("lent communicators", usize::from(self.adopted.communicator.is_some()).to_string()),
         ];
-        Ok(terms.map(|(name, value)| (name.to_string(), value)).into())
+        Ok(terms.map(|(name, value)| Term::text(name, value)).into())
     }
 
     /// Who computes attention. cuDNN is one who measures may choose.

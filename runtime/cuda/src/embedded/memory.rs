@@ -21,7 +21,7 @@ pub(super) struct Resolved {
     pub memory: Vec<Arc<Piece>>,
 }
 
-impl CudaSession<'_> {
+impl CudaSession {
     /// The memory of an input or output at the sizes that are set, made if there is none.
     pub(super) fn located(&mut self, port: Port) -> Result<Spot, RunError> {
         let Location { port, bytes, memory } = self.ports.location(port)?;

@@ -14,18 +14,17 @@
 //! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `programs` those
 //! that are kept, `context` what all ranks take together (arenas, flags, communicators, workspace), `flight` the runs
 //! that are on streams, `session` what a session holds, `memory` says where inputs and outputs lie, `kept` has memory
-//! that outlives the session, `several` has the programs of a session take turns, and `run` puts runs on streams and watches them.
+//! that outlives the session, `measured` takes times of a plan, `several` has the programs of a session take turns, and `run` puts runs on streams and watches them.
 
 mod context;
 mod flight;
 mod gpu;
-mod job;
 mod kept;
+mod measured;
 mod memory;
 mod piece;
 mod programs;
 mod progress;
-mod ranks;
 mod recent;
 mod recording;
 mod run;
@@ -34,5 +33,5 @@ mod several;
 
 pub use context::budget;
 pub use gpu::{ALIGN, Gpu, Progress};
-pub(crate) use job::Runs;
+pub use measured::{ProgramBench, program};
 pub use session::CudaSession;

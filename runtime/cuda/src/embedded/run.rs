@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, Registry};
-use symmc_runtime::host::{Control, Leaving, enter_rank_span};
+use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
+use symmc_runtime::host::{Control, JoinedRank, Leaving, enter_rank_span};
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
-    Spot, Taken, ended, gave_back, in_progress,
+    Spot, Taken, TracedStep, ended, gave_back, in_progress,
 };
 use tracing::span::EnteredSpan;
 
@@ -26,12 +26,11 @@ use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
 use super::piece::Piece;
 use super::progress::{Heard, News};
-use super::ranks::Ranks;
 use super::recording::{Executable, Recording, RecordingKey};
 use super::session::CudaSession;
 use crate::addresses::AddressMap;
 use crate::compute::search::Search;
-use crate::driver::{self, Graph, LentStream, Stream};
+use crate::driver::{self, Event, Graph, LentStream, Stream};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
 use crate::launch::{Address, PortBases};
@@ -42,7 +41,7 @@ use crate::{collective, resources};
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
 
-impl CudaSession<'_> {
+impl CudaSession {
     /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
     fn put(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
         if let Some(error) = &self.failure {
@@ -150,6 +149,17 @@ impl CudaSession<'_> {
         self.flight.put(&streams.compute, &recording.executable, self.runs, 1)
     }
 
+    /// Puts one run on the session's streams step by step, behind `start`.
+    fn put_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>, CudaError> {
+        let Some(context) = &self.context else { return Err(gave_back().into()) };
+        context.progress().store(0, Ordering::Relaxed);
+        let resources = &context.resources;
+        start.record(&resources.streams.compute)?;
+        let events = recording.put_timed(&resources.streams, &resources.nccl)?;
+        self.flight.put(&resources.streams.compute, &recording.executable, self.runs, 1)?;
+        Ok(events)
+    }
+
     /// Makes a run part of what the caller records.
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<(), CudaError> {
         let Some(context) = &mut self.context else { return Err(gave_back().into()) };
@@ -192,7 +202,7 @@ impl CudaSession<'_> {
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized()?.bound.clone();
         let limit = self.config.limit;
-        let ranks = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
+        let ranks = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
@@ -239,8 +249,7 @@ impl CudaSession<'_> {
         memory: Vec<Arc<Piece>>,
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized()?.bound.clone();
-        // The memory of a job stays where it is.
-        let is_noted = !matches!(self.ranks, Some(Ranks::Job(_))) && has_frontiers()?;
+        let is_noted = has_frontiers()?;
         let (_span, started) = (self.enter_span(), Instant::now());
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let lanes = (&context.resources.streams, &context.resources.nccl);
@@ -276,7 +285,7 @@ impl CudaSession<'_> {
 
     /// Tells peers how far the runs are; whether the session goes on.
     fn go_on(&mut self) -> Result<(), RunError> {
-        let comm = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
+        let comm = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
         // Whoever watches the ranks knows the steps of the first plan.
         let is_named = self.arrangement.count() == 1;
@@ -332,7 +341,7 @@ impl CudaSession<'_> {
         };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
-        let error = self.ranks.as_ref().map_or(error.clone(), |ranks| ranks.fail(error));
+        let error = self.joined.as_ref().map_or(error.clone(), |joined| joined.fail(error));
         self.failure.insert(error).clone()
     }
 
@@ -345,16 +354,24 @@ impl CudaSession<'_> {
         // Whoever watches the ranks knows the steps of the first plan.
         let bucket = if self.arrangement.count() == 1 { bucket.unwrap_or_default() } else { u32::MAX };
         let run = Some((self.flight.first, bucket));
-        self.ranks.iter().for_each(|ranks| ranks.wait_for(run));
+        self.show_awaited(run);
         self.flight.heard = Heard::new(Instant::now());
         let waited = self.await_end(limit);
-        self.ranks.iter().for_each(|ranks| ranks.wait_for(None));
+        self.show_awaited(None);
         waited
+    }
+
+    /// Shows peers that this rank waits for the end of a run, in a bucket, or that it does not any more: while it waits, peers
+    /// expect that it goes on.
+    fn show_awaited(&self, run: Option<(u64, u32)>) {
+        if let Ok(comm) = self.comm() {
+            comm.control().begin_run(comm.rank(), run);
+        }
     }
 
     /// Has the log name the rank while the result lives.
     fn enter_span(&self) -> Option<EnteredSpan> {
-        self.ranks.as_ref().and_then(|ranks| enter_rank_span(ranks.comm().rank()))
+        self.comm().ok().and_then(|comm| enter_rank_span(comm.rank()))
     }
 
     fn await_end(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
@@ -407,7 +424,7 @@ fn inputs_at(bound: &Bound, bases: &[Address]) -> Vec<Range<Address>> {
     at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
 }
 
-impl DeviceSession for CudaSession<'_> {
+impl DeviceSession for CudaSession {
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.ports.set(bindings)?;
         self.ready = None;
@@ -483,15 +500,19 @@ impl DeviceSession for CudaSession<'_> {
         Ok(spot)
     }
 
-    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
+    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
         let _context = self.entered()?;
-        let port = Port::Input(input);
-        let spot = self.spot(port)?;
-        self.expect_access(port, data.len())?;
-        match spot.owner {
-            Owner::Program => Err(self.ports.is_constant(port)),
-            _ => self.upload(spot.extent.address, data),
+        let mut places = Vec::with_capacity(inputs.len());
+        for &(input, data) in inputs {
+            let port = Port::Input(input);
+            let spot = self.spot(port)?;
+            self.expect_access(port, data.size())?;
+            if spot.owner == Owner::Program {
+                return Err(self.ports.is_constant(port));
+            }
+            places.push((spot.extent.address, data));
         }
+        self.upload_all(&places)
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
@@ -513,6 +534,30 @@ impl DeviceSession for CudaSession<'_> {
         let _context = self.entered()?;
         self.put(None)?;
         self.until_idle(None)
+    }
+
+    fn prepare(&mut self) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.next().map(drop)
+    }
+
+    fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
+        let _context = self.entered()?;
+        let recording = self.next()?;
+        let start = Event::timed()?;
+        let events = self.put_timed(&recording, &start).map_err(|error| self.fail(error.into()))?;
+        self.runs += 1;
+        self.until_idle(None)?;
+        let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
+            Ok(TracedStep {
+                node: step.node.clone(),
+                op: step.op_name.clone(),
+                lane: step.lane,
+                start_us: start.microseconds_to(begin)?,
+                us: begin.microseconds_to(end)?,
+            })
+        };
+        recording.executable.bound.steps.iter().zip(&events).map(traced).collect()
     }
 
     fn poll(&mut self) -> Result<bool, RunError> {

@@ -6,14 +6,14 @@ use std::time::Instant;
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, Leaving, Seat, enter_rank_span};
+use symmc_runtime::host::{Comm, Group, HostConfig, JoinedRank, Leaving, Recorded, enter_rank_span};
+use symmc_runtime::job::SessionRequest;
 use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
 
 use super::context::{ExecutionContext, Sizes};
 use super::flight::Flight;
 use super::gpu::{ALIGN, Gpu};
 use super::piece::Piece;
-use super::ranks::Ranks;
 use super::recent::Recent;
 use super::recording::Recording;
 use crate::driver::{CallersContext, Copied, Device, Event, Relaxed};
@@ -22,7 +22,7 @@ use crate::program::Settled;
 use crate::refusal::accept;
 
 /// A plan on one rank and its GPU.
-pub struct CudaSession<'c> {
+pub struct CudaSession {
     /// What the next run takes, unless something was set since.
     pub(super) ready: Option<Arc<Recording>>,
     /// `None` while it is given back, and once the session has ended.
@@ -30,7 +30,7 @@ pub struct CudaSession<'c> {
     /// By sizes.
     pub(super) settled: Recent<Arc<str>, Settled>,
     /// `None` once the session has ended.
-    pub(super) ranks: Option<Ranks<'c>>,
+    pub(super) joined: Option<Arc<JoinedRank>>,
     pub(super) gpu: Gpu,
     pub(super) config: HostConfig,
     pub(super) ports: Ports<Piece>,
@@ -54,9 +54,9 @@ pub(super) struct ParkedProgram {
 }
 
 // SAFETY: handles of the driver and of the vendor's libraries may be used from any thread, one at a time.
-unsafe impl Send for CudaSession<'_> {}
+unsafe impl Send for CudaSession {}
 
-impl CudaSession<'static> {
+impl CudaSession {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl CudaSession<'static> {
         group: &Group,
         gpu: &Gpu,
         config: &HostConfig,
-    ) -> Result<CudaSession<'static>, RunError> {
+    ) -> Result<CudaSession, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         let opened = accept(plan, &[]).and_then(|()| {
@@ -78,39 +78,58 @@ impl CudaSession<'static> {
             Ok((caller, device, terms))
         });
         let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
-        let seat =
-            Seat::take(plan, group, &HostConfig { chaos: None, extendable: false, ..config.clone() }, terms)?;
-        let comm = seat.comm();
+        let host = HostConfig { chaos: None, extendable: false, ..config.clone() };
+        let joined = Arc::new(JoinedRank::for_session(plan, group, &host, terms)?);
+        let comm = joined.comm();
         let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
         let built = executor.and_then(|executor| {
             let session = CudaSession::build(executor, gpu, config, device)?;
             let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
             session.with_context(&sizes, comm)
         });
-        let mut session = built.map_err(|error| seat.fail(error))?;
-        seat.start().map_err(|error| seat.fail(error))?;
-        session.ranks = Some(Ranks::Group(Box::new(seat)));
+        let ready = built.and_then(|session| joined.start().map(|()| session));
+        let mut session = ready.map_err(|error| joined.fail(error))?;
+        session.joined = Some(joined);
         let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
         tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
     }
-}
 
-impl<'c> CudaSession<'c> {
+    /// Opens a session at these sizes alone, on a rank that has joined the others and has yet to [start]. The session leaves the
+    /// others when it ends, unless its caller has the rank too. All ranks call this together.
+    ///
+    /// [start]: JoinedRank::start
+    ///
+    /// # Errors
+    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+    pub fn open_joined(request: &SessionRequest<'_>, gpu: &Gpu) -> Result<CudaSession, RunError> {
+        let SessionRequest { rank: joined, plan, bindings, config } = *request;
+        let comm = joined.comm();
+        let _caller = CallersContext::keep()?;
+        let device = Device::open(gpu.ordinal.unwrap_or(comm.rank()))?;
+        let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default())?;
+        let mut session = CudaSession::build(executor, gpu, config, device)?;
+        session.ports.set(bindings)?;
+        let sizes = Sizes::at(&session.ports.sized()?.bound);
+        let mut session = session.with_context(&sizes, comm)?;
+        session.joined = Some(joined.clone());
+        Ok(session)
+    }
+
     /// One without what runs need, which is nobody's yet.
     pub(super) fn build(
         executor: Executor,
         gpu: &Gpu,
         config: &HostConfig,
         device: Arc<Device>,
-    ) -> Result<CudaSession<'c>, RunError> {
+    ) -> Result<CudaSession, RunError> {
         let arrangement = Arrangement::new(executor.plan(), None);
         let ports = Ports::new(executor, (ALIGN, config.callers))?;
         Ok(CudaSession {
             ready: None,
             context: None,
             settled: Recent::new(gpu.kept),
-            ranks: None,
+            joined: None,
             gpu: gpu.clone(),
             config: config.clone(),
             ports,
@@ -125,7 +144,7 @@ impl<'c> CudaSession<'c> {
         })
     }
 
-    pub(super) fn with_context(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
+    pub(super) fn with_context(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession, RunError> {
         self.context = Some(self.make_context(sizes, comm)?);
         Ok(self)
     }
@@ -155,7 +174,7 @@ impl<'c> CudaSession<'c> {
     }
 
     pub(super) fn comm(&self) -> Result<&Comm, RunError> {
-        self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)
+        self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)
     }
 
     pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {
@@ -176,10 +195,11 @@ impl<'c> CudaSession<'c> {
         self.drop_recordings();
         self.flight.clear();
         self.context = None;
-        if let Some(ranks) = self.ranks.take() {
-            let _span = enter_rank_span(ranks.comm().rank());
+        // Nobody else has the rank, unless it stays with the caller.
+        if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+            let _span = enter_rank_span(joined.comm().rank());
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
-            ranks.leave(self.runs, leaving);
+            joined.leave(Recorded::Awaited, self.runs, leaving);
         }
     }
 
@@ -188,9 +208,9 @@ impl<'c> CudaSession<'c> {
         if let Some(rank) = self.comm().map(Comm::rank).ok().filter(|_| self.failure.is_none()) {
             let left = RunError::Left { rank, how };
             let is_idle = self.context.is_none() || self.look().unwrap_or(true);
-            match self.ranks.take_if(|_| is_idle && self.failure.is_none()) {
+            match self.joined.take_if(|_| is_idle && self.failure.is_none()) {
                 // Nothing is in progress on the device that would have to be told.
-                Some(ranks) => drop(ranks.fail(left)),
+                Some(joined) => drop(joined.fail(left)),
                 None => drop(self.fail(left)),
             }
         }
@@ -198,7 +218,7 @@ impl<'c> CudaSession<'c> {
     }
 }
 
-impl Drop for CudaSession<'_> {
+impl Drop for CudaSession {
     fn drop(&mut self) {
         let _context = self.entered();
         let is_idle = self.context.is_none() || self.failure.is_some() || self.look().unwrap_or(true);

@@ -22,7 +22,7 @@ struct KeptInput {
     data: Vec<u8>,
 }
 
-impl CudaSession<'_> {
+impl CudaSession {
     /// Opens another program; its number.
     pub(super) fn add_program(&mut self, plan: &CheckedPlan) -> Result<usize, RunError> {
         self.until_idle(None)?;

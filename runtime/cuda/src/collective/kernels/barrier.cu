@@ -58,7 +58,7 @@ __device__ __forceinline__ void reduce_elements(const C& call, u64 first, u64 st
 
 /// One-shot and two-shot all-reduce, pull reduce-scatter.
 template <class T, class O, u32 N, u32 OUTS, bool EXIT, bool VECTOR>
-__device__ __forceinline__ void reduce(const Call& call) {
+__device__ __forceinline__ void reduce(const BarrierParams& call) {
     Words words = begin(call);
     if (!meet<Arrive, N>(call, words.barriers + 1)) return;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void move_bytes(const C& call, u64 first, u64 step) {
 
 /// Pull and push all-gather and all-to-all.
 template <class U, u32 N, bool SAME, bool EXIT>
-__device__ __forceinline__ void move(const Call& call) {
+__device__ __forceinline__ void move(const BarrierParams& call) {
     Words words = begin(call);
     if (!meet<Arrive, N>(call, words.barriers + 1)) return;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void move(const Call& call) {
 /// Moves unit `i`, and the `TIMES - 1` units after it that are `apart` units from each other, of each rank. All loads come first.
 /// A row has `row` units.
 template <class U, u32 N, u32 TIMES, class I>
-__device__ __forceinline__ void move_row_units(const Call& call, u64 i, u64 apart, I row) {
+__device__ __forceinline__ void move_row_units(const BarrierParams& call, u64 i, u64 apart, I row) {
     U units[TIMES][N];
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
@@ -170,9 +170,9 @@ __device__ __forceinline__ void move_row_units(const Call& call, u64 i, u64 apar
 
 /// Runs `move_row_units` over all units. `I` is an integer that counts them.
 template <class U, u32 N, class I>
-__device__ __forceinline__ void move_all_rows(const Call& call) {
+__device__ __forceinline__ void move_all_rows(const BarrierParams& call) {
     const u64 units = call.count / sizeof(U), step = (u64)gridDim.x * blockDim.x;
-    const I row = (I)(call.slice / sizeof(U));
+    const I row = (I)(call.row / sizeof(U));
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if constexpr (N <= 4) {
         for (; i + step < units; i += 2 * step) move_row_units<U, N, 2, I>(call, i, step, row);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void move_all_rows(const Call& call) {
 /// Pull all-gather along an axis that is not the first: `count` bytes at each `from` are rows of `slice` bytes, which the rows of the
 /// other ranks follow at the `to` of the same index. `U` is what addresses and rows are multiples of.
 template <class U, u32 N, bool EXIT>
-__device__ __forceinline__ void move_rows(const Call& call) {
+__device__ __forceinline__ void move_rows(const BarrierParams& call) {
     typedef typename U::Whole Whole;
     Words words = begin(call);
     if (!meet<Arrive, N>(call, words.barriers + 1)) return;
@@ -219,7 +219,7 @@ struct Sixteens {
 
 /// Broadcast and permute. The next barrier: the receiver has arrived; the one after it: its result is written.
 template <class U, u32 N>
-__device__ __forceinline__ void put(const Call& call) {
+__device__ __forceinline__ void put(const PutParams& call) {
     Words words = begin(call);
     const u64 passed = words.barriers;
     const u32 thread = threadIdx.x;
@@ -239,17 +239,17 @@ __device__ __forceinline__ void put(const Call& call) {
     if constexpr (sizeof(U) == 16) {
         done = call.count / 16 * 16;
         for (u64 at = first * 16; at < done; at += step * 16) {
-            if (call.zero) store_wide(call.to[0] + at, Wide{0, 0});
+            if (call.zero) store_wide(call.to + at, Wide{0, 0});
             if (call.receivers == 0) continue;
-            const Wide wide = load_wide(call.from[0] + at);
+            const Wide wide = load_wide(call.from + at);
             for (u32 p = 0; p < call.receivers; p++) store_wide(call.out[p] + at, wide);
         }
     }
     typedef typename U::Unit Unit;
     for (u64 at = done + first * sizeof(Unit); at < call.count; at += step * sizeof(Unit)) {
-        if (call.zero) *(Unit*)(call.to[0] + at) = 0;
+        if (call.zero) *(Unit*)(call.to + at) = 0;
         if (call.receivers == 0) continue;
-        const Unit unit = *(const Unit*)(call.from[0] + at);
+        const Unit unit = *(const Unit*)(call.from + at);
         for (u32 p = 0; p < call.receivers; p++) *(Unit*)(call.out[p] + at) = unit;
     }
     __syncthreads();

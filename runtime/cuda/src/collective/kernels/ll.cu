@@ -17,7 +17,7 @@ __device__ __forceinline__ u32 following(u32 flag) {
 /// the units of 16 bytes that the same blocks of the peers are about to write, in each of so many slots: those of every
 /// `gridDim.x`-th run of `run`. The rest is divided among all.
 template <u32 N>
-__device__ __noinline__ bool clear(const Call& call, u64 barriers, u32 used, u64 units, u32 slots, u32 run) {
+__device__ __noinline__ bool clear(const LandingParams& call, u64 barriers, u32 used, u64 units, u32 slots, u32 run) {
     if (!meet<Arrive, N>(call, barriers + 1)) return false;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
@@ -45,7 +45,7 @@ struct Epoch {
 /// Begins: the flag of this epoch, and its zone. `units` units of 16 bytes come into each of `slots`; runs of `run` of
 /// them are dealt out among the blocks.
 template <u32 N>
-__device__ __forceinline__ bool begin_epoch(const Call& call, Words& words, Epoch& epoch, u64 units, u32 slots,
+__device__ __forceinline__ bool begin_epoch(const LandingParams& call, Words& words, Epoch& epoch, u64 units, u32 slots,
                                           u32 run) {
     words = begin(call);
     if (words.ll == 0xffffffffu) {
@@ -126,7 +126,7 @@ struct Ll {
     }
     /// Receives unit `i` of every peer; `runs` are by rank and include this rank's own.
     template <class T, u32 N>
-    static __device__ __forceinline__ bool receive(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[1],
+    static __device__ __forceinline__ bool receive(const LandingParams& call, const Epoch& epoch, u64 i, const u64 (&own)[1],
                                                    Run<T, 1> (&runs)[N]) {
         const u64 at = epoch.zone + i * 16;
         SpinWait wait;
@@ -150,7 +150,7 @@ struct Ll {
 
 /// The units of a message of `count` bytes by a protocol, [`Ll`] or `Ll128`.
 template <class P>
-__device__ __forceinline__ u64 message_units(const Call& call) {
+__device__ __forceinline__ u64 message_units(const LandingParams& call) {
     return P::units((call.count + 7) / 8);
 }
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ u64 message_units(const Call& call) {
 /// them this rank's own; with `SAME` all are `from[0]`. `to` are this rank's slots in the first zones of the peers,
 /// beginning with the next rank; `slots` those of the peers in this rank's, by rank.
 template <class P, class S, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ bool ll_send(const Call& call, Epoch& epoch) {
+__device__ __forceinline__ bool ll_send(const LandingParams& call, Epoch& epoch) {
     const u64 units = message_units<P>(call);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
@@ -185,7 +185,7 @@ __device__ __forceinline__ bool ll_send(const Call& call, Epoch& epoch) {
 /// All-reduce and reduce-scatter by `ll`: what all ranks send to this one, reduced, goes to `out[0]`. Addresses as for
 /// [`ll_send`].
 template <class P, class T, class O, u32 N, bool SAME, bool VECTOR>
-__device__ __forceinline__ void ll_reduce(const Call& call) {
+__device__ __forceinline__ void ll_reduce(const LandingParams& call) {
     typedef typename T::Stored Stored;
     Epoch epoch;
     if (!ll_send<P, Stored, N, SAME, VECTOR>(call, epoch)) return;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void ll_reduce(const Call& call) {
 
 /// Stores unit `i` of a message that is rows of `slice` bytes, a multiple of 8, of which row `r` is stored at `to + r * N * slice`.
 template <class P, class S, u32 N, bool VECTOR>
-__device__ __forceinline__ void store_rows(const Call& call, u64 to, u64 i, const u64 (&words)[P::WORDS]) {
+__device__ __forceinline__ void store_rows(const LandingParams& call, u64 to, u64 i, const u64 (&words)[P::WORDS]) {
     const u32 row = (u32)(call.slice / 8), all = (u32)(call.count / 8);
 #pragma unroll
     for (u32 k = 0; k < P::WORDS; k++) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ void store_rows(const Call& call, u64 to, u64 i, cons
 /// All-gather and all-to-all by `ll` of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what
 /// each rank sends goes, by rank. With `ROWS` it is rows of `slice` bytes, each in front of the next row of all other ranks.
 template <class P, class S, u32 N, bool SAME, bool VECTOR, bool ROWS>
-__device__ __forceinline__ void ll_move(const Call& call) {
+__device__ __forceinline__ void ll_move(const LandingParams& call) {
     Epoch epoch;
     if (!ll_send<P, S, N, SAME, VECTOR>(call, epoch)) return;
     const u64 units = message_units<P>(call), step = (u64)gridDim.x * blockDim.x;

@@ -45,7 +45,7 @@ __device__ __forceinline__ Wide flagged(Wide data, u64 i, u32 flag) {
 /// Receives unit `i` of every peer from `slots`; `wide` is by rank, and `wide[me]` stays as it is. All threads of a
 /// line give the same.
 template <u32 N>
-__device__ __forceinline__ bool ll128_receive(const Call& call, const u64 (&slots)[N], u64 i, u32 flag,
+__device__ __forceinline__ bool ll128_receive(const LandingParams& call, const u64 (&slots)[N], u64 i, u32 flag,
                                              Wide (&wide)[N]) {
     SpinWait wait;
     for (;;) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool ll128_receive(const Call& call, const u64 (&slot
 
 /// The slots of the peers in this epoch's zone, `beyond` bytes further.
 template <u32 N>
-__device__ __forceinline__ void ll128_slots(const Call& call, const Epoch& epoch, u64 beyond, u64 (&slots)[N]) {
+__device__ __forceinline__ void ll128_slots(const LandingParams& call, const Epoch& epoch, u64 beyond, u64 (&slots)[N]) {
 #pragma unroll
     for (u32 p = 0; p < N; p++) slots[p] = call.slots[p] + epoch.zone + beyond;
 }
@@ -104,7 +104,7 @@ struct Ll128 {
         store_ll128(to, flagged(Wide{words[0], words[1]}, i, flag));
     }
     template <class T, u32 N>
-    static __device__ __forceinline__ bool receive(const Call& call, const Epoch& epoch, u64 i, const u64 (&own)[2],
+    static __device__ __forceinline__ bool receive(const LandingParams& call, const Epoch& epoch, u64 i, const u64 (&own)[2],
                                                    Run<T, 2> (&runs)[N]) {
         Wide wide[N];
         u64 slots[N];
@@ -119,36 +119,17 @@ struct Ll128 {
 };
 
 /// Of a slice of `slice` bytes that begins at `at`, those within the message.
-__device__ __forceinline__ u64 within(const Call& call, u64 at) {
+__device__ __forceinline__ u64 within(const LandingParams& call, u64 at) {
     const u64 rest = at < call.count ? call.count - at : 0;
     return rest < call.slice ? rest : call.slice;
 }
-
-/// What follows an all-reduce in its kernel, beside [`Call`]: addresses, 0 for what there is not. Results may lie on the
-/// operand or the residual, element on element.
-struct Norm {
-    u64 residual;
-    u64 weight;
-    /// Where the reduction, its sum with the residual and the norm of that go.
-    u64 reduced;
-    u64 added;
-    u64 normed;
-    /// Words of 8 bytes of a row.
-    u32 row;
-    float eps;
-    /// The units of a row that one block sends. A grid with more blocks than rows has so many to each row that they send
-    /// all of it.
-    u32 share;
-    /// Whether a result lies on the operand.
-    u32 in_place;
-};
 
 /// A reduction that goes to `out[0]`.
 template <class T, bool VECTOR>
 struct ToResult {
     struct Asked {};
     __device__ __forceinline__ Asked ask(u64, u64, u64) const { return Asked{}; }
-    __device__ __forceinline__ void store(const Call& call, u64 at, u64 i, u64 bytes, const Wide& data, Asked) const {
+    __device__ __forceinline__ void store(const LandingParams& call, u64 at, u64 i, u64 bytes, const Wide& data, Asked) const {
         ll128_deliver<typename T::Stored, VECTOR>(call.out[0] + at, i, bytes, data);
     }
 };
@@ -163,7 +144,7 @@ struct ToSum {
     __device__ __forceinline__ Wide ask(u64 at, u64 i, u64 bytes) const {
         return ll128_message<Stored, VECTOR>(norm.residual + at, i, bytes);
     }
-    __device__ __forceinline__ void store(const Call&, u64 at, u64 i, u64 bytes, const Wide& data,
+    __device__ __forceinline__ void store(const LandingParams&, u64 at, u64 i, u64 bytes, const Wide& data,
                                           const Wide& residual) const {
         if (norm.reduced != 0) ll128_deliver<Stored, VECTOR>(norm.reduced + at, i, bytes, data);
         const Wide sum = wide_of(add_runs(run_of<T>(data), run_of<T>(residual)));
@@ -175,7 +156,7 @@ struct ToSum {
 /// it, then sends that to all. `to` and `slots` are those of the first round; those of the second follow all of the
 /// first. What lies beyond the operand is sent as zeros. `to` stores the reduction.
 template <class T, class O, u32 N, bool VECTOR, class To>
-__device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
+__device__ __forceinline__ void ll128_twice(const LandingParams& call, const To& to) {
     typedef typename T::Stored Stored;
     const u64 units = Ll128::units((call.slice + 7) / 8), second = units * (N - 1) * 16;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -231,12 +212,12 @@ __device__ __forceinline__ void ll128_twice(const Call& call, const To& to) {
 }
 
 template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void ll128_reduce_twice(const Call& call) {
+__device__ __forceinline__ void ll128_reduce_twice(const LandingParams& call) {
     ll128_twice<T, O, N, VECTOR>(call, ToResult<T, VECTOR>{});
 }
 
 template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void ll128_add_twice(const Call& call, const Norm& norm) {
+__device__ __forceinline__ void ll128_add_twice(const LandingParams& call, const Norm& norm) {
     ll128_twice<T, O, N, VECTOR>(call, ToSum<T, VECTOR>{norm});
 }
 

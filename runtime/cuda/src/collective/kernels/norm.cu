@@ -41,7 +41,7 @@ struct InRow : P {
 /// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. In place, a block `b < rows`
 /// awaits the readers of its row, whose flags become `readers`, before it writes.
 template <class T, u32 N, class Protocol, u32 PER>
-__device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Epoch& epoch, u32 rows, u64& readers) {
+__device__ __forceinline__ bool send_rows(const LandingParams& call, const Norm& norm, Epoch& epoch, u32 rows, u64& readers) {
     typedef Run<T, Protocol::WORDS> Piece;
     const u32 width = norm.row, units = Protocol::units(width), thread = threadIdx.x, threads = blockDim.x;
     const u32 first = blockIdx.x % rows, part = blockIdx.x / rows;
@@ -89,7 +89,7 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Ep
 
 /// Waits until the other blocks of this rank that send of the row of this block have read it. Threads of the block know of it
 /// once they have met.
-__device__ __forceinline__ void await_readers(const Call& call, u32 rows, u64 readers) {
+__device__ __forceinline__ void await_readers(const LandingParams& call, u32 rows, u64 readers) {
     for (u32 b = blockIdx.x + (threadIdx.x + 1) * rows; b < gridDim.x; b += blockDim.x * rows) {
         await_of(call, call.me, b, readers);
     }
@@ -125,7 +125,7 @@ __device__ __forceinline__ float row_squares(const Piece (&pieces)[PER], u32 wid
 /// A row has one block that receives it, and a thread of that the same `PER` units of each. With `VECTOR` all addresses are
 /// multiples of 8.
 template <class T, class O, u32 N, class P, u32 PER, bool ROUND_FIRST, bool VECTOR>
-__device__ __forceinline__ void ll_norm(const Call& call, const Norm& norm) {
+__device__ __forceinline__ void ll_norm(const LandingParams& call, const Norm& norm) {
     typedef InRow<P, typename T::Stored, VECTOR> Protocol;
     typedef Run<T, Protocol::WORDS> Piece;
     constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Protocol::WORDS;

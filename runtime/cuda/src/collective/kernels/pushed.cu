@@ -21,7 +21,7 @@ namespace symmc_peer {
 
 /// Tells all peers that this block has come to `target`.
 template <u32 N>
-__device__ __forceinline__ void tell(const Call& call, u64 target) {
+__device__ __forceinline__ void tell(const PushedParams& call, u64 target) {
     Depart::sync();
     const u32 peer = threadIdx.x;
     if (peer >= N || peer == call.me) return;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void tell(const Call& call, u64 target) {
 
 /// Waits until this block of every peer has told `target`.
 template <u32 N>
-__device__ __forceinline__ bool told(const Call& call, u64 target) {
+__device__ __forceinline__ bool told(const PushedParams& call, u64 target) {
     const u32 peer = threadIdx.x;
     bool met = true;
     if (peer < N && peer != call.me) {
@@ -46,7 +46,7 @@ struct Chunk {
     u64 at, end;
 
     template <u32 TIMES>
-    __device__ __forceinline__ static Chunk of(const Call& call, u64 number) {
+    __device__ __forceinline__ static Chunk of(const PushedParams& call, u64 number) {
         const u64 size = (u64)blockDim.x * 16 * TIMES;
         const u64 from = (number * gridDim.x + blockIdx.x) * size, to = from + size;
         return Chunk{from < call.slice ? from + threadIdx.x * 16 : call.slice, to < call.slice ? to : call.slice};
@@ -58,7 +58,7 @@ template <u32 N, u32 TIMES>
 struct Taken {
     Wide wide[N - 1][TIMES];
 
-    __device__ __forceinline__ void take(const Call& call, const Chunk& chunk) {
+    __device__ __forceinline__ void take(const PushedParams& call, const Chunk& chunk) {
         const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
         for (u32 k = 0; k + 1 < N; k++) {
@@ -69,7 +69,7 @@ struct Taken {
         }
     }
 
-    __device__ __forceinline__ void send(const Call& call, const Chunk& chunk) const {
+    __device__ __forceinline__ void send(const PushedParams& call, const Chunk& chunk) const {
         const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
         for (u32 k = 0; k + 1 < N; k++) {
@@ -83,7 +83,7 @@ struct Taken {
 
 /// Sends a chunk that this rank reduced to all peers.
 template <u32 N, u32 TIMES>
-__device__ __forceinline__ void send_reduced(const Call& call, const Chunk& chunk) {
+__device__ __forceinline__ void send_reduced(const PushedParams& call, const Chunk& chunk) {
     Wide wide[TIMES];
     const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ void send_reduced(const Call& call, const Chunk& chun
 
 /// Reduces a chunk of this rank's slice: its own part, and what has come from the peers.
 template <class T, class O, u32 N, u32 TIMES>
-__device__ __forceinline__ void reduce_chunk(const Call& call, const Chunk& chunk) {
+__device__ __forceinline__ void reduce_chunk(const PushedParams& call, const Chunk& chunk) {
     Run<T, 2> runs[TIMES][N];
     const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
@@ -121,15 +121,9 @@ __device__ __forceinline__ void reduce_chunk(const Call& call, const Chunk& chun
     }
 }
 
-/// What is added to a reduction, and where the sum goes.
-struct Addition {
-    u64 residual;
-    u64 sum;
-};
-
 /// Adds to a chunk of every slice of the result, with the roundings of two steps.
 template <class T, u32 N, u32 TIMES>
-__device__ __forceinline__ void add_chunk(const Call& call, const Addition& addition, const Chunk& chunk) {
+__device__ __forceinline__ void add_chunk(const PushedParams& call, const Addition& addition, const Chunk& chunk) {
     // Slices at a time: more would not find registers.
     constexpr u32 SOME = 4;
     const u64 apart = (u64)blockDim.x * 16;
@@ -157,7 +151,7 @@ __device__ __forceinline__ void add_chunk(const Call& call, const Addition& addi
 /// slice of this rank's number in the results of the same ranks, its own last. `slots` are the slices of this rank's
 /// result. `slice` is the bytes of a slice, a multiple of 16. `then` is done with each chunk of the result.
 template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE, class F>
-__device__ __forceinline__ void pushed(const Call& call, F then) {
+__device__ __forceinline__ void pushed(const PushedParams& call, F then) {
     Words words = begin(call);
     const u64 size = (u64)gridDim.x * blockDim.x * 16 * TIMES;
     const u64 chunks = (call.slice + size - 1) / size;
@@ -195,12 +189,12 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
 }
 
 template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE>
-__device__ __forceinline__ void pushed_reduce(const Call& call) {
+__device__ __forceinline__ void pushed_reduce(const PushedParams& call) {
     pushed<T, O, N, TIMES, IN_PLACE>(call, [](const Chunk&) {});
 }
 
 template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE>
-__device__ __forceinline__ void pushed_add(const Call& call, const Addition& addition) {
+__device__ __forceinline__ void pushed_add(const PushedParams& call, const Addition& addition) {
     const auto then = [&](const Chunk& chunk) { add_chunk<T, N, TIMES>(call, addition, chunk); };
     pushed<T, O, N, TIMES, IN_PLACE>(call, then);
 }

@@ -2,25 +2,6 @@
 
 namespace symmc_peer {
 
-constexpr u32 MOST_TURNS = 16;
-
-/// Where one collective reads and writes, as `Call` has it for a single one.
-struct Part {
-    u64 from[MAX_RANKS];
-    u64 to[MAX_RANKS];
-    u64 count;
-};
-
-/// A collective, and the number of the thread that begins with it.
-struct Turn {
-    Part part;
-    u64 start;
-};
-
-struct Turns {
-    Turn of[MOST_TURNS];
-};
-
 /// The number of this thread if thread `start` of `threads` counts as 0.
 __device__ __forceinline__ u64 turned(u64 thread, u64 start, u64 threads) {
     return thread >= start ? thread - start : thread + threads - start;
@@ -50,7 +31,7 @@ struct Reduces {
 
 /// Collectives by one_shot, pull or push, all of one variant.
 template <u32 N, bool EXIT, class... All>
-__device__ __forceinline__ void several(const Call& call, const Turns& turns) {
+__device__ __forceinline__ void several(const GroupParams& call, const Turns& turns) {
     Words words = begin(call);
     if (!meet<Arrive, N>(call, words.barriers + 1)) return;
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -7,32 +7,16 @@
 
 namespace symmc_peer {
 
-/// What these kernels need beside a call, of which `from` is the operand of each number and `to[0]` the result.
-struct Splits {
-    /// The table of each number: `[block][sender][receiver]`.
-    u64 sizes[MAX_RANKS];
-    /// The staging area of each number: `[round][sender][block]` parts of `slot` bytes.
-    u64 staging[MAX_RANKS];
-    /// How many rows go to each number, and where it is told how many come.
-    u64 sent;
-    u64 received;
-    /// The bytes of a row.
-    u64 row;
-    /// The rows of the operand, and of the result.
-    u64 capacity;
-    u64 slot;
-};
-
 /// Writes this rank's sizes into the tables of all, and meets. Gives the table, or 0 if a peer did not come.
 template <u32 N>
-__device__ __forceinline__ const u64* exchange_sizes(const Call& call, const Splits& splits, u64 barrier) {
+__device__ __forceinline__ const u64* exchange_sizes(const SplitsParams& call, u64 barrier) {
     const u64 block = (u64)blockIdx.x * MAX_RANKS * MAX_RANKS;
     for (u32 i = threadIdx.x; i < N * N; i += blockDim.x) {
-        u64* table = (u64*)splits.sizes[i / N] + block;
-        table[call.me * MAX_RANKS + i % N] = ((const u64*)splits.sent)[i % N];
+        u64* table = (u64*)call.sizes[i / N] + block;
+        table[call.me * MAX_RANKS + i % N] = ((const u64*)call.sent)[i % N];
     }
     if (!meet<Depart, N>(call, barrier)) return nullptr;
-    return (const u64*)splits.sizes[call.me] + block;
+    return (const u64*)call.sizes[call.me] + block;
 }
 
 /// Whether `N` sizes that lie `apart` from each other are rows of a tensor of `capacity` rows. A negative size is none.
@@ -49,7 +33,7 @@ __device__ __forceinline__ bool fit(const u64* sizes, u32 apart, u64 capacity) {
 
 /// Reports the sizes of a rank, unless somebody reported something before.
 template <u32 N>
-__device__ __noinline__ void report_sizes(const Call& call, u32 rank, u32 code, const u64* sizes, u32 apart) {
+__device__ __noinline__ void report_sizes(const SplitsParams& call, u32 rank, u32 code, const u64* sizes, u32 apart) {
     Shared* shared = (Shared*)call.shared;
     Status* status = (Status*)call.status;
     if (!claim(&shared->reported)) return;
@@ -63,10 +47,10 @@ __device__ __noinline__ void report_sizes(const Call& call, u32 rank, u32 code, 
 
 /// Whether the rows of all ranks fit. What does not is reported by the first block.
 template <u32 N>
-__device__ __forceinline__ bool all_fit(const Call& call, const Splits& splits, const u64* table) {
+__device__ __forceinline__ bool all_fit(const SplitsParams& call, const u64* table) {
     for (u32 p = 0; p < N; p++) {
-        const bool sends = fit<N>(table + p * MAX_RANKS, 1, splits.capacity);
-        if (sends && fit<N>(table + p, MAX_RANKS, splits.capacity)) continue;
+        const bool sends = fit<N>(table + p * MAX_RANKS, 1, call.capacity);
+        if (sends && fit<N>(table + p, MAX_RANKS, call.capacity)) continue;
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             if (!sends) report_sizes<N>(call, p, SENT, table + p * MAX_RANKS, 1);
             if (sends) report_sizes<N>(call, p, RECEIVED, table + p, MAX_RANKS);
@@ -89,30 +73,30 @@ struct Parts {
     u64 longest;
 };
 
-__device__ __forceinline__ u32 behind(const Call& call, u32 by, u32 n) {
+__device__ __forceinline__ u32 behind(const SplitsParams& call, u32 by, u32 n) {
     const u32 p = call.me + by;
     return p < n ? p : p - n;
 }
 
 template <u32 N>
-__device__ __forceinline__ Parts<N> parts_of(const Call& call, const Splits& splits, const u64* table) {
+__device__ __forceinline__ Parts<N> parts_of(const SplitsParams& call, const u64* table) {
     Parts<N> parts;
     parts.filled = parts.longest = 0;
     const u32 me = call.me;
 #pragma unroll
     for (u32 i = 0; i < N; i++) {
         const u32 p = behind(call, i, N);
-        parts.out[i] = table[me * MAX_RANKS + p] * splits.row;
-        parts.in[i] = table[p * MAX_RANKS + me] * splits.row;
+        parts.out[i] = table[me * MAX_RANKS + p] * call.row;
+        parts.in[i] = table[p * MAX_RANKS + me] * call.row;
         parts.source[i] = parts.origin[i] = parts.target[i] = 0;
-        for (u32 q = 0; q < p; q++) parts.source[i] += table[me * MAX_RANKS + q] * splits.row;
-        for (u32 q = 0; q < p; q++) parts.target[i] += table[q * MAX_RANKS + me] * splits.row;
-        for (u32 q = 0; q < me; q++) parts.origin[i] += table[p * MAX_RANKS + q] * splits.row;
+        for (u32 q = 0; q < p; q++) parts.source[i] += table[me * MAX_RANKS + q] * call.row;
+        for (u32 q = 0; q < p; q++) parts.target[i] += table[q * MAX_RANKS + me] * call.row;
+        for (u32 q = 0; q < me; q++) parts.origin[i] += table[p * MAX_RANKS + q] * call.row;
         parts.filled += parts.in[i];
     }
     for (u32 p = 0; p < N; p++) {
         for (u32 q = 0; q < N; q++) {
-            const u64 bytes = table[p * MAX_RANKS + q] * splits.row;
+            const u64 bytes = table[p * MAX_RANKS + q] * call.row;
             if (p != q && bytes > parts.longest) parts.longest = bytes;
         }
     }
@@ -174,13 +158,13 @@ struct Shares {
 
 /// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the sizes.
 template <class W, u32 N>
-__device__ __forceinline__ void keep(const Call& call, const Splits& splits, const Parts<N>& parts, const u64* table) {
+__device__ __forceinline__ void keep(const SplitsParams& call, const Parts<N>& parts, const u64* table) {
     const Shares<W> shares;
-    const u64 result = call.to[0];
+    const u64 result = call.to;
     shares.move(result + parts.target[0], call.from[call.me] + parts.source[0], parts.out[0]);
-    shares.clear(result + parts.filled, splits.row * splits.capacity - parts.filled);
+    shares.clear(result + parts.filled, call.row * call.capacity - parts.filled);
     if (blockIdx.x == 0 && threadIdx.x < N) {
-        ((u64*)splits.received)[threadIdx.x] = table[threadIdx.x * MAX_RANKS + call.me];
+        ((u64*)call.received)[threadIdx.x] = table[threadIdx.x * MAX_RANKS + call.me];
     }
 }
 
@@ -188,26 +172,26 @@ __device__ __forceinline__ void keep(const Call& call, const Splits& splits, con
 /// peers' staging areas, the blocks meet, and each takes what came for it. A round's part is written again two rounds
 /// later, which is behind the rendezvous that every peer comes to when it has taken that part.
 template <class W, u32 N>
-__device__ __forceinline__ void splits_staged(const Call& call, const Splits& splits) {
+__device__ __forceinline__ void splits_staged(const SplitsParams& call) {
     Words words = begin(call);
-    const u64* table = exchange_sizes<N>(call, splits, ++words.barriers);
+    const u64* table = exchange_sizes<N>(call, ++words.barriers);
     if (table == nullptr) return;
-    if (!all_fit<N>(call, splits, table)) {
+    if (!all_fit<N>(call, table)) {
         // So that no peer writes its table while this rank reads it.
         words.barriers++;
         meet<Depart, N>(call, words.barriers);
         leave(call, words);
         return;
     }
-    const Parts<N> parts = parts_of<N>(call, splits, table);
-    keep<W, N>(call, splits, parts, table);
+    const Parts<N> parts = parts_of<N>(call, table);
+    keep<W, N>(call, parts, table);
     if constexpr (N > 1) {
         const Shares<W> shares;
-        const u64 tile = (u64)blockDim.x * sizeof(W), tiles = splits.slot / tile;
+        const u64 tile = (u64)blockDim.x * sizeof(W), tiles = call.slot / tile;
         // Where this thread's units of a sender are staged at a number.
         const auto staged = [&](u32 at, u32 sender, u64 round) {
             const u64 part = (round % 2 * N + sender) * gridDim.x + blockIdx.x;
-            return Walk{splits.staging[at] + part * splits.slot + threadIdx.x * sizeof(W), tile};
+            return Walk{call.staging[at] + part * call.slot + threadIdx.x * sizeof(W), tile};
         };
         const auto units = [&](u64 bytes, u64 round) {
             const u64 left = shares.count(bytes, round * tiles);
@@ -224,7 +208,7 @@ __device__ __forceinline__ void splits_staged(const Call& call, const Splits& sp
             if (!meet<Depart, N>(call, words.barriers)) return;
 #pragma unroll
             for (u32 i = 1; i < N; i++) {
-                const Walk to = shares.walk(call.to[0] + parts.target[i], round * tiles);
+                const Walk to = shares.walk(call.to + parts.target[i], round * tiles);
                 carry<W>(to, staged(call.me, behind(call, i, N), round), units(parts.in[i], round));
             }
             round++;
@@ -235,19 +219,19 @@ __device__ __forceinline__ void splits_staged(const Call& call, const Splits& sp
 
 /// By reading the peers' operands. The exit tells that no peer reads this rank's operand or its table any more.
 template <class W, u32 N>
-__device__ __forceinline__ void splits_pull(const Call& call, const Splits& splits) {
+__device__ __forceinline__ void splits_pull(const SplitsParams& call) {
     Words words = begin(call);
-    const u64* table = exchange_sizes<N>(call, splits, ++words.barriers);
+    const u64* table = exchange_sizes<N>(call, ++words.barriers);
     if (table == nullptr) return;
-    if (all_fit<N>(call, splits, table)) {
-        const Parts<N> parts = parts_of<N>(call, splits, table);
+    if (all_fit<N>(call, table)) {
+        const Parts<N> parts = parts_of<N>(call, table);
         const Shares<W> shares;
 #pragma unroll
         for (u32 i = 1; i < N; i++) {
             const u64 from = call.from[behind(call, i, N)] + parts.origin[i];
-            shares.move(call.to[0] + parts.target[i], from, parts.in[i]);
+            shares.move(call.to + parts.target[i], from, parts.in[i]);
         }
-        keep<W, N>(call, splits, parts, table);
+        keep<W, N>(call, parts, table);
     }
     words.barriers++;
     meet<Depart, N>(call, words.barriers);

@@ -6,9 +6,6 @@
 
 namespace symmc_peer {
 
-constexpr u32 MAX_RANKS = 8;
-constexpr u32 MAX_BLOCKS = 128;
-
 /// What this rank remembers of a group, once for each block; all copies are equal between kernels.
 struct Words {
     /// Barriers passed: the number of the last one.
@@ -43,51 +40,11 @@ struct Status {
 /// What `code` says: a wait reached its limit, or a rank sends or receives rows that do not fit.
 constexpr u32 MISSED = 1, SENT = 2, RECEIVED = 3;
 
-/// The parameters of every kernel here; each says what it uses of the addresses. Those of peers are as this
-/// rank maps them.
-struct Call {
-    /// Where each rank's flags of the group lie, `[MAX_BLOCKS][MAX_RANKS]`.
-    u64 flags[MAX_RANKS];
-    u64 from[MAX_RANKS];
-    u64 to[MAX_RANKS];
-    u64 out[MAX_RANKS];
-    /// Where in this rank's first landing zone what each rank sends comes.
-    u64 slots[MAX_RANKS];
-    /// The rank that each number of the cell is, for reports.
-    u32 ranks[MAX_RANKS];
-    /// `Words[MAX_BLOCKS]`.
-    u64 words;
-    u64 shared;
-    u64 status;
-    u64 limit;
-    u64 seed;
-    /// Elements, or bytes where kernels only move.
-    u64 count;
-    /// From the first landing zone to the second, in bytes.
-    u64 other;
-    /// This rank's first landing zone.
-    u64 zone;
-    u32 me;
-    u32 step;
-    u32 group;
-    /// Of put: how many ranks are written to, and which.
-    u32 receivers;
-    u32 receiver[MAX_RANKS];
-    /// Of put: the number of the rank that writes here, or `MAX_RANKS`.
-    u32 sender;
-    /// Of put: whether the result is zero, as nobody sends anything.
-    u32 zero;
-    /// Of an all-reduce in two steps: the bytes that each rank reduces.
-    u64 slice;
-    /// Of LL128: the units of 16 bytes of a landing zone before the slots.
-    u64 before;
-};
-
 // ---------------------------------------------------------------- waits
 
 #ifdef SYMMC_CHAOS
 /// Before and after a touch of a peer: a delay from the seed, most often none. `count` is that of barriers or of LL.
-__device__ __forceinline__ void touch(const Call& call, u64 count, u32 place) {
+__device__ __forceinline__ void touch(const GroupParams& call, u64 count, u32 place) {
     u64 x = call.seed ^ count * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
             (u64)(blockIdx.x * 64 + threadIdx.x / 32);
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -98,11 +55,11 @@ __device__ __forceinline__ void touch(const Call& call, u64 count, u32 place) {
     if (kind > 0 && kind < 6) sleep_ns(time % 5000);
 }
 #else
-__device__ __forceinline__ void touch(const Call&, u64, u32) {}
+__device__ __forceinline__ void touch(const GroupParams&, u64, u32) {}
 #endif
 
 /// A look at the clock and at what ends waits early. Gives when the wait began, or 0 if it is over.
-__device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 awaited, u32 looks, u64 start) {
+__device__ __noinline__ u64 consider(const GroupParams& call, u32 peer, u64 awaited, u32 looks, u64 start) {
     Shared* shared = (Shared*)call.shared;
     Status* status = (Status*)call.status;
     if (look(&shared->stop) != 0) return 0;
@@ -132,7 +89,7 @@ struct SpinWait {
     u64 start = 0;
 
     /// Whether to look again for what `peer` is to send.
-    __device__ __forceinline__ bool again(const Call& call, u32 peer, u64 awaited) {
+    __device__ __forceinline__ bool again(const GroupParams& call, u32 peer, u64 awaited) {
         pause();
         looks++;
         if ((looks & 255) != 0) return true;
@@ -142,17 +99,17 @@ struct SpinWait {
 };
 
 /// The flag in `owner`'s memory that the rank of number `sets` sets for a block.
-__device__ __forceinline__ u64* flag_of(const Call& call, u32 owner, u32 sets, u32 block) {
+__device__ __forceinline__ u64* flag_of(const GroupParams& call, u32 owner, u32 sets, u32 block) {
     return (u64*)call.flags[owner] + (block * MAX_RANKS + sets);
 }
 
 /// That for this block.
-__device__ __forceinline__ u64* flag(const Call& call, u32 owner, u32 sets) {
+__device__ __forceinline__ u64* flag(const GroupParams& call, u32 owner, u32 sets) {
     return flag_of(call, owner, sets, blockIdx.x);
 }
 
 /// Waits until `peer` has set its flag here for a block to `target`.
-__device__ __forceinline__ bool await_of(const Call& call, u32 peer, u32 block, u64 target) {
+__device__ __forceinline__ bool await_of(const GroupParams& call, u32 peer, u32 block, u64 target) {
     const u64* at = flag_of(call, call.me, peer, block);
     SpinWait wait;
     while ((i64)(load_acquire(at) - target) < 0) {
@@ -162,19 +119,19 @@ __device__ __forceinline__ bool await_of(const Call& call, u32 peer, u32 block, 
 }
 
 /// That for this block.
-__device__ __forceinline__ bool await(const Call& call, u32 peer, u64 target) {
+__device__ __forceinline__ bool await(const GroupParams& call, u32 peer, u64 target) {
     return await_of(call, peer, blockIdx.x, target);
 }
 
 /// What the group's words say at the start of a kernel.
-__device__ __forceinline__ Words begin(const Call& call) {
+__device__ __forceinline__ Words begin(const GroupParams& call) {
     return ((const Words*)call.words)[blockIdx.x];
 }
 
 /// Leaves the words for the group's next kernel, which may have another grid: block `b` of `g` also writes
 /// those of the blocks `b + g`, `b + 2g`, … that this grid lacks. All threads of the block have read theirs. It comes
 /// behind the last flag, which would else wait for these stores.
-__device__ __forceinline__ void leave(const Call& call, const Words& next) {
+__device__ __forceinline__ void leave(const GroupParams& call, const Words& next) {
     Words* words = (Words*)call.words;
     const u32 step = gridDim.x * blockDim.x;
     for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < MAX_BLOCKS; i += step) words[i] = next;
@@ -194,7 +151,7 @@ struct Depart {
 
 /// A barrier of this block with the blocks of its number on all peers.
 template <class How, u32 N>
-__device__ __forceinline__ bool meet(const Call& call, u64 target) {
+__device__ __forceinline__ bool meet(const GroupParams& call, u64 target) {
     How::sync();
     bool met = true;
     const u32 peer = threadIdx.x;

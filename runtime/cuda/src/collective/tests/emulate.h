@@ -154,12 +154,9 @@ inline float block_sum(float x, u32) {
 // ---------------------------------------------------------------- after the kernels
 
 /// Runs a kernel as so many blocks of so many threads. They start in turn, each time with another block.
-extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call,
-                        const void* beside, size_t bytes, unsigned blocks, unsigned threads) {
+extern "C" void emulate(void (*kernel)(const void*, const void*), const void* params, const void* beside, unsigned blocks,
+                        unsigned threads) {
     using namespace symmc_peer;
-    static_assert(sizeof(Norm) != sizeof(Addition) && sizeof(Norm) != sizeof(Splits) && sizeof(Addition) != sizeof(Splits) &&
-                      sizeof(Turns) > 1000 && sizeof(Norm) < 1000 && sizeof(Splits) < 1000,
-                  "the bytes beside a call tell what they are");
     std::vector<Block*> all;
     std::vector<std::thread> running;
     for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads), std::vector<Eight>(threads / 8)});
@@ -173,12 +170,7 @@ extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call
             gridDim.x = blocks;
             blockDim.x = threads;
             block = all[i / threads];
-            if (bytes == 0) kernel(*call);
-            else if (bytes == sizeof(Norm)) ((void (*)(Call, Norm))kernel)(*call, *(const Norm*)beside);
-            else if (bytes == sizeof(Addition)) ((void (*)(Call, Addition))kernel)(*call, *(const Addition*)beside);
-            else if (bytes == sizeof(Splits)) ((void (*)(Call, Splits))kernel)(*call, *(const Splits*)beside);
-            else if (bytes == sizeof(Turns)) ((void (*)(Call, Turns))kernel)(*call, *(const Turns*)beside);
-            else abort();
+            kernel(params, beside);
         });
     }
     for (auto& thread : running) thread.join();

@@ -307,7 +307,7 @@ pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
 /// Machine code of the host.
 pub(super) struct Library(HostLibrary);
 
-type Emulate = unsafe extern "C" fn(*const c_void, *const Call, *const c_void, usize, u32, u32);
+type Emulate = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void, u32, u32);
 
 impl Library {
     /// Compiles what `source` holds for threads of the host; `None` without a compiler.
@@ -315,7 +315,7 @@ impl Library {
         let (before, after) = include_str!("emulate.h")
             .split_once("// ------------------------")
             .expect("a part after the kernels");
-        let text = source.text().replace(DEVICE, before) + "//" + after;
+        let text = by_reference(&source.text().replace(DEVICE, before)) + "//" + after;
         let name = format!("collectives-{name}");
         HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(Library)
     }
@@ -324,15 +324,21 @@ impl Library {
         // SAFETY: the library defines it so.
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
-        let beside = match kernel.params.get(1) {
-            Some(Param::Value(plain)) => plain.words().len() * 8,
-            _ => 0,
-        };
         let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);
-        // SAFETY: the parameters are a call and what stands beside it; their addresses are of memory that the
-        // world holds.
-        unsafe { emulate(self.0.symbol(&kernel.entry), param(0).cast(), param(1), beside, blocks, threads) };
+        // SAFETY: kernels have one parameter or two, with addresses of memory that the world holds.
+        unsafe { emulate(self.0.symbol(&kernel.entry), param(0), param(1), blocks, threads) };
     }
+}
+
+/// The source with kernels that take their parameters by reference, so that they can be called whatever their types are.
+fn by_reference(source: &str) -> String {
+    let mut parts = source.split("const __grid_constant__ ");
+    let mut out = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        let (ty, rest) = part.split_once(' ').expect("a type and a name");
+        out.push_str(&format!("const {ty} &{rest}"));
+    }
+    out
 }
 
 /// Runs all cases on all ranks, round by round, and compares.

@@ -17,12 +17,12 @@ use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
 
 use super::blocks::Protocol;
-use super::call::Call;
+use super::params::LandingParams;
 use super::prepared::DEVICE;
 use super::*;
 use crate::compile::compile;
 use crate::driver::Links;
-use crate::launch::{Address, DevicePtr, Kernel, Param, PortBases};
+use crate::launch::{Address, DevicePtr, Kernel, Param};
 
 const ARENA: usize = 64 << 20;
 
@@ -126,11 +126,6 @@ fn a_plan_that_says_how_many_blocks_is_followed() {
 /// The operand and the result of a collective at these addresses.
 fn ends_at(operand: Address, result: Address) -> Ends {
     Ends::new(operand.into(), result.into())
-}
-
-/// The addresses of those that are there.
-fn used(pointers: [DevicePtr; MAX_RANKS]) -> impl Iterator<Item = Address> {
-    pointers.into_iter().map(|pointer| pointer.resolve(PortBases::NONE)).filter(|&address| address != 0)
 }
 
 #[test]
@@ -237,8 +232,7 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
         let protocol = running.protocol(elements);
         let units = ll::units(protocol, elements);
         let call = running.ll(elements, protocol, units, 1).expect("it fits");
-        let slots = call.slots.map(|slot| slot.resolve(PortBases::NONE));
-        let first = slots.into_iter().filter(|&a| a != 0).min().expect("a slot") - call.zone;
+        let first = call.slots.into_iter().filter(|&a| a != 0).min().expect("a slot") - call.zone;
         assert_eq!(first, call.before * 16);
         (protocol, first, first + (Address::from(n - 1) * units as Address * 16))
     };
@@ -288,13 +282,13 @@ fn slots_of_a_zone_have_one_sender_each() {
             .and_then(|t| t.ll(40, Protocol::Ll, 5, 1))
             .map_err(|e| format!("rank {r}: {e}"))
     };
-    let calls: Vec<Call> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
-    let sent: BTreeSet<Address> = calls.iter().flat_map(|c| used(c.to)).collect();
+    let calls: Vec<LandingParams> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
+    let sent: BTreeSet<Address> = calls.iter().flat_map(|c| c.to).filter(|&a| a != 0).collect();
     assert_eq!(sent.len(), (n * (n - 1)) as usize);
-    let received: BTreeSet<Address> = calls.iter().flat_map(|c| used(c.slots)).collect();
+    let received: BTreeSet<Address> = calls.iter().flat_map(|c| c.slots).filter(|&a| a != 0).collect();
     assert_eq!(sent, received);
     for (me, call) in calls.iter().enumerate() {
-        assert_eq!(call.slots[me], DevicePtr::NULL);
+        assert_eq!(call.slots[me], 0);
         for (i, &to) in call.to[..3].iter().enumerate() {
             let receiver = (me + 1 + i) % n as usize;
             assert_eq!(to, calls[receiver].slots[me]);

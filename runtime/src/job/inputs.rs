@@ -2,8 +2,8 @@
 //!
 //! Another process may shorten a file at any time, and touching lost pages of a mapping ends the process with SIGBUS. So
 //! files are read by position, never mapped, and a file that was shortened or written meanwhile is an error that names it.
-//! Ranks of the host read what they need into memory of their own before they start. Engines that copy inputs to a device
-//! read them in pieces ([`InputSource`]). Memory with sealed size cannot be shortened, and is mapped.
+//! Sessions read them in pieces to where they need them ([`InputSource`]). Memory with sealed size cannot be shortened, and is
+//! mapped.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,13 +12,12 @@ use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
-use symmc_support::Backing;
+use symmc_ir::Tensor;
+use symmc_support::{Backing, Part};
 
-use super::job::EngineChoice;
-use super::memory::{Access, Segment};
-use super::rank_memory::lay_out;
 use crate::error::RunError;
-use crate::exec::{InputSource, Span};
+use crate::exec::{InputData, InputSource};
+use crate::host::{Access, Segment};
 
 /// A file as the launcher found it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -36,7 +35,7 @@ impl FileStamp {
 }
 
 /// Where the data of an input lie.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct InputPlace {
     /// The file, if not the segment of all inputs.
     pub file: Option<usize>,
@@ -44,19 +43,9 @@ pub(super) struct InputPlace {
     pub len: usize,
 }
 
-/// The inputs of a rank that lie in files.
-pub(super) struct FileInputs {
-    /// The memory of each input that was read or mapped.
-    pub spans: Vec<Option<Span>>,
-    /// What reads each input that was neither.
-    pub sources: Vec<Option<Arc<dyn InputSource>>>,
-    /// What the spans point into.
-    pub segments: Vec<Segment>,
-}
-
 /// A part of a file that the launcher found like this.
 #[derive(Debug)]
-struct FilePart {
+pub(super) struct FilePart {
     file: Arc<File>,
     stamp: FileStamp,
     offset: usize,
@@ -80,53 +69,89 @@ impl InputSource for FilePart {
     }
 }
 
-/// Takes the inputs at `places` from these files; not those that `elsewhere` holds.
-pub(super) fn take(
-    files: Vec<(OwnedFd, FileStamp)>,
-    places: &[InputPlace],
-    elsewhere: &[Option<usize>],
-    engine: &EngineChoice,
-) -> Result<FileInputs, RunError> {
-    let wanted = |i: usize| elsewhere.get(i).is_none_or(Option::is_none);
-    let count = places.len();
-    let mut out = FileInputs { spans: vec![None; count], sources: vec![None; count], segments: Vec::new() };
-    for (index, (fd, stamp)) in files.into_iter().enumerate() {
-        let of_file = |(i, p): (usize, &InputPlace)| (p.file == Some(index) && wanted(i)).then_some((i, *p));
-        let places: Vec<(usize, InputPlace)> = places.iter().enumerate().filter_map(of_file).collect();
-        if places.is_empty() {
-            continue;
+/// A file that inputs lie in, as a rank has it.
+#[derive(Debug)]
+pub(super) enum OpenFile {
+    /// Mapped: its size is sealed.
+    Mapped(Segment),
+    /// To be read by position.
+    Read(Arc<File>, FileStamp),
+}
+
+impl OpenFile {
+    /// A file that was found like this.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile, RunError> {
+        match is_sealed(&fd) {
+            true => Ok(OpenFile::Mapped(Segment::map("the inputs", fd, stamp.bytes, Access::Read)?)),
+            false => Ok(OpenFile::Read(Arc::new(File::from(fd)), stamp)),
         }
-        if is_sealed(&fd) {
-            let segment = Segment::map("the inputs", fd, stamp.bytes, Access::Read)?;
-            for (i, place) in places {
-                out.spans[i] = Some(segment.span(place.offset, place.len)?);
-            }
-            out.segments.push(segment);
-            continue;
-        }
-        let file = Arc::new(File::from(fd));
-        let part = |place: &InputPlace| {
-            let (file, InputPlace { offset, len, .. }) = (file.clone(), *place);
-            FilePart { file, stamp, offset, len }
-        };
-        if *engine != EngineChoice::Host {
-            for (i, place) in &places {
-                out.sources[*i] = Some(Arc::new(part(place)));
-            }
-            continue;
-        }
-        let (starts, end) = lay_out(places.iter().map(|(_, p)| p.len))?;
-        let segment = Segment::private("the inputs of a rank", end)?;
-        for ((i, place), start) in places.into_iter().zip(starts) {
-            let span = segment.span(start, place.len)?;
-            // SAFETY: the span lies within the fresh segment, which nobody else has.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
-            part(&place).read(0, bytes)?;
-            out.spans[i] = Some(span);
-        }
-        out.segments.push(segment);
     }
-    Ok(out)
+
+    /// The input there.
+    ///
+    /// # Errors
+    /// It lies outside of the file.
+    pub fn input(&self, place: &InputPlace) -> Result<PlacedInput<'_>, RunError> {
+        let InputPlace { offset, len, .. } = *place;
+        match self {
+            OpenFile::Mapped(segment) => {
+                let start = segment.locate(offset, len)?;
+                // SAFETY: the bytes are there as long as the segment, and nobody writes them.
+                Ok(PlacedInput::Memory(unsafe { std::slice::from_raw_parts(start, len) }))
+            }
+            OpenFile::Read(file, stamp) => {
+                Ok(PlacedInput::File(FilePart { file: file.clone(), stamp: *stamp, offset, len }))
+            }
+        }
+    }
+}
+
+/// An input of a rank that is a process.
+pub(super) enum PlacedInput<'a> {
+    Memory(&'a [u8]),
+    File(FilePart),
+}
+
+impl PlacedInput<'_> {
+    /// Its data.
+    pub fn data(&self) -> InputData<'_> {
+        match self {
+            PlacedInput::Memory(bytes) => InputData::Memory(bytes),
+            PlacedInput::File(part) => InputData::Source(part),
+        }
+    }
+}
+
+/// A tensor of this process as an input.
+#[derive(Debug)]
+pub(super) struct TensorInput(Arc<Tensor>);
+
+impl TensorInput {
+    /// This tensor.
+    pub fn new(tensor: &Arc<Tensor>) -> TensorInput {
+        TensorInput(tensor.clone())
+    }
+
+    /// Its data: read by position, where the tensor lies in a file.
+    pub fn data(&self) -> InputData<'_> {
+        match self.0.part().is_some_and(Part::is_volatile) {
+            true => InputData::Source(self),
+            false => InputData::Memory(self.0.data()),
+        }
+    }
+}
+
+impl InputSource for TensorInput {
+    fn size(&self) -> usize {
+        self.0.data().len()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        self.0.read(at, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
+    }
 }
 
 /// Whether the size of what is behind a descriptor cannot become less.

@@ -5,50 +5,43 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use symmc_plan::Lane;
-use symmc_runtime::{RunError, output_file};
 
-use crate::exchange::Exchange;
-
-/// A step as it ran.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct TracedStep {
-    /// The name of its first result.
-    pub node: String,
-    /// Its op.
-    pub op: String,
-    /// The lane that ran it.
-    pub lane: Lane,
-    /// When it began, in microseconds from the start of the run.
-    pub start_us: f64,
-    /// How long it took.
-    pub us: f64,
-}
+use crate::error::RunError;
+use crate::host::Comm;
+use crate::output_file;
+use crate::session::TracedStep;
 
 /// Gathers what all ranks traced; rank 0 writes it to `path`.
 ///
 /// # Errors
 /// A peer failed, or the file cannot be written.
-pub fn write(path: &Path, steps: &[TracedStep], exchange: &dyn Exchange) -> Result<(), RunError> {
-    let broken = |e: serde_json::Error| RunError::system("gathering traces", e);
+pub fn write(path: &Path, steps: &[TracedStep], comm: &Comm) -> Result<(), RunError> {
     let mine = serde_json::to_vec(steps).map_err(broken)?;
     // All ranks give equally many bytes: first the number, then as many as the longest.
-    let lengths = exchange.all_gather(&(mine.len() as u64).to_le_bytes())?;
+    let lengths = comm.exchange(&(mine.len() as u64).to_le_bytes())?;
     let length = |bytes: &Vec<u8>| {
         <[u8; 8]>::try_from(&bytes[..]).map_or(0, |b| usize::try_from(u64::from_le_bytes(b)).unwrap_or(0))
     };
     let longest = lengths.iter().map(length).max().unwrap_or(0);
     let mut padded = mine;
     padded.resize(longest, b' ');
-    let all = exchange.all_gather(&padded)?;
-    if exchange.rank() != 0 {
+    let all = comm.exchange(&padded)?;
+    if comm.rank() != 0 {
         return Ok(());
     }
     let all: Vec<Vec<TracedStep>> =
         all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>().map_err(broken)?;
-    let text = serde_json::to_vec(&chrome(&all)).map_err(broken)?;
+    write_all(path, &all)
+}
+
+fn broken(error: serde_json::Error) -> RunError {
+    RunError::system("gathering traces", error)
+}
+
+fn write_all(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<(), RunError> {
+    let text = serde_json::to_vec(&chrome(ranks)).map_err(broken)?;
     output_file::write(path, &text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
 }
 
@@ -76,21 +69,6 @@ fn chrome(ranks: &[Vec<TracedStep>]) -> Value {
 mod tests {
     use super::*;
 
-    /// Ranks of one process, all with the same steps.
-    struct Alone(u32);
-
-    impl Exchange for Alone {
-        fn rank(&self) -> u32 {
-            0
-        }
-        fn ranks(&self) -> u32 {
-            self.0
-        }
-        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-            Ok(vec![mine.to_vec(); self.0 as usize])
-        }
-    }
-
     #[test]
     fn a_trace_has_every_step_of_every_rank() {
         let step = |node: &str, lane, start_us| TracedStep {
@@ -102,7 +80,7 @@ mod tests {
         };
         let steps = [step("a", Lane::Compute, 0.5), step("b", Lane::Comm, 3.0)];
         let path = std::env::temp_dir().join(format!("symmc-trace-{}.json", std::process::id()));
-        write(&path, &steps, &Alone(2)).unwrap();
+        write_all(&path, &[steps.to_vec(), steps.to_vec()]).unwrap();
         let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();

@@ -1,0 +1,31 @@
+//! The compiler driver: from a graph to a checked plan.
+//!
+//! [`compile()`] brings a program into canonical form, divides the ranges of its symbols into buckets, chooses variants, plans,
+//! checks the plan, and lowers it where the [backend](symmc_ir::machine::TargetBackend) of the machine needs that. It runs the passes
+//! and the planner several times: variants are chosen again with what a schedule shows, and with less symmetric memory where there
+//! is a limit.
+//!
+//! - `options` and `error` are the interface.
+//! - `ranges` and `divide` make the buckets, `refine` cuts and joins planned ones.
+//! - `pipeline` searches for the choice of variants that costs least; `attempt` is a plan with its costs.
+//!
+//! Deliberately not here: files, names of symbols and inputs as users write them, and runs.
+
+mod attempt;
+mod compile;
+mod divide;
+mod error;
+mod estimate;
+#[cfg(feature = "cuda")]
+mod gpus;
+mod options;
+mod pipeline;
+mod ranges;
+mod refine;
+
+pub use compile::{CompileReport, canonical, compile, lowered};
+pub use error::DriverError;
+pub use estimate::{estimate, estimate_at, estimate_plain};
+#[cfg(feature = "cuda")]
+pub use gpus::refuse_for_gpus;
+pub use options::CompileOptions;

@@ -1,0 +1,41 @@
+//! The estimated time of a plan, by the driver.
+
+use symmc_check::CheckedPlan;
+use symmc_ir::Bindings;
+use symmc_ir::machine::Profile;
+use symmc_plan::Estimate;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::program::Program;
+
+/// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
+///
+/// # Errors
+/// A program of the plan cannot be read, which is a defect: the plan was checked.
+pub fn estimate(plan: &CheckedPlan, profile: &Profile) -> Result<Vec<Estimate>, Error> {
+    symmc_driver::estimate(plan, profile).map_err(|e| Error::driver(&plan.source.name, e))
+}
+
+/// The estimated time of a run of a plan at some sizes, of the bucket that serves them.
+///
+/// # Errors
+/// A symbol has no value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
+pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate, Error> {
+    symmc_driver::estimate_at(plan, profile, sizes).map_err(|e| Error::driver(&plan.source.name, e))
+}
+
+/// The estimated time of a run of each bucket of the same program, planned with plain collectives alone for the same buckets, in
+/// microseconds; none for a bucket whose ranges are not those of the program's symbols.
+///
+/// # Errors
+/// As [`compile`](crate::compile).
+pub fn estimate_plain(
+    program: &Program,
+    plan: &CheckedPlan,
+    config: &Config,
+) -> Result<Vec<Option<f64>>, Error> {
+    let options = config.resolve(program)?;
+    let estimates = symmc_driver::estimate_plain(&program.graph, plan, &options);
+    estimates.map_err(|e| Error::driver(&program.graph.name, e))
+}

@@ -1,0 +1,97 @@
+//! The planner places results by the table of facts of ops, the check by rules of its own: both agree on every op.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc_check::check;
+use symmc_ir::text::forms::{PRELUDE, forms};
+use symmc_ir::text::{op_name, parse};
+use symmc_ir::{Graph, Node, NodeId, Op, Output, OutputKind, Type, ValueId};
+use symmc_planner::{BucketInput, PlanConfig, plan};
+
+use crate::common::corrupt::{flatten, mend};
+
+/// What a node of a program needs, with copies as the operands of the node, and a copy of each of its results returned.
+fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
+    let mut needed: BTreeSet<NodeId> = [target].into();
+    let mut open = vec![target];
+    while let Some(node) = open.pop() {
+        let defined = examples.nodes[node].inputs.iter().filter_map(|&v| examples.def_node(v));
+        open.extend(defined.filter(|&n| needed.insert(n)));
+    }
+    let mut graph = Graph::new("copies");
+    (graph.ranks, graph.symbols) = (examples.ranks, examples.symbols.clone());
+    (graph.groups, graph.customs) = (examples.groups.clone(), examples.customs.clone());
+    let mut new: HashMap<ValueId, ValueId> = HashMap::new();
+    for input in examples.inputs.values() {
+        let ty = examples.ty(input.value).clone();
+        new.insert(input.value, graph.add_input(input.kind, examples.name_of(input.value), "", ty, None));
+    }
+    let copy = |graph: &mut Graph, v: ValueId, name: String| {
+        let ty = graph.ty(v).clone();
+        let node = graph.add_node(Op::Copy, vec![v], vec![(name, ty)]);
+        graph.nodes[node].outputs[0]
+    };
+    let mut id = target;
+    for n in needed {
+        let node = &examples.nodes[n];
+        let mut inputs: Vec<ValueId> = node.inputs.iter().map(|v| new[v]).collect();
+        if n == target {
+            let operands = inputs.iter_mut().enumerate();
+            operands.for_each(|(k, v)| *v = copy(&mut graph, *v, format!("operand{k}")));
+        }
+        let types = node.outputs.iter().map(|&v| (examples.name_of(v).to_string(), examples.ty(v).clone()));
+        id = graph.add_node(node.op.clone(), inputs, types.collect());
+        new.extend(node.outputs.iter().copied().zip(graph.nodes[id].outputs.iter().copied()));
+    }
+    let node = graph.nodes[id].clone();
+    for (k, &v) in node.outputs.iter().enumerate() {
+        let value = copy(&mut graph, v, format!("end{k}"));
+        graph.outputs.push(Output { value, kind: OutputKind::Returned });
+    }
+    (graph, node)
+}
+
+#[test]
+fn results_lie_on_operands_where_the_facts_of_the_op_allow_it() {
+    let (mut seen, mut left): (BTreeSet<&str>, BTreeSet<&str>) = Default::default();
+    let mut compared = 0;
+    let lines: Vec<&str> = forms().map(|form| form.example).collect();
+    let examples = parse(&format!("{PRELUDE}\n{}\n", lines.join("\n"))).unwrap_or_else(|e| panic!("{e}"));
+    for (target, example) in examples.nodes.iter() {
+        let name = op_name(&example.op);
+        if example.op.is_view() || example.op.as_collective().is_some() {
+            continue;
+        }
+        let (graph, node) = of_copies(&examples, target);
+        let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+        let good = plan(&graph, &[bucket], &PlanConfig::default()).unwrap_or_else(|e| panic!("{e}"));
+        let good = flatten(&good, 0);
+        let same_size = |v: ValueId, r: ValueId| graph.ty(v).dtype.size() == graph.ty(r).dtype.size();
+        let may = node
+            .inputs
+            .iter()
+            .enumerate()
+            .any(|(k, &v)| node.op.operand_use(k).may_be_overwritten() && same_size(v, node.outputs[0]));
+        if may && !seen.contains(name) {
+            left.insert(name);
+        }
+        let same = |a: &Type, b: &Type| a.shape == b.shape && a.dtype.size() == b.dtype.size();
+        for (k, &x) in node.inputs.iter().enumerate() {
+            for &result in node.outputs.iter().filter(|&&r| same(graph.ty(r), graph.ty(x))) {
+                let mut plan = good.clone();
+                let places = &mut plan.buckets[0].places;
+                let operand = places[graph.name_of(x)].clone();
+                places.insert(graph.name_of(result).to_string(), operand);
+                mend(&mut plan);
+                let found = check(&plan);
+                let expected = node.op.operand_use(k).may_be_overwritten();
+                assert_eq!(found.is_ok(), expected, "{} on operand {k}: {found:?}", name);
+                left.remove(name);
+                seen.insert(name);
+                compared += 1;
+            }
+        }
+    }
+    assert!(left.is_empty(), "examples without an operand of the type of the result: {left:?}");
+    assert!(compared > 60, "{compared} results");
+}

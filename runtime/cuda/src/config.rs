@@ -1,0 +1,84 @@
+//! How jobs and measurements run on GPUs: which GPU is whose, and what they choose there.
+
+use serde::{Deserialize, Serialize};
+use symmc_plan::ReadPlan;
+use symmc_runtime::RunError;
+use symmc_runtime::job::SessionRequest;
+
+use crate::arena::ArenaSource;
+use crate::compute::search::Products;
+use crate::driver;
+use crate::embedded::{CudaSession, Gpu, Progress};
+use crate::error::CudaError;
+use crate::refusal::accept;
+
+/// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct CudaConfig {
+    /// The GPU of each rank, by its number among those that the rank's process sees. Empty: rank `r` takes
+    /// GPU `r`.
+    pub gpus: Vec<u32>,
+    /// Who allocates the symmetric arena.
+    pub arena: ArenaSource,
+    /// How algorithms of matrix products are chosen.
+    pub products: Products,
+}
+
+impl CudaConfig {
+    /// Sets the GPU of each rank.
+    pub fn with_gpus(self, gpus: impl Into<Vec<u32>>) -> CudaConfig {
+        CudaConfig { gpus: gpus.into(), ..self }
+    }
+
+    /// Sets who allocates the symmetric arena.
+    pub fn with_arena(self, arena: ArenaSource) -> CudaConfig {
+        CudaConfig { arena, ..self }
+    }
+
+    /// Sets how algorithms of matrix products are chosen.
+    pub fn with_products(self, products: Products) -> CudaConfig {
+        CudaConfig { products, ..self }
+    }
+
+    /// Whether GPUs run all steps of a plan. Asked when the plan is made for GPUs, on a machine that may have none; what passes
+    /// here is refused by no rank.
+    ///
+    /// # Errors
+    /// The first step that they do not run, and why ([`RunError::CannotRun`]).
+    pub fn accept(&self, plan: &ReadPlan) -> Result<(), RunError> {
+        accept(plan, &self.gpus)
+    }
+
+    /// Opens the session of a job on its rank. Peers are shown which of NCCL's collectives the rank is in, where `progress` says so.
+    ///
+    /// # Errors
+    /// As [`CudaSession::open_joined`].
+    pub fn open(&self, request: &SessionRequest<'_>, progress: Progress) -> Result<CudaSession, RunError> {
+        let comm = request.rank.comm();
+        let ordinal = Some(self.gpu(comm.rank(), comm.ranks())?);
+        let CudaConfig { arena, products, .. } = *self;
+        CudaSession::open_joined(request, &Gpu { ordinal, arena, products, progress, ..Gpu::default() })
+    }
+
+    /// The GPU of a rank, which the process sees.
+    pub(crate) fn gpu(&self, rank: u32, ranks: u32) -> Result<u32, CudaError> {
+        let found = driver::count()?;
+        let gpu = match self.gpus.get(rank as usize) {
+            Some(&gpu) => gpu,
+            None if self.gpus.is_empty() => rank,
+            None => {
+                let given = self.gpus.len();
+                return Err(CudaError::Unsupported(format!("{ranks} ranks, but GPUs for {given} are named")));
+            }
+        };
+        if gpu < found {
+            return Ok(gpu);
+        }
+        Err(CudaError::Unsupported(match self.gpus.is_empty() {
+            true => format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}"),
+            false => format!("rank {rank} is to run on GPU {gpu}; this process sees {found}, from 0"),
+        }))
+    }
+}

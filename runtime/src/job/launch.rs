@@ -1,0 +1,294 @@
+//! Jobs on processes that this one starts: what a rank is told, and the shared memory of its inputs and outputs.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::entity::Entity;
+use symmc_ir::{Bindings, SymbolId, Tensor};
+use symmc_plan::{Plan, ReadPlan};
+use symmc_support::Backing;
+
+use super::inputs::{FileStamp, InputPlace, OpenFile, PlacedInput};
+use super::needs::TensorSlot;
+use super::run::{OpenSession, RankRuns, run_as};
+use super::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
+use crate::error::RunError;
+use crate::host::{
+    Access, HostConfig, JoinedRank, LaunchConfig, LaunchedRank, RankCommand, Segment, launch_ranks,
+    locate_steps, subject,
+};
+
+/// A plan at some sizes, as ranks that are processes are told.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PlanText {
+    /// The plan as JSON.
+    plan: String,
+    /// The value of each symbol of the imported program, by id.
+    bindings: Vec<Option<i64>>,
+    /// How it runs.
+    pub config: HostConfig,
+}
+
+/// A job as ranks that are processes are told.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct JobText {
+    plan: PlanText,
+    repeats: u32,
+    trace: Option<PathBuf>,
+    /// For each rank and input where its data lie.
+    inputs: Vec<Vec<InputPlace>>,
+    files: Vec<FileStamp>,
+    /// The offset and size of each output in the segment of the rank.
+    outputs: Vec<[usize; 2]>,
+}
+
+/// The segments of a job beside its text.
+const INPUTS: usize = 1;
+const OUTPUTS: usize = 2;
+
+/// Runs a job on one process for each rank. `task` makes what each process is told of the text of the job; the process gives it
+/// to [`JobText::run`].
+///
+/// # Errors
+/// The inputs do not fit the plan, a process cannot be started, or a rank failed, died or hung.
+pub fn launch<T: Serialize>(
+    job: &Job<'_>,
+    command: &RankCommand,
+    task: impl FnOnce(JobText) -> T,
+) -> Result<Ran, RunError> {
+    let ranks = expect_ranks(job)?;
+    let slots = expect_all_inputs(job)?;
+    let memory = JobMemory::new(job, &slots)?;
+    let config = LaunchConfig {
+        segments: &|rank| vec![&memory.inputs, &memory.outputs[rank as usize]],
+        files: memory.files.iter().filter_map(|file| file.file()).collect::<Vec<BorrowedFd<'_>>>(),
+        ..plan_launch(job.plan, &job.config, ranks)?
+    };
+    let answers = launch_ranks(config, command, &task(memory.text(job)))?;
+    let times = answers.iter().map(|text| serde_json::from_str(text));
+    let times = times.collect::<Result<_, _>>().map_err(|e| RunError::system("reading the times", e))?;
+    Ok(Ran { outputs: memory.read_outputs(&slots)?, times })
+}
+
+/// Ranks that run a plan, without segments or files of their own.
+fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>, RunError> {
+    Ok(LaunchConfig {
+        ranks,
+        groups: config.groups(plan),
+        arena: config.arena(plan)?,
+        first: config.first,
+        limit: config.limit,
+        locate_step: locate_steps(plan),
+        segments: &|_| Vec::new(),
+        files: Vec::new(),
+    })
+}
+
+/// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered.
+///
+/// # Errors
+/// A process cannot be started, or a rank failed, died or hung.
+pub fn launch_plan<T: Serialize>(
+    plan: &ReadPlan,
+    bindings: &Bindings,
+    config: &HostConfig,
+    command: &RankCommand,
+    task: impl FnOnce(PlanText) -> T,
+) -> Result<Vec<String>, RunError> {
+    let launch = plan_launch(plan, config, plan.ranks)?;
+    launch_ranks(launch, command, &task(PlanText::new(plan, bindings, config)))
+}
+
+impl PlanText {
+    fn new(plan: &ReadPlan, bindings: &Bindings, config: &HostConfig) -> PlanText {
+        let symbols = plan.source_program().symbols.keys();
+        PlanText {
+            plan: plan.to_json(),
+            bindings: symbols.map(|symbol| bindings.get(symbol)).collect(),
+            config: config.clone(),
+        }
+    }
+
+    /// The plan.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read_plan(&self) -> Result<ReadPlan, RunError> {
+        let plan = Plan::from_json(&self.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
+        Ok(ReadPlan::read(Arc::new(plan))?)
+    }
+
+    /// The values of the imported program's symbols.
+    pub fn bindings(&self) -> Bindings {
+        let mut bindings = Bindings::new();
+        for (id, value) in self.bindings.iter().enumerate() {
+            value.iter().for_each(|&value| bindings.set(SymbolId::new(id), value));
+        }
+        bindings
+    }
+
+    /// Joins the other ranks that were told the same.
+    ///
+    /// # Errors
+    /// As [`LaunchedRank::join`].
+    pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<JoinedRank, RunError> {
+        let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
+        rank.join(subject(plan), &terms, self.config.comm(ranks), locate_steps(plan))
+    }
+}
+
+impl JobText {
+    /// Runs the job on its rank, in the session that `open` opens.
+    ///
+    /// # Errors
+    /// What ended the job.
+    pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<(), RunError> {
+        let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
+        let shared = rank.segment(INPUTS, "the inputs", Access::Read)?;
+        let own = rank.segment(OUTPUTS, "the outputs of a rank", Access::ReadWrite)?;
+        let places = self.inputs.get(rank.rank() as usize).map_or(&[][..], |places| places);
+        let files = rank.take_files().into_iter().zip(self.files.iter().copied());
+        let files = files.map(|(fd, stamp)| OpenFile::new(fd, stamp)).collect::<Result<Vec<_>, _>>()?;
+        let input = |place: &InputPlace| match place.file {
+            None => {
+                let start = shared.locate(place.offset, place.len)?;
+                // SAFETY: the launcher wrote the inputs before it sent the segment, and nobody writes them again.
+                Ok(PlacedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) }))
+            }
+            Some(file) => {
+                let missing = || RunError::system("reading the job", "a file of inputs was not sent");
+                files.get(file).ok_or_else(missing)?.input(place)
+            }
+        };
+        let inputs = places.iter().map(input).collect::<Result<Vec<_>, RunError>>()?;
+        let output = |&[offset, len]: &[usize; 2]| {
+            let start = own.locate(offset, len)?;
+            // SAFETY: the launcher laid the outputs out apart from each other; nobody else touches them before the end.
+            Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
+        };
+        let outputs = self.outputs.iter().map(output).collect::<Result<_, RunError>>()?;
+        let joined = self.plan.join(rank, &plan, self.repeats)?;
+        let runs = RankRuns {
+            plan: &plan,
+            bindings: &bindings,
+            config: &self.plan.config,
+            repeats: self.repeats,
+            trace: self.trace.as_deref(),
+            inputs: inputs.iter().map(PlacedInput::data).collect(),
+            outputs,
+        };
+        run_as(joined, runs, open).map(drop)
+    }
+}
+
+/// The shared memory through which ranks get the inputs of a job and give its outputs.
+struct JobMemory {
+    /// The data of all inputs of all ranks that do not lie in files; equal tensors lie there once.
+    inputs: Segment,
+    places: Vec<Vec<InputPlace>>,
+    /// The files that inputs lie in, which ranks read as well.
+    files: Vec<Arc<dyn Backing>>,
+    /// The outputs of each rank, and where in it each of them lies.
+    outputs: Vec<Segment>,
+    output_places: Vec<[usize; 2]>,
+}
+
+impl JobMemory {
+    fn new(job: &Job<'_>, slots: &[TensorSlot]) -> Result<JobMemory, RunError> {
+        let files = files_of(job.inputs);
+        let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
+        let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
+        for tensor in job.inputs.iter().flatten().filter(|t| in_file(t, &files).is_none()) {
+            known.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
+                tensors.push(tensor);
+                tensors.len() - 1
+            });
+        }
+        let (starts, end) = lay_out(tensors.iter().map(|t| t.data().len()))?;
+        let inputs = Segment::create("the inputs", end)?;
+        for (tensor, &start) in tensors.iter().zip(&starts) {
+            store(&inputs, start, tensor)?;
+        }
+        let place = |t: &Arc<Tensor>| {
+            let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
+            let copied = InputPlace { file: None, offset: start, len: t.data().len() };
+            in_file(t, &files).unwrap_or(copied)
+        };
+        let places = job.inputs.iter().map(|inputs| inputs.iter().map(place).collect()).collect();
+        let (starts, end) = lay_out(slots.iter().map(|slot| slot.bytes))?;
+        let output_places = starts.iter().zip(slots).map(|(&start, slot)| [start, slot.bytes]).collect();
+        let outputs = job.inputs.iter().map(|_| Segment::create("the outputs of a rank", end));
+        Ok(JobMemory { inputs, places, files, outputs: outputs.collect::<Result<_, _>>()?, output_places })
+    }
+
+    fn text(&self, job: &Job<'_>) -> JobText {
+        JobText {
+            plan: PlanText::new(job.plan, &job.bindings, &job.config),
+            repeats: job.repeats,
+            trace: job.trace.clone(),
+            inputs: self.places.clone(),
+            files: self.files.iter().map(|file| FileStamp::of(&**file)).collect(),
+            outputs: self.output_places.clone(),
+        }
+    }
+
+    /// The outputs of all ranks, after all have ended.
+    fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>, RunError> {
+        let of_rank = |own: &Segment| {
+            let read = |(&[offset, len], slot): (&[usize; 2], &TensorSlot)| {
+                // SAFETY: the places were laid out within the segment; the ranks have ended.
+                let bytes = unsafe { std::slice::from_raw_parts(own.as_ptr().add(offset), len) };
+                slot.tensor(bytes.to_vec())
+            };
+            self.output_places.iter().zip(slots).map(read).collect()
+        };
+        self.outputs.iter().map(of_rank).collect()
+    }
+}
+
+/// The start of each of these sizes when they lie one after another, aligned for every dtype, and the end.
+pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize), RunError> {
+    let mut starts = Vec::new();
+    let mut end = 0usize;
+    for size in sizes {
+        starts.push(end);
+        let next = end.checked_add(size).and_then(|e| e.checked_next_multiple_of(64));
+        end = next.ok_or_else(|| RunError::system("laying out tensors", "their size overflows"))?;
+    }
+    Ok((starts, end))
+}
+
+/// The files that these tensors lie in.
+fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
+    let mut out: Vec<Arc<dyn Backing>> = Vec::new();
+    for part in inputs.iter().flatten().filter_map(|t| t.part()) {
+        if part.backing().file().is_some() && !out.iter().any(|known| Arc::ptr_eq(known, part.backing())) {
+            out.push(part.backing().clone());
+        }
+    }
+    out
+}
+
+/// Where a tensor lies in one of these files.
+fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
+    let part = tensor.part()?;
+    let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;
+    Some(InputPlace { file: Some(file), offset: part.range().start, len: part.range().len() })
+}
+
+/// Writes a tensor at `start` of a segment that was laid out for it.
+fn store(segment: &Segment, start: usize, tensor: &Tensor) -> Result<(), RunError> {
+    let into = put(segment, start, tensor.data().len());
+    tensor.read(0, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
+}
+
+/// So many bytes at `start` of a segment of this process.
+#[allow(clippy::mut_from_ref)]
+fn put(segment: &Segment, start: usize, len: usize) -> &mut [u8] {
+    assert!(start + len <= segment.len(), "tensors lie within the segment laid out for them");
+    // SAFETY: the range lies within the segment, which no other process has yet, and callers write one place at a time.
+    unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) }
+}

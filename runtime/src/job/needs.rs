@@ -1,0 +1,78 @@
+//! What a job needs, after its inputs were found to fit the program.
+
+use std::sync::Arc;
+
+use symmc_ir::{Bindings, DType, Graph, Tensor, ValueId};
+use symmc_plan::ReadPlan;
+
+use crate::error::RunError;
+
+/// Memory for one tensor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct TensorSlot {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub bytes: usize,
+}
+
+impl TensorSlot {
+    /// The tensor with these bytes.
+    pub fn tensor(&self, data: Vec<u8>) -> Result<Tensor, RunError> {
+        Tensor::new(self.dtype, self.shape.clone(), data)
+            .ok_or_else(|| RunError::system("reading an output", "its size does not fit its shape"))
+    }
+}
+
+/// Checks that `inputs` fit the plan's program for these bindings, where `first` is the rank of the first list; the outputs of
+/// each rank.
+///
+/// # Errors
+/// An input is missing or has another type, or an output has no size.
+pub(super) fn expect_inputs(
+    plan: &ReadPlan,
+    bindings: &Bindings,
+    inputs: &[&[Arc<Tensor>]],
+    first: u32,
+) -> Result<Vec<TensorSlot>, RunError> {
+    let graph = plan.source_program();
+    for (rank, inputs) in (first..).zip(inputs) {
+        check_inputs(graph, bindings, inputs, rank)?;
+    }
+    let output = |value| slot(graph, value, bindings, &format!("output %{}", graph.name_of(value)));
+    graph.outputs.iter().map(|o| output(o.value)).collect()
+}
+
+fn slot(graph: &Graph, value: ValueId, bindings: &Bindings, what: &str) -> Result<TensorSlot, RunError> {
+    let ty = graph.ty(value);
+    let bytes = |shape: &[usize]| shape.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d));
+    let sized = ty.concrete(bindings).and_then(|shape| Some((bytes(&shape)?, shape)));
+    let none = || RunError::Invalid(format!("{what} has no size under the given symbols"));
+    let (bytes, shape) = sized.ok_or_else(none)?;
+    Ok(TensorSlot { dtype: ty.dtype, shape, bytes })
+}
+
+fn check_inputs(
+    graph: &Graph,
+    bindings: &Bindings,
+    inputs: &[Arc<Tensor>],
+    rank: u32,
+) -> Result<(), RunError> {
+    if inputs.len() != graph.inputs.len() {
+        let (expected, found) = (graph.inputs.len(), inputs.len());
+        return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));
+    }
+    for (input, tensor) in graph.inputs.values().zip(inputs) {
+        let what = format!("input %{} on rank {rank}", graph.name_of(input.value));
+        let slot = slot(graph, input.value, bindings, &what)?;
+        if slot.dtype != tensor.dtype() || slot.shape != tensor.shape() {
+            return Err(RunError::Invalid(format!(
+                "{what}: expected {}{:?}, found {}{:?}",
+                slot.dtype,
+                slot.shape,
+                tensor.dtype(),
+                tensor.shape()
+            )));
+        }
+    }
+    Ok(())
+}

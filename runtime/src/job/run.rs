@@ -1,0 +1,198 @@
+//! The runs of a job on one rank: open a session, give it the inputs, run, take the outputs.
+//!
+//! Memory of this process is lent to sessions of the host, which read inputs and write outputs where they lie. Sessions of
+//! other devices copy. An input that a run replaces is copied for either.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use symmc_ir::{Bindings, InputKind};
+use symmc_plan::ReadPlan;
+
+use super::times::{Clock, RunTimes};
+use super::trace;
+use crate::error::RunError;
+use crate::exec::{InputData, Registry};
+use crate::host::{HostConfig, HostSession, JoinedRank};
+use crate::session::{DeviceName, DeviceSession, Extent, Port};
+
+/// What the session of a job is opened for.
+#[derive(Clone, Copy)]
+pub struct SessionRequest<'a> {
+    /// The rank, which the session runs as and leaves to the job.
+    pub rank: &'a Arc<JoinedRank>,
+    /// The plan.
+    pub plan: &'a ReadPlan,
+    /// The values of the imported program's symbols, the only ones that the session runs with.
+    pub bindings: &'a Bindings,
+    /// How it runs.
+    pub config: &'a HostConfig,
+}
+
+/// Opens the session of a rank on its device, together with all other ranks.
+pub type OpenSession<'o> =
+    dyn Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>, RunError> + Sync + 'o;
+
+/// Opens it on the host, with these kernels of custom ops.
+///
+/// # Errors
+/// An op has no kernel, or there is no memory.
+pub fn open_on_host(
+    request: &SessionRequest<'_>,
+    kernels: &Registry,
+) -> Result<Box<dyn DeviceSession>, RunError> {
+    let SessionRequest { rank, plan, config, .. } = *request;
+    Ok(Box::new(HostSession::open_joined(rank, plan, kernels, config)?))
+}
+
+/// What a rank runs, and where its data lie.
+pub(super) struct RankRuns<'a> {
+    pub plan: &'a ReadPlan,
+    pub bindings: &'a Bindings,
+    pub config: &'a HostConfig,
+    pub repeats: u32,
+    /// The file for the times of the steps of the last run, which runs step by step then.
+    pub trace: Option<&'a Path>,
+    pub inputs: Vec<InputData<'a>>,
+    /// Where the outputs of the last run are wanted.
+    pub outputs: Vec<&'a mut [u8]>,
+}
+
+/// Runs a job on a rank that has joined; the times of its runs once the job has ended on all ranks.
+///
+/// # Errors
+/// What ended the job.
+pub(super) fn run_as(
+    rank: JoinedRank,
+    runs: RankRuns<'_>,
+    open: &OpenSession<'_>,
+) -> Result<RunTimes, RunError> {
+    let rank = Arc::new(rank);
+    let RankRuns { plan, bindings, config, .. } = runs;
+    let opened = open(&SessionRequest { rank: &rank, plan, bindings, config });
+    let ran = opened.and_then(|session| run_and_close(session, &rank, runs));
+    let ran = ran.map_err(|error| rank.fail(error));
+    let kept = || RunError::Defect("the session of a job goes on".into());
+    let answered = ran.and_then(|times| rank.send_answer(&times).map(|()| times));
+    let (times, result) = (answered.as_ref().copied().unwrap_or_default(), answered.map(drop));
+    Arc::into_inner(rank).ok_or_else(kept)?.conclude(result)?;
+    Ok(times)
+}
+
+fn run_and_close(
+    mut session: Box<dyn DeviceSession>,
+    rank: &JoinedRank,
+    runs: RankRuns<'_>,
+) -> Result<RunTimes, RunError> {
+    match run_all(&mut *session, rank, runs) {
+        Ok(times) => session.close().map(|()| times),
+        Err(error) => {
+            // Peers get this reason, and none that the session would give.
+            let error = rank.fail(error);
+            session.abort("its job failed");
+            Err(error)
+        }
+    }
+}
+
+fn run_all(
+    session: &mut dyn DeviceSession,
+    rank: &JoinedRank,
+    mut runs: RankRuns<'_>,
+) -> Result<RunTimes, RunError> {
+    session.set(runs.bindings)?;
+    let copied = give_inputs(session, &runs.inputs)?;
+    session.write_all(&copied)?;
+    let lent = lend_outputs(session, &mut runs.outputs)?;
+    session.prepare()?;
+    rank.start()?;
+    let renewed = renewed_inputs(session, copied)?;
+    let (mut clock, mut steps) = (Clock::default(), Vec::new());
+    let repeats = runs.repeats.max(1);
+    for repeat in 1..=repeats {
+        clock.begin();
+        if repeat > 1 {
+            session.write_all(&renewed)?;
+        }
+        match runs.trace {
+            Some(_) if repeat == repeats => steps = session.run_traced()?,
+            _ => session.run()?,
+        }
+        clock.end();
+    }
+    if let Some(path) = runs.trace {
+        trace::write(path, &steps, rank.comm())?;
+    }
+    for (index, output) in runs.outputs.iter_mut().enumerate().filter(|(index, _)| !lent[*index]) {
+        session.read(Port::Output(index), output)?;
+    }
+    Ok(clock.times())
+}
+
+/// Lends the inputs that the session may read where they lie; those that are to be copied.
+fn give_inputs<'d>(
+    session: &mut dyn DeviceSession,
+    inputs: &[InputData<'d>],
+) -> Result<Vec<(usize, InputData<'d>)>, RunError> {
+    let on_host = session.device() == DeviceName::Host;
+    let bound = session.bound()?;
+    let replaced = |input: usize| bound.outputs.iter().any(|output| output.mutates == Some(input));
+    let (mut lent, mut copied) = (Vec::new(), Vec::new());
+    for (index, (input, data)) in bound.inputs.iter().zip(inputs).enumerate() {
+        match data {
+            // The program has the data of constants.
+            _ if bound.constant(index).is_some() => {}
+            InputData::Memory(bytes)
+                if on_host && !replaced(index) && is_aligned(bytes, input.dtype.size()) =>
+            {
+                lent.push((index, extent(bytes.as_ptr(), bytes.len())));
+            }
+            _ => copied.push((index, *data)),
+        }
+    }
+    for (index, memory) in lent {
+        // SAFETY: the memory outlives the session, which is closed before the job ends; nobody writes it meanwhile.
+        unsafe { session.lend(Port::Input(index), Some(memory))? };
+    }
+    Ok(copied)
+}
+
+/// Lends the memory of outputs that the session may write where it lies; which these are.
+fn lend_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> Result<Vec<bool>, RunError> {
+    let on_host = session.device() == DeviceName::Host;
+    let aligns: Vec<usize> = session.bound()?.outputs.iter().map(|output| output.dtype.size()).collect();
+    let mut lent = Vec::with_capacity(outputs.len());
+    for (index, (output, align)) in outputs.iter_mut().zip(aligns).enumerate() {
+        let is_lent = on_host && is_aligned(output, align);
+        if is_lent {
+            let memory = extent(output.as_mut_ptr(), output.len());
+            // SAFETY: the memory outlives the session, and nobody else has it.
+            unsafe { session.lend(Port::Output(index), Some(memory))? };
+        }
+        lent.push(is_lent);
+    }
+    Ok(lent)
+}
+
+/// Of the inputs that were copied, those whose memory may hold something else after a run: arguments in fixed memory, which
+/// their caller writes before each run, unless an output replaces them.
+fn renewed_inputs<'d>(
+    session: &dyn DeviceSession,
+    copied: Vec<(usize, InputData<'d>)>,
+) -> Result<Vec<(usize, InputData<'d>)>, RunError> {
+    let bound = session.bound()?;
+    let replaced = |input: usize| bound.outputs.iter().any(|output| output.mutates == Some(input));
+    let is_renewed = |index: usize| {
+        let input = &bound.inputs[index];
+        input.kind == InputKind::Argument && input.fixed.is_some() && !replaced(index)
+    };
+    Ok(copied.into_iter().filter(|(index, _)| is_renewed(*index)).collect())
+}
+
+fn is_aligned(bytes: &[u8], align: usize) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(align)
+}
+
+fn extent(start: *const u8, bytes: usize) -> Extent {
+    Extent { address: start.expose_provenance() as u64, bytes }
+}

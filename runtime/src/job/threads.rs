@@ -1,0 +1,50 @@
+//! Jobs on threads of this process, with the same shared memory, variants, limits and supervision as on processes.
+
+use std::thread;
+
+use symmc_support::parallel;
+
+use super::run::OpenSession;
+use super::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
+use crate::error::RunError;
+use crate::host::{Group, cause};
+
+/// Runs a job on one thread for each rank.
+///
+/// # Errors
+/// The inputs do not fit the plan, an op has no kernel, or a rank failed.
+pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran, RunError> {
+    let ranks = expect_ranks(job)?;
+    expect_all_inputs(job)?;
+    let places = Group::threads(ranks).iter().map(Group::next).collect::<Result<Vec<_>, _>>()?;
+    let results: Vec<_> = thread::scope(|scope| {
+        let start = |place| {
+            let work = move || run_rank(place, &rank_job(job, place.rank), open);
+            parallel::start(scope, work).map_err(|e| {
+                let what = format!("starting the thread of rank {}", place.rank);
+                place.decline(RunError::of_call(what, "clone", e))
+            })
+        };
+        let threads: Vec<_> = places.iter().map(start).collect();
+        let died = |_| Err(RunError::system("a rank's thread", "panicked"));
+        threads.into_iter().map(|started| started?.join().unwrap_or_else(died)).collect()
+    });
+    if results.iter().any(Result::is_err) {
+        let errors = (0..).zip(results).filter_map(|(rank, result)| Some(result.err()?.reported_by(rank)));
+        return Err(cause(errors.collect()));
+    }
+    let (outputs, times) = results.into_iter().flatten().unzip();
+    Ok(Ran { outputs, times })
+}
+
+fn rank_job<'a>(job: &'a Job<'_>, rank: u32) -> RankJob<'a> {
+    RankJob {
+        plan: job.plan,
+        bindings: job.bindings.clone(),
+        inputs: job.inputs.get(rank as usize).map_or(&[][..], |inputs| inputs),
+        repeats: job.repeats,
+        trace: job.trace.clone(),
+        settings: &[],
+        config: job.config.clone(),
+    }
+}
