@@ -46,7 +46,7 @@ def compile_joint_graph(module: torch.fx.GraphModule, options: Options, arenas: 
 
 
 class JointGraph:
-    """A graph with collectives of several ranks."""
+    """A graph with collectives of several ranks, as a function of the list of its inputs."""
 
     def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str], arenas: Arenas | None = None):
         self._boxed_call = True
@@ -131,7 +131,9 @@ class JointGraph:
                 search.difference, is_sound = error, False
             all_sound = ranks.all_gather(b"1" if is_sound else b"0", "a graph that is compiled")
         if search.difference is not None or b"0" in all_sound:
-            why = "the form of a graph depends on its sizes" if search.difference is None else f"the graphs of ranks differ: {search.difference}"
+            why = "the form of a graph depends on its sizes"
+            if search.difference is not None:
+                why = f"the graphs of ranks differ: {search.difference}"
             self.decisions[numbers] = why
             if is_sound and search.difference is not None:
                 self.separate = search
@@ -179,7 +181,7 @@ class JointGraph:
 
 
 class _JointCall:
-    """One call of a function, which holds what threads take turns for until it has ended."""
+    """One call of a function. It holds the locks of the function and of the board until it ends."""
 
     def __init__(self, function: JointGraph, inputs: list):
         self.function, self.inputs = function, inputs

@@ -1,4 +1,4 @@
-"""Programs of exported graphs. What symmc does not know becomes what it is made of, as under ``torch.compile``."""
+"""Programs of exported graphs. Unsupported operators are decomposed, as under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Progr
 
 
 class _ExportedImport:
-    """What is known of the operators of an exported program while it is opened."""
+    """The import of an exported program, with the operators that are decomposed or stay opaque."""
 
     def __init__(self, exported: ExportedProgram, options: dict):
         self.exported, self.options = exported, options

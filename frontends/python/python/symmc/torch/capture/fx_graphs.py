@@ -1,4 +1,4 @@
-"""Graphs of fx, as ``make_fx`` gives them, as exported programs."""
+"""Exported programs from fx graphs, as ``make_fx`` returns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of fx graphs: copies, their numbers, process groups among their arguments, the line that they come from."""
+"""Nodes of fx graphs: copies, numbers, process groups among the arguments, source lines."""
 
 from __future__ import annotations
 

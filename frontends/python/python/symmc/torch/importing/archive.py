@@ -1,4 +1,4 @@
-"""Exported programs as files that symmc reads, whichever version of PyTorch is there."""
+"""Exported programs as files that symmc reads, for all supported versions of PyTorch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _rounding():
 
 
 class _Complex(str):
-    """A complex number where a format has text alone."""
+    """A complex number in a field of the format that holds text."""
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ _KEPT = ("val", "tensor_meta", "stack_trace", NUMBER)
 
 @dataclass
 class LiftedGraph:
-    """A graph as an exported program, and how its inputs and outputs are those of the graph."""
+    """A graph as an exported program, and how the inputs and outputs of both are related."""
 
     exported: ExportedProgram
     inputs: list[int]
@@ -95,7 +95,7 @@ class LiftedGraph:
 
 
 class GraphLifter:
-    """What is known while a graph becomes an exported program."""
+    """Turns a graph into an exported program."""
 
     def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
         self.module, self.graph, self.is_numbered = module, graph, is_numbered

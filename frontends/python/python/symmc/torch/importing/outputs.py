@@ -1,4 +1,4 @@
-"""Outputs of a graph, made of its inputs and of the results of its program."""
+"""Builds the outputs of a graph from its inputs and from the results of its program."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 class OutputBuilder:
-    """How the outputs of a graph are made of its inputs and of the results of the program.
+    """Builds a function that returns the outputs of a graph, and collects the results that its program returns.
 
-    Views are views of what eager's are views of, with its strides: whoever has them may ask for their layout, and sees what is
-    written to what they share.
+    An output that is a view in eager is a view of the same tensor with the same strides: callers may ask for the layout, and writes to
+    one are seen in the other.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which nodes of a graph a program has no operators for, or is refused for."""
+"""Finds the nodes of a graph that an import rejected or left opaque."""
 
 from __future__ import annotations
 

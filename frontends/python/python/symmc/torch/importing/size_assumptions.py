@@ -1,9 +1,9 @@
-"""What a graph leaves open of its sizes, and a plan takes from those at hand.
+"""Relations between sizes that a graph does not state, assumed from the sizes of a call.
 
-Dynamo has a symbol for each extent that varies. Where it does not ask, it does not know that two are equal in every run, or that one
-is a product of others, such as tokens that were flattened in a graph before, or never less than another, such as the rows of a table of
-which as many are taken as there are tokens: operators would fail otherwise. What an operator is
-refused for is assumed if it holds for the sizes of the call. Sizes for which it does not hold have a plan made without it.
+Dynamo has a symbol for each extent that varies. It does not know that two of them are always equal, that one is a product of others
+(flattened tokens), or that one is at least another (rows of a table that is cut to the number of tokens), unless a guard asked. The
+importer rejects operators that need such a relation. A relation is assumed if it holds for the sizes of the call. Sizes for which it
+does not hold get another plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_TOGETHER = 3
 
 
 class SizeAssumptions:
-    """What is said of the symbols of a program: which go in steps, and what is assumed of them."""
+    """The known and the assumed relations between the symbols of a program."""
 
     def __init__(self, steps: Sequence[SizeSteps], may_fix_sizes: bool):
         self.steps = steps

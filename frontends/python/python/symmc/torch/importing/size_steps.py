@@ -1,7 +1,7 @@
-"""What is known of the sizes of a graph beyond their ranges: which are multiples of something, and which are numbers.
+"""Sizes that are multiples of a number, and sizes that must be numbers.
 
-Who divides rows among ranks or into pieces asks whether that comes out even, and the answer holds in every call of the graph.
-The program has a symbol for the number of pieces then, of which the size is an expression.
+Code that divides rows among ranks or into pieces asks whether the division has a remainder. The answer is a guard, so it holds in every
+call of the graph. The program then has a symbol for the quotient, and the size is an expression of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIVIDED = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_
 
 @dataclass(frozen=True)
 class SizeSteps:
-    """A size that is ``step * part + rest``, with another symbol for the part."""
+    """A size that is ``step * quotient + rest``. The quotient is another symbol."""
 
     symbol: str
     step: int

@@ -1,7 +1,7 @@
-"""Parts of graphs as data: what they compute, by which parts that are alike are found, and which another process can run.
+"""Parts of graphs as text: equal parts have equal text, and other processes can run it.
 
-A form says nothing of where its part stands in a graph: values are numbered in an order that follows from operators and types,
-symbols by their first use. It holds the type and the extents of every value, so that operators need not be run to know them.
+A form does not depend on the place of the part in its graph: values are numbered in an order that follows from operators and types,
+symbols by their first use. It holds the type and the extents of each value, so no operator has to run to find them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from symmc.torch.graphs.nodes import is_process_group
-from symmc.torch.legalise import engine_ops
-from symmc.torch.legalise.engine_ops import NoForm
+from symmc.torch.inductor import engine_ops
+from symmc.torch.inductor.engine_ops import NoForm
 
 _OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
 
@@ -26,7 +26,7 @@ _HINT = 5040
 
 
 class GraphPart:
-    """Nodes of a graph as a form. ``inputs`` and ``outputs`` are nodes, ``symbols`` the names that the graph has for those of the form."""
+    """Nodes of a graph as a form. ``inputs`` and ``outputs`` are nodes, ``symbols`` the names of the symbols in the graph."""
 
     def __init__(self, nodes: list[torch.fx.Node]):
         self.inputs: list[torch.fx.Node] = []
@@ -180,7 +180,7 @@ def _read(size, values: dict):
 
 
 class GraphForm:
-    """A form that was read."""
+    """A form, parsed."""
 
     def __init__(self, text: str):
         told = json.loads(text)

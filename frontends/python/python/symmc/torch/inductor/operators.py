@@ -1,12 +1,12 @@
-"""The operators of symmc in graphs of PyTorch, and what runs behind them.
+"""Operators of symmc in graphs of PyTorch, and the sessions that run them.
 
-They are called hundreds of times in a pass over a model, when the CPU is what a GPU waits for: nothing but a look-up stands before
-a run. A form has one program, plan and session, for all graphs and places that have it.
+They are called hundreds of times in a pass over a model, while the GPU waits for the CPU. A call is a look-up and a run. A form has one
+program, plan and session, for all graphs that have it.
 
-``planned`` gives its results on the current stream. ``start`` begins the same on a stream of its own, behind what the current one
-has, and ``wait`` has the current one wait for that and gives the results; operands are arguments of both, so that nobody else takes
-their memory meanwhile. On the host a start is a whole run. Runs of a device follow each other in the order of the calls, as those
-of a communicator do: what two sessions wait for at a time might be each other.
+``planned`` returns its results on the current stream. ``start`` begins the same run on a stream of its own, after the work that the
+current stream has, and ``wait`` makes the current stream wait for the results. Operands are arguments of both, so that their memory is
+not reused in between. On the host ``start`` is the whole run. Runs of a device are in the order of the calls, as those of a
+communicator: two sessions that run at the same time could wait for each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _world = dist.distributed_c10d._world if dist.is_available() else None
 
 
 class PlannedForm:
-    """A form as a function of its inputs, under the process groups that there are."""
+    """A form as a function of its inputs, for the current process groups."""
 
     def __init__(self, text: str):
         self.world = _world.default_pg
@@ -150,7 +150,7 @@ def _plan_form(text: str, device: torch.device) -> PlannedForm:
 
 
 class _StartedRun:
-    """What was begun and nobody has waited for."""
+    """A run that was started and not yet waited for."""
 
     def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
         self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left

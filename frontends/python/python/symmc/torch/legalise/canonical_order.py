@@ -1,6 +1,6 @@
-"""Sorts the nodes of graphs by what they compute, independently of the order of the calls in the model.
+"""Sorts the nodes of a graph by what they compute, independently of the order of the calls in the model.
 
-Ranks may call independent collectives in different orders. In this order their graphs are the same program.
+Ranks may call independent collectives in different orders. Sorted, their graphs are the same program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators in terms of others, as PyTorch itself defines them, or ``_definitions`` does: what symmc does not know may be made of what it knows."""
+"""Decomposes operators by the definitions of PyTorch, or by those in ``definitions``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from symmc.torch.legalise import definitions
 
 
 class DecomposedGraph:
-    """A graph some of whose operators are replaced by what they are made of. The graph that is given stays as it is."""
+    """A copy of a graph in which some operators are decomposed."""
 
     def __init__(self, module: torch.fx.GraphModule, whole: Container[int] = ()):
         self.whole = whole

@@ -1,8 +1,8 @@
-"""Parts of tensors that ranks take by their numbers.
+"""Slices that ranks take by their rank, in one spelling.
 
-A rank takes its shard of what all of them have as one of the parts of a division: another part on each, so another value of the
-graph; or as a slice, which begins at so many times its extent. As a slice by numbers, or an index, it is the same operator on all
-ranks, and their graphs are one program.
+A rank takes its shard of a tensor as one output of a split, which is another value of the graph on each rank, or as a slice that begins
+at a multiple of its length. Rewritten as a slice by numbers or as an index, it is the same operator on all ranks, and their graphs are
+one program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The function that runs a graph: one plan, or stages of plans and of graphs that others run.
+"""Finds the function that runs a graph: one plan, or stages of plans and of graphs that the fallback runs.
 
-A graph that is refused is tried again in another form: with operators decomposed, with sizes taken for numbers, with its nodes in an
-order that ranks share. What remains refused is left to others.
+A graph that is rejected is tried again in another form: with operators decomposed, with sizes fixed to numbers, or sorted in an order
+that ranks share. Nodes that are still rejected are left to the fallback.
 """
 
 from __future__ import annotations

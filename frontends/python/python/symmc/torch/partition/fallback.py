@@ -1,4 +1,4 @@
-"""Graphs that Inductor runs, or eager."""
+"""Graphs that Inductor or eager runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_eager(module: torch.fx.GraphModule):
 
 
 class FallbackGraph:
-    """A graph that Inductor runs, or nobody compiles."""
+    """A graph that Inductor compiles, or that runs in eager."""
 
     def __init__(self, module: torch.fx.GraphModule, how: str):
         self._boxed_call = True
@@ -47,7 +47,7 @@ def _lacks_symbols(module: torch.fx.GraphModule) -> bool:
 
 
 class EagerErrorGraph:
-    """A graph with operands of dtypes that PyTorch rejects in eager, but not while it traces: eager runs it up to the error."""
+    """A graph whose operands have dtypes that PyTorch rejects when it runs, but not when it traces. It runs in eager up to that error."""
 
     def __init__(self, module: torch.fx.GraphModule, error: symmc.Error):
         self._boxed_call = True

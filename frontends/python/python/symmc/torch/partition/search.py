@@ -1,4 +1,4 @@
-"""The state of the search for what runs a graph."""
+"""The state of the search for a function that runs a graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from symmc.torch.settings.options import Options
 
 
 class PartitionSearch:
-    """The search for a way to run a graph: its options, and the operators that symmc does not run as they are."""
+    """The state of a search: its options, and the operators that are left to the fallback."""
 
     def __init__(self, options: Options, sizes: Mapping[str, int] | None = None, arenas: Arenas | None = None):
         self.options, self.sizes, self.arenas = options, sizes or {}, arenas

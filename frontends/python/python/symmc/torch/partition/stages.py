@@ -1,4 +1,4 @@
-"""Graphs in stages, of which symmc and others run every second one."""
+"""Graphs in stages. Plans run the even ones, the fallback runs the odd ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_whole(module: torch.fx.GraphModule, search: PartitionSearch):
 
 
 class CutGraph:
-    """A graph in stages: those of symmc and others take turns."""
+    """A graph in stages, run one after another."""
 
     def __init__(self, module: torch.fx.GraphModule, search: PartitionSearch):
         self._boxed_call = True
@@ -56,7 +56,7 @@ class CutGraph:
 
 
 class Stage(torch.nn.Module):
-    """A stage, called as the graph calls it."""
+    """A stage, as a module that the cut graph calls."""
 
     def __init__(self, function, single: bool):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nodes that symmc leaves to others, and warnings that name them."""
+"""Finds nodes that symmc leaves to the fallback, and warns about them."""
 
 from __future__ import annotations
 

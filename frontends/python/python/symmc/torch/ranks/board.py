@@ -1,4 +1,4 @@
-"""Exchange of a few numbers between the ranks of a graph in every call, by shared memory."""
+"""Exchange of a few numbers between ranks in every call, through shared memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _plan(ranks: int) -> symmc.Plan:
 class Board:
     """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
 
-    The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not come, as in any run.
+    The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not join, as in any run.
     """
 
     def __init__(self, ranks: RankGroup):

@@ -27,7 +27,7 @@ _IS_REPORTED = "symmc_told"
 
 
 class GraphsDiffer(InputError):
-    """The graphs of ranks are not one program. All of the ranks find that."""
+    """The graphs of the ranks are not one program. All of these ranks raise it."""
 
     def __init__(self, error: Error):
         super().__init__(str(error))
@@ -39,7 +39,7 @@ class GraphsDiffer(InputError):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a program among those of the job, and this one's number among them."""
+    """The ranks of a program among those of the job, and the rank of this process among them."""
 
     members: tuple[int, ...]
     """Their numbers in the job, ascending."""
@@ -59,15 +59,15 @@ class RankGroup:
 
         Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
         """
-        round = self._next_round()
-        round.publish(_VALUE + what.encode() + b":" + mine)
+        exchange = self._next_round()
+        exchange.publish(_VALUE + what.encode() + b":" + mine)
         try:
-            said = [await_value(round.key_of(rank), rank, self.timeout) for rank in self.members]
+            said = [await_value(exchange.key_of(rank), rank, self.timeout) for rank in self.members]
         except BaseException as error:
-            round.withdraw()
+            exchange.withdraw()
             setattr(error, _IS_REPORTED, True)
             raise
-        round.finish()
+        exchange.finish()
         return [_unwrap(one, rank, what) for one, rank in zip(said, self.members)]
 
     def programs_agree(self, program: str | None, refusal: Error | None, archive: bytes, sizes: dict[str, int]) -> bool:
@@ -124,11 +124,11 @@ class RankGroup:
 
 
 class StoreRound:
-    """One time that ranks come together over a topic: the one behind the last that any of them has ended.
+    """One exchange of all ranks on a topic. Its number follows the last one that any rank finished.
 
-    Who ends it has heard all, so all were there, and come to the next one. Who gives up stays behind, and comes to the same
-    one again or, where others ended it, to theirs. Who fails leaves the others this one to hear of it. The store counts,
-    which is gone with the process groups that it is for.
+    A rank that finished a round has read all values, so all ranks were in it, and their next round is the same. A rank that gave up
+    repeats its round, or joins the next one if others finished it. A rank that failed leaves its failure in the round for the others.
+    The store holds the counts, and ends with the process groups.
     """
 
     def __init__(self, topic: str, members: Iterable[int]):

@@ -147,10 +147,11 @@ def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> d
     """The groups of all ranks that these groups connect. The members of a group count the times, so that each may be in others
     besides."""
     me = dist.get_rank()
-    rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in dict.fromkeys(members for members, _ in own)}
+    groups = dict.fromkeys(members for members, _ in own)
+    rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in groups}
     text = json.dumps([[members_text(members), rounds[members].number, name] for members, name in own])
-    for round in rounds.values():
-        round.publish(text)
+    for exchange in rounds.values():
+        exchange.publish(text)
     cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
     members, _ = own[0]
     asked = [(me, f"{members_text(members)}/{rounds[members].number}")]
@@ -163,11 +164,11 @@ def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> d
             cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
             asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
     except BaseException:
-        for round in rounds.values():
-            round.withdraw()
+        for exchange in rounds.values():
+            exchange.withdraw()
         raise
-    for round in rounds.values():
-        round.finish()
+    for exchange in rounds.values():
+        exchange.finish()
     return cells
 
 

@@ -24,7 +24,7 @@ UNKNOWN = " is not known"
 
 
 class RefusedNodes(Exception):
-    """Nodes that symmc does not run, by their numbers, and why."""
+    """Nodes that symmc rejects, by their numbers, with the reasons."""
 
     def __init__(self, nodes: dict[int, str], error: symmc.Error):
         super().__init__(str(error))
@@ -37,7 +37,7 @@ class RefusedNodes(Exception):
 
 
 class PlannedGraph:
-    """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
+    """A graph as a function of the list of its inputs. Inputs on another device are copied in every call."""
 
     def __init__(
         self, lifted: LiftedGraph, options: Options, may_fix_sizes: bool = False, sizes: Mapping[str, int] | None = None,
@@ -52,7 +52,8 @@ class PlannedGraph:
         self.select_inputs = _input_selector(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
         ranks, groups = process_groups.connect_groups(self.lifted.groups, options.timeout)
-        self.runner = PlanRunner(self.lifted, [symbol for symbol, _, _ in self.symbol_sources], ranks, groups, options, may_fix_sizes, arenas)
+        symbols = [symbol for symbol, _, _ in self.symbol_sources]
+        self.runner = PlanRunner(self.lifted, symbols, ranks, groups, options, may_fix_sizes, arenas)
         self._naming_nodes(lambda: self.runner.plan_for(self._traced(), self.device, self._reject_unknown_operators))
 
     def _reject_unknown_operators(self, program: symmc.Program) -> None:

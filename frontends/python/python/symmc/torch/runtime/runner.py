@@ -1,4 +1,4 @@
-"""Programs that run on the tensors of this process: a plan and a session for the sizes that come."""
+"""Runs programs on tensors of PyTorch, with a plan and a session for the sizes of each call."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Size
 
 
 class ProgramSource(Protocol):
-    """Where a program comes from."""
+    """The source of a program, such as a lifted graph."""
 
     @property
     def steps(self) -> Sequence[SizeSteps]:

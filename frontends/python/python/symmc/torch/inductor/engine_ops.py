@@ -1,8 +1,8 @@
-"""Operators of engines that serve models, as functional collectives and operators of ATen.
+"""Operators of inference engines as functional collectives and ATen operators.
 
-vLLM and SGLang have collectives of their own, whose groups have names that they resolve themselves, and norms of one kernel.
-Operators that write into their arguments come as what PyTorch makes of them in functional graphs (``auto_functionalized``), whose
-results are those of the operator, of which these have none, and the arguments as they are then.
+vLLM and SGLang have collectives of their own, whose groups have names that the engines resolve, and norms in one kernel. Operators that
+write to their arguments occur as ``auto_functionalized``: its results are those of the operator, followed by the new values of the
+arguments.
 """
 
 from __future__ import annotations
