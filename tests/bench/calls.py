@@ -27,8 +27,8 @@ import torch.distributed._functional_collectives as funcol
 from torch._dynamo.backends.common import aot_autograd
 
 import symmc.torch
+from symmc.torch.inductor import operators as symmc_operators
 from symmc.torch.partition import stages
-from symmc.torch.inductor import operators
 
 
 def fastest(call, times=5, limit=1.0):
@@ -113,7 +113,7 @@ def operators():
     symmc.torch.enable()
     torch._dynamo.reset()
     torch.compile(function)(*given)
-    ((text, known),) = operators._planned.items()
+    ((text, known),) = symmc_operators._planned.items()
     (planned,) = known.values()
     session = planned.runner.session
     operands = [norm.weight if value.shape == (64,) else given.pop(0) for value in session.inputs()]

@@ -41,6 +41,8 @@ Examples:
   symmc print model.pt2 > model.symm                     the program as text, which every command reads
   symmc doctor                                           what this machine can do, and what it lacks
 
+SYMMC_LOG=debug has symmc write what each rank does to standard error (docs/debugging.md).
+
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
 
 impl Args {

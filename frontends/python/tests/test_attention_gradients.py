@@ -44,14 +44,14 @@ class Gradients(unittest.TestCase):
 
     def texts(self, run):
         """The programs that are compiled while this runs."""
-        found, opened = [], programs.opened
+        found, opened = [], programs.open_archives
 
         def noted(*arguments, **options):
             program = opened(*arguments, **options)
             found.append(program.text())
             return program
 
-        with mock.patch("symmc.torch.importing.programs.opened", side_effect=noted):
+        with mock.patch("symmc.torch.importing.programs.open_archives", side_effect=noted):
             run()
         return found
 
@@ -149,7 +149,7 @@ class Gradients(unittest.TestCase):
                     ]
                     graph = make_fx(lambda *inputs: joint(*inputs, causal))(*values)
                 self.prepare(graph.graph)
-                program = programs.opened([programs.archived(fx_graphs.exported_of(graph))])
+                program = programs.open_archives([programs.serialize_program(fx_graphs.export_fx_graph(graph))])
                 self.assertEqual(program.text().count(" attention_gradient "), 1, program.text())
                 self.assertEqual(program.text().count("log_sum_exp=true"), 1, program.text())
                 self.assertNotIn("opaque", program.text())

@@ -166,8 +166,8 @@ class Calls(unittest.TestCase):
         known, operators.PlannedForm = operators.PlannedForm, lambda _text: Made()
         try:
             host, gpu = torch.device("cpu"), torch.device("cuda", 0)
-            self.assertIs(operators._of("form", host), operators._of("form", host))
-            self.assertIsNot(operators._of("form", host), operators._of("form", gpu))
+            self.assertIs(operators._find_planned("form", host), operators._find_planned("form", host))
+            self.assertIsNot(operators._find_planned("form", host), operators._find_planned("form", gpu))
         finally:
             operators.PlannedForm = known
             del operators._planned["form"]

@@ -21,7 +21,7 @@ ARROWS = {
     "partition": {"settings", "ranks", "graphs", "legalise", "importing", "runtime"},
     "agreement": {"settings", "ranks", "graphs", "runtime", "partition"},
     "capture": {"settings", "ranks", "graphs", "legalise", "importing", "runtime", "agreement"},
-    "inductor": {"settings", "ranks", "graphs", "legalise", "importing", "runtime"},
+    "inductor": {"settings", "ranks", "graphs", "importing", "runtime"},
 }
 
 PREFIX = "symmc.torch."

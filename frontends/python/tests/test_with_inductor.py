@@ -38,7 +38,7 @@ class Divided(torch.nn.Module if HAS_TORCH else object):
         return funcol.all_gather_tensor(shared, 0, dist.group.WORLD), x
 
 
-def in_order(graph):
+def sort_by_creation(graph):
     """What a graph computes, and where it begins and ends collectives."""
     said = []
     for name in [str(node.target) for node in graph.nodes if node.op == "call_function"]:
@@ -62,9 +62,9 @@ def counted(**options):
             def count():
                 return {name: sum(name in str(node.target) for node in graph.nodes) for name in names}
 
-            before, order = count(), in_order(graph)
+            before, order = count(), sort_by_creation(graph)
             super().__call__(graph)
-            counts.append((before, count(), (order, in_order(graph))))
+            counts.append((before, count(), (order, sort_by_creation(graph))))
 
     # A graph that Inductor has kept from another run passes no pass.
     torch._inductor.config.force_disable_caches = True

@@ -84,7 +84,7 @@ class Backend(unittest.TestCase):
             return [torch.randn(5, 4, requires_grad=True), torch.randn(3, 2, 8).permute(2, 0, 1), *weights]
 
         run, found, expected = compiled(function, dynamic=False), tensors(), tensors()
-        with mock.patch.object(runner, "_as_wanted", wraps=runner._as_wanted) as copy:
+        with mock.patch.object(runner, "_as_contiguous", wraps=runner._as_contiguous) as copy:
             results = [run(*found), function(*expected)]
             # The backward pass takes the transposed weights that the forward pass kept.
             for result in results:
@@ -483,11 +483,11 @@ torch.compile(lambda x: x * 3, backend="symmc", options={"report": "/dev/stdout"
         from symmc.torch.importing import programs
 
         archives = [
-            programs.archived(torch.export.export(model, (torch.ones(3),)))
+            programs.serialize_program(torch.export.export(model, (torch.ones(3),)))
             for model in (torch.nn.ReLU(), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()))
         ]
         with self.assertRaises(symmc.Error) as caught:
-            programs.opened(archives)
+            programs.open_archives(archives)
         self.assertIn("the graph of rank", str(caught.exception))
         self.assertNotIn("archive", str(caught.exception))
 

@@ -1,16 +1,16 @@
-"""symmc under PyTorch.
+"""PyTorch with symmc.
 
-``torch.compile(model, backend="symmc")`` runs whole graphs as plans; :func:`enable` leaves graphs to Inductor and has their
-collectives run by symmc. A process group is a group of sessions: ``symmc.Session(plan, process_group)``.
+``torch.compile(model, backend="symmc")`` runs whole graphs as plans. With :func:`enable` Inductor runs graphs, and symmc their
+collectives. Sessions take process groups: ``symmc.Session(plan, process_group)``.
 
-What is here is public; sub-packages are not. They are the stages of a compiler, from a graph of Dynamo to runs:
+Only the names of this module are public. The sub-packages are the stages of a compiler, from a graph of Dynamo to runs:
 
-- ``capture`` takes graphs, ``agreement`` has ranks compile and call them together,
-- ``partition`` decides what runs as plans, ``legalise`` rewrites it into operators that symmc knows, ``importing`` makes programs of it,
+- ``capture`` takes graphs; ``agreement`` makes functions that several ranks compile and call together,
+- ``partition`` decides which nodes run as plans, ``legalise`` rewrites operators, ``importing`` makes programs,
 - ``runtime`` makes plans and sessions, and runs them on tensors,
 - ``inductor`` runs the collectives of graphs that Inductor compiles.
 
-Below them are ``graphs``, ``ranks`` and ``settings``. ARCHITECTURE.md ("torch.compile") describes the stages.
+``graphs``, ``ranks`` and ``settings`` are below them. ARCHITECTURE.md ("torch.compile") describes the stages.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
 from symmc.torch.agreement import matching
-from symmc.torch.graphs.nodes import copied, groups_in
-from symmc.torch.graphs.sizes import environment_of, ignored_guards, symbol_sources
+from symmc.torch.graphs.nodes import copy_graph, process_groups_in
+from symmc.torch.graphs.sizes import ignored_guards, shape_env_of, symbol_sources
 from symmc.torch.partition import compiler
 from symmc.torch.partition.fallback import in_eager
 from symmc.torch.partition.search import PartitionSearch
 from symmc.torch.ranks import process_groups
-from symmc.torch.ranks.board import Board, board_of
+from symmc.torch.ranks.board import Board, open_board
 from symmc.torch.ranks.digest import digest_of
 from symmc.torch.ranks.exchange import GraphsDiffer
 from symmc.torch.runtime.arenas import Arenas
@@ -37,41 +37,41 @@ from symmc.torch.runtime.runner import BAD_DATA
 from symmc.torch.settings.options import Options
 
 
-def compiled(module: torch.fx.GraphModule, options: Options, arenas: Arenas | None = None):
+def compile_joint_graph(module: torch.fx.GraphModule, options: Options, arenas: Arenas | None = None):
     """A function of the list of the inputs of a graph."""
-    names = groups_in(module.graph)
-    if not process_groups.are_several(names):
-        return compiler.compiled(module, PartitionSearch(options, arenas=arenas))
+    names = process_groups_in(module.graph)
+    if not process_groups.connects_several_ranks(names):
+        return compiler.compile_graph(module, PartitionSearch(options, arenas=arenas))
     return JointGraph(module, options, names, arenas)
 
 
 class JointGraph:
-    """A graph with collectives of several ranks."""
+    """A graph with collectives of several ranks, as a function of the list of its inputs."""
 
     def __init__(self, module: torch.fx.GraphModule, options: Options, names: list[str], arenas: Arenas | None = None):
         self._boxed_call = True
-        self.module = torch.fx.GraphModule(module, copied(module.graph, {}))
+        self.module = torch.fx.GraphModule(module, copy_graph(module.graph, {}))
         self.options, self.names, self.arenas = options, names, arenas
         self.tracing = TracingContext.try_get()
         values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
-        self.where = symbol_sources(values)
+        self.symbol_sources = symbol_sources(values)
         self.board: Board | None = None
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
-        self.planned: dict[tuple[int, ...], PartitionSearch | str] = {}
+        self.decisions: dict[tuple[int, ...], PartitionSearch | str] = {}
         """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
-        self.apart: PartitionSearch | None = None
+        self.separate: PartitionSearch | None = None
         """The form that leaves the collectives to PyTorch."""
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         """Threads that call one function take turns."""
 
     def __call__(self, inputs: list):
-        self.turn.acquire()
+        self.lock.acquire()
         call = _JointCall(self, inputs)
         try:
             return call.run()
         except KeyboardInterrupt:
-            call.go_on()
+            call.continue_in_background()
             raise
         finally:
             call.end()
@@ -79,25 +79,25 @@ class JointGraph:
     def open(self) -> Board:
         """The board on which its ranks publish what they run."""
         if self.board is None:
-            ranks, _ = process_groups.connected(self.names, self.options.timeout)
-            with ranks.telling():
-                self.board = board_of(ranks)
-            self.number = self.board.enter()
+            ranks, _ = process_groups.connect_ranks(self.names, self.options.timeout)
+            with ranks.reporting_errors():
+                self.board = open_board(ranks)
+            self.number = self.board.register_function()
         return self.board
 
-    def run(self, inputs: list, sizes: tuple[int, ...], trouble: Exception | None, told: list[tuple[int, int, int]]):
+    def run(self, inputs: list, sizes: tuple[int, ...], pending_error: Exception | None, published: list[tuple[int, int, int]]):
         """One call, after all ranks have published what they would run."""
-        if any(in_trouble for *_, in_trouble in told):
-            self._expect_no_trouble(trouble, told)
-        if len({digest for _, digest, _ in told}) > 1:
-            return self._run_apart(inputs, sizes, "the ranks call it with different sizes")
-        numbers = tuple(number for number, *_ in told)
-        found = self.planned.get(numbers)
+        if any(has_error for *_, has_error in published):
+            self._expect_no_pending_error(pending_error, published)
+        if len({digest for _, digest, _ in published}) > 1:
+            return self._run_separately(inputs, sizes, "the ranks call it with different sizes")
+        numbers = tuple(number for number, *_ in published)
+        found = self.decisions.get(numbers)
         if found is None:
-            return self._join(inputs, sizes, numbers)
-        return self._run_apart(inputs, sizes, found) if isinstance(found, str) else found.function(inputs)
+            return self._compile_together(inputs, sizes, numbers)
+        return self._run_separately(inputs, sizes, found) if isinstance(found, str) else found.function(inputs)
 
-    def trouble(self) -> Exception | None:
+    def pending_error(self) -> Exception | None:
         """What an earlier run on a GPU reported."""
         try:
             for runner in self._runners():
@@ -106,71 +106,73 @@ class JointGraph:
             return error
         return None
 
-    def _expect_no_trouble(self, trouble: Exception | None, told: list[tuple[int, int, int]]) -> None:
+    def _expect_no_pending_error(self, pending_error: Exception | None, published: list[tuple[int, int, int]]) -> None:
         """Ends the sessions of all ranks if one of them was given bad data in an earlier run."""
         for runner in self._runners():
             runner.abandon()
-        if trouble is not None:
-            raise trouble
-        ranks = [self.board.ranks.members[at] for at, (*_, in_trouble) in enumerate(told) if in_trouble]
+        if pending_error is not None:
+            raise pending_error
+        ranks = [self.board.ranks.members[at] for at, (*_, has_error) in enumerate(published) if has_error]
         error = symmc.DataError(f"rank {ranks[0]} was given bad data in an earlier run")
         error.culprit = error.rank = ranks[0]
         raise error
 
     def _runners(self):
         """What runs plans together with other ranks."""
-        return [runner for found in self.planned.values() if not isinstance(found, str) for runner in found.runners]
+        return [runner for found in self.decisions.values() if not isinstance(found, str) for runner in found.runners]
 
-    def _join(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
+    def _compile_together(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
         """Compiles the graph together with these graphs of the other ranks, and runs it."""
         ranks, search = self.board.ranks, PartitionSearch(self.options, self._symbols(sizes), self.arenas)
-        with ranks.telling():
+        with ranks.reporting_errors():
             try:
                 is_sound = self._build(search)
             except GraphsDiffer as error:
-                search.apart, is_sound = error, False
+                search.difference, is_sound = error, False
             all_sound = ranks.all_gather(b"1" if is_sound else b"0", "a graph that is compiled")
-        if search.apart is not None or b"0" in all_sound:
-            why = "the form of a graph depends on its sizes" if search.apart is None else f"the graphs of ranks differ: {search.apart}"
-            self.planned[numbers] = why
-            if is_sound and search.apart is not None:
-                self.apart = search
-            return self._run_apart(inputs, sizes, why)
+        if search.difference is not None or b"0" in all_sound:
+            why = "the form of a graph depends on its sizes"
+            if search.difference is not None:
+                why = f"the graphs of ranks differ: {search.difference}"
+            self.decisions[numbers] = why
+            if is_sound and search.difference is not None:
+                self.separate = search
+            return self._run_separately(inputs, sizes, why)
         # All ranks have compiled it, whatever becomes of the run.
-        self.planned[numbers] = search
+        self.decisions[numbers] = search
         return search.function(inputs)
 
-    def _run_apart(self, inputs: list, sizes: tuple[int, ...], why: str):
+    def _run_separately(self, inputs: list, sizes: tuple[int, ...], why: str):
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
-        own = matching.collectives_of(self.module.graph, symbols)
+        own = matching.list_collectives(self.module.graph, symbols)
         digests = tuple(word for word, *_ in self.board.gather((digest_of(own), 0, 0)))
-        if digests not in self.board.fitting or self.options.fallback == "error":
+        if digests not in self.board.matching_collectives or self.options.fallback == "error":
             ranks = self.board.ranks
-            told = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
-            matching.expect_fitting(ranks.members, [collectives for _, collectives in told])
-            self.board.fitting.add(digests)
+            published = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
+            matching.expect_matching(ranks.members, [collectives for _, collectives in published])
+            self.board.matching_collectives.add(digests)
             if self.options.fallback == "error":
-                differ = matching.sizes_that_differ(ranks.members, [sizes for sizes, _ in told])
+                differ = matching.describe_different_sizes(ranks.members, [sizes for sizes, _ in published])
                 raise symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}")
-        if self.apart is None:
+        if self.separate is None:
             search = PartitionSearch(self.options, arenas=self.arenas)
             search.leave_collectives(self.module.graph, why)
             self._build(search)
-            self.apart = search
-        return self.apart.function(inputs)
+            self.separate = search
+        return self.separate.function(inputs)
 
     def _symbols(self, sizes: tuple[int, ...]) -> dict[str, int]:
-        return {symbol: size for (symbol, *_), size in zip(self.where, sizes)}
+        return {symbol: size for (symbol, *_), size in zip(self.symbol_sources, sizes)}
 
     def _build(self, search: PartitionSearch) -> bool:
         """Finds what runs the graph in this way; whether it may be compiled code. Eager runs it if that would hold for the sizes
         of this call alone: Dynamo has made its guards already."""
-        environment = environment_of(self.module.graph)
+        environment = shape_env_of(self.module.graph)
         context = contextlib.nullcontext() if self.tracing is None else tracing(self.tracing)
         before = ignored_guards(environment)
         with unset_fake_temporarily(), torch.no_grad(), context:
-            compiler.compiled(torch.fx.GraphModule(self.module, copied(self.module.graph, {})), search)
+            compiler.compile_graph(torch.fx.GraphModule(self.module, copy_graph(self.module.graph, {})), search)
         if ignored_guards(environment) == before:
             return True
         warnings.warn("symmc leaves a graph with collectives to eager: its form depends on its sizes", stacklevel=2)
@@ -179,38 +181,38 @@ class JointGraph:
 
 
 class _JointCall:
-    """One call of a function, which holds what threads take turns for until it has ended."""
+    """One call of a function. It holds the locks of the function and of the board until it ends."""
 
     def __init__(self, function: JointGraph, inputs: list):
         self.function, self.inputs = function, inputs
         self.board: Board | None = None
         """The board, once this rank has published its numbers and until it has read those of the others."""
-        self.is_locked = self.is_waiting = self.goes_on = False
+        self.is_locked = self.is_waiting = self.is_in_background = False
 
     def run(self):
         """The results."""
         function = self.function
         self.board = function.open()
-        self.board.turn.acquire()
+        self.board.lock.acquire()
         self.is_locked = True
         values = self.inputs
-        self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.where])
-        self.trouble = function.trouble()
+        self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
+        self.pending_error = function.pending_error()
         self.is_waiting = True
-        told = self.board.gather((function.number, digest_of(self.sizes), int(self.trouble is not None)))
+        published = self.board.gather((function.number, digest_of(self.sizes), int(self.pending_error is not None)))
         self.is_waiting = False
-        return function.run(values, self.sizes, self.trouble, told)
+        return function.run(values, self.sizes, self.pending_error, published)
 
-    def go_on(self) -> None:
+    def continue_in_background(self) -> None:
         """After an interrupt of the wait for other ranks: they expect this rank, so the call continues, and its results are dropped."""
         if self.is_waiting:
-            self.goes_on, self.inputs = True, list(self.inputs)
+            self.is_in_background, self.inputs = True, list(self.inputs)
             threading.Thread(target=self._finish, daemon=True).start()
 
     def _finish(self) -> None:
         try:
             with torch.no_grad():
-                self.function.run(self.inputs, self.sizes, self.trouble, self.board.resume())
+                self.function.run(self.inputs, self.sizes, self.pending_error, self.board.resume())
         except Exception:
             # The next call finds what is wrong.
             pass
@@ -219,10 +221,10 @@ class _JointCall:
 
     def end(self) -> None:
         """Releases the locks, unless the call continues in the background."""
-        if not self.goes_on:
+        if not self.is_in_background:
             self._release()
 
     def _release(self) -> None:
         if self.is_locked:
-            self.board.turn.release()
-        self.function.turn.release()
+            self.board.lock.release()
+        self.function.lock.release()

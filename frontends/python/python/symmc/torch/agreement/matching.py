@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from symmc import DisagreementError
-from symmc.torch.graphs.nodes import groups_of, line_of
+from symmc.torch.graphs.nodes import process_groups_of, source_line
 from symmc.torch.ranks import process_groups
 
 _ALIKE = {
@@ -23,14 +23,14 @@ _ALIKE = {
 """Collectives whose operands have as many elements on all ranks."""
 
 
-def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
+def list_collectives(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
     """The collectives of a graph for these values of its symbols, in order. What depends on data is ``None``."""
     found = []
     for node in graph.nodes:
         name = _collective(node)
         if name is None:
             continue
-        group = next(iter(groups_of(node)), None)
+        group = next(iter(process_groups_of(node)), None)
         arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args)) | node.kwargs
         operands = [_extents(one, sizes) for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
         splits = [_numbers(arguments.get(key), sizes) for key in ("input_split_sizes", "output_split_sizes")]
@@ -41,13 +41,13 @@ def collectives_of(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
                 "operands": operands,
                 "splits": splits,
                 "op": arguments.get("reduce_op"),
-                "line": line_of(node),
+                "line": source_line(node),
             }
         )
     return found
 
 
-def expect_fitting(members: tuple[int, ...], told: list[list[dict]]) -> None:
+def expect_matching(members: tuple[int, ...], told: list[list[dict]]) -> None:
     """Refuses collectives of ranks that do not match. All ranks call this with the same collectives, and get the same result."""
     by_rank = dict(zip(members, told))
     groups = dict.fromkeys(tuple(one["group"]) for own in told for one in own)
@@ -62,7 +62,7 @@ def expect_fitting(members: tuple[int, ...], told: list[list[dict]]) -> None:
             _expect_one(group, {rank: found[number] for rank, found in own.items()})
 
 
-def sizes_that_differ(members: tuple[int, ...], told: list[dict[str, int]]) -> str | None:
+def describe_different_sizes(members: tuple[int, ...], told: list[dict[str, int]]) -> str | None:
     """The first size that is not the same on all ranks, in words."""
     for rank, sizes in zip(members, told):
         for name in sizes.keys() & told[0].keys():
@@ -120,7 +120,7 @@ def _typed(operand) -> str:
 
 def _collective(node: torch.fx.Node) -> str | None:
     """The name of a collective that a node begins."""
-    if node.op != "call_function" or not groups_of(node):
+    if node.op != "call_function" or not process_groups_of(node):
         return None
     return node.target._schema.name.split("::")[1].removesuffix("_out").removesuffix("_")
 

@@ -1,8 +1,8 @@
 """Fused attention in graphs with gradients.
 
-PyTorch chooses a kernel for attention and traces its operator for the forward pass and another for the backward pass, which reads the
-log-sum-exp of the rows and the random state of dropout. symmc has both operators without dropout and without gradients of masks;
-where a graph has these, attention is traced as what it is made of.
+PyTorch chooses a kernel for attention. It traces one operator for the forward pass and one for the backward pass, which reads the
+log-sum-exp of the rows and the random state of dropout. symmc has both operators without dropout and without gradients of masks.
+Attention with dropout, or with a mask that needs a gradient, is traced as products and a softmax.
 """
 
 from __future__ import annotations

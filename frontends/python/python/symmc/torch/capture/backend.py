@@ -32,7 +32,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
         with unset_fake_temporarily(), torch.no_grad():
-            return joint_graph.compiled(graph, wanted, arenas)
+            return joint_graph.compile_joint_graph(graph, wanted, arenas)
 
     whole = aot_autograd(
         fw_compiler=compiled,

@@ -1,4 +1,4 @@
-"""Programs of exported graphs. What symmc does not know becomes what it is made of, as under ``torch.compile``."""
+"""Programs of exported graphs. Unsupported operators are decomposed, as under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.export import graph_signature as signature
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch.capture.fx_graphs import exported_of
-from symmc.torch.graphs.nodes import NUMBER, copied, number_nodes, output_of
+from symmc.torch.capture.fx_graphs import export_fx_graph
+from symmc.torch.graphs.nodes import NUMBER, copy_graph, number_nodes, output_of
 from symmc.torch.importing import programs, refused_nodes
 from symmc.torch.legalise.decompose import DecomposedGraph
 from symmc.torch.ranks import process_groups
@@ -26,53 +26,53 @@ def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
     """The program of a graph of ATen operators."""
-    return _ExportedImport(exported_of(module, inputs), options).program()
+    return _ExportedImport(export_fx_graph(module, inputs), options).program()
 
 
 class _ExportedImport:
-    """What is known of the operators of an exported program while it is opened."""
+    """The import of an exported program, with the operators that are decomposed or stay opaque."""
 
     def __init__(self, exported: ExportedProgram, options: dict):
         self.exported, self.options = exported, options
-        self.numbered = torch.fx.GraphModule(exported.graph_module, copied(exported.graph, {}))
+        self.numbered = torch.fx.GraphModule(exported.graph_module, copy_graph(exported.graph, {}))
         number_nodes(self.numbered.graph)
         self.whole: set[int] = set()
         """The nodes, by their numbers, that stay as they are: they are made of what symmc does not know either."""
-        self.first: dict[int, Exception] = {}
+        self.first_refusals: dict[int, Exception] = {}
         """Why each of them was refused at first."""
 
     def program(self) -> symmc.Program:
         """The program, in which operators are opaque that symmc knows in no form."""
         graph = DecomposedGraph(self.numbered)
         while True:
-            program, refused, error = self._opened(graph)
+            program, refused, error = self._import(graph)
             found = {node: graph.origins[node] for node in refused if graph.origins[node] not in self.whole}
             if not found and error is not None:
-                raise next((self.first.get(graph.origins[node], error) for node in refused), error) from None
+                raise next((self.first_refusals.get(graph.origins[node], error) for node in refused), error) from None
             if not found:
                 return program
             if error is not None:
                 for origin in found.values():
-                    self.first.setdefault(origin, error)
-            failed = {origin for node, origin in found.items() if not graph.expand(node)}
+                    self.first_refusals.setdefault(origin, error)
+            failed = {origin for node, origin in found.items() if not graph.decompose(node)}
             if failed:
                 self.whole |= failed
                 graph = DecomposedGraph(self.numbered, self.whole)
 
-    def _opened(self, graph: DecomposedGraph) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
+    def _import(self, graph: DecomposedGraph) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
         """The program, or why there is none, and the nodes that are in the way."""
         nodes = graph.module.graph
         try:
-            program = programs.opened([programs.archived(self._with(graph))], **self.options)
+            program = programs.open_archives([programs.serialize_program(self._exported_with(graph))], **self.options)
         except symmc.Error as error:
-            error.args = (str(error) + process_groups.known_members(error.unknown_groups), *error.args[1:])
-            node = refused_nodes.at_fault(error, nodes)
+            error.args = (str(error) + process_groups.describe_members(error.unknown_groups), *error.args[1:])
+            node = refused_nodes.find_refused_node(error, nodes)
             return None, [] if node is None else [node.meta[NUMBER]], error
-        return program, [node.meta[NUMBER] for node in refused_nodes.opaque(program, nodes)], None
+        return program, [node.meta[NUMBER] for node in refused_nodes.find_unknown_nodes(program, nodes)], None
 
-    def _with(self, graph: DecomposedGraph) -> ExportedProgram:
+    def _exported_with(self, graph: DecomposedGraph) -> ExportedProgram:
         """The exported program with this graph, which returns the same."""
-        if not graph.is_expanded:
+        if not graph.is_changed:
             return self.exported
         given = self.exported.graph_signature
         returned = output_of(graph.module.graph).args[0]

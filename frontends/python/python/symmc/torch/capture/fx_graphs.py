@@ -1,4 +1,4 @@
-"""Graphs of fx, as ``make_fx`` gives them, as exported programs."""
+"""Exported programs from fx graphs, as ``make_fx`` returns them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch.graphs.nodes import copied
+from symmc.torch.graphs.nodes import copy_graph
 from symmc.torch.importing.lift import GraphLifter
 
 
-def exported_of(module: torch.fx.GraphModule, inputs=None) -> ExportedProgram:
+def export_fx_graph(module: torch.fx.GraphModule, inputs=None) -> ExportedProgram:
     """A graph of ATen operators as an exported program."""
     _check_graph(module, inputs)
-    return GraphLifter.whole(_valued(module, inputs))
+    return GraphLifter.export_whole(_valued(module, inputs))
 
 
 def _check_graph(module, inputs) -> None:
@@ -39,7 +39,7 @@ def _check_graph(module, inputs) -> None:
 
 def _valued(module: torch.fx.GraphModule, inputs) -> torch.fx.GraphModule:
     """A copy of a graph whose nodes carry their values, all of one mode of fake tensors."""
-    module = torch.fx.GraphModule(module, copied(module.graph, {}))
+    module = torch.fx.GraphModule(module, copy_graph(module.graph, {}))
     nodes = list(module.graph.nodes)
     if inputs is None:
         values = pytree.tree_leaves([node.meta.get("val") for node in nodes])

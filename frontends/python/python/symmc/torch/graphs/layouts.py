@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def inverse(order: list[int]) -> list[int]:
+def inverse_permutation(order: list[int]) -> list[int]:
     """The permutation that undoes one."""
     return [order.index(axis) for axis in range(len(order))]
 

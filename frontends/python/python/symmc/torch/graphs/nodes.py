@@ -1,4 +1,4 @@
-"""Nodes of fx graphs: copies, their numbers, process groups among their arguments, the line that they come from."""
+"""Nodes of fx graphs: copies, numbers, process groups among the arguments, source lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def number_nodes(graph: torch.fx.Graph) -> None:
         node.meta[NUMBER] = number
 
 
-def copied(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
+def copy_graph(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
     """A copy of a graph; ``known`` is told the new node of each."""
     copy = torch.fx.Graph()
     returned = copy.graph_copy(graph, known)
@@ -27,22 +27,22 @@ def copied(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> 
     return copy
 
 
-def groups_of(node: torch.fx.Node) -> list[str]:
+def process_groups_of(node: torch.fx.Node) -> list[str]:
     """The names of the process groups that a node has as arguments."""
-    found = [group_argument(node, at, argument) for at, argument in _schema_arguments(node)]
+    found = [process_group_argument(node, at, argument) for at, argument in _schema_arguments(node)]
     return [name for name in found if name is not None]
 
 
-def groups_in(graph: torch.fx.Graph) -> list[str]:
+def process_groups_in(graph: torch.fx.Graph) -> list[str]:
     """The names of the process groups of a graph, by their first use."""
-    return list(dict.fromkeys(name for node in graph.nodes for name in groups_of(node)))
+    return list(dict.fromkeys(name for node in graph.nodes for name in process_groups_of(node)))
 
 
-def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
+def rename_process_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
     """Has a graph call its process groups by other names."""
     for node in graph.nodes:
         for at, argument in _schema_arguments(node):
-            name = group_argument(node, at, argument)
+            name = process_group_argument(node, at, argument)
             if name is not None and at < len(node.args):
                 node.update_arg(at, renamed(name))
             elif name is not None:
@@ -55,9 +55,9 @@ def _schema_arguments(node: torch.fx.Node):
     return enumerate(node.target._schema.arguments) if is_operator else ()
 
 
-def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
+def process_group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
     """The name of a process group, if this argument of a node is one."""
-    if not is_group(argument):
+    if not is_process_group(argument):
         return None
     name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
     if isinstance(name, torch.fx.Node):
@@ -67,7 +67,7 @@ def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def is_group(argument) -> bool:
+def is_process_group(argument) -> bool:
     """Whether an argument of a schema is a process group."""
     return argument.name.endswith(("group_name", "process_group"))
 
@@ -75,7 +75,7 @@ def is_group(argument) -> bool:
 _PYTORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-def line_of(node: torch.fx.Node) -> str:
+def source_line(node: torch.fx.Node) -> str:
     """Where in the model a node comes from: the innermost line that is not PyTorch's own, if there is one."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
     lines = [line for line in lines if _PYTORCH not in line] or lines

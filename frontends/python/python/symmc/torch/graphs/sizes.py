@@ -21,7 +21,7 @@ def symbol_sources(values) -> list[tuple[str, int, int | None]]:
     return [(symbol, *found) for symbol, found in told.items()]
 
 
-def environment_of(graph: torch.fx.Graph):
+def shape_env_of(graph: torch.fx.Graph):
     """What PyTorch knows of the sizes of a graph, if any of them vary."""
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -37,7 +37,7 @@ def ignored_guards(environment) -> int:
 
 
 @contextlib.contextmanager
-def assuming_nothing(environment):
+def without_new_guards(environment):
     """While this lasts, what is asked of sizes holds for all of them: it is no guard."""
     if environment is None:
         yield

@@ -1,4 +1,4 @@
-"""Exported programs as files that symmc reads, whichever version of PyTorch is there."""
+"""Exported programs as files that symmc reads, for all supported versions of PyTorch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDING = {math.ceil, math.floor, round}
 """Functions of sizes that graphs may have and symmc reads, and PyTorch's format has no place for."""
 
 
-def stored(exported: ExportedProgram) -> bytes:
+def serialize_exported(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
     with _rounding():
         if VERSION < _RAW:
@@ -47,7 +47,7 @@ def _rounding():
 
 
 class _Complex(str):
-    """A complex number where a format has text alone."""
+    """A complex number in a field of the format that holds text."""
 
 
 @contextlib.contextmanager

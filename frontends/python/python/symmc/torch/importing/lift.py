@@ -18,22 +18,22 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
-from symmc.torch.graphs.layouts import inverse, memory_order
-from symmc.torch.graphs.nodes import NUMBER, copied, groups_in, output_of, rename_groups
-from symmc.torch.graphs.sizes import assuming_nothing, environment_of
+from symmc.torch.graphs.layouts import inverse_permutation, memory_order
+from symmc.torch.graphs.nodes import NUMBER, copy_graph, output_of, process_groups_in, rename_process_groups
+from symmc.torch.graphs.sizes import shape_env_of, without_new_guards
 from symmc.torch.importing.outputs import OutputBuilder
-from symmc.torch.importing.programs import archived
-from symmc.torch.importing.size_steps import SizeSteps, numbers, steps
+from symmc.torch.importing.programs import serialize_program
+from symmc.torch.importing.size_steps import SizeSteps, find_fixed_sizes, find_size_steps
 from symmc.torch.legalise.export_format import legalise_for_export
-from symmc.torch.legalise.rank_slices import take_parts
-from symmc.torch.ranks.process_groups import in_order
+from symmc.torch.legalise.rank_slices import take_rank_slices
+from symmc.torch.ranks.process_groups import sort_by_creation
 
 _KEPT = ("val", "tensor_meta", "stack_trace", NUMBER)
 
 
 @dataclass
 class LiftedGraph:
-    """A graph as an exported program, and how its inputs and outputs are those of the graph."""
+    """A graph as an exported program, and how the inputs and outputs of both are related."""
 
     exported: ExportedProgram
     inputs: list[int]
@@ -69,14 +69,14 @@ class LiftedGraph:
             elif most is not None and not (found.upper.is_Integer and found.upper < most):
                 found = ValueRanges(found.lower, max(most, int(found.lower)))
             self.exported.range_constraints[symbol] = found
-        return archived(self.exported)
+        return serialize_program(self.exported)
 
     def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
         """The values of all symbols of the program, of those of the graph's."""
-        return sizes | {one.part: one.parts(sizes[one.symbol]) for one in self.steps if one.symbol in sizes}
+        return sizes | {one.quotient: one.divide(sizes[one.symbol]) for one in self.steps if one.symbol in sizes}
 
     @staticmethod
-    def of(module: torch.fx.GraphModule) -> LiftedGraph:
+    def from_module(module: torch.fx.GraphModule) -> LiftedGraph:
         """The program of a functional graph, of which changes of inputs at the end are part."""
         graph = torch.fx.Graph()
         known: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -86,16 +86,16 @@ class LiftedGraph:
         # What is replaced is so in what the graph gives, too.
         end = graph.output(returned)
         legalise_for_export(graph)
-        if groups_in(graph):
-            with assuming_nothing(environment_of(graph)):
-                take_parts(graph)
+        if process_groups_in(graph):
+            with without_new_guards(shape_env_of(graph)):
+                take_rank_slices(graph)
         returned = end.args[0]
         graph.erase_node(end)
-        return GraphLifter(module, graph, returned).lifted()
+        return GraphLifter(module, graph, returned).lift()
 
 
 class GraphLifter:
-    """What is known while a graph becomes an exported program."""
+    """Turns a graph into an exported program."""
 
     def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
         self.module, self.graph, self.is_numbered = module, graph, is_numbered
@@ -105,27 +105,27 @@ class GraphLifter:
         self.objects: dict[torch.fx.Node, object] = {}
         """What the graph has beside tensors and only gives back."""
 
-    def lifted(self) -> LiftedGraph:
+    def lift(self) -> LiftedGraph:
         values = [node.meta.get("val") for node in self.placeholders]
         specs, constants = self._constants()
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-        specs += [_input(node) for node in self._kept()]
+        specs += [_input(node) for node in self._program_inputs()]
         mutations = self._mutations()
         mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
         finishing = OutputBuilder(self.graph, self.placeholders, {target for target, _ in mutations}, self.objects)
-        finish, results = finishing.outputs(self.returned)
+        finish, results = finishing.build(self.returned)
         orders = self._as_stored([self.placeholders[at] for at in tensors], mutations)
         exported = self._exported((specs, constants), mutations, results)
         devices = [node.meta["val"].device for node in results]
         odd = [at for at, tensor in enumerate(tensors) if values[tensor].is_complex()]
         ranges = dict(exported.range_constraints)
-        known = steps(self.graph, environment_of(self.graph)), numbers(self.graph)
+        known = find_size_steps(self.graph, shape_env_of(self.graph)), find_fixed_sizes(self.graph)
         return LiftedGraph(exported, tensors, values, finish, devices, mutated, odd, orders, ranges, self.groups, *known)
 
     @staticmethod
-    def whole(module: torch.fx.GraphModule) -> ExportedProgram:
+    def export_whole(module: torch.fx.GraphModule) -> ExportedProgram:
         """A graph as an exported program all of whose outputs are results."""
-        graph = copied(module.graph, {})
+        graph = copy_graph(module.graph, {})
         legalise_for_export(graph)
         end = output_of(graph)
         returned = end.args[0]
@@ -133,7 +133,7 @@ class GraphLifter:
         # The members of its groups are looked up by name: those of the default group are all ranks, others the caller states.
         lifting = GraphLifter(module, graph, pytree.tree_leaves(returned), is_numbered=False)
         specs, constants = lifting._constants()
-        specs += [_input(node) for node in lifting._kept()]
+        specs += [_input(node) for node in lifting._program_inputs()]
         return lifting._exported((specs, constants), lifting._mutations(), lifting.returned)
 
     def _constants(self):
@@ -175,7 +175,7 @@ class GraphLifter:
             orders[number], users = order, list(node.users)
             node.meta["val"] = value.permute(order)
             with self.graph.inserting_after(node):
-                given = self._call(permute, (node, inverse(order)), {}, value)
+                given = self._call(permute, (node, inverse_permutation(order)), {}, value)
             for user in users:
                 user.replace_input_with(node, given)
             for at, (target, new) in enumerate(mutations):
@@ -205,7 +205,7 @@ class GraphLifter:
         except SpecViolationError as error:
             raise symmc.InputError(f"expected a functional graph of ATen operators: {error}") from error
 
-    def _kept(self) -> list[torch.fx.Node]:
+    def _program_inputs(self) -> list[torch.fx.Node]:
         """Inputs but for objects of Python, such as meshes, that nothing uses once process groups have names."""
         self._rename_groups()
         kept = []
@@ -250,9 +250,9 @@ class GraphLifter:
     def _rename_groups(self):
         """Process groups by the order in which they were made, where their own names may differ between ranks; by names
         otherwise."""
-        self.groups = in_order(groups_in(self.graph))
+        self.groups = sort_by_creation(process_groups_in(self.graph))
         if self.is_numbered:
-            rename_groups(self.graph, lambda name: str(self.groups.index(name)))
+            rename_process_groups(self.graph, lambda name: str(self.groups.index(name)))
 
 
 def _input(node: torch.fx.Node):

@@ -1,4 +1,4 @@
-"""Outputs of a graph, made of its inputs and of the results of its program."""
+"""Builds the outputs of a graph from its inputs and from the results of its program."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import operator
 
 import torch
 
-from symmc.torch.graphs.layouts import inverse, memory_order
+from symmc.torch.graphs.layouts import inverse_permutation, memory_order
 from symmc.torch.graphs.nodes import NUMBER
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 class OutputBuilder:
-    """How the outputs of a graph are made of its inputs and of the results of the program.
+    """Builds a function that returns the outputs of a graph, and collects the results that its program returns.
 
-    Views are views of what eager's are views of, with its strides: whoever has them may ask for their layout, and sees what is
-    written to what they share.
+    An output that is a view in eager is a view of the same tensor with the same strides: callers may ask for the layout, and writes to
+    one are seen in the other.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class OutputBuilder:
         self.results: list[torch.fx.Node] = []
         self.known: dict[torch.fx.Node, torch.fx.Node] = {}
 
-    def outputs(self, returned: list):
+    def build(self, returned: list):
         """A function of the inputs and the results, and the nodes of the program that are its results."""
-        self.graph.output(tuple(self._made(out) if isinstance(out, torch.fx.Node) else out for out in returned))
+        self.graph.output(tuple(self._node_for(out) if isinstance(out, torch.fx.Node) else out for out in returned))
         return torch.fx.GraphModule(self.module, self.graph).forward, self.results
 
-    def _made(self, node: torch.fx.Node) -> torch.fx.Node:
+    def _node_for(self, node: torch.fx.Node) -> torch.fx.Node:
         if node not in self.known:
             if node in self.placeholders:
                 self.known[node] = self._item(self.inputs, self.placeholders.index(node))
@@ -46,7 +46,7 @@ class OutputBuilder:
                 setattr(self.module, name, self.objects[node])
                 self.known[node] = self.graph.get_attr(name)
             elif isinstance(node.meta.get("val"), _SYMBOLIC) or self._is_replayed(node):
-                self.known[node] = self.graph.node_copy(node, self._made)
+                self.known[node] = self.graph.node_copy(node, self._node_for)
             else:
                 self.known[node] = self._result(node)
         return self.known[node]
@@ -79,7 +79,7 @@ class OutputBuilder:
         stored.meta = {key: value for key, value in node.meta.items() if key in (NUMBER, "stack_trace")}
         stored.meta["val"] = node.meta["val"].permute(order)
         self.results.append(stored)
-        return self.graph.call_function(torch.ops.aten.permute.default, (given, inverse(order)))
+        return self.graph.call_function(torch.ops.aten.permute.default, (given, inverse_permutation(order)))
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:

@@ -9,13 +9,13 @@ import tempfile
 from torch.export import ExportedProgram
 
 import symmc
-from symmc.torch.importing.archive import stored
+from symmc.torch.importing.archive import serialize_exported
 
 
-def archived(exported: ExportedProgram) -> bytes:
+def serialize_program(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
     try:
-        return stored(exported)
+        return serialize_exported(exported)
     except Exception as error:
         # PyTorch has no one class for what its format cannot hold.
         refusal = symmc.UnsupportedError(f"torch.export does not store the graph: {error}")
@@ -24,7 +24,7 @@ def archived(exported: ExportedProgram) -> bytes:
         raise refusal from error
 
 
-def opened(archives: list[bytes], **options) -> symmc.Program:
+def open_archives(archives: list[bytes], **options) -> symmc.Program:
     """The program of an archive, or of those of all ranks."""
     with tempfile.TemporaryDirectory(prefix="symmc-") as folder:
         paths = []

@@ -1,4 +1,4 @@
-"""Which nodes of a graph a program has no operators for, or is refused for."""
+"""Finds the nodes of a graph that an import rejected or left opaque."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import symmc
 
 
-def opaque(program: symmc.Program, graph: torch.fx.Graph) -> list[torch.fx.Node]:
+def find_unknown_nodes(program: symmc.Program, graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """The nodes whose operators a program does not know."""
     unknown = program.opaque
     nodes = [node for node in _calls(graph) if node.target is not operator.getitem]
@@ -19,7 +19,7 @@ def opaque(program: symmc.Program, graph: torch.fx.Graph) -> list[torch.fx.Node]
     return named + [node for node in nodes if _name(node.target) in set(unknown.values()) - found]
 
 
-def at_fault(error: symmc.Error, graph: torch.fx.Graph) -> torch.fx.Node | None:
+def find_refused_node(error: symmc.Error, graph: torch.fx.Graph) -> torch.fx.Node | None:
     """The node for which a graph is refused, if an error names one."""
     if error.kind not in ("input", "unsupported"):
         return None

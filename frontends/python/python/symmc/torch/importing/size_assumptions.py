@@ -1,9 +1,9 @@
-"""What a graph leaves open of its sizes, and a plan takes from those at hand.
+"""Relations between sizes that a graph does not state, assumed from the sizes of a call.
 
-Dynamo has a symbol for each extent that varies. Where it does not ask, it does not know that two are equal in every run, or that one
-is a product of others, such as tokens that were flattened in a graph before, or never less than another, such as the rows of a table of
-which as many are taken as there are tokens: operators would fail otherwise. What an operator is
-refused for is assumed if it holds for the sizes of the call. Sizes for which it does not hold have a plan made without it.
+Dynamo has a symbol for each extent that varies. It does not know that two of them are always equal, that one is a product of others
+(flattened tokens), or that one is at least another (rows of a table that is cut to the number of tokens), unless a guard asked. The
+importer rejects operators that need such a relation. A relation is assumed if it holds for the sizes of the call. Sizes for which it
+does not hold get another plan.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ _MOST_TOGETHER = 3
 
 
 class SizeAssumptions:
-    """What is said of the symbols of a program: which go in steps, and what is assumed of them."""
+    """The known and the assumed relations between the symbols of a program."""
 
-    def __init__(self, steps: Sequence[SizeSteps], fixes: bool):
+    def __init__(self, steps: Sequence[SizeSteps], may_fix_sizes: bool):
         self.steps = steps
-        self.fixes = fixes
+        self.may_fix_sizes = may_fix_sizes
         """Whether sizes may be taken for numbers: each of their values has a plan of its own then."""
-        self.taken: dict[str, sympy.Expr] = {}
+        self.assumed: dict[str, sympy.Expr] = {}
         self.refuted: set[tuple[str, str]] = set()
-        self.rests: dict[str, tuple[str, str]] = {}
+        self.differences: dict[str, tuple[str, str]] = {}
         """For the new symbols of what sizes have beyond others, these two."""
 
     def dims(self) -> dict[str, int | str]:
         """What is said of symbols when the program is opened."""
-        known = {one.symbol: one.expression for one in self.steps} | self.taken
-        return {symbol: _said(_resolved(known, expression)) for symbol, expression in known.items() if self._is_there(symbol)}
+        known = {one.symbol: one.expression for one in self.steps} | self.assumed
+        return {symbol: _as_dim(_resolved(known, expression)) for symbol, expression in known.items() if self._is_there(symbol)}
 
     def _is_there(self, symbol: str) -> bool:
         """Whether a symbol is one of the file: the number of steps is not, and vanishes if it is something else."""
-        return all(one.part != symbol for one in self.steps)
+        return all(one.quotient != symbol for one in self.steps)
 
-    def keep(self, values: dict[str, int]) -> bool:
+    def drop_refuted(self, values: dict[str, int]) -> bool:
         """Drops what does not hold for the values of the symbols; whether all of it does."""
-        values = self.of_symbols(values)
-        less = {symbol for rest, (symbol, _) in self.rests.items() if values[rest] < 0}
-        wrong = [symbol for symbol, of in self.taken.items() if symbol in less or _value(of, values) != values[symbol]]
+        values = self.with_differences(values)
+        less = {symbol for rest, (symbol, _) in self.differences.items() if values[rest] < 0}
+        wrong = [symbol for symbol, of in self.assumed.items() if symbol in less or _evaluate(of, values) != values[symbol]]
         for symbol in wrong:
-            self.refuted.add((symbol, str(self.taken.pop(symbol))))
-        self.rests = {rest: pair for rest, pair in self.rests.items() if pair[0] in self.taken}
+            self.refuted.add((symbol, str(self.assumed.pop(symbol))))
+        self.differences = {rest: pair for rest, pair in self.differences.items() if pair[0] in self.assumed}
         return not wrong
 
-    def of_symbols(self, values: dict[str, int]) -> dict[str, int]:
+    def with_differences(self, values: dict[str, int]) -> dict[str, int]:
         """The values of all symbols, of those of the file."""
-        return values | {rest: values[one] - values[other] for rest, (one, other) in self.rests.items()}
+        return values | {rest: values[one] - values[other] for rest, (one, other) in self.differences.items()}
 
-    def opened(self, open: Callable[[], symmc.Program], values: dict[str, int]) -> symmc.Program:
+    def open_program(self, open: Callable[[], symmc.Program], values: dict[str, int]) -> symmc.Program:
         """The program that ``open`` gives; what an operator is refused for is assumed if it holds for these values."""
-        found = _tried(open)
+        found = _try_open(open)
         while isinstance(found, symmc.InputError):
-            other = self._extended(found, values, open)
+            other = self._assume_more(found, values, open)
             if other is None:
                 break
             found = other
@@ -68,18 +68,18 @@ class SizeAssumptions:
             raise found
         return found
 
-    def _extended(self, error: symmc.Error, values: dict[str, int], open: Callable[[], symmc.Program]):
+    def _assume_more(self, error: symmc.Error, values: dict[str, int], open: Callable[[], symmc.Program]):
         """What ``open`` gives, or is refused for, where something is assumed with which the operator of an error is not refused."""
-        before, rests = self.taken, self.rests
+        before, rests = self.assumed, self.differences
         for more, beyond in self._candidates([name for name in error.symbols if name in values], values):
-            self.taken, self.rests = before | more, rests | beyond
-            found = _tried(open)
-            if not isinstance(found, symmc.Error) or self._is_further(found, error, beyond):
+            self.assumed, self.differences = before | more, rests | beyond
+            found = _try_open(open)
+            if not isinstance(found, symmc.Error) or self._is_another_refusal(found, error, beyond):
                 return found
-        self.taken, self.rests = before, rests
+        self.assumed, self.differences = before, rests
         return None
 
-    def _is_further(self, found: symmc.Error, error: symmc.Error, beyond: dict) -> bool:
+    def _is_another_refusal(self, found: symmc.Error, error: symmc.Error, beyond: dict) -> bool:
         """Whether what is refused now is something else, and nothing of what was assumed is in its way."""
         is_of_sizes = found.node is None and error.node is not None
         is_new = any(rest in found.symbols for rest in beyond)
@@ -87,23 +87,23 @@ class SizeAssumptions:
 
     def _about(self, error: symmc.Error) -> tuple:
         """What an error says is in the way; what a size has beyond another stands for the size."""
-        return error.node, error.kind, {self.rests.get(symbol, (symbol,))[0] for symbol in error.symbols}
+        return error.node, error.kind, {self.differences.get(symbol, (symbol,))[0] for symbol in error.symbols}
 
-    def fix(self, symbols: Iterable[str], values: dict[str, int]) -> None:
+    def fix_sizes(self, symbols: Iterable[str], values: dict[str, int]) -> None:
         """Takes symbols for numbers."""
-        self.taken |= {symbol: sympy.Integer(values[symbol]) for symbol in symbols if symbol not in self.taken}
+        self.assumed |= {symbol: sympy.Integer(values[symbol]) for symbol in symbols if symbol not in self.assumed}
 
     def _candidates(self, named: list[str], values: dict[str, int]) -> Iterator[tuple[dict[str, sympy.Expr], dict]]:
         """What may be assumed of symbols, and new ones for it: that two are equal, or one is a product of others or never less than
         another, or, if need be, some are numbers."""
-        free = [symbol for symbol in named if symbol not in self.taken]
+        free = [symbol for symbol in named if symbol not in self.assumed]
         found: list[tuple[str, sympy.Expr]] = []
         for one, other in itertools.combinations(free, 2):
             if values[one] == values[other]:
                 found.append((other, _symbol(one)))
         for symbol in free:
             others = [other for other in free if other != symbol and values[other] > 1]
-            for factors in _some(others, range(2, _MOST_TOGETHER + 1)):
+            for factors in _combinations(others, range(2, _MOST_TOGETHER + 1)):
                 if math.prod(values[factor] for factor in factors) == values[symbol]:
                     found.append((symbol, sympy.Mul(*map(_symbol, factors))))
         rests = {}
@@ -115,11 +115,11 @@ class SizeAssumptions:
         for symbol, expression in found:
             if (symbol, str(expression)) not in self.refuted:
                 yield {symbol: expression}, rests.get((symbol, expression), {})
-        for numbers in _some(free[::-1], range(1, _MOST_TOGETHER + 1)) if self.fixes else ():
+        for numbers in _combinations(free[::-1], range(1, _MOST_TOGETHER + 1)) if self.may_fix_sizes else ():
             yield {symbol: sympy.Integer(values[symbol]) for symbol in numbers}, {}
 
 
-def _tried(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
+def _try_open(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
     """What is opened, or why it is not."""
     try:
         return open()
@@ -127,7 +127,7 @@ def _tried(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
         return error
 
 
-def _some(symbols: list[str], numbers: range) -> Iterator[tuple[str, ...]]:
+def _combinations(symbols: list[str], numbers: range) -> Iterator[tuple[str, ...]]:
     """So many symbols at a time, fewer first."""
     return itertools.chain.from_iterable(itertools.combinations(symbols, number) for number in numbers)
 
@@ -145,9 +145,9 @@ def _resolved(known: dict[str, sympy.Expr], expression: sympy.Expr) -> sympy.Exp
         expression = expression.subs(inner)
 
 
-def _said(expression: sympy.Expr) -> int | str:
+def _as_dim(expression: sympy.Expr) -> int | str:
     return int(expression) if expression.is_Integer else str(expression)
 
 
-def _value(expression: sympy.Expr, values: dict[str, int]) -> int:
+def _evaluate(expression: sympy.Expr, values: dict[str, int]) -> int:
     return int(expression.subs({symbol: values[symbol.name] for symbol in expression.free_symbols}))

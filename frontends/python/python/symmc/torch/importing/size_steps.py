@@ -1,7 +1,7 @@
-"""What is known of the sizes of a graph beyond their ranges: which are multiples of something, and which are numbers.
+"""Sizes that are multiples of a number, and sizes that must be numbers.
 
-Who divides rows among ranks or into pieces asks whether that comes out even, and the answer holds in every call of the graph.
-The program has a symbol for the number of pieces then, of which the size is an expression.
+Code that divides rows among ranks or into pieces asks whether the division has a remainder. The answer is a guard, so it holds in every
+call of the graph. The program then has a symbol for the quotient, and the size is an expression of it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _DIVIDED = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_
 
 @dataclass(frozen=True)
 class SizeSteps:
-    """A size that is ``step * part + rest``, with another symbol for the part."""
+    """A size that is ``step * quotient + rest``. The quotient is another symbol."""
 
     symbol: str
     step: int
     rest: int
 
     @property
-    def part(self) -> str:
+    def quotient(self) -> str:
         """The name of the symbol for the number of steps."""
         return f"{self.symbol}_by_{self.step}"
 
     @property
     def expression(self) -> sympy.Expr:
         """The size as an expression of the part."""
-        return self.step * sympy.Symbol(self.part, integer=True) + self.rest
+        return self.step * sympy.Symbol(self.quotient, integer=True) + self.rest
 
-    def parts(self, size: int) -> int:
+    def divide(self, size: int) -> int:
         """The part of a size."""
         if size % self.step != self.rest:
             expected = f"a multiple of {self.step}" + (f" and {self.rest}" if self.rest else "")
@@ -48,19 +48,19 @@ class SizeSteps:
         return size // self.step
 
 
-def steps(graph: torch.fx.Graph, environment) -> list[SizeSteps]:
+def find_size_steps(graph: torch.fx.Graph, environment) -> list[SizeSteps]:
     """The sizes of a graph that go in steps; the environment is what PyTorch knows of them."""
     facts = {}
     if environment is None:
         return []
     for guard in environment.guards:
-        for dividend, divisor in _even(guard.expr):
-            _note(dividend, divisor, facts)
+        for dividend, divisor in _divisions_in_guard(guard.expr):
+            _record_fact(dividend, divisor, facts)
     for node in graph.nodes:
-        for dividend, divisor in _divided(node):
-            _note(dividend, divisor, facts)
+        for dividend, divisor in _divisions_in_collective(node):
+            _record_fact(dividend, divisor, facts)
     free = {str(symbol) for node in graph.nodes if node.op == "placeholder" for symbol in _symbols(node)}
-    found = {symbol: _common(known) for symbol, known in facts.items() if symbol in free}
+    found = {symbol: _common_step(known) for symbol, known in facts.items() if symbol in free}
     return [SizeSteps(symbol, *step) for symbol, step in found.items() if step is not None]
 
 
@@ -71,7 +71,7 @@ def _symbols(node: torch.fx.Node) -> set:
     return set().union(*(size.node.expr.free_symbols for size in sizes if isinstance(size, torch.SymInt)))
 
 
-def numbers(graph: torch.fx.Graph) -> list[str]:
+def find_fixed_sizes(graph: torch.fx.Graph) -> list[str]:
     """The sizes that have to be numbers in a program: those of heads, by which attention scales scores."""
     found: dict[str, None] = {}
     for node in graph.nodes:
@@ -83,7 +83,7 @@ def numbers(graph: torch.fx.Graph) -> list[str]:
     return list(found)
 
 
-def _even(guard) -> list[tuple]:
+def _divisions_in_guard(guard) -> list[tuple]:
     """Expressions and what divides them, if an equation says so."""
     if not isinstance(guard, sympy.Eq):
         return []
@@ -109,7 +109,7 @@ def _even(guard) -> list[tuple]:
     return [(dividend - value, divisor) for value in sympy.solve(factors[0], rest) if value.is_Integer]
 
 
-def _divided(node: torch.fx.Node) -> list[tuple]:
+def _divisions_in_collective(node: torch.fx.Node) -> list[tuple]:
     """The leading extents of what a collective divides, and the number of ranks."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target.namespace.startswith("_c10d_functional"):
@@ -132,7 +132,7 @@ def _told(size) -> str:
     return str(size.meta.get("val") if isinstance(size, torch.fx.Node) else size)
 
 
-def _note(dividend, divisor, facts: dict[str, list]) -> None:
+def _record_fact(dividend, divisor, facts: dict[str, list]) -> None:
     """Notes what is known of a single size: that ``a * size + b`` is a multiple of ``divisor``."""
     symbols = list(dividend.free_symbols)
     line = sympy.Poly(dividend, *symbols).all_coeffs() if len(symbols) == 1 and dividend.is_polynomial(*symbols) else []
@@ -140,7 +140,7 @@ def _note(dividend, divisor, facts: dict[str, list]) -> None:
         facts.setdefault(str(symbols[0]), []).append((int(line[0]), int(line[1]), int(divisor)))
 
 
-def _common(facts: list[tuple[int, int, int]]) -> tuple[int, int] | None:
+def _common_step(facts: list[tuple[int, int, int]]) -> tuple[int, int] | None:
     """The step and the rest of what all of these hold for, if that is not everything."""
     most = math.lcm(*(divisor for *_, divisor in facts))
     if most > _MOST:

@@ -1,4 +1,4 @@
-"""Collectives of graphs that Inductor compiles, planned and run by symmc: a pass behind Inductor's own."""
+"""The pass that replaces collectives, with the sum and the norm after them. It runs after Inductor's own passes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import symmc
 from symmc.torch.graphs.sizes import symbol_sources
-from symmc.torch.inductor import operators
+from symmc.torch.inductor import engine_ops, operators
+from symmc.torch.inductor.engine_ops import NoForm
 from symmc.torch.inductor.form import GraphPart, is_data
-from symmc.torch.legalise import engine_ops
-from symmc.torch.legalise.engine_ops import NoForm
 from symmc.torch.ranks import process_groups
 from symmc.torch.settings.options import Options
 
@@ -39,17 +38,17 @@ _LADDERS = {1: [4**k for k in range(1, 9)], 2: [64, 1024, 16384]}
 
 
 class CollectivePass(CustomGraphPass):
-    """Replaces functional collectives, and a sum with a residual and an RMS norm behind one, by operators of symmc.
+    """Replaces functional collectives, and a residual sum and an RMS norm after one, by operators of symmc.
 
-    An Inductor pass: ``torch._inductor.config.post_grad_custom_post_pass = CollectivePass()``, or :func:`enable`. What a
-    replaced collective is stands in its operator, so that graphs which Inductor keeps run in other processes. ``groups`` says
-    which process groups names mean that PyTorch does not know: a mapping, or a function.
+    An Inductor pass: ``torch._inductor.config.post_grad_custom_post_pass = CollectivePass()``, or :func:`enable`. The operator holds
+    what the collective computes, so that graphs in Inductor's cache run in other processes. ``groups`` resolves names of process groups
+    that PyTorch does not know: a mapping, or a function.
     """
 
     def __init__(self, *, groups=None, **options):
         self.options = Options.of_pass(options)
         if groups is not None:
-            process_groups.know(groups)
+            process_groups.register_groups(groups)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         found = [node for node in graph.nodes if _is_collective(node)]

@@ -1,7 +1,7 @@
-"""Parts of graphs as data: what they compute, by which parts that are alike are found, and which another process can run.
+"""Parts of graphs as text: equal parts have equal text, and other processes can run it.
 
-A form says nothing of where its part stands in a graph: values are numbered in an order that follows from operators and types,
-symbols by their first use. It holds the type and the extents of every value, so that operators need not be run to know them.
+A form does not depend on the place of the part in its graph: values are numbered in an order that follows from operators and types,
+symbols by their first use. It holds the type and the extents of each value, so no operator has to run to find them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from symmc.torch.graphs.nodes import is_group
-from symmc.torch.legalise import engine_ops
-from symmc.torch.legalise.engine_ops import NoForm
+from symmc.torch.graphs.nodes import is_process_group
+from symmc.torch.inductor import engine_ops
+from symmc.torch.inductor.engine_ops import NoForm
 
 _OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
 
@@ -26,7 +26,7 @@ _HINT = 5040
 
 
 class GraphPart:
-    """Nodes of a graph as a form. ``inputs`` and ``outputs`` are nodes, ``symbols`` the names that the graph has for those of the form."""
+    """Nodes of a graph as a form. ``inputs`` and ``outputs`` are nodes, ``symbols`` the names of the symbols in the graph."""
 
     def __init__(self, nodes: list[torch.fx.Node]):
         self.inputs: list[torch.fx.Node] = []
@@ -91,7 +91,7 @@ class GraphPart:
 
     def _add(self, node: torch.fx.Node) -> None:
         self._added.add(node)
-        foreign = engine_ops.recipe(node)
+        foreign = engine_ops.find_recipe(node)
         if foreign is not None:
             results = [result["value"] for result in foreign(self, node)]
             self._numbers[node] = results if isinstance(node.meta.get("val"), (tuple, list)) else results[0]
@@ -180,7 +180,7 @@ def _read(size, values: dict):
 
 
 class GraphForm:
-    """A form that was read."""
+    """A form, parsed."""
 
     def __init__(self, text: str):
         told = json.loads(text)
@@ -199,7 +199,7 @@ class GraphForm:
         for _, _, *call in self.values:
             if call:
                 schema = _operator(call[0])._schema.arguments
-                names = [name for name, argument in zip(call[1], schema) if is_group(argument)]
+                names = [name for name, argument in zip(call[1], schema) if is_process_group(argument)]
                 found += [name for name in names + [call[2]["named"].get("group_name")] if name is not None]
         return list(dict.fromkeys(found))
 

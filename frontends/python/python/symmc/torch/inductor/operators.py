@@ -1,12 +1,12 @@
-"""The operators of symmc in graphs of PyTorch, and what runs behind them.
+"""Operators of symmc in graphs of PyTorch, and the sessions that run them.
 
-They are called hundreds of times in a pass over a model, when the CPU is what a GPU waits for: nothing but a look-up stands before
-a run. A form has one program, plan and session, for all graphs and places that have it.
+They are called hundreds of times in a pass over a model, while the GPU waits for the CPU. A call is a look-up and a run. A form has one
+program, plan and session, for all graphs that have it.
 
-``planned`` gives its results on the current stream. ``start`` begins the same on a stream of its own, behind what the current one
-has, and ``wait`` has the current one wait for that and gives the results; operands are arguments of both, so that nobody else takes
-their memory meanwhile. On the host a start is a whole run. Runs of a device follow each other in the order of the calls, as those
-of a communicator do: what two sessions wait for at a time might be each other.
+``planned`` returns its results on the current stream. ``start`` begins the same run on a stream of its own, after the work that the
+current stream has, and ``wait`` makes the current stream wait for the results. Operands are arguments of both, so that their memory is
+not reused in between. On the host ``start`` is the whole run. Runs of a device are in the order of the calls, as those of a
+communicator: two sessions that run at the same time could wait for each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
-from symmc.torch.graphs.nodes import rename_groups
+from symmc.torch.graphs.nodes import rename_process_groups
 from symmc.torch.importing import programs
 from symmc.torch.importing.lift import LiftedGraph
 from symmc.torch.importing.size_assumptions import SizeAssumptions
@@ -39,15 +39,15 @@ _world = dist.distributed_c10d._world if dist.is_available() else None
 
 
 class PlannedForm:
-    """A form as a function of its inputs, under the process groups that there are."""
+    """A form as a function of its inputs, for the current process groups."""
 
     def __init__(self, text: str):
         self.world = _world.default_pg
         form = form_of(text)
         self.module, symbols = form.module()
-        lifted = LiftedGraph.of(self.module)
+        lifted = LiftedGraph.from_module(self.module)
         options = Options.of(form.options)
-        ranks, groups = process_groups.taking_part(lifted.groups, options.timeout)
+        ranks, groups = process_groups.connect_groups(lifted.groups, options.timeout)
         self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
@@ -62,9 +62,9 @@ class PlannedForm:
     def _decide(self, sizes: tuple[int, ...], device: torch.device):
         is_left = False
         if self.begin is not None and self.runner.machine(device) is not None:
-            with self.runner.turn:
+            with self.runner.lock:
                 self.runner.plan_for(sizes, device)
-                is_left = not _gains(_serving(self.runner.plan.choices(), self.runner.named(sizes)))
+                is_left = not _gains(_serving(self.runner.plan.choices(), self.runner.program_sizes(sizes)))
         self.decided = (sizes, is_left)
         return self.decided
 
@@ -78,7 +78,7 @@ def _collective(module: torch.fx.GraphModule):
     for node in list(begun.users):
         graph.erase_node(node)
     graph.output(begun)
-    rename_groups(graph, lambda name: process_groups.process_group(name).group_name)
+    rename_process_groups(graph, lambda name: process_groups.find_process_group(name).group_name)
     return torch.fx.GraphModule(module, graph)
 
 
@@ -112,12 +112,12 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         return False
     with unset_fake_temporarily(), torch.no_grad():
         module, symbols = form.module()
-        lifted = LiftedGraph.of(module)
+        lifted = LiftedGraph.from_module(module)
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
             archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, False).dims()
-            program = programs.opened([archive], ranks=ranks, groups=groups, dims=dims)
+            program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=dims)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
@@ -128,18 +128,18 @@ _planned: dict[str, dict[torch.device, PlannedForm]] = {}
 """What runs forms, by their texts and the devices of their operands."""
 
 
-def _of(text: str, device: torch.device) -> PlannedForm:
+def _find_planned(text: str, device: torch.device) -> PlannedForm:
     """What runs a form. Names of process groups mean others when the default one is another."""
     known = _planned.get(text, _NOWHERE).get(device)
     if known is None or known.world is not _world.default_pg:
-        known = _made(text, device)
+        known = _plan_form(text, device)
     return known
 
 
 _NOWHERE: dict = {}
 
 
-def _made(text: str, device: torch.device) -> PlannedForm:
+def _plan_form(text: str, device: torch.device) -> PlannedForm:
     """What runs a form; made when it runs first, on all ranks together."""
     for known in list(_planned.values()):
         for place, planned in list(known.items()):
@@ -150,7 +150,7 @@ def _made(text: str, device: torch.device) -> PlannedForm:
 
 
 class _StartedRun:
-    """What was begun and nobody has waited for."""
+    """A run that was started and not yet waited for."""
 
     def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
         self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left
@@ -180,7 +180,7 @@ def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.
         for begun in list(_started.values()):
             begun.wait()
     values, device = tuple(sizes), inputs[0].device
-    planned = _of(text, device)
+    planned = _find_planned(text, device)
     if planned.is_left(values, device):
         return [torch.ops._c10d_functional.wait_tensor.default(planned.begin(*inputs))]
     return planned.runner.run(values, tuple(inputs), device)[0]
@@ -190,7 +190,7 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Ten
     """Begins a run; what stands for it."""
     token = inputs[0].new_empty(1, dtype=torch.int64)
     values, device, end = tuple(sizes), inputs[0].device, None
-    planned = _of(text, device)
+    planned = _find_planned(text, device)
     is_left = planned.is_left(values, device)
     if is_left:
         results = [planned.begin(*inputs)]

@@ -1,6 +1,6 @@
-"""Sorts the nodes of graphs by what they compute, independently of the order of the calls in the model.
+"""Sorts the nodes of a graph by what they compute, independently of the order of the calls in the model.
 
-Ranks may call independent collectives in different orders. In this order their graphs are the same program.
+Ranks may call independent collectives in different orders. Sorted, their graphs are the same program.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from symmc.torch.graphs.nodes import is_random, output_of
 
 
-def in_canonical_order(module: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+def sort_canonically(module: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     """The graph with its nodes as a walk from its outputs finds them, and with names that follow this order.
 
     ``None`` where the order means more than what is computed from what: random numbers, and changes that are read again.

@@ -1,4 +1,4 @@
-"""Operators in terms of others, as PyTorch itself defines them, or ``_definitions`` does: what symmc does not know may be made of what it knows."""
+"""Decomposes operators by the definitions of PyTorch, or by those in ``definitions``."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from symmc.torch.graphs.nodes import NUMBER, copied, output_of
+from symmc.torch.graphs.nodes import NUMBER, copy_graph, output_of
 from symmc.torch.legalise import definitions
 
 
 class DecomposedGraph:
-    """A graph some of whose operators are replaced by what they are made of. The graph that is given stays as it is."""
+    """A copy of a graph in which some operators are decomposed."""
 
     def __init__(self, module: torch.fx.GraphModule, whole: Container[int] = ()):
         self.whole = whole
-        self.module = torch.fx.GraphModule(module, copied(module.graph, known := {}))
+        self.module = torch.fx.GraphModule(module, copy_graph(module.graph, known := {}))
         self.origins = {node.meta[NUMBER]: node.meta[NUMBER] for node in known.values()}
         """For each node by its number the node of the given graph that it is part of."""
-        self.is_expanded = False
+        self.is_changed = False
         """Whether any operator is replaced."""
 
-    def expand(self, number: int) -> bool:
+    def decompose(self, number: int) -> bool:
         """Replaces a node by what it is made of; whether that is something else."""
         if self.origins[number] in self.whole:
             return False
         graph = self.module.graph
         node = next((node for node in graph.nodes if node.meta.get(NUMBER) == number), None)
-        part = None if node is None else _made_of(node)
+        part = None if node is None else _trace_definition(node)
         if part is None:
             return False
         given = [node for node in node.all_input_nodes]
@@ -45,7 +45,7 @@ class DecomposedGraph:
                     known[inner] = self._copied(inner, node, known)
         results = pytree.tree_map_only(torch.fx.Node, known.__getitem__, _returned(part))
         self._replace(node, results)
-        self.is_expanded = True
+        self.is_changed = True
         return True
 
     def _copied(self, inner: torch.fx.Node, node: torch.fx.Node, known: dict) -> torch.fx.Node:
@@ -81,7 +81,7 @@ def _returned(part: torch.fx.GraphModule):
     return output_of(part.graph).args[0]
 
 
-def _made_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
+def _trace_definition(node: torch.fx.Node) -> torch.fx.GraphModule | None:
     """What an operator is made of as a graph of its inputs, where that computes the same without new assumptions on sizes."""
     function = _definition(node)
     inputs = node.all_input_nodes
@@ -124,7 +124,7 @@ def _definition(node: torch.fx.Node):
         return None
     if any(user.target is not operator.getitem for user in node.users) and not isinstance(node.meta["val"], torch.Tensor):
         return None
-    own = definitions.of(target)
+    own = definitions.find_definition(target)
     if own is not None or target in decomposition_table:
         return own or decomposition_table[target]
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -1,7 +1,4 @@
-"""Operators that PyTorch has as kernels alone, in terms of others.
-
-They stand where PyTorch defines nothing that is made of operators: what its fast paths call, and some backward passes.
-"""
+"""Definitions of operators that PyTorch has only as kernels: operators of its fast paths, and some backward passes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 
-def of(target: torch._ops.OpOverload):
+def find_definition(target: torch._ops.OpOverload):
     """The function that an operator is defined by here, if it is."""
     return _DEFINITIONS.get(str(target))
 

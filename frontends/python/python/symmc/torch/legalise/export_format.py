@@ -1,4 +1,4 @@
-"""Rewrites of what the format of ``torch.export`` has no place for."""
+"""Rewrites values that the format of ``torch.export`` cannot hold."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Parts of tensors that ranks take by their numbers.
+"""Slices that ranks take by their rank, in one spelling.
 
-A rank takes its shard of what all of them have as one of the parts of a division: another part on each, so another value of the
-graph; or as a slice, which begins at so many times its extent. As a slice by numbers, or an index, it is the same operator on all
-ranks, and their graphs are one program.
+A rank takes its shard of a tensor as one output of a split, which is another value of the graph on each rank, or as a slice that begins
+at a multiple of its length. Rewritten as a slice by numbers or as an index, it is the same operator on all ranks, and their graphs are
+one program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 _DIVISIONS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default, torch.ops.aten.unbind.int)
 
 
-def take_parts(graph: torch.fx.Graph) -> None:
+def take_rank_slices(graph: torch.fx.Graph) -> None:
     """Writes divisions of which one part is used as that part."""
     for node in [node for node in graph.nodes if node.op == "call_function" and node.target in _DIVISIONS]:
         chosen = {user.args[1] if user.target is operator.getitem else None for user in node.users}

@@ -1,4 +1,4 @@
-"""Graphs that Inductor runs, or eager."""
+"""Graphs that Inductor or eager runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def in_eager(module: torch.fx.GraphModule):
 
 
 class FallbackGraph:
-    """A graph that Inductor runs, or nobody compiles."""
+    """A graph that Inductor compiles, or that runs in eager."""
 
     def __init__(self, module: torch.fx.GraphModule, how: str):
         self._boxed_call = True
         self.function = None
         module = as_tuple(module)
         if how == "inductor" and not _lacks_symbols(module):
-            self.function = _by_inductor(module)
+            self.function = _compile_by_inductor(module)
         else:
             self.module = module
 
@@ -47,7 +47,7 @@ def _lacks_symbols(module: torch.fx.GraphModule) -> bool:
 
 
 class EagerErrorGraph:
-    """A graph with operands of dtypes that PyTorch rejects in eager, but not while it traces: eager runs it up to the error."""
+    """A graph whose operands have dtypes that PyTorch rejects when it runs, but not when it traces. It runs in eager up to that error."""
 
     def __init__(self, module: torch.fx.GraphModule, error: symmc.Error):
         self._boxed_call = True
@@ -58,7 +58,7 @@ class EagerErrorGraph:
         raise self.error
 
 
-def _by_inductor(module: torch.fx.GraphModule):
+def _compile_by_inductor(module: torch.fx.GraphModule):
     """A graph of ATen operators compiled by Inductor, which wants them as its own decompositions leave them."""
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table

@@ -1,4 +1,4 @@
-"""The state of the search for what runs a graph."""
+"""The state of the search for a function that runs a graph."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from symmc.torch.settings.options import Options
 
 
 class PartitionSearch:
-    """The search for a way to run a graph: its options, and the operators that symmc does not run as they are."""
+    """The state of a search: its options, and the operators that are left to the fallback."""
 
     def __init__(self, options: Options, sizes: Mapping[str, int] | None = None, arenas: Arenas | None = None):
         self.options, self.sizes, self.arenas = options, sizes or {}, arenas
-        self.whole: dict[int, str] = {}
+        self.fallback_nodes: dict[int, str] = {}
         """The operators that the fallback runs, by their numbers in the compiled graph, and why."""
-        self.fixes = False
+        self.may_fix_sizes = False
         """Whether sizes may be taken for numbers, where an operator is refused for them that has no other form."""
-        self.first: dict[int, tuple[str, Exception]] = {}
+        self.first_refusals: dict[int, tuple[str, Exception]] = {}
         """Why each operator was refused at first, before it was decomposed."""
-        self.apart: GraphsDiffer | None = None
+        self.difference: GraphsDiffer | None = None
         """Why the graphs of ranks are not one program, if they are not. PyTorch runs the collectives then."""
         self.is_reordered = False
         """Whether the nodes were sorted independently of the order of the calls in the model."""
@@ -39,28 +39,28 @@ class PartitionSearch:
     def leave_collectives(self, graph: torch.fx.Graph, why: str) -> None:
         """Leaves the collectives of a graph to PyTorch."""
         number_nodes(graph)
-        self.whole |= {number: why for number in collective_numbers(graph)}
+        self.fallback_nodes |= {number: why for number in collective_numbers(graph)}
 
-    def note(self, found: RefusedNodes, nodes: dict[int, str]) -> None:
+    def record_refusals(self, found: RefusedNodes, nodes: dict[int, str]) -> None:
         for node, why in nodes.items():
-            self.first.setdefault(node, (why, found.error))
+            self.first_refusals.setdefault(node, (why, found.error))
 
-    def are_sizes(self, failed: dict[int, str]) -> bool:
+    def concern_sizes(self, failed: dict[int, str]) -> bool:
         """Whether sizes were why one of these was refused at first."""
-        return any(getattr(self.first[node][1], "symbols", ()) for node in failed)
+        return any(getattr(self.first_refusals[node][1], "symbols", ()) for node in failed)
 
-    def leave(self, failed: dict[int, str], found: RefusedNodes) -> None:
+    def leave_to_fallback(self, failed: dict[int, str], found: RefusedNodes) -> None:
         """Leaves operators to the fallback, or raises if there is none."""
-        new = failed.keys() - self.whole.keys()
+        new = failed.keys() - self.fallback_nodes.keys()
         if not new:
             raise found.error from None
         if self.options.fallback == "error":
             raise self._error(sorted(new)) from None
-        self.whole |= {node: self.first[node][0] for node in new}
+        self.fallback_nodes |= {node: self.first_refusals[node][0] for node in new}
 
     def _error(self, nodes: list[int]) -> Exception:
-        whys = list(dict.fromkeys(self.first[node][0] for node in nodes))
+        whys = list(dict.fromkeys(self.first_refusals[node][0] for node in nodes))
         ends = [why.removesuffix(UNKNOWN) for why in whys]
         if all(end != why for end, why in zip(ends, whys)):
             return symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(ends))}")
-        return next(error for why, error in map(self.first.__getitem__, nodes) if not why.endswith(UNKNOWN))
+        return next(error for why, error in map(self.first_refusals.__getitem__, nodes) if not why.endswith(UNKNOWN))

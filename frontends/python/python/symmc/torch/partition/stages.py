@@ -1,4 +1,4 @@
-"""Graphs in stages, of which symmc and others run every second one."""
+"""Graphs in stages. Plans run the even ones, the fallback runs the odd ones."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.split_module import split_module
 
-from symmc.torch.graphs.nodes import NUMBER, groups_in, groups_of, is_random, output_of
+from symmc.torch.graphs.nodes import NUMBER, is_random, output_of, process_groups_in, process_groups_of
 from symmc.torch.importing.lift import LiftedGraph
 from symmc.torch.partition.fallback import FallbackGraph, as_tuple
 from symmc.torch.partition.search import PartitionSearch
-from symmc.torch.ranks.process_groups import refusing_together
+from symmc.torch.ranks.process_groups import refusing_on_all_ranks
 from symmc.torch.runtime.planned_graph import PlannedGraph, device_of
 
 
 def plan_whole(module: torch.fx.GraphModule, search: PartitionSearch):
     """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
-    with refusing_together(groups_in(module.graph), search.options.timeout):
-        lifted = LiftedGraph.of(module)
+    with refusing_on_all_ranks(process_groups_in(module.graph), search.options.timeout):
+        lifted = LiftedGraph.from_module(module)
         device_of(lifted)
     if not lifted.exported.graph_signature.output_specs:
         return FallbackGraph(module, "eager")
-    planned = PlannedGraph(lifted, search.options, search.fixes, search.sizes, search.arenas)
+    planned = PlannedGraph(lifted, search.options, search.may_fix_sizes, search.sizes, search.arenas)
     search.runners.append(planned.runner)
     return planned
 
 
 class CutGraph:
-    """A graph in stages: those of symmc and others take turns."""
+    """A graph in stages, run one after another."""
 
     def __init__(self, module: torch.fx.GraphModule, search: PartitionSearch):
         self._boxed_call = True
         options = search.options
-        stages = assign_stages(module.graph, search.whole)
+        stages = assign_stages(module.graph, search.fallback_nodes)
         end = output_of(module.graph)
         for node in sorted(stages, key=stages.__getitem__):
             end.prepend(node)
-        _tell_symbols(module.graph)
+        _pass_symbols(module.graph)
         self.whole = split_module(module, None, lambda node: stages[node], keep_original_order=True)
         for call in [node for node in self.whole.graph.nodes if node.op == "call_module"]:
             part = getattr(self.whole, call.target)
@@ -56,7 +56,7 @@ class CutGraph:
 
 
 class Stage(torch.nn.Module):
-    """A stage, called as the graph calls it."""
+    """A stage, as a module that the cut graph calls."""
 
     def __init__(self, function, single: bool):
         super().__init__()
@@ -100,7 +100,7 @@ def has_tensor(node: torch.fx.Node) -> bool:
 def _is_communication(graph: torch.fx.Graph) -> bool:
     """Whether all that a stage computes are collectives: there is nothing to compile."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    begun = [node for node in calls if groups_of(node)]
+    begun = [node for node in calls if process_groups_of(node)]
     return bool(begun) and all(node in begun or _is_wait(node) or not has_tensor(node) for node in calls)
 
 
@@ -109,7 +109,7 @@ def _is_wait(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.endswith("::wait_tensor")
 
 
-def _tell_symbols(graph: torch.fx.Graph) -> None:
+def _pass_symbols(graph: torch.fx.Graph) -> None:
     """Has stages be given the symbols in the extents of what they are given, which may be expressions of these."""
     known = set()
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Nodes that symmc leaves to others, and warnings that name them."""
+"""Finds nodes that symmc leaves to the fallback, and warns about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch.graphs.nodes import NUMBER, is_group, line_of
+from symmc.torch.graphs.nodes import NUMBER, is_process_group, source_line
 from symmc.torch.runtime.runner import DTYPES
 from symmc.torch.settings.options import Options
 
@@ -22,7 +22,7 @@ def collective_numbers(graph: torch.fx.Graph) -> list[int]:
 
     def is_one(node: torch.fx.Node) -> bool:
         return isinstance(node.target, torch._ops.OpOverload) and (
-            node.target.namespace.startswith("_c10d_functional") or any(map(is_group, node.target._schema.arguments))
+            node.target.namespace.startswith("_c10d_functional") or any(map(is_process_group, node.target._schema.arguments))
         )
 
     return [node.meta[NUMBER] for node in graph.nodes if is_one(node)]
@@ -58,18 +58,18 @@ def data_size_error(graph: torch.fx.Graph, error: symmc.Error) -> symmc.Error | 
     for node in graph.nodes:
         if node.op == "call_function" and _data_symbols(node):
             why = f"{odd[node.meta[NUMBER]]}; give the size as an argument of the compiled function, or set `fallback`"
-            named = symmc.UnsupportedError(f"{node.target}{line_of(node)}: {why}")
+            named = symmc.UnsupportedError(f"{node.target}{source_line(node)}: {why}")
             named.node = node.name
             return named
     return None
 
 
-def warn_of_fallback(calls: list[torch.fx.Node], refused: dict[int, str], options: Options) -> None:
+def warn_about_fallback(calls: list[torch.fx.Node], refused: dict[int, str], options: Options) -> None:
     """Names each operator that symmc does not run, with its line, once."""
     new = []
     for node in calls:
         if node.meta[NUMBER] in refused:
-            named = (str(node.target), line_of(node))
+            named = (str(node.target), source_line(node))
             if named not in _warned:
                 _warned.add(named)
                 new.append(f"{named[0]}{named[1]}: {refused[node.meta[NUMBER]]}")

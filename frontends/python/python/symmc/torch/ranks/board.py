@@ -1,4 +1,4 @@
-"""Exchange of a few numbers between the ranks of a graph in every call, by shared memory."""
+"""Exchange of a few numbers between ranks in every call, through shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 import torch
 
 import symmc
-from symmc.torch.ranks.exchange import PerWorld, RankGroup
+from symmc.torch.ranks.exchange import RankGroup, WorldCache
 
 _WORDS = 4
 """The number of words that a rank publishes: the number of the round, and three others."""
@@ -31,7 +31,7 @@ def _plan(ranks: int) -> symmc.Plan:
 class Board:
     """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
 
-    The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not come, as in any run.
+    The board is a session on the host whose plan is one all-gather: errors name a rank that died or does not join, as in any run.
     """
 
     def __init__(self, ranks: RankGroup):
@@ -44,18 +44,18 @@ class Board:
         self.found = (ctypes.c_int64 * (_WORDS * len(ranks.members))).from_address(self.all.data_ptr())
         self.round = 0
         """The number of the last round that this rank has begun."""
-        self.entered = 0
+        self.functions = 0
         """How many functions of this rank use it."""
-        self.turn = threading.Lock()
-        self.fitting: set[tuple[int, ...]] = set()
+        self.lock = threading.Lock()
+        self.matching_collectives: set[tuple[int, ...]] = set()
         """Collectives of all ranks, by their digests, that were found to fit each other: the same on all ranks."""
         self.is_open = False
         """Whether a round was begun and not ended."""
 
-    def enter(self) -> int:
+    def register_function(self) -> int:
         """The number of one more function of this rank."""
-        self.entered += 1
-        return self.entered
+        self.functions += 1
+        return self.functions
 
     def gather(self, words: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """The numbers of all ranks, in their order. An interrupt leaves the round to :meth:`resume`."""
@@ -85,11 +85,11 @@ class Board:
         return [found[at + 1 : at + _WORDS] for at in range(0, len(found), _WORDS)]
 
 
-_boards = PerWorld(weakref.WeakValueDictionary())
+_boards = WorldCache(weakref.WeakValueDictionary())
 """The boards that compiled functions hold, by their ranks and the limit of their waits."""
 
 
-def board_of(ranks: RankGroup) -> Board:
+def open_board(ranks: RankGroup) -> Board:
     """The board of these ranks, which all of them open together if there is none."""
     boards, key = _boards(), (ranks.members, ranks.timeout)
     board = boards.get(key)

@@ -1,4 +1,4 @@
-"""Digests of what ranks compare in every call."""
+"""Digests of values that ranks compare in every call."""
 
 from __future__ import annotations
 

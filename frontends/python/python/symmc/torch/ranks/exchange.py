@@ -18,28 +18,28 @@ PATIENCE = 300.0
 """How long ranks wait for each other where nobody says, in seconds."""
 
 
-_GIVEN, _FAILED = b"+", b"-"
+_VALUE, _FAILURE = b"+", b"-"
 """What stands before what a rank says: something that it gives, or why it gives nothing."""
 
 
-_TOLD = "symmc_told"
+_IS_REPORTED = "symmc_told"
 """The attribute of errors that the other ranks need not be told."""
 
 
 class GraphsDiffer(InputError):
-    """The graphs of ranks are not one program. All of the ranks find that."""
+    """The graphs of the ranks are not one program. All of these ranks raise it."""
 
     def __init__(self, error: Error):
         super().__init__(str(error))
         self.node, self.op, self.path = error.node, error.op, error.path
         self.culprit = self.rank = error.culprit
         self.reporter = error.reporter
-        setattr(self, _TOLD, True)
+        setattr(self, _IS_REPORTED, True)
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a program among those of the job, and this one's number among them."""
+    """The ranks of a program among those of the job, and the rank of this process among them."""
 
     members: tuple[int, ...]
     """Their numbers in the job, ascending."""
@@ -59,18 +59,18 @@ class RankGroup:
 
         Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
         """
-        turn = self._turn()
-        turn.say(_GIVEN + what.encode() + b":" + mine)
+        exchange = self._next_round()
+        exchange.publish(_VALUE + what.encode() + b":" + mine)
         try:
-            said = [said_by(turn.key(rank), rank, self.timeout) for rank in self.members]
+            said = [await_value(exchange.key_of(rank), rank, self.timeout) for rank in self.members]
         except BaseException as error:
-            turn.withdraw()
-            setattr(error, _TOLD, True)
+            exchange.withdraw()
+            setattr(error, _IS_REPORTED, True)
             raise
-        turn.end()
-        return [_given(one, rank, what) for one, rank in zip(said, self.members)]
+        exchange.finish()
+        return [_unwrap(one, rank, what) for one, rank in zip(said, self.members)]
 
-    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes, sizes: dict[str, int]) -> bool:
+    def programs_agree(self, program: str | None, refusal: Error | None, archive: bytes, sizes: dict[str, int]) -> bool:
         """Whether all have the same program, or the same archive for which they are refused one; all of them call this together.
 
         Where only some are refused, or for several nodes, or where sizes differ, the graphs are no one program.
@@ -81,9 +81,9 @@ class RankGroup:
         told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine, sizes]).encode())]
         said = [(one, text) for one, text, *_ in told]
         if refusal is None:
-            self._expect_sizes(sizes, [of for *_, of in told])
+            self._expect_same_sizes(sizes, [of for *_, of in told])
         else:
-            setattr(refusal, _TOLD, True)
+            setattr(refusal, _IS_REPORTED, True)
         is_one = all(one == own for one, _ in said)
         refused = [(rank, one, text) for rank, (one, text) in zip(self.members, said) if len(one) > 1]
         if refused and not is_one:
@@ -95,7 +95,7 @@ class RankGroup:
             raise GraphsDiffer(refusal) from refusal
         return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
 
-    def _expect_sizes(self, own: dict[str, int], told: list[dict[str, int]]) -> None:
+    def _expect_same_sizes(self, own: dict[str, int], told: list[dict[str, int]]) -> None:
         """Refuses sizes that are not those of other ranks, which are no one run."""
         for rank, sizes in zip(self.members, told):
             for name in own.keys() & sizes.keys():
@@ -104,31 +104,31 @@ class RankGroup:
                     raise GraphsDiffer(InputError(f"the size {name} is {found}: expected one size on all ranks"))
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """While this lasts, an error of this rank is told to the others, where they wait for what it would give next."""
         try:
             yield
         except BaseException as error:
-            is_told = getattr(error, _TOLD, False)
+            is_told = getattr(error, _IS_REPORTED, False)
             if len(self.members) > 1 and dist.is_initialized() and not is_told:
                 text = str(error) or "interrupted"
                 try:
-                    self._turn().fail(_FAILED + f"{type(error).__name__}: {text}".encode())
+                    self._next_round().publish_failure(_FAILURE + f"{type(error).__name__}: {text}".encode())
                 except Exception:
                     # Nobody is there to be told; the error itself says more.
                     pass
             raise
 
-    def _turn(self) -> StoreRound:
+    def _next_round(self) -> StoreRound:
         return StoreRound(f"symmc/{members_text(self.members)}", self.members)
 
 
 class StoreRound:
-    """One time that ranks come together over a topic: the one behind the last that any of them has ended.
+    """One exchange of all ranks on a topic. Its number follows the last one that any rank finished.
 
-    Who ends it has heard all, so all were there, and come to the next one. Who gives up stays behind, and comes to the same
-    one again or, where others ended it, to theirs. Who fails leaves the others this one to hear of it. The store counts,
-    which is gone with the process groups that it is for.
+    A rank that finished a round has read all values, so all ranks were in it, and their next round is the same. A rank that gave up
+    repeats its round, or joins the next one if others finished it. A rank that failed leaves its failure in the round for the others.
+    The store holds the counts, and ends with the process groups.
     """
 
     def __init__(self, topic: str, members: Iterable[int]):
@@ -137,27 +137,27 @@ class StoreRound:
         self.failed = _store().add(f"{topic}/failed/{dist.get_rank()}", 0)
         self.number = 1 + max(self.failed, *ended.values())
 
-    def key(self, rank: int) -> str:
+    def key_of(self, rank: int) -> str:
         """Where the store has what a rank says."""
         return f"{self.topic}/{self.number}/{rank}"
 
-    def say(self, what: bytes | str) -> None:
+    def publish(self, what: bytes | str) -> None:
         """Tells the others something."""
-        _store().set(self.key(dist.get_rank()), what)
+        _store().set(self.key_of(dist.get_rank()), what)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """All have been heard."""
         _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
 
-    def fail(self, what: bytes) -> None:
+    def publish_failure(self, what: bytes) -> None:
         """Tells the others why this rank comes no more this time."""
-        self.say(what)
+        self.publish(what)
         _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
 
     def withdraw(self) -> None:
         """Takes back what was said."""
         try:
-            _store().delete_key(self.key(dist.get_rank()))
+            _store().delete_key(self.key_of(dist.get_rank()))
         except Exception:
             # Not all stores take something back, and the rank that has the store may be gone.
             pass
@@ -173,11 +173,11 @@ def _peer_error(rank: int, text: str) -> PeerError:
     return error
 
 
-def _given(said: bytes, rank: int, what: str) -> bytes:
+def _unwrap(said: bytes, rank: int, what: str) -> bytes:
     """What a rank gives, if it gives something of this sort."""
-    if said[:1] == _FAILED:
+    if said[:1] == _FAILURE:
         error = _peer_error(rank, f"rank {rank} failed: {said[1:].decode()}")
-        setattr(error, _TOLD, True)
+        setattr(error, _IS_REPORTED, True)
         raise error
     found, _, given = said[1:].partition(b":")
     if found != what.encode():
@@ -190,7 +190,7 @@ def _store():
     return dist.distributed_c10d._get_default_store()
 
 
-def said_by(key: str, rank: int, timeout: float) -> bytes:
+def await_value(key: str, rank: int, timeout: float) -> bytes:
     """What a rank put into the store."""
     store, until, pause = _store(), time.monotonic() + timeout, 0.0002
     # A wait of the store would hear neither of Ctrl-C nor of other threads.
@@ -207,7 +207,7 @@ def members_text(members: Iterable[int]) -> str:
     return ".".join(map(str, members))
 
 
-class PerWorld:
+class WorldCache:
     """A cache for the present process groups. It is cleared when they are created again."""
 
     def __init__(self, kept):

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from symmc import Error, Group, InputError, UnsupportedError
-from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, PerWorld, RankGroup, StoreRound, members_text, said_by
+from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, RankGroup, StoreRound, WorldCache, await_value, members_text
 
 
-def know(groups) -> None:
+def register_groups(groups) -> None:
     """Has names of graphs mean process groups: a mapping, or a function that gives a name's group, or none."""
     if isinstance(groups, Mapping):
         _known.insert(0, groups.get)
@@ -23,7 +23,7 @@ def know(groups) -> None:
         raise InputError(f"option groups: expected a mapping from names to process groups or a function, found {groups!r}")
 
 
-def process_group(name: str):
+def find_process_group(name: str):
     """The process group of a name in graphs."""
     for find in _known:
         group = find(name)
@@ -56,12 +56,12 @@ def members_of(name: str) -> tuple[int, ...]:
     """The ranks of a process group, by its name in graphs, as numbers in the job and in the order of the group."""
     _expect_initialized()
     try:
-        return tuple(dist.get_process_group_ranks(process_group(name)))
+        return tuple(dist.get_process_group_ranks(find_process_group(name)))
     except (KeyError, RuntimeError) as error:
         raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)") from error
 
 
-def known_members(names: Iterable[str]) -> str:
+def describe_members(names: Iterable[str]) -> str:
     """What PyTorch knows here of groups by these names, for messages: the ranks of a group that this rank is in."""
     if not (dist.is_available() and dist.is_initialized()):
         return ""
@@ -88,7 +88,7 @@ def alone() -> RankGroup:
     return RankGroup((dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,), 0)
 
 
-def are_several(names: Iterable[str]) -> bool:
+def connects_several_ranks(names: Iterable[str]) -> bool:
     """Whether process groups with these names connect this rank with others."""
     if not (dist.is_available() and dist.is_initialized()):
         return False
@@ -98,7 +98,7 @@ def are_several(names: Iterable[str]) -> bool:
         return False
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def sort_by_creation(names: Iterable[str]) -> list[str]:
     """Names of process groups in the order in which the groups were made, which is the same on all ranks."""
     names = list(names)
     if not (dist.is_available() and dist.is_initialized()):
@@ -107,82 +107,83 @@ def in_order(names: Iterable[str]) -> list[str]:
 
     def place(name: str) -> int:
         try:
-            return made.get(process_group(name), len(made))
+            return made.get(find_process_group(name), len(made))
         except InputError:
             return len(made)
 
     return sorted(names, key=place)
 
 
-_known_cells = PerWorld({})
+_known_cells = WorldCache({})
 """The groups of all ranks, as these published them once, by the groups of this rank."""
 
 
-def connected(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[int, list[tuple[tuple[int, ...], str]]]]:
+def connect_ranks(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[int, list[tuple[tuple[int, ...], str]]]]:
     """The ranks that programs with these groups connect, and for each rank the members and the name of each of its groups, in the
     order in which they were made.
 
     A rank in a group with a rank that takes part takes part too. The ranks tell each other their groups when these are used together
     for the first time.
     """
-    names = in_order(names)
+    names = sort_by_creation(names)
     own = [members_of(name) for name in names]
     if not own:
         return alone(), {}
     known, key = _known_cells(), tuple(own)
     if key not in known:
-        known[key] = _told_cells([(members, _name_of(name)) for name, members in zip(names, own)], timeout)
+        known[key] = _exchange_cells([(members, _display_name(name)) for name, members in zip(names, own)], timeout)
     cells = known[key]
     members = tuple(sorted(cells))
     return RankGroup(members, members.index(dist.get_rank()), timeout), cells
 
 
-def _name_of(name: str) -> str:
+def _display_name(name: str) -> str:
     """What people call a process group."""
-    described = getattr(process_group(name), "group_desc", None)
+    described = getattr(find_process_group(name), "group_desc", None)
     return name if not described or described == "undefined" else described
 
 
-def _told_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[int, list[tuple[tuple[int, ...], str]]]:
+def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[int, list[tuple[tuple[int, ...], str]]]:
     """The groups of all ranks that these groups connect. The members of a group count the times, so that each may be in others
     besides."""
     me = dist.get_rank()
-    turns = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in dict.fromkeys(members for members, _ in own)}
-    text = json.dumps([[members_text(members), turns[members].number, name] for members, name in own])
-    for turn in turns.values():
-        turn.say(text)
+    groups = dict.fromkeys(members for members, _ in own)
+    rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in groups}
+    text = json.dumps([[members_text(members), rounds[members].number, name] for members, name in own])
+    for exchange in rounds.values():
+        exchange.publish(text)
     cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
     members, _ = own[0]
-    asked = [(me, f"{members_text(members)}/{turns[members].number}")]
+    asked = [(me, f"{members_text(members)}/{rounds[members].number}")]
     try:
         while asked:
             rank, program = asked.pop()
             if rank in cells:
                 continue
-            said = json.loads(said_by(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
+            said = json.loads(await_value(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
             cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
             asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
     except BaseException:
-        for turn in turns.values():
-            turn.withdraw()
+        for exchange in rounds.values():
+            exchange.withdraw()
         raise
-    for turn in turns.values():
-        turn.end()
+    for exchange in rounds.values():
+        exchange.finish()
     return cells
 
 
-def taking_part(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[str, list[list[int]]]]:
+def connect_groups(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[str, list[list[int]]]]:
     """The ranks that programs with these groups connect, and the cells of each group, by its number among the names in the order
     in which the groups were made."""
-    ranks, cells = connected(names, timeout)
+    ranks, cells = connect_ranks(names, timeout)
     place = {rank: number for number, rank in enumerate(ranks.members)}
     groups = {}
-    for number, column in enumerate(_columns(cells)):
+    for number, column in enumerate(_cells_of_groups(cells)):
         groups[str(number)] = [[place[rank] for rank in cell] for cell in column]
     return ranks, groups
 
 
-def _columns(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
+def _cells_of_groups(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
     """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
 
     Raises ``GraphsDiffer`` on all ranks if the groups do not partition the ranks in the same way.
@@ -205,19 +206,19 @@ def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
 
 
 @contextmanager
-def refusing_together(names: list[str], timeout: float) -> Iterator[None]:
+def refusing_on_all_ranks(names: list[str], timeout: float) -> Iterator[None]:
     """What is refused while this lasts, before there is a program with these groups, is so as if its import had been."""
     try:
         yield
     except Exception as error:
         try:
-            ranks, _ = taking_part(names, timeout)
+            ranks, _ = connect_groups(names, timeout)
         except Error:
             raise error from None
         if len(ranks.members) > 1:
-            with ranks.telling():
+            with ranks.reporting_errors():
                 if isinstance(error, (InputError, UnsupportedError)):
-                    ranks.are_alike(None, error, b"", {})
+                    ranks.programs_agree(None, error, b"", {})
                 raise
         raise
 

@@ -1,8 +1,8 @@
 """Arenas that the programs of one function share.
 
-The forward and the backward pass of a graph, and the pieces of a graph that is cut, never run at the same time. Their programs take turns
-in one session, whose arenas are as large as the largest of them needs. RankGroup open programs together and in the same order, so which
-session a program joins depends only on what all ranks know: the ranks that take part, the device, and the programs opened before.
+The forward and the backward graph of a function, and the stages of a graph that is cut, never run at the same time. Their programs take
+turns in one session, whose arenas are as large as the largest of them needs. Ranks open programs together and in the same order, so the
+session that a program joins depends only on what all ranks know: the ranks, the device, and the programs that were opened before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _all: weakref.WeakSet[Arenas] = weakref.WeakSet()
 
 
 class SessionOwner(Protocol):
-    """What runs a program."""
+    """Runs a program of a session."""
 
     def forget_session(self) -> None:
         """Its session has ended."""
@@ -26,14 +26,14 @@ class SessionOwner(Protocol):
 
 @dataclass
 class _OpenProgram:
-    """A program of a session, and what runs it, as long as that is there."""
+    """A program of a session, and its owner while that exists."""
 
     session: symmc.Session
     owner: weakref.ref[SessionOwner]
 
 
 class Arenas:
-    """The sessions of one function. They are kept until they are closed or given up, which happens on all ranks alike."""
+    """The sessions of one function. They are kept until they are closed or abandoned, on all ranks alike."""
 
     def __init__(self, are_shared: bool = True) -> None:
         self.are_shared = are_shared

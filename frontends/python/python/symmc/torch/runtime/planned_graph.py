@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 import symmc
-from symmc.torch.graphs.layouts import inverse
+from symmc.torch.graphs.layouts import inverse_permutation
 from symmc.torch.graphs.nodes import NUMBER
 from symmc.torch.graphs.sizes import symbol_sources
 from symmc.torch.importing import refused_nodes
@@ -24,7 +24,7 @@ UNKNOWN = " is not known"
 
 
 class RefusedNodes(Exception):
-    """Nodes that symmc does not run, by their numbers, and why."""
+    """Nodes that symmc rejects, by their numbers, with the reasons."""
 
     def __init__(self, nodes: dict[int, str], error: symmc.Error):
         super().__init__(str(error))
@@ -37,40 +37,41 @@ class RefusedNodes(Exception):
 
 
 class PlannedGraph:
-    """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
+    """A graph as a function of the list of its inputs. Inputs on another device are copied in every call."""
 
     def __init__(
-        self, lifted: LiftedGraph, options: Options, fixes: bool = False, sizes: Mapping[str, int] | None = None,
+        self, lifted: LiftedGraph, options: Options, may_fix_sizes: bool = False, sizes: Mapping[str, int] | None = None,
         arenas: Arenas | None = None,
     ):  # fmt: skip
         self._boxed_call = True
         self.lifted, self.sizes = lifted, sizes or {}
-        self.where = symbol_sources(self.lifted.values)
+        self.symbol_sources = symbol_sources(self.lifted.values)
         self.device = device_of(lifted)
         values = self.lifted.values
-        self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
-        self.take = _taking(self.lifted.inputs, len(values))
+        self.on_other_devices = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
+        self.select_inputs = _input_selector(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
-        ranks, groups = process_groups.taking_part(self.lifted.groups, options.timeout)
-        self.runner = PlanRunner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes, arenas)
-        self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
+        ranks, groups = process_groups.connect_groups(self.lifted.groups, options.timeout)
+        symbols = [symbol for symbol, _, _ in self.symbol_sources]
+        self.runner = PlanRunner(self.lifted, symbols, ranks, groups, options, may_fix_sizes, arenas)
+        self._naming_nodes(lambda: self.runner.plan_for(self._traced(), self.device, self._reject_unknown_operators))
 
-    def _refuse(self, program: symmc.Program) -> None:
+    def _reject_unknown_operators(self, program: symmc.Program) -> None:
         """Refuses operators that are not known, if there are any."""
         if program.opaque:
-            nodes = refused_nodes.opaque(program, self.lifted.exported.graph)
+            nodes = refused_nodes.find_unknown_nodes(program, self.lifted.exported.graph)
             names = ", ".join(sorted(set(program.opaque.values())))
             error = symmc.UnsupportedError(f"operators that symmc does not know: {names}")
             raise RefusedNodes({node.meta[NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
 
-    def _checked(self, work):
+    def _naming_nodes(self, work):
         """What work gives; an error that names a node of the graph is about that node."""
         try:
             return work()
         except GraphsDiffer:
             raise
         except symmc.Error as error:
-            node = refused_nodes.at_fault(error, self.lifted.exported.graph)
+            node = refused_nodes.find_refused_node(error, self.lifted.exported.graph)
             if node is None:
                 raise
             raise RefusedNodes({node.meta[NUMBER]: str(error)}, error) from error
@@ -79,22 +80,22 @@ class PlannedGraph:
         """The sizes of the inputs in the call that the graph is compiled for; those that it was traced with where nothing else
         is known."""
         values = self.lifted.values
-        sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.where]
+        sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.symbol_sources]
         hints = [1 if size.node.hint is None else size.node.hint for size in sizes]
-        return tuple(self.sizes.get(symbol, hint) for (symbol, *_), hint in zip(self.where, hints))
+        return tuple(self.sizes.get(symbol, hint) for (symbol, *_), hint in zip(self.symbol_sources, hints))
 
     def __call__(self, inputs: list):
-        sizes = tuple([inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where])
-        given = self.take(inputs)
+        sizes = tuple([inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.symbol_sources])
+        given = self.select_inputs(inputs)
         if self.lifted.complex:
             given = tuple(_as_real(one) if at in self.lifted.complex else one for at, one in enumerate(given))
-        if self.elsewhere:
-            given = tuple(one.to(self.device) if at in self.elsewhere else one for at, one in enumerate(given))
+        if self.on_other_devices:
+            given = tuple(one.to(self.device) if at in self.on_other_devices else one for at, one in enumerate(given))
         if self.lifted.orders:
             given = self._as_stored(given)
         results, lent = self.runner.run(sizes, given, self.device)
         for at in self.lifted.mutated:
-            if lent[at] is not given[at] or at in self.elsewhere or at in self.lifted.complex:
+            if lent[at] is not given[at] or at in self.on_other_devices or at in self.lifted.complex:
                 self._write_back(inputs[self.lifted.inputs[at]], at, lent[at])
         for at in self.host_results:
             results[at] = results[at].cpu()
@@ -112,7 +113,7 @@ class PlannedGraph:
         if at in self.lifted.complex:
             result = torch.view_as_complex(result)
         order = self.lifted.orders.get(at)
-        changed.copy_(result if order is None else result.permute(inverse(order)))
+        changed.copy_(result if order is None else result.permute(inverse_permutation(order)))
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +132,7 @@ def device_of(lifted: LiftedGraph) -> torch.device:
     return next(iter(gpus), torch.device("cpu"))
 
 
-def _taking(places: list[int], count: int):
+def _input_selector(places: list[int], count: int):
     """What takes the inputs at some places out of so many, as a tuple."""
     if places == list(range(count)):
         return tuple

@@ -1,4 +1,4 @@
-"""Programs that run on the tensors of this process: a plan and a session for the sizes that come."""
+"""Runs programs on tensors of PyTorch, with a plan and a session for the sizes of each call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Size
     """The largest values of the buckets of each symbol; the option tells those of sizes, which may go in steps."""
     if not options.buckets:
         return {}
-    parts = {one.part: one for one in steps}
+    parts = {one.quotient: one for one in steps}
     found = {}
     for name, (least, most) in program.symbols.items():
         one = parts.get(name)
@@ -52,7 +52,7 @@ def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Size
 
 
 class ProgramSource(Protocol):
-    """Where a program comes from."""
+    """The source of a program, such as a lifted graph."""
 
     @property
     def steps(self) -> Sequence[SizeSteps]:
@@ -73,11 +73,11 @@ class PlanRunner:
     """A program on one device, for any sizes."""
 
     def __init__(
-        self, source: ProgramSource, symbols: list[str], ranks: RankGroup, groups: dict, options: Options, fixes: bool = False,
+        self, source: ProgramSource, symbols: list[str], ranks: RankGroup, groups: dict, options: Options, may_fix_sizes: bool = False,
         arenas: Arenas | None = None,
     ):  # fmt: skip
         self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
-        self.assumed = SizeAssumptions(source.steps, fixes)
+        self.assumptions = SizeAssumptions(source.steps, may_fix_sizes)
         self.arenas = arenas or Arenas(are_shared=False)
         self.ranges: dict[str, tuple[int, int]] = {}
         """The least and the largest value of each symbol in the plan."""
@@ -92,7 +92,7 @@ class PlanRunner:
         """Extents, strides and type of each result."""
         self.unfinished: list[tuple[Sequence, Sequence]] = []
         """What runs use that were not waited for: an interrupted one goes on."""
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
 
     def _opened(self, values: dict[str, int]) -> symmc.Program:
@@ -100,18 +100,18 @@ class PlanRunner:
         members = len(self.ranks.members)
 
         def opened(archives: list[bytes]) -> symmc.Program:
-            return programs.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
+            return programs.open_archives(archives, ranks=members, groups=self.groups, dims=self.assumptions.dims())
 
         program, refusal, own = None, None, b""
         sizes: dict[str, int] = {}
         try:
             own = self.source.archive(self.ranges)
             # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
-            program = self.assumed.opened(lambda: opened([own]), values)
+            program = self.assumptions.open_program(lambda: opened([own]), values)
             sizes = {symbol: values[symbol] for symbol in program.aliases.values() if symbol in values}
         except (symmc.InputError, symmc.UnsupportedError) as error:
             refusal = error
-        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal, own, sizes):
+        if members > 1 and not self.ranks.programs_agree(program and program.text(), refusal, own, sizes):
             # Theirs differ, as they may in single numbers, for which alone one may be refused.
             archives = self.ranks.all_gather(own)
             try:
@@ -124,7 +124,7 @@ class PlanRunner:
 
     def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
         """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
-        with self.ranks.telling():
+        with self.ranks.reporting_errors():
             return self._plan_for(sizes, device, accept)
 
     def _plan_for(self, sizes: tuple[int, ...], device: torch.device, accept) -> bool:
@@ -135,25 +135,25 @@ class PlanRunner:
                 self.ranges[symbol] = (0, max(_LEAST, 1 << max(size - 1, 0).bit_length())) if is_size else (size, size)
                 self.plan = None
         values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
-        if not self.assumed.keep(values):
+        if not self.assumptions.drop_refuted(values):
             self.plan = None
         if self.plan is not None:
             return False
-        self.assumed.fix(self.source.numbers, values)
+        self.assumptions.fix_sizes(self.source.numbers, values)
         self.program = self._opened(values)
         accept(self.program)
-        self.named(sizes)
+        self.program_sizes(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
-        buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumed.rests}
+        buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumptions.differences}
         keywords = self.options.of_compile(self.program.arguments)
         self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
         if self.options.report:
             reports.append(self.plan, self.options.report)
         return True
 
-    def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
+    def program_sizes(self, sizes: tuple[int, ...]) -> dict[str, int]:
         """The values of the program's symbols at these sizes."""
-        values = self.assumed.of_symbols(self.source.of_symbols(dict(zip(self.symbols, sizes))))
+        values = self.assumptions.with_differences(self.source.of_symbols(dict(zip(self.symbols, sizes))))
         for symbol in self.program.aliases.values():
             if symbol not in values:
                 raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
@@ -163,7 +163,7 @@ class PlanRunner:
         """The profile by which is chosen; none for that of the host."""
         return machine_for(self.options, device.type, len(self.ranks.members))
 
-    def _resize(self, sizes: tuple[int, ...], device: torch.device) -> None:
+    def _prepare_sizes(self, sizes: tuple[int, ...], device: torch.device) -> None:
         """Has the runs that come take these sizes."""
         self.plan_for(sizes, device)
         if self.plan is not None and self.opened is not self.plan:
@@ -173,7 +173,7 @@ class PlanRunner:
             self.session = self.arenas.open(self, self.plan, self.ranks, gpu, self.options.timeout)
             self.sizes, self.opened = None, self.plan
         is_new = self.sizes is None
-        self.session.set(**self.named(sizes))
+        self.session.set(**self.program_sizes(sizes))
         if is_new:
             # Single numbers that differ between ranks.
             for name, tensor in self.program.parameters(self.ranks.rank).items():
@@ -187,13 +187,13 @@ class PlanRunner:
 
         On a GPU it runs on the stream whose handle ``stream`` gives when operands and results are there, by default the current.
         """
-        with self.turn:
+        with self.lock:
             self.is_on_gpu = device.type == "cuda"
             if self.is_on_gpu and len(self.ranks.members) == 1:
                 # Runs on a stream report bad data after their call has returned.
                 self.poll()
             if sizes != self.sizes:
-                self._resize(sizes, device)
+                self._prepare_sizes(sizes, device)
             results, handle = _empty(device, self.results), None
             if device.type == "cuda":
                 handle = _stream_of(device.index) if stream is None else stream()
@@ -202,7 +202,7 @@ class PlanRunner:
             try:
                 odd = self.session.launch(given, results, handle)
                 if odd is not None:
-                    given = tuple(_as_wanted(one) if at in odd else one for at, one in enumerate(given))
+                    given = tuple(_as_contiguous(one) if at in odd else one for at, one in enumerate(given))
                     self.session.launch(given, results, handle)
             except BAD_DATA:
                 self.abandon()
@@ -236,7 +236,7 @@ class PlanRunner:
 
     def close(self) -> None:
         """Ends the session."""
-        with self.turn:
+        with self.lock:
             if self.session is not None:
                 self.arenas.close(self.session)
             self.plan = self.session = self.opened = self.sizes = None
@@ -256,7 +256,7 @@ def _empty(device: torch.device, wanted: list[tuple]) -> list[torch.Tensor]:
     return [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in wanted]
 
 
-def _as_wanted(tensor: torch.Tensor) -> torch.Tensor:
+def _as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """The same where it lies as runs want it."""
     return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
 

@@ -1,6 +1,6 @@
 """Options of ``torch.compile(model, backend="symmc", options={...})``.
 
-Options that :func:`symmc.compile` has too have the same names, values and defaults. An option of None takes its default.
+Options that :func:`symmc.compile` has as well have the same names, values and defaults. None stands for the default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which versions of PyTorch symmc works with."""
+"""Supported versions of PyTorch."""
 
 from __future__ import annotations
 

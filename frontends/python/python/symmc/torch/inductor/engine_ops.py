@@ -1,8 +1,8 @@
-"""Operators of engines that serve models, as functional collectives and operators of ATen.
+"""Operators of inference engines as functional collectives and ATen operators.
 
-vLLM and SGLang have collectives of their own, whose groups have names that they resolve themselves, and norms of one kernel.
-Operators that write into their arguments come as what PyTorch makes of them in functional graphs (``auto_functionalized``), whose
-results are those of the operator, of which these have none, and the arguments as they are then.
+vLLM and SGLang have collectives of their own, whose groups have names that the engines resolve, and norms in one kernel. Operators that
+write to their arguments occur as ``auto_functionalized``: its results are those of the operator, followed by the new values of the
+arguments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def first_result(node: torch.fx.Node) -> int:
     return 0 if _functionalized(node) is None else 1
 
 
-def recipe(node: torch.fx.Node):
+def find_recipe(node: torch.fx.Node):
     """How a part computes a node, if it is one of these: what gives the results."""
     return _RECIPES.get(name_of(node)) if node.op == "call_function" else None
 
