@@ -61,6 +61,7 @@ pub fn program(
 impl CudaSession {
     /// Ranks meet before each replay.
     fn measure(&mut self, request: &SessionRequest<'_>, bench: &ProgramBench) -> Result<[f64; 3], RunError> {
+        let _context = self.entered()?;
         let (rank, comm) = (request.rank, request.rank.comm());
         self.draw_inputs(request.plan.source_program(), request.bindings)?;
         let runs = self.record_runs(bench.runs)?;
