@@ -155,8 +155,10 @@ fn events_have_targets_that_the_page_lists() {
     for (name, text) in sources() {
         for macro_name in ["trace!(", "debug!(", "info!(", "warn!(", "error!("] {
             for call in text.split(&format!("tracing::{macro_name}")).skip(1) {
-                let target = call.trim_start().strip_prefix("target: \"").and_then(|rest| rest.split('"').next());
-                let target = target.unwrap_or_else(|| panic!("{name}: an event without a target: {call:.80}"));
+                let target =
+                    call.trim_start().strip_prefix("target: \"").and_then(|rest| rest.split('"').next());
+                let target =
+                    target.unwrap_or_else(|| panic!("{name}: an event without a target: {call:.80}"));
                 assert!(targets.iter().any(|known| known == target), "{name}: {target} is not on the page");
                 used.insert(target.to_string());
             }
