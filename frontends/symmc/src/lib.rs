@@ -80,6 +80,8 @@ mod error;
 mod estimate;
 mod files;
 mod machine;
+#[cfg(feature = "cuda")]
+mod measured;
 mod memory;
 mod outputs;
 mod parameters;

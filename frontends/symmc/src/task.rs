@@ -14,10 +14,10 @@ pub(crate) enum RankTask {
     Run { device: Device, job: JobText },
     /// Measure collectives on GPUs.
     #[cfg(feature = "cuda")]
-    MeasureCollectives(crate::bench::CollectivesTask),
+    MeasureCollectives(crate::measured::CollectivesTask),
     /// Measure a plan on GPUs.
     #[cfg(feature = "cuda")]
-    MeasureProgram(crate::bench::ProgramTask),
+    MeasureProgram(crate::measured::ProgramTask),
 }
 
 impl RankTask {

@@ -44,6 +44,7 @@ mod opening;
 mod pulse;
 mod purpose;
 mod put;
+mod queue;
 mod rank;
 mod reduce;
 mod rendezvous;

@@ -4,27 +4,25 @@
 //! nothing is in progress.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, InputKind, Tensor};
 use symmc_plan::{Plan, ReadPlan};
-use symmc_support::parallel;
 
 use super::comm::World;
 use super::config::{HostConfig, arena_size, count_groups};
 use super::group::Group;
 use super::joined::{JoinedRank, Leaving, Recorded};
 use super::memory::Segment;
+use super::queue::{PendingRun, ResolvedRun, RunQueue};
 use super::terms::Term;
 use super::trace::enter_rank_span;
-use crate::custom::{Registry, panic_text};
+use crate::custom::Registry;
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, Executor, InputData, RankMemory, Span};
-use crate::kernels::{Needs, Scratch};
+use crate::exec::{Bound, Executor, InputData, RankMemory, Span};
+use crate::kernels::Needs;
 use crate::session::budget::{self, Constants};
 use crate::session::{
     Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
@@ -39,9 +37,9 @@ pub struct HostSession {
     ports: Ports<Segment>,
     ordinary: Option<Arc<Segment>>,
     /// What the next run takes, unless something was set since.
-    resolved: Option<Arc<Resolved>>,
+    resolved: Option<Arc<ResolvedRun>>,
     runs: u64,
-    queue: Queue,
+    queue: RunQueue,
     /// The program that calls are about, whose inputs and outputs are those above.
     program: usize,
     /// The other programs, by number.
@@ -53,36 +51,8 @@ pub struct HostSession {
 /// A program of the session while calls are about another one.
 struct ParkedProgram {
     ports: Ports<Segment>,
-    resolved: Option<Arc<Resolved>>,
+    resolved: Option<Arc<ResolvedRun>>,
 }
-
-/// What one run takes.
-struct Resolved {
-    sized: SizedProgram,
-    memory: RankMemory,
-    /// Whether ranks confirm to each other at the end of the run that no step refused its data.
-    agrees: bool,
-    /// Held as long as a run may use it.
-    _segments: Vec<Arc<Segment>>,
-}
-
-// SAFETY: the spans name memory that the segments hold, or that the caller lends to the session's runs, wherever they run.
-unsafe impl Send for Resolved {}
-// SAFETY: as above; runs follow each other.
-unsafe impl Sync for Resolved {}
-
-/// A run to be done.
-struct PendingRun {
-    number: u64,
-    resolved: Arc<Resolved>,
-    /// The bucket, where its steps are those of the plan that the session was opened with.
-    bucket: Option<usize>,
-    /// Inputs to be copied to the symmetric arena before: where from, where to, how many bytes.
-    loads: Vec<(Span, usize)>,
-}
-
-// SAFETY: as for `Resolved`.
-unsafe impl Send for PendingRun {}
 
 impl HostSession {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
@@ -132,7 +102,7 @@ impl HostSession {
         if room.is_some() {
             ports.place(arrangement.placement(0))?;
         }
-        let state = State { needs: ports.needs(), ..State::default() };
+        let queue = RunQueue::new(config.exec(), ports.needs());
         Ok(HostSession {
             joined: Some(joined.clone()),
             rank: joined.comm().rank(),
@@ -140,7 +110,7 @@ impl HostSession {
             ordinary: Some(ordinary(plan)?),
             resolved: None,
             runs: 0,
-            queue: Queue { exec: config.exec(), state: Arc::new(state), ..Queue::default() },
+            queue,
             program: 0,
             parked: vec![None],
             arrangement,
@@ -275,7 +245,7 @@ impl HostSession {
         Ok(PendingRun { number, resolved, bucket, loads })
     }
 
-    fn resolve(&mut self) -> Result<Resolved, RunError> {
+    fn resolve(&mut self) -> Result<ResolvedRun, RunError> {
         let sized = self.ports.sized()?.clone();
         let bound = &sized.bound;
         self.ports.check_lending()?;
@@ -292,12 +262,12 @@ impl HostSession {
         let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
         let segments = self.ports.memories().cloned().chain([ordinary]).collect();
         let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
-        Ok(Resolved { sized, memory, agrees, _segments: segments })
+        Ok(ResolvedRun { sized, memory, agrees, _segments: segments })
     }
 
     /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
-    fn loads(&mut self, resolved: &Resolved) -> Vec<(Span, usize)> {
-        let Resolved { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
+    fn loads(&mut self, resolved: &ResolvedRun) -> Vec<(Span, usize)> {
+        let ResolvedRun { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
             let once = self.ports.held(Port::Input(i)).loaded && !self.ports.is_renewed(i);
@@ -522,7 +492,7 @@ impl DeviceSession for HostSession {
         joined.comm().exchange(&[0]).map_err(|error| joined.fail(error))?;
         self.ordinary = None;
         self.resolved = None;
-        self.queue.state.progress().scratch = None;
+        self.queue.free_scratch();
         joined.comm().arena().forget()?;
         self.ports.lose_symmetric();
         for parked in self.parked.iter_mut().flatten() {
@@ -555,7 +525,7 @@ impl DeviceSession for HostSession {
                 true => World::part(joined.comm().ranks(), self.arrangement.groups() + 1),
                 false => joined.comm().part(),
             }),
-            scratch: self.queue.state.scratch(),
+            scratch: self.queue.scratch_bytes(),
             held: self.ports.memories().chain(parked).map(|s| s.len()).sum(),
         }
     }
@@ -629,203 +599,4 @@ fn extent(segment: &Segment) -> Extent {
 
 fn span(extent: Extent) -> Span {
     Span { ptr: std::ptr::with_exposed_provenance_mut(extent.address as usize), len: extent.bytes }
-}
-
-/// Runs that were put behind each other, and the thread that does them.
-#[derive(Default)]
-struct Queue {
-    exec: ExecConfig,
-    state: Arc<State>,
-    worker: Option<(mpsc::Sender<PendingRun>, JoinHandle<()>)>,
-}
-
-/// How far the runs are.
-#[derive(Default)]
-struct State {
-    progress: Mutex<Progress>,
-    changed: Condvar,
-    /// What kernels of each lane need at the largest sizes.
-    needs: [Needs; 2],
-}
-
-#[derive(Default)]
-struct Progress {
-    put: u64,
-    done: u64,
-    failure: Option<RunError>,
-    /// `None` before the first run, and while one has it.
-    scratch: Option<[Scratch; 2]>,
-}
-
-impl State {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The bytes of what kernels have beside operands and results; of a run in progress, as much as it may need.
-    fn scratch(&self) -> usize {
-        let progress = self.progress();
-        match &progress.scratch {
-            Some(scratch) => scratch.iter().map(Scratch::bytes).sum(),
-            None if progress.done == progress.put => 0,
-            None => self.needs.iter().map(Needs::bytes).sum(),
-        }
-    }
-
-    /// Does one run.
-    fn run(&self, joined: &JoinedRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
-        let kept = self.progress().scratch.take();
-        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
-        // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
-        let work = AssertUnwindSafe(|| unsafe { one_run(joined, exec, pending, &mut scratch) });
-        let ran = catch_unwind(work).unwrap_or_else(|panic| {
-            Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_text(&*panic))))
-        });
-        let ran = ran.map_err(|error| joined.fail(error));
-        let mut progress = self.progress();
-        progress.scratch = Some(scratch);
-        progress.done += 1;
-        if let Err(error) = &ran {
-            progress.failure.get_or_insert(error.clone());
-        }
-        drop(progress);
-        self.changed.notify_all();
-        ran
-    }
-}
-
-/// A bucket whose steps have no names for whoever watches the ranks.
-const UNNAMED: usize = u32::MAX as usize;
-
-/// # Safety
-/// As [`Bound::run`].
-unsafe fn one_run(
-    joined: &JoinedRank,
-    exec: &ExecConfig,
-    pending: &PendingRun,
-    scratch: &mut [Scratch; 2],
-) -> Result<(), RunError> {
-    let (comm, resolved) = (joined.comm(), &*pending.resolved);
-    let SizedProgram { bound, digest, text } = &resolved.sized;
-    let (number, bucket) = (pending.number, bound.bucket());
-    let _span = enter_rank_span(comm.rank());
-    tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
-    joined.alive()?;
-    comm.announce(pending.number, *digest, &|| text.to_string())?;
-    comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
-    for (from, offset) in &pending.loads {
-        let to = comm.arena().as_ptr().wrapping_add(*offset);
-        if from.ptr != to {
-            // SAFETY: both hold the bytes of the input: it was resolved so, and peers touch it in runs alone.
-            unsafe { std::ptr::copy(from.ptr, to, from.len) };
-        }
-    }
-    // SAFETY: by the caller.
-    unsafe { bound.run(&resolved.memory, comm, exec, scratch)? };
-    if resolved.agrees {
-        // A rank that refuses its data ends this wait: the run fails on all ranks, or on none.
-        comm.exchange(&[0])?;
-    }
-    comm.end_run();
-    tracing::trace!(target: "symmc::run", number, "finished a run");
-    Ok(())
-}
-
-impl Queue {
-    /// Has kernels find what they need beside operands and results, also for another program. Nothing is in progress.
-    fn serve(&mut self, more: &[Needs; 2]) {
-        self.end();
-        let mut needs = self.state.needs.clone();
-        needs.iter_mut().zip(more).for_each(|(needs, more)| needs.merge(more));
-        let done = self.state.progress().done;
-        let progress = Mutex::new(Progress { put: done, done, ..Progress::default() });
-        self.state = Arc::new(State { progress, changed: Condvar::new(), needs });
-    }
-
-    /// Whether nothing is in progress.
-    fn idle(&self) -> Result<bool, RunError> {
-        let progress = self.state.progress();
-        match &progress.failure {
-            Some(error) => Err(error.clone()),
-            None => Ok(progress.done == progress.put),
-        }
-    }
-
-    fn failed(&self) -> Result<(), RunError> {
-        self.state.progress().failure.clone().map_or(Ok(()), Err)
-    }
-
-    /// Runs in this thread; nothing is in progress.
-    fn run_here(&self, joined: &JoinedRank, pending: &PendingRun) -> Result<(), RunError> {
-        self.state.progress().put += 1;
-        self.state.run(joined, &self.exec, pending)
-    }
-
-    /// Starts the thread, if there is none.
-    fn prepare(&mut self, joined: &Arc<JoinedRank>) -> Result<(), RunError> {
-        if self.worker.is_none() {
-            self.worker = Some(self.start(joined.clone())?);
-        }
-        Ok(())
-    }
-
-    /// Has the thread do a run.
-    fn put(&self, pending: PendingRun) -> Result<(), RunError> {
-        self.state.progress().put += 1;
-        let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
-        sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
-    }
-
-    fn start(&self, joined: Arc<JoinedRank>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
-        let (sender, runs) = mpsc::channel::<PendingRun>();
-        let (state, exec) = (self.state.clone(), self.exec);
-        let work = move || {
-            for pending in runs {
-                let failed = state.progress().failure.is_some();
-                match failed {
-                    // What comes behind a failure is not run.
-                    true => state.progress().done += 1,
-                    // The failure is kept for whoever waits.
-                    false => drop(state.run(&joined, &exec, &pending)),
-                }
-            }
-        };
-        let thread = parallel::spawn(work)
-            .map_err(|e| RunError::of_call("starting the thread of a session", "clone", e))?;
-        Ok((sender, thread))
-    }
-
-    /// Waits on this rank until nothing is in progress.
-    fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
-        let until = limit.map(|limit| Instant::now() + limit);
-        let mut progress = self.state.progress();
-        let _span = enter_rank_span(rank);
-        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.put, ?limit, "waiting for runs");
-        loop {
-            if let Some(error) = &progress.failure {
-                return Err(error.clone());
-            }
-            if progress.done == progress.put {
-                return Ok(());
-            }
-            let left =
-                until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                let limit_ms = limit.unwrap_or_default().as_millis() as u64;
-                tracing::warn!(target: "symmc::run", run = progress.done, limit_ms, "timed out waiting for a run");
-                return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
-            }
-            let waited = self.state.changed.wait_timeout(progress, left);
-            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// Ends the thread, once what is there has been done.
-    fn end(&mut self) {
-        if let Some((sender, thread)) = self.worker.take() {
-            drop(sender);
-            // Its failures were kept.
-            let _ = thread.join();
-        }
-    }
 }
