@@ -34,7 +34,9 @@ impl StageClock {
 
     fn finish_stage(&mut self, stage: &'static str) {
         let end = Instant::now();
-        self.report.stages.push((stage, end - self.start));
+        let elapsed = end - self.start;
+        tracing::debug!(target: "symmc::compile", stage, ?elapsed, "finished a stage");
+        self.report.stages.push((stage, elapsed));
         self.start = end;
     }
 }
@@ -59,6 +61,8 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     clock.finish_stage("check");
     let plan = lower_for_backend(plan, options.profile.backend)?;
     clock.finish_stage("lower");
+    let elapsed: Duration = clock.report.stages.iter().map(|(_, elapsed)| *elapsed).sum();
+    tracing::info!(target: "symmc::compile", buckets = plan.buckets.len(), ?elapsed, "compiled a plan");
     Ok((plan, clock.report))
 }
 
