@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
+use symmc_control::{Segment, World};
 use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend};
 use symmc_ir::types::DType;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
-use symmc_runtime::host::{Comm, CommConfig, Segment, World};
+use symmc_runtime::host::{Comm, CommConfig};
 
 type Failure = Box<dyn std::error::Error>;
 

@@ -19,13 +19,14 @@ use symmc::{
     SourceStatus,
 };
 use symmc_cases::programs::{self, Variants};
+use symmc_control::{Group, RankCommand};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, RoundingHistory, Runs, SeedConfig, Tolerance};
 use symmc_ir::machine::Capabilities;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::Registry;
-use symmc_runtime::host::{Group, HostConfig, HostSession, LaneThreads, RankCommand};
+use symmc_runtime::host::{HostConfig, HostSession, LaneThreads};
 use symmc_runtime::job::{Job, launch};
 use symmc_runtime::session::{DeviceSession, Extent, Port, Taken};
 use symmc_support::random::SplitMix;

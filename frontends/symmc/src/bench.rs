@@ -5,12 +5,13 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
+use symmc_control::{LaunchConfig, LocateStep, RankCommand, launch_ranks};
 use symmc_cuda::CudaConfig;
 use symmc_ir::machine::{
     self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend,
 };
 use symmc_ir::{Bindings, CollectiveName, Variant};
-use symmc_runtime::host::{self, HostConfig, LaunchConfig, LocateStep, RankCommand};
+use symmc_runtime::host::HostConfig;
 use symmc_runtime::job;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements, ProgramBench};
@@ -49,7 +50,7 @@ pub fn collectives(
         files: Vec::new(),
     };
     let task = RankTask::MeasureCollectives(CollectivesTask { gpus, limit, config: config.clone() });
-    read_answers(&host::launch_ranks(launch, command, &task)?)
+    read_answers(&launch_ranks(launch, command, &task)?)
 }
 
 /// What each rank measured.

@@ -132,10 +132,10 @@ pub use outputs::{
 };
 pub use recorded::Expected;
 pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed, run_with_noise};
+pub use symmc_control::{Launch, Membership, RankCommand, Term};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, device::arena::ArenaSource};
 pub use symmc_ir::interp::Draw as RankDraw;
-pub use symmc_runtime::host::{Launch, Membership, RankCommand, Term};
 pub use symmc_runtime::job::{Ran, RunTimes};
 pub use workload::{Draw, Workload, bindings};
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use symmc_control::{LaunchedRank, LocateStep, Subject};
 use symmc_cuda::CudaConfig;
 use symmc_cuda::bench::{self, BenchConfig, ProgramBench};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{CommConfig, LaunchedRank, LocateStep, Subject};
+use symmc_runtime::host::{CommConfig, SessionRank};
 use symmc_runtime::job::{PlanText, SessionRequest};
 
 /// Collectives that a rank measures with others.
@@ -23,7 +24,7 @@ impl CollectivesTask {
     pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
         let subject = Subject { hash: "collectives".into(), about: Vec::new() };
         let comm = CommConfig::new(rank.ranks(), self.limit);
-        let joined = rank.join(subject, &[], comm, LocateStep::default())?;
+        let joined = SessionRank::new(rank.join(subject, &[], LocateStep::default())?, comm)?;
         let measured = bench::collectives(&joined, &self.gpus, self.limit, &self.config);
         let answered = measured.and_then(|measured| joined.send_answer(&measured));
         joined.conclude(answered)

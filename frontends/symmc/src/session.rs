@@ -15,9 +15,9 @@ use symmc_runtime::host::{self, HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Owner, Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
+pub use symmc_control::{Bootstrap, Group};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{Gpu, Progress};
-pub use symmc_runtime::host::{Bootstrap, Group};
 pub use symmc_runtime::session::{Recordings, Taken};
 pub use values::{Place, Value, ValueKind};
 
@@ -218,7 +218,7 @@ impl Session {
         if let Some(gpu) = &config.gpu {
             return Ok(Box::new(symmc_cuda::CudaSession::open(plan, group, gpu, &config.host())?));
         }
-        let terms = vec![host::Term::text("device", "host")];
+        let terms = vec![symmc_control::Term::text("device", "host")];
         Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.host(), terms)?))
     }
 

@@ -1,7 +1,7 @@
 //! What the process of a rank is told to do.
 
 use serde::{Deserialize, Serialize};
-use symmc_runtime::host::LaunchedRank;
+use symmc_control::LaunchedRank;
 use symmc_runtime::job::JobText;
 use symmc_runtime::{Registry, RunError};
 

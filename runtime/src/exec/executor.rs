@@ -14,6 +14,7 @@ use super::memory::RankMemory;
 use crate::custom::Registry;
 use crate::error::RunError;
 use crate::kernels::{Needs, Scratch};
+use crate::refused::out_of_bounds;
 
 /// How many bindings an executor keeps resolved.
 const KEPT: usize = 64;
@@ -128,7 +129,7 @@ impl Executor {
         }
         let named = self.by_name(bindings);
         let bucket = bucket_of(&self.plan, &named)?;
-        self.bounds.evaluate(self.plan.source_program(), bindings)?;
+        self.bounds.evaluate(self.plan.source_program(), bindings).map_err(out_of_bounds)?;
         let bound = Arc::new(self.program(bucket)?.bind(&named)?);
         if self.bound.len() == KEPT {
             self.bound.remove(0);

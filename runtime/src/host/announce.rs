@@ -7,9 +7,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use symmc_control::{ANNOUNCED, Ended};
+
 use super::comm::Comm;
-use super::control::ANNOUNCED;
-use super::wait::Ended;
 use crate::error::RunError;
 
 impl Comm {
@@ -80,8 +80,9 @@ fn number(run: u64) -> u32 {
 mod tests {
     use std::time::Duration;
 
-    use super::super::comm::{CommConfig, World};
+    use super::super::comm::CommConfig;
     use super::*;
+    use symmc_control::World;
 
     fn ranks(limit_ms: u64) -> [Comm; 2] {
         let world = World::create(2, 1, 64, 0).expect("shared memory");

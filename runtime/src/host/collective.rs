@@ -152,8 +152,9 @@ fn run(running: &Running) -> Result<(), RunError> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::comm::{CommConfig, World};
+    use super::super::comm::CommConfig;
     use super::*;
+    use symmc_control::World;
 
     #[test]
     fn ranks_that_told_each_other_something_are_within_no_step() {

@@ -8,66 +8,14 @@
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
 //! may be driven by different threads. What fails on one rank aborts the run on all.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use symmc_control::{Control, Segment, Spin, Waiter, World};
+
 use super::chaos::Chaos;
-use super::control::Control;
-use super::memory::Segment;
-use super::wait::{Spin, Waiter};
 use crate::error::RunError;
-
-/// Bytes of one chunk of staging.
-pub(super) const CHUNK: usize = 256 << 10;
-
-/// Bytes of staging of one rank in one group.
-pub(super) const PER_RANK: usize = 2 * CHUNK;
-
-/// The shared memory of a run, as one process maps it.
-#[derive(Clone, Debug)]
-pub struct World {
-    /// The symmetric arena of each rank.
-    pub arenas: Vec<Arc<Segment>>,
-    /// The control words.
-    pub control: Control,
-    /// Staging of the plain variant; [`World::staging_size`] bytes.
-    pub staging: Arc<Segment>,
-}
-
-impl World {
-    /// The bytes of staging for this many ranks and groups. Untouched parts cost nothing.
-    pub fn staging_size(ranks: u32, groups: usize) -> usize {
-        groups * ranks as usize * PER_RANK
-    }
-
-    /// A rank's part of what the ranks have together beside their arenas.
-    pub fn part(ranks: u32, groups: usize) -> usize {
-        let all = Control::size(ranks, groups) + World::staging_size(ranks, groups);
-        all.div_ceil(ranks.max(1) as usize)
-    }
-
-    /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and epochs of LL
-    /// start at `first`, anything but [`CommConfig::first`] of the communicators is an error.
-    pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<World, RunError> {
-        let control = Arc::new(Segment::create("the control segment", Control::size(ranks, groups))?);
-        let control = Control::new(control, ranks, groups)?;
-        control.preset(first);
-        let arenas = (0..ranks).map(|_| Segment::create("the symmetric arena", arena).map(Arc::new));
-        Ok(World {
-            arenas: arenas.collect::<Result<_, _>>()?,
-            control,
-            staging: Arc::new(Segment::create("the staging memory", World::staging_size(ranks, groups))?),
-        })
-    }
-
-    /// The descriptors of all segments: control, staging, then the arenas.
-    pub(super) fn fds(&self) -> Vec<Option<BorrowedFd<'_>>> {
-        let first = [self.control.segment().fd(), self.staging.fd()];
-        first.into_iter().chain(self.arenas.iter().map(|a| a.fd())).collect()
-    }
-}
 
 /// How a rank communicates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

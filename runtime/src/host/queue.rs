@@ -5,11 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use symmc_control::{Segment, enter_rank_span};
 use symmc_support::parallel;
 
-use super::joined::JoinedRank;
-use super::memory::Segment;
-use super::trace::enter_rank_span;
+use super::session_rank::SessionRank;
 use crate::custom::panic_text;
 use crate::error::RunError;
 use crate::exec::{ExecConfig, RankMemory, Span};
@@ -86,7 +85,7 @@ impl QueueState {
     }
 
     /// Does one run.
-    fn run(&self, joined: &JoinedRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
+    fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
         let kept = self.progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
         // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
@@ -113,7 +112,7 @@ const UNNAMED: usize = u32::MAX as usize;
 /// # Safety
 /// As [`Bound::run`].
 unsafe fn one_run(
-    joined: &JoinedRank,
+    joined: &SessionRank,
     exec: &ExecConfig,
     pending: &PendingRun,
     scratch: &mut [Scratch; 2],
@@ -184,13 +183,13 @@ impl RunQueue {
     }
 
     /// Runs in this thread; nothing is in progress.
-    pub fn run_here(&self, joined: &JoinedRank, pending: &PendingRun) -> Result<(), RunError> {
+    pub fn run_here(&self, joined: &SessionRank, pending: &PendingRun) -> Result<(), RunError> {
         self.state.progress().put += 1;
         self.state.run(joined, &self.exec, pending)
     }
 
     /// Starts the thread, if there is none.
-    pub fn prepare(&mut self, joined: &Arc<JoinedRank>) -> Result<(), RunError> {
+    pub fn prepare(&mut self, joined: &Arc<SessionRank>) -> Result<(), RunError> {
         if self.worker.is_none() {
             self.worker = Some(self.start(joined.clone())?);
         }
@@ -204,7 +203,10 @@ impl RunQueue {
         sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
     }
 
-    fn start(&self, joined: Arc<JoinedRank>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
+    fn start(
+        &self,
+        joined: Arc<SessionRank>,
+    ) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
         let (sender, runs) = mpsc::channel::<PendingRun>();
         let (state, exec) = (self.state.clone(), self.exec);
         let work = move || {

@@ -4,10 +4,9 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
+use symmc_control::{Counter, Ended, culprit, reached};
+
 use super::comm::{Comm, GroupState};
-use super::control::{Counter, reached};
-use super::culprit;
-use super::wait::Ended;
 use crate::call::PeerMemory;
 use crate::error::{DataFault, RunError};
 

@@ -8,21 +8,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
+use symmc_control::{Group, Leaving, Recorded, Segment, Term, World, enter_rank_span};
 use symmc_ir::{Bindings, InputKind, Tensor};
 use symmc_plan::{Plan, ReadPlan};
 
-use super::comm::World;
 use super::config::{HostConfig, arena_size, count_groups};
-use super::group::Group;
-use super::joined::{JoinedRank, Leaving, Recorded};
-use super::memory::Segment;
 use super::queue::{PendingRun, ResolvedRun, RunQueue};
-use super::terms::Term;
-use super::trace::enter_rank_span;
+use super::session_rank::SessionRank;
 use crate::custom::Registry;
 use crate::error::RunError;
 use crate::exec::{Bound, Executor, InputData, RankMemory, Span};
 use crate::kernels::Needs;
+use crate::refused::unread_plan;
 use crate::session::budget::{self, Constants};
 use crate::session::{
     Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
@@ -32,7 +29,7 @@ use crate::session::{
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    joined: Option<Arc<JoinedRank>>,
+    joined: Option<Arc<SessionRank>>,
     rank: u32,
     ports: Ports<Segment>,
     ordinary: Option<Arc<Segment>>,
@@ -69,7 +66,7 @@ impl HostSession {
     ) -> Result<HostSession, RunError> {
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
-        let joined = Arc::new(JoinedRank::for_session(plan, group, config, terms)?);
+        let joined = Arc::new(SessionRank::for_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
         let session = opened.and_then(|session| joined.start().map(|()| session));
         let session = session.map_err(|error| joined.fail(error))?;
@@ -82,12 +79,12 @@ impl HostSession {
     /// Opens a session of a plan that was checked on a rank that has joined the others, and has yet to [start]. A session leaves
     /// the others when it ends, unless its caller has the rank too.
     ///
-    /// [start]: JoinedRank::start
+    /// [start]: SessionRank::start
     ///
     /// # Errors
     /// An op has no kernel, or there is no memory.
     pub fn open_joined(
-        joined: &Arc<JoinedRank>,
+        joined: &Arc<SessionRank>,
         plan: &ReadPlan,
         kernels: &Registry,
         config: &HostConfig,
@@ -188,7 +185,7 @@ impl HostSession {
         Ok(())
     }
 
-    fn joined(&self) -> Result<Arc<JoinedRank>, RunError> {
+    fn joined(&self) -> Result<Arc<SessionRank>, RunError> {
         self.joined.clone().ok_or_else(ended)
     }
 
@@ -558,7 +555,7 @@ fn no_callers() -> RunError {
 /// # Errors
 /// The first node that has no kernel ([`RunError::CannotRun`]).
 pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
-    plan.programs().try_for_each(|program| kernels.check(&program?.graph))
+    plan.programs().try_for_each(|program| kernels.check(&program.map_err(unread_plan)?.graph))
 }
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {

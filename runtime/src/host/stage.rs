@@ -7,8 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::comm::{CHUNK, PER_RANK};
-use super::control::Counter;
+use symmc_control::{CHUNK, Counter, PER_RANK};
+
 use super::running::Running;
 use crate::error::RunError;
 

@@ -22,10 +22,11 @@ use symmc_ir::{Bindings, SymbolId, Tensor, entity::Entity};
 use symmc_plan::Plan;
 
 use crate::error::RunError;
-use crate::host::{HostConfig, JoinedRank, Membership, Purpose, Term, Watched};
+use crate::host::{HostConfig, SessionRank, plan_purpose};
 use inputs::TensorInput;
 use needs::{TensorSlot, expect_inputs};
 use run::{RankRuns, run_as};
+use symmc_control::{JoinedRank, Membership, Term, Watched};
 
 pub use launch::{JobText, PlanText, launch, launch_plan};
 pub use run::{OpenSession, SessionRequest, open_on_host};
@@ -92,12 +93,12 @@ pub fn run_rank(
         let slots = expect_inputs(plan, bindings, &[job.inputs], place.rank)?;
         let mut terms = job_terms(plan, bindings, job.repeats);
         terms.extend_from_slice(job.settings);
-        Ok((slots, Purpose::of_plan(plan, config, Watched::Job, terms)?))
+        Ok((slots, plan_purpose(plan, config, Watched::Job, terms)?))
     });
     let (slots, purpose) = prepared.map_err(|error| place.decline(error))?;
     let inputs: Vec<TensorInput> = job.inputs.iter().map(TensorInput::new).collect();
     let mut outputs: Vec<Vec<u8>> = slots.iter().map(|slot| vec![0; slot.bytes]).collect();
-    let rank = JoinedRank::join(place, &purpose)?;
+    let rank = SessionRank::new(JoinedRank::join(place, &purpose)?, config.comm(plan.ranks))?;
     let runs = RankRuns {
         plan,
         bindings,

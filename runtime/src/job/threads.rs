@@ -2,12 +2,12 @@
 
 use std::thread;
 
+use symmc_control::{Group, cause};
 use symmc_support::parallel;
 
 use super::run::OpenSession;
 use super::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use crate::error::RunError;
-use crate::host::{Group, cause};
 
 /// Runs a job on one thread for each rank.
 ///

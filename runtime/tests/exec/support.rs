@@ -5,13 +5,14 @@ use std::thread;
 use std::time::Duration;
 
 use symmc_check::check;
+use symmc_control::World;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
 use symmc_plan::{Plan, ReadPlan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
-use symmc_runtime::RunError;
 use symmc_runtime::exec::{Communicator, ExecConfig, Executor, RankMemory, Registry, RunReport, Span};
-use symmc_runtime::host::{Comm, CommConfig, World};
+use symmc_runtime::host::{Comm, CommConfig};
+use symmc_runtime::{RunError, unread_plan};
 
 /// A program with its checked plan.
 pub struct Planned {
@@ -159,7 +160,8 @@ pub fn run_once(
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
-    let mut executor = Executor::new(&ReadPlan::read(Arc::new(plan.clone()))?, 0, registry, config)?;
+    let mut executor =
+        Executor::new(&ReadPlan::read(Arc::new(plan.clone())).map_err(unread_plan)?, 0, registry, config)?;
     // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
     unsafe {
         executor.load(bindings, memory)?;

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use symmc_control::World;
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
-use symmc_runtime::host::{Comm, CommConfig, World};
+use symmc_runtime::host::{Comm, CommConfig};
 
 /// One collective.
 #[derive(Clone, Debug)]

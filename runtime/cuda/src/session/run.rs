@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
+use symmc_control::{Control, Leaving, enter_rank_span};
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
-use symmc_runtime::host::{Control, JoinedRank, Leaving, enter_rank_span};
+use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
     Spot, Taken, TracedStep, ended, gave_back, in_progress,
@@ -202,7 +203,7 @@ impl CudaSession {
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized()?.bound.clone();
         let limit = self.config.limit;
-        let ranks = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
+        let ranks = self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)?;
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
@@ -285,7 +286,7 @@ impl CudaSession {
 
     /// Tells peers how far the runs are; whether the session goes on.
     fn go_on(&mut self) -> Result<(), RunError> {
-        let comm = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
+        let comm = self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
         // Whoever watches the ranks knows the steps of the first plan.
         let is_named = self.arrangement.count() == 1;
@@ -628,7 +629,8 @@ impl DeviceSession for CudaSession {
 
 #[cfg(test)]
 mod tests {
-    use symmc_runtime::host::{Comm, CommConfig, World};
+    use symmc_control::World;
+    use symmc_runtime::host::{Comm, CommConfig};
 
     use super::*;
 

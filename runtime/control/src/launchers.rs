@@ -9,8 +9,8 @@
 
 use std::fmt;
 
-use super::membership::Membership;
 use crate::error::RunError;
+use crate::membership::Membership;
 
 /// Who says which rank this process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -145,7 +145,7 @@ impl Membership {
     /// A variable is missing or no number, the ranks are on several hosts, two launchers contradict each other, or the
     /// one that `launch` names says nothing.
     pub fn find(launch: Launch) -> Result<Found, RunError> {
-        read(launch, &|name| std::env::var(name).ok(), &|rank| super::ancestor::starter(rank))
+        read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
     }
 }
 

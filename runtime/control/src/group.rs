@@ -1,15 +1,15 @@
 //! How the ranks of sessions find each other.
 //!
 //! Whatever told them apart at first, the ranks of a session meet at one abstract socket whose name they all know
-//! ([`super::join`]): from the environment of a launcher, because they are threads of one process, or because the first
+//! ([`crate::join`]): from the environment of a launcher, because they are threads of one process, or because the first
 //! rank drew it and the caller's own means told the others.
 
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::membership::{DRAWN, Membership};
 use crate::error::RunError;
+use crate::membership::{DRAWN, Membership};
 use crate::process;
 
 /// Groups of threads that this process has made.
@@ -117,7 +117,7 @@ impl Group {
     }
 
     /// Whether all ranks are of this process.
-    pub(super) fn is_within_process(&self) -> bool {
+    pub fn is_within_process(&self) -> bool {
         self.within_process
     }
 
@@ -125,7 +125,7 @@ impl Group {
     ///
     /// # Errors
     /// This is a fork of the process that opened sessions of the group, and would take its place.
-    pub(crate) fn next(&self) -> Result<Membership, RunError> {
+    pub fn next(&self) -> Result<Membership, RunError> {
         let here = process::current();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
         match first.err().filter(|owner| *owner != here) {

@@ -13,7 +13,7 @@
 //!
 //! Callers feed messages, the time and the silence of others to a machine, and carry out its orders. A time is a duration
 //! since any fixed moment of the participant's own clock. Silence is how long another process has shown no sign of life
-//! ([`super::pulse`]), where that is known.
+//! ([`crate::pulse`]), where that is known.
 //!
 //! Every wait has a timeout, and a participant that waits too long blames only a participant that owes something:
 //! - The coordinator blames ranks that have not answered in the present stage: all of them while gathering, later the one
@@ -30,7 +30,7 @@ use std::time::Duration;
 
 /// How long participants wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Timeouts {
+pub(crate) struct Timeouts {
     /// The requested limit, for ranks that do not come.
     pub limit: Duration,
     /// The limit for silence: the same, unless that is too short to tell a stopped process from a busy machine.
@@ -62,7 +62,7 @@ impl Timeouts {
 
 /// Stages of a run that opens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// Ranks connect.
     Gathering,
     /// Ranks map the shared memory and send their plan and settings.
@@ -77,7 +77,7 @@ pub(super) enum Stage {
 
 /// What a rank owes the coordinator in each stage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// In [`Stage::Gathering`].
     Join,
     /// In [`Stage::Comparing`].
@@ -101,7 +101,7 @@ impl Answer {
 
 /// What the coordinator does once all ranks have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Send `Welcome`.
     Welcome,
     /// Compare what the ranks run, and call [`Coordinating::compared`].
@@ -112,7 +112,7 @@ pub(super) enum Order {
 
 /// What an answer of a rank changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Taken {
+pub(crate) enum Taken {
     /// The rank owes no such answer, which is a fault of the rank.
     Unexpected,
     /// Other ranks owe theirs.
@@ -123,7 +123,7 @@ pub(super) enum Taken {
 
 /// Why a run cannot open.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// These ranks did not come within the limit.
     Absent(Vec<u32>),
     /// This rank owes an answer, and showed no sign of life or took too long, for this time.
@@ -132,7 +132,7 @@ pub(super) enum Fault {
 
 /// The coordinator's machine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Coordinating {
+pub(crate) struct Coordinating {
     timeouts: Timeouts,
     stage: Stage,
     /// When the stage began.
@@ -232,7 +232,7 @@ impl Coordinating {
 
 /// What a rank hears from the coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Told {
+pub(crate) enum Told {
     /// The shared memory.
     Welcome,
     /// Digests are wanted.
@@ -245,7 +245,7 @@ pub(super) enum Told {
 
 /// What a rank does next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Task {
+pub(crate) enum Task {
     /// Map the shared memory and send `Hello`.
     Greet,
     /// Read the contents and send `Digests`.
@@ -258,7 +258,7 @@ pub(super) enum Task {
 
 /// A rank's machine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Joining {
+pub(crate) struct Joining {
     timeouts: Timeouts,
     /// The answer that it sent last.
     sent: Answer,

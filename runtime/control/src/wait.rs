@@ -12,9 +12,9 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::control::Control;
-use super::futex::futex_wait;
-use super::pulse::{ActiveClock, SHORTEST_SILENCE};
+use crate::control::Control;
+use crate::futex::futex_wait;
+use crate::pulse::{ActiveClock, SHORTEST_SILENCE};
 
 /// The longest sleep without a look at the abort word and the clock.
 const SLICE: Duration = Duration::from_millis(20);
@@ -181,10 +181,10 @@ impl Waiter {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::control::Counter;
-    use super::super::memory::Segment;
     use super::*;
+    use crate::control::Counter;
     use crate::error::RunError;
+    use crate::memory::Segment;
 
     const SHORT: Spin = Spin { looks: 4, yields: Yields::Never, min_ns: 0, max_ns: 1000 };
 

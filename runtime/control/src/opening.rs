@@ -1,19 +1,19 @@
-//! A rank's wait for the coordinator while a run opens: feeds the machine of [`super::joining`] from a control socket.
+//! A rank's wait for the coordinator while a run opens: feeds the machine of [`crate::joining`] from a control socket.
 
 use std::time::Duration;
 
-use super::channel::ToRank;
-use super::control::Control;
-use super::joining::{Answer, Joining, Task, Timeouts, Told};
-use super::pulse::{ActiveClock, Observer};
+use crate::channel::ToRank;
+use crate::control::Control;
 use crate::error::RunError;
+use crate::joining::{Answer, Joining, Task, Timeouts, Told};
+use crate::pulse::{ActiveClock, Observer};
 
 /// What came on a control socket; `None` at its end.
-pub(super) type Received = Result<Option<ToRank>, RunError>;
+pub(crate) type Received = Result<Option<ToRank>, RunError>;
 
 /// Which process coordinates the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum CoordinatedBy {
+pub(crate) enum CoordinatedBy {
     /// That of rank 0.
     Rank0,
     /// A launcher that is no rank.
@@ -36,7 +36,7 @@ impl CoordinatedBy {
 
 /// A rank that joins a run.
 #[derive(Debug)]
-pub(super) struct Opening {
+pub(crate) struct Opening {
     machine: Joining,
     clock: ActiveClock,
     observer: Option<Observer>,
@@ -61,7 +61,7 @@ impl Opening {
         self.machine.answers(answer, self.clock.now());
     }
 
-    /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](super::pulse::TICK) at most.
+    /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::pulse::TICK) at most.
     ///
     /// # Errors
     /// The run ended before, or the coordinator is gone or keeps the rank waiting.
@@ -119,7 +119,7 @@ impl Opening {
 }
 
 /// A message that is not the one which was expected.
-pub(super) fn unexpected(expected: &str, found: &Option<ToRank>) -> RunError {
+pub(crate) fn unexpected(expected: &str, found: &Option<ToRank>) -> RunError {
     let found = match found {
         Some(message) => format!("{message:?}"),
         None => "the end".into(),

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use symmc_support::parallel;
 
-use super::channel::{Channel, FromRank, Identity, ToRank};
-use super::control::Control;
-use super::coordinator::death;
-use super::joining::{Answer, Task};
-use super::opening::{CoordinatedBy, Opening, Received, unexpected};
-use super::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
-use super::steps::LocateStep;
-use super::terms::Term;
-use super::trace::enter_rank_span;
+use crate::channel::{Channel, FromRank, Identity, ToRank};
+use crate::control::Control;
+use crate::coordinator::death;
 use crate::error::RunError;
+use crate::joining::{Answer, Task};
+use crate::opening::{CoordinatedBy, Opening, Received, unexpected};
+use crate::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
+use crate::steps::LocateStep;
+use crate::terms::Term;
+use crate::trace::enter_rank_span;
 
 /// The coordinator gives up on ranks earlier than this after the limit.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ const ANSWER_PIECE: usize = 32 << 10;
 type Verdict = Result<(), RunError>;
 
 /// Where the rank of a link is, and who coordinates its run.
-pub(super) struct LinkConfig {
+pub(crate) struct LinkConfig {
     /// The control words of the run.
     pub control: Control,
     pub rank: u32,
@@ -47,7 +47,7 @@ pub(super) struct LinkConfig {
 
 /// An open link.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     ends: Arc<Ends>,
     listener: Mutex<Listener>,
     opening: Mutex<Opening>,

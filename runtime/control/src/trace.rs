@@ -18,6 +18,6 @@ pub fn enter_rank_span(rank: u32) -> Option<EnteredSpan> {
 }
 
 /// Enters the span of the thread that coordinates the ranks.
-pub(super) fn enter_coordinator_span() -> EnteredSpan {
+pub(crate) fn enter_coordinator_span() -> EnteredSpan {
     tracing::error_span!(target: "symmc::rank", "coordinator").entered()
 }

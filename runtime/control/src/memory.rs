@@ -20,7 +20,6 @@ use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
 use crate::error::RunError;
-use crate::session::{DeviceMemory, DeviceName, Extent};
 
 /// From this size on a mapping is aligned to huge pages and asks for them.
 const HUGE: usize = 2 << 20;
@@ -134,28 +133,6 @@ impl Segment {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
         fits.then(|| self.as_ptr().wrapping_add(offset)).ok_or_else(outside)
-    }
-}
-
-impl DeviceMemory for Segment {
-    fn device(&self) -> DeviceName {
-        DeviceName::Host
-    }
-
-    fn extent(&self) -> Extent {
-        Extent { address: self.as_ptr().expose_provenance() as u64, bytes: self.len }
-    }
-
-    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
-        // SAFETY: the bytes are there and nobody uses them, by the caller.
-        unsafe { std::ptr::copy(data.as_ptr(), self.as_ptr().wrapping_add(at), data.len()) };
-        Ok(())
-    }
-
-    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
-        // SAFETY: as above.
-        unsafe { std::ptr::copy(self.as_ptr().wrapping_add(at), data.as_mut_ptr(), data.len()) };
-        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! No rank waits longer than its limit for the others, and the earliest limit ends the wait of all: a rank that
 //! joins says how long it would still wait. What keeps one from running ends the run of all, also before it began. The
-//! order of messages and the timeouts are those of [`super::joining`].
+//! order of messages and the timeouts are those of [`crate::joining`].
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,21 +18,21 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, connect, listen, socket};
 use symmc_support::parallel;
 
-use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
-use super::comm::{Comm, CommConfig, World};
-use super::coordinator::{Coordinator, Member, Subject, Watched};
-use super::gather::{Gathering, LINGER};
-use super::joined::{JoinedRank, await_coordinator};
-use super::joining::{Task, Told};
-use super::link::{Link, LinkConfig};
-use super::membership::Membership;
-use super::opening::{CoordinatedBy, Opening};
-use super::pulse::TICK;
-use super::rank::{map_world, receive_welcome};
-use super::steps::LocateStep;
-use super::terms::Term;
-use super::trace::enter_coordinator_span;
+use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
+use crate::coordinator::{Coordinator, Member, Subject, Watched};
+use crate::domain::World;
 use crate::error::RunError;
+use crate::gather::{Gathering, LINGER};
+use crate::joined::{JoinedRank, await_coordinator};
+use crate::joining::{Task, Told};
+use crate::link::{Link, LinkConfig};
+use crate::membership::Membership;
+use crate::opening::{CoordinatedBy, Opening};
+use crate::pulse::TICK;
+use crate::rank::{map_world, receive_welcome};
+use crate::steps::LocateStep;
+use crate::terms::Term;
+use crate::trace::enter_coordinator_span;
 
 /// How long a rank that cannot begin looks for rank 0, to tell it.
 const DECLINING: Duration = Duration::from_secs(2);
@@ -54,8 +54,10 @@ pub struct Purpose {
     pub watched: Watched,
     /// Names the steps that they run.
     pub locate_step: LocateStep,
-    /// How they communicate.
-    pub comm: CommConfig,
+    /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
+    pub first: u32,
+    /// No wait takes longer.
+    pub limit: Duration,
 }
 
 impl Membership {
@@ -106,7 +108,7 @@ impl JoinedRank {
     pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank, RunError> {
         let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
         let identity = identity.map_err(|error| place.decline(error))?;
-        let until = Instant::now() + purpose.comm.limit;
+        let until = Instant::now() + purpose.limit;
         if place.rank != 0 {
             return connect_rank(place, purpose, identity, until);
         }
@@ -156,7 +158,7 @@ fn start_coordinator(
     parallel::spawn(work).map_err(|e| {
         let error = RunError::of_call("starting the thread that coordinates the ranks", "clone", e);
         let error = error.reported_by(place.rank);
-        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.comm.limit, &error));
+        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.limit, &error));
         error
     })
 }
@@ -168,25 +170,23 @@ fn connect_rank(
     identity: Identity,
     until: Instant,
 ) -> Result<JoinedRank, RunError> {
-    let limit = purpose.comm.limit;
+    let limit = purpose.limit;
     tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
     let channel = connect_to(place, until, limit)?;
     let left = until.saturating_duration_since(Instant::now());
     channel.send(&place.join(left))?;
     let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
-    let mapped = await_welcome(place, &channel, &mut opening, limit).and_then(|(welcome, fds)| {
-        let world = map_world(&welcome, &mut fds.into_iter())?;
-        Comm::new(world, place.rank, purpose.comm)
-    });
-    let comm = mapped.map_err(|error| {
+    let mapped = await_welcome(place, &channel, &mut opening, limit)
+        .and_then(|(welcome, fds)| map_world(&welcome, &mut fds.into_iter()));
+    let world = mapped.map_err(|error| {
         let error = error.reported_by(place.rank);
         // The other ranks get this rank's error. A coordinator that is gone needs no notice.
         let _ = channel.send(&FromRank::Failed(error.clone()));
         error
     })?;
     let config = LinkConfig {
-        control: comm.control().clone(),
+        control: world.control.clone(),
         rank: place.rank,
         by: CoordinatedBy::Rank0,
         locate_step: purpose.locate_step.clone(),
@@ -194,15 +194,15 @@ fn connect_rank(
     };
     let link = Link::new(channel, config, opening);
     let agreed = link.agree(identity, &purpose.terms);
-    match agreed.and_then(|()| expect_arena(purpose, &comm)) {
-        Ok(()) => Ok(JoinedRank::new(link, comm)),
+    match agreed.and_then(|()| expect_arena(purpose, place.rank, &world)) {
+        Ok(()) => Ok(JoinedRank::new(link, place.rank, world)),
         Err(error) => Err(link.report(error)),
     }
 }
 
 /// The symmetric arena of ranks that run the same is as large as each of them expects.
-fn expect_arena(purpose: &Purpose, comm: &Comm) -> Result<(), RunError> {
-    match comm.arena().len() == purpose.arena {
+fn expect_arena(purpose: &Purpose, rank: u32, world: &World) -> Result<(), RunError> {
+    match world.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
         true => Ok(()),
         false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
     }
@@ -298,10 +298,10 @@ impl Gathered {
                 ranks: self.place.ranks,
                 groups: self.purpose.groups,
                 arena: self.purpose.arena,
-                first: self.purpose.comm.first,
+                first: self.purpose.first,
                 task: vec![],
                 files: 0,
-                limit: self.purpose.comm.limit,
+                limit: self.purpose.limit,
             };
             channel.send(&ToRank::Welcome(welcome))?;
             channel.send_fds(&fds)?;
@@ -312,13 +312,13 @@ impl Gathered {
     /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, purpose } = self;
-        let limit = purpose.comm.limit;
+        let limit = purpose.limit;
         let _span = enter_coordinator_span();
         let gathered = Gathering::new(place, &listener, limit).all()?;
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.
         drop(listener);
-        let created = World::create(place.ranks, purpose.groups, purpose.arena, purpose.comm.first);
+        let created = World::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
         let welcomed = created.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
         let world = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);

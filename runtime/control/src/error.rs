@@ -10,11 +10,6 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use symmc_ir::OutOfBounds;
-use symmc_plan::UnreadPlan;
-
-use crate::custom::Mismatch;
-
 /// The kind of fault in the data of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -25,6 +20,23 @@ pub enum DataFault {
     Division,
     /// Anything else: rows that do not fit, a maximum of no elements.
     Other,
+}
+
+/// Why an op of a program cannot run.
+#[derive(Clone, PartialEq, Eq, Debug, Error, Serialize, Deserialize)]
+pub enum Mismatch {
+    /// The importer does not know the op.
+    #[error("it is opaque: it can be planned, not run")]
+    Opaque,
+    /// Nobody registered a kernel for the custom op.
+    #[error("no kernel is registered for it")]
+    NoKernel,
+    /// The kernel is made for another signature.
+    #[error("the kernel that is registered for it has another signature: {0}")]
+    Signature(String),
+    /// The backend has no form of the op, or not for these types or ranks.
+    #[error("{0}")]
+    Backend(String),
 }
 
 /// Why a run failed, with the rank, step and node as far as they are known.
@@ -297,7 +309,7 @@ impl RunError {
     }
 
     /// The error of ranks that want to run when `rank` has closed its session.
-    pub(crate) fn closed(rank: u32, runs: u64) -> Self {
+    pub fn closed(rank: u32, runs: u64) -> Self {
         let count = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
         RunError::Left { rank, how: format!("closed its session after {count}") }
     }
@@ -381,20 +393,6 @@ impl RunError {
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. } | RunError::Reported { .. })
-    }
-}
-
-impl From<OutOfBounds> for RunError {
-    fn from(found: OutOfBounds) -> RunError {
-        let OutOfBounds { node, op, message: detail } = found;
-        RunError::Bounds { node, op: op.to_string(), detail }
-    }
-}
-
-/// Whoever runs a plan has checked it.
-impl From<UnreadPlan> for RunError {
-    fn from(unread: UnreadPlan) -> RunError {
-        RunError::Defect(format!("the plan cannot run: {unread}"))
     }
 }
 

@@ -19,9 +19,9 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, read};
 
-use super::pulse::{ActiveClock, TICK};
+use crate::pulse::{ActiveClock, TICK};
 
-/// The command that runs one rank: a program that calls [`rank_main`](super::rank_main) with the number that
+/// The command that runs one rank: a program that calls [`rank_main`](crate::rank_main) with the number that
 /// follows its last argument.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankCommand {
@@ -33,7 +33,7 @@ pub struct RankCommand {
 
 /// A child process.
 #[derive(Debug)]
-pub(super) struct RankProcess {
+pub(crate) struct RankProcess {
     pid: libc::pid_t,
     /// `None` until it has ended and was reaped.
     status: Option<ExitStatus>,
@@ -44,7 +44,7 @@ pub(super) struct RankProcess {
 
 /// A system call that failed while a process was started.
 #[derive(Debug)]
-pub(super) struct CallFailure {
+pub(crate) struct CallFailure {
     /// The name of the call.
     pub call: &'static str,
     pub error: io::Error,

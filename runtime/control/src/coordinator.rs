@@ -2,7 +2,7 @@
 //! why a run ended.
 //!
 //! It talks to every rank over a control socket and reads how far each came from the control segment. Until all ranks have
-//! started it follows the machine of [`super::joining`]. When something ends the run it sets the abort word, so that
+//! started it follows the machine of [`crate::joining`]. When something ends the run it sets the abort word, so that
 //! every wait ends, listens a moment longer for a better explanation (a rank that died explains why another one waited
 //! too long), and tells every rank.
 
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
-use super::control::{Control, Progress};
-use super::culprit;
-use super::joining::{Answer, Coordinating, Fault, Order, Stage, Taken, Timeouts};
-use super::pulse::{ActiveClock, Observer, TICK};
-use super::steps::{LocateStep, StepName};
-use super::terms::Term;
+use crate::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
+use crate::control::{Control, Progress};
+use crate::culprit;
 use crate::error::RunError;
+use crate::joining::{Answer, Coordinating, Fault, Order, Stage, Taken, Timeouts};
+use crate::pulse::{ActiveClock, Observer, TICK};
+use crate::steps::{LocateStep, StepName};
+use crate::terms::Term;
 
 /// How long after the first failure others are listened to.
 const GRACE: Duration = Duration::from_millis(150);
@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The name and version that ranks compare.
-pub(super) fn version() -> String {
+pub(crate) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
@@ -96,7 +96,7 @@ enum Phase {
 
 /// A rank as the coordinator sees it.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(crate) struct Member {
     channel: Channel,
     phase: Phase,
     identity: Option<Identity>,
@@ -132,7 +132,7 @@ pub enum Watched {
 }
 
 /// The processes of ranks, where a launcher started them.
-pub(super) trait RankProcesses {
+pub(crate) trait RankProcesses {
     /// How the process of a rank ended, if it has.
     fn ended(&mut self, rank: u32) -> Option<End>;
 
@@ -141,7 +141,7 @@ pub(super) trait RankProcesses {
 }
 
 /// Watches the ranks of one run.
-pub(super) struct Coordinator<'a> {
+pub(crate) struct Coordinator<'a> {
     pub watched: Watched,
     pub locate_step: LocateStep,
     pub control: &'a Control,
@@ -476,7 +476,7 @@ const REFUSED: i32 = 2;
 
 /// How the process of a rank ended.
 #[derive(Debug)]
-pub(super) struct End {
+pub(crate) struct End {
     /// `signal 9, SIGKILL` or `exit code 3`.
     pub how: String,
     /// Its exit code, if it ended by itself.
@@ -484,7 +484,7 @@ pub(super) struct End {
 }
 
 /// The error of a rank that is gone, and how if that is known.
-pub(super) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how: Option<String>) -> RunError {
+pub(crate) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how: Option<String>) -> RunError {
     let how = how.unwrap_or_else(|| "its process is gone".into());
     let progress = control.progress(rank);
     match locate_step.name(&progress) {
@@ -497,7 +497,7 @@ pub(super) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how:
 }
 
 /// The error that explains the others.
-pub(crate) fn cause(errors: Vec<RunError>) -> RunError {
+pub fn cause(errors: Vec<RunError>) -> RunError {
     let none = || RunError::system("the run", "failed without an error");
     errors.into_iter().min_by_key(rank_among_errors).unwrap_or_else(none)
 }

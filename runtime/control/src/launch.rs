@@ -14,14 +14,14 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::Serialize;
 
-use super::channel::{Channel, ToRank, Welcome};
-use super::comm::World;
-use super::coordinator::{Coordinator, End, Member, RankProcesses};
-use super::memory::Segment;
-use super::spawn::{CallFailure, RankCommand, RankProcess};
-use super::steps::LocateStep;
-use super::trace::enter_coordinator_span;
+use crate::channel::{Channel, ToRank, Welcome};
+use crate::coordinator::{Coordinator, End, Member, RankProcesses};
+use crate::domain::World;
 use crate::error::RunError;
+use crate::memory::Segment;
+use crate::spawn::{CallFailure, RankCommand, RankProcess};
+use crate::steps::LocateStep;
+use crate::trace::enter_coordinator_span;
 
 /// How long ranks have to end by themselves after a run.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);

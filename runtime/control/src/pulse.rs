@@ -1,6 +1,6 @@
 //! Heartbeats (signs of life): they distinguish a process that is stopped from one that is slow.
 //!
-//! Each rank's listening thread ([`super::link`]) and the coordinator count up a word of the control segment every few
+//! Each rank's listening thread ([`crate::link`]) and the coordinator count up a word of the control segment every few
 //! milliseconds, whatever else their processes do. Others watch whether it changes. A process that is stopped, frozen
 //! or swapped out shows no change. A word that is 0 says nothing: that process has no thread for it.
 //!
@@ -10,18 +10,18 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::control::Control;
+use crate::control::Control;
 
 /// How often a process shows a sign of life, and looks for those of others.
-pub(super) const TICK: Duration = Duration::from_millis(50);
+pub(crate) const TICK: Duration = Duration::from_millis(50);
 /// The longest step of an active clock. More passes between two looks only where the process did not run.
 const LONGEST_STEP: Duration = Duration::from_millis(500);
 /// Silence that is shorter says nothing on a busy machine.
-pub(super) const SHORTEST_SILENCE: Duration = Duration::from_millis(400);
+pub(crate) const SHORTEST_SILENCE: Duration = Duration::from_millis(400);
 
 /// Counts the time in which this process runs. It must be looked at every [`TICK`] or so.
 #[derive(Debug)]
-pub(super) struct ActiveClock {
+pub(crate) struct ActiveClock {
     last: Instant,
     active: Duration,
 }
@@ -68,7 +68,7 @@ impl Seen {
 
 /// Watches the signs of life of all ranks and of the coordinator.
 #[derive(Debug)]
-pub(super) struct Observer {
+pub(crate) struct Observer {
     control: Control,
     ranks: Vec<Seen>,
     coordinator: Seen,
@@ -104,8 +104,8 @@ impl Observer {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::memory::Segment;
     use super::*;
+    use crate::memory::Segment;
 
     #[test]
     fn silence_is_counted_from_the_last_change_and_unknown_without_one() {

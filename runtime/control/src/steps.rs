@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::control::Progress;
+use crate::control::Progress;
 
 /// A step by its names.
 #[derive(Clone, PartialEq, Eq, Debug)]

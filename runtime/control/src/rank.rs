@@ -8,19 +8,19 @@ use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde::de::DeserializeOwned;
 
-use super::channel::{Channel, FromRank, Identity, ToRank, Welcome};
-use super::comm::{Comm, CommConfig, World};
-use super::control::Control;
-use super::coordinator::Subject;
-use super::joined::JoinedRank;
-use super::joining::{Task, Told};
-use super::link::{Link, LinkConfig};
-use super::memory::{Access, Segment};
-use super::opening::{CoordinatedBy, Opening, unexpected};
-use super::steps::LocateStep;
-use super::terms::Term;
-use super::trace::enter_rank_span;
+use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome};
+use crate::control::Control;
+use crate::coordinator::Subject;
+use crate::domain::World;
 use crate::error::RunError;
+use crate::joined::JoinedRank;
+use crate::joining::{Task, Told};
+use crate::link::{Link, LinkConfig};
+use crate::memory::{Access, Segment};
+use crate::opening::{CoordinatedBy, Opening, unexpected};
+use crate::steps::LocateStep;
+use crate::terms::Term;
+use crate::trace::enter_rank_span;
 
 /// How long a rank waits for its launcher's first message.
 const WELCOME: Duration = Duration::from_secs(30);
@@ -132,27 +132,26 @@ impl LaunchedRank {
         &mut self,
         subject: Subject,
         terms: &[Term],
-        comm: CommConfig,
         locate_step: LocateStep,
     ) -> Result<JoinedRank, RunError> {
         let joined = || RunError::system("joining the other ranks", "this rank has joined them already");
         let Welcome { rank, limit, .. } = self.welcome;
         let identity = Identity::new(subject, terms)?;
-        let comm = Comm::new(self.world.take().ok_or_else(joined)?, rank, comm)?;
+        let world = self.world.take().ok_or_else(joined)?;
         let opening = Opening::new(rank, CoordinatedBy::Launcher, limit, Duration::ZERO);
         opening.expect_task(Told::Welcome, Task::Greet)?;
-        let control = comm.control().clone();
+        let control = world.control.clone();
         let config = LinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
         let link = Link::new(self.channel.take().ok_or_else(joined)?, config, opening);
         match link.agree(identity, terms) {
-            Ok(()) => Ok(JoinedRank::new(link, comm)),
+            Ok(()) => Ok(JoinedRank::new(link, rank, world)),
             Err(error) => Err(link.report(error)),
         }
     }
 }
 
 /// The first message, and the descriptors of the shared memory; `None` when the other end is gone.
-pub(super) fn receive_welcome(
+pub(crate) fn receive_welcome(
     channel: &Channel,
     until: Instant,
 ) -> Result<Option<(Welcome, Vec<OwnedFd>)>, RunError> {
@@ -169,7 +168,7 @@ pub(super) fn receive_welcome(
 }
 
 /// Maps the shared memory of a run.
-pub(super) fn map_world(
+pub(crate) fn map_world(
     welcome: &Welcome,
     fds: &mut impl Iterator<Item = OwnedFd>,
 ) -> Result<World, RunError> {

@@ -4,13 +4,13 @@
 //! run the same steps, so a rank waits only for ranks that are not further than itself: the rank that is furthest
 //! behind waits for none.
 
-use super::control::{Control, Progress};
+use crate::control::{Control, Progress};
 
 /// How far a rank is, in an order that all ranks share: the run, then the step.
-pub(super) type Position = (u64, u64);
+pub(crate) type Position = (u64, u64);
 
 /// How far a rank is.
-pub(super) fn position(progress: &Progress) -> Position {
+pub(crate) fn position(progress: &Progress) -> Position {
     let run = progress.run.saturating_add(1);
     match (progress.running, progress.step) {
         (true, Some(step)) => (run, u64::from(step) + 1),
@@ -21,7 +21,7 @@ pub(super) fn position(progress: &Progress) -> Position {
 }
 
 /// The rank that keeps `reporter` waiting in the end. `missing` are the ranks that it waits for; there is one at least.
-pub(super) fn find(control: &Control, reporter: u32, missing: &[u32]) -> u32 {
+pub fn find(control: &Control, reporter: u32, missing: &[u32]) -> u32 {
     let of = |rank: &u32| position(&control.progress(*rank));
     let others = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
     // Of ranks that are equally far behind the first counts, so the missing ones go first.
@@ -34,8 +34,8 @@ pub(super) fn find(control: &Control, reporter: u32, missing: &[u32]) -> u32 {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::memory::Segment;
     use super::*;
+    use crate::memory::Segment;
 
     fn control() -> Control {
         let segment = Segment::create("test", Control::size(4, 1)).expect("a segment");

@@ -1,7 +1,7 @@
 //! The control segment: the words through which the ranks of a run signal each other.
 //!
 //! It holds, each on cache lines of its own:
-//! - the coordinator's sign of life ([`super::pulse`]);
+//! - the coordinator's sign of life ([`crate::pulse`]);
 //! - the abort word, with the error that ended the run;
 //! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, its sign of life, after how many runs
 //!   it closed its session, and the runs that it announced last;
@@ -11,15 +11,15 @@
 //!
 //! Counters wrap around; they are compared by their signed distance. A rank that waits sleeps on its own
 //! doorbell whatever it waits for; a rank that advanced a counter rings the doorbells of those peers that
-//! have sleepers. The protocol of waiting is in [`super::wait`].
+//! have sleepers. The protocol of waiting is in [`crate::wait`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use super::futex::futex_wake_all;
-use super::memory::Segment;
 use crate::error::RunError;
+use crate::futex::futex_wake_all;
+use crate::memory::Segment;
 
 /// Two cache lines: processors fetch them in pairs.
 const LINE: usize = 128;
@@ -34,7 +34,7 @@ const ABORT_REASON_LEN: usize = 500;
 const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
 const FLAGS_SIZE: usize = 5 * LINE;
 /// Runs of a rank whose announcements are kept.
-pub(super) const ANNOUNCED: u64 = 64;
+pub const ANNOUNCED: u64 = 64;
 /// After how far a rank came: whether it is within a run, its sign of life, and one more than the runs after which it closed its
 /// session.
 const RUNNING: usize = 24;
@@ -113,7 +113,7 @@ impl Control {
     }
 
     /// The segment that holds the words.
-    pub(super) fn segment(&self) -> &Segment {
+    pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }
 
@@ -172,7 +172,7 @@ impl Control {
     }
 
     /// The word in which `rank` announces a run: the run's number and one, then a digest of how it runs.
-    pub(super) fn announcement(&self, rank: u32, run: u64) -> &AtomicU64 {
+    pub fn announcement(&self, rank: u32, run: u64) -> &AtomicU64 {
         self.long(self.rank_at(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
     }
 
@@ -186,27 +186,27 @@ impl Control {
     }
 
     /// Records that `rank` is within no step.
-    pub(super) fn end_step(&self, rank: u32) {
+    pub fn end_step(&self, rank: u32) {
         self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
     /// The sign of life of a rank.
-    pub(super) fn pulse(&self, rank: u32) -> &AtomicU32 {
+    pub(crate) fn pulse(&self, rank: u32) -> &AtomicU32 {
         self.word(self.rank_at(rank) + LINE + PULSE)
     }
 
     /// Shows a sign of life of a rank; one thread of the rank does that.
-    pub(super) fn show_life(&self, rank: u32) {
+    pub(crate) fn show_life(&self, rank: u32) {
         advance(self.pulse(rank));
     }
 
     /// Shows a sign of life of the coordinator.
-    pub(super) fn show_coordinator_life(&self) {
+    pub(crate) fn show_coordinator_life(&self) {
         advance(self.coordinator_pulse());
     }
 
     /// The coordinator's sign of life.
-    pub(super) fn coordinator_pulse(&self) -> &AtomicU32 {
+    pub(crate) fn coordinator_pulse(&self) -> &AtomicU32 {
         self.word(0)
     }
 
@@ -306,7 +306,7 @@ impl Control {
     }
 
     /// The same of a run that is known to have ended.
-    pub(super) fn end_reason(&self) -> RunError {
+    pub fn end_reason(&self) -> RunError {
         self.abort_reason().unwrap_or_else(|| RunError::Aborted { rank: 0, reason: "the run ends".into() })
     }
 

@@ -7,7 +7,7 @@ use std::fs;
 
 /// Names the nearest ancestor of this process whose environment does not set `variable`, or cannot be read: its number
 /// and when it started, which no other process has had.
-pub(super) fn starter(variable: &str) -> String {
+pub(crate) fn starter(variable: &str) -> String {
     let mut process = std::os::unix::process::parent_id();
     while let Some(parent) = parent(process).filter(|_| sets(process, variable)) {
         process = parent;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::channel::{Arrival, Channel, accept, same_user};
-use super::pulse::TICK;
+use crate::channel::{Arrival, Channel, accept, same_user};
 use crate::error::RunError;
+use crate::pulse::TICK;
 
 /// A peer that connected.
 struct Peer {

@@ -70,7 +70,7 @@ impl RunError {
     }
 
     /// The error of a system call that was to give so many bytes of memory.
-    pub(crate) fn of_memory(what: &str, bytes: usize, call: &str, error: impl Into<io::Error>) -> RunError {
+    pub fn of_memory(what: &str, bytes: usize, call: &str, error: impl Into<io::Error>) -> RunError {
         let error = error.into();
         match Refusal::of(&error) {
             Refusal::Forbidden => forbidden(&format!("{what} of {bytes} bytes"), call, &error),

@@ -11,9 +11,9 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access};
 
-use super::channel::Channel;
-use super::memory::{Access, Segment};
+use crate::channel::Channel;
 use crate::error::RunError;
+use crate::memory::{Access, Segment};
 
 /// What may be limited of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

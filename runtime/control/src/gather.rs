@@ -11,20 +11,20 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
-use super::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
-use super::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
-use super::membership::Membership;
-use super::pulse::{ActiveClock, TICK};
+use crate::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
 use crate::error::RunError;
+use crate::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
+use crate::membership::Membership;
+use crate::pulse::{ActiveClock, TICK};
 
 /// How long ranks that have not come are awaited once the run cannot be.
-pub(super) const LINGER: Duration = Duration::from_secs(2);
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// How long a process that connected may take to say which rank it is, where others wait for its descriptor.
 const SAYING: Duration = Duration::from_millis(200);
 
 /// All ranks, and the machine that they have joined.
-pub(super) struct GatheredRanks {
+pub(crate) struct GatheredRanks {
     /// By rank.
     pub channels: Vec<Channel>,
     pub machine: Coordinating,
@@ -43,7 +43,7 @@ struct Guest {
 }
 
 /// The processes that came so far.
-pub(super) struct Gathering<'a> {
+pub(crate) struct Gathering<'a> {
     place: &'a Membership,
     listener: &'a OwnedFd,
     limit: Duration,

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::comm::Comm;
-use super::control::Progress;
-use super::link::Link;
+use crate::control::Progress;
+use crate::domain::World;
 use crate::error::RunError;
+use crate::link::Link;
 
 /// A rank that has joined all others.
 #[derive(Debug)]
 pub struct JoinedRank {
     link: Link,
-    comm: Comm,
+    rank: u32,
+    world: World,
     /// On rank 0 of ranks that no launcher coordinates, the thread that does.
     coordinator: Option<JoinHandle<Result<(), RunError>>>,
     /// How long rank 0 waits for the others at most when it closes a session.
@@ -61,24 +62,29 @@ impl Recorded {
 }
 
 impl JoinedRank {
-    /// A rank with this link to its coordinator, which communicates by `comm`.
-    pub(super) fn new(link: Link, comm: Comm) -> JoinedRank {
-        JoinedRank { link, comm, coordinator: None, close_timeout: Duration::ZERO }
+    /// A rank with this link to its coordinator, and the memory that it shares with the others.
+    pub(crate) fn new(link: Link, rank: u32, world: World) -> JoinedRank {
+        JoinedRank { link, rank, world, coordinator: None, close_timeout: Duration::ZERO }
     }
 
     /// Rank 0 with the thread that coordinates all ranks.
-    pub(super) fn with_coordinator(self, coordinator: JoinHandle<Result<(), RunError>>) -> JoinedRank {
+    pub(crate) fn with_coordinator(self, coordinator: JoinHandle<Result<(), RunError>>) -> JoinedRank {
         JoinedRank { coordinator: Some(coordinator), ..self }
     }
 
     /// Rank 0 waits at most so long for the others when it closes a session.
-    pub(crate) fn with_close_timeout(self, close_timeout: Duration) -> JoinedRank {
+    pub fn with_close_timeout(self, close_timeout: Duration) -> JoinedRank {
         JoinedRank { close_timeout, ..self }
     }
 
-    /// What the rank communicates by.
-    pub fn comm(&self) -> &Comm {
-        &self.comm
+    /// The rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The memory that it shares with the others.
+    pub fn world(&self) -> &World {
+        &self.world
     }
 
     /// Says that this rank is ready to run; returns when all are.
@@ -91,7 +97,7 @@ impl JoinedRank {
 
     /// Ends the run on all ranks, because of what happened on this one; the error that explains it best.
     pub fn fail(&self, error: RunError) -> RunError {
-        self.comm.abort(&error);
+        self.world.control.abort(self.rank, &error);
         self.link.report(error)
     }
 
@@ -100,7 +106,7 @@ impl JoinedRank {
     /// # Errors
     /// Who ended it, and why.
     pub fn alive(&self) -> Result<(), RunError> {
-        self.comm.control().abort_reason().map_or(Ok(()), Err)
+        self.world.control.abort_reason().map_or(Ok(()), Err)
     }
 
     /// Sends what this rank found to the launcher that started it.
@@ -127,7 +133,7 @@ impl JoinedRank {
     /// until they have ended the runs that it has ended, but no longer than the limit, or half a second if the session is
     /// dropped. Peers that begin another run than these are refused.
     pub fn leave(self, recorded: Recorded, runs: u64, leaving: Leaving) {
-        let (control, me) = (self.comm.control().clone(), self.comm.rank());
+        let (control, me) = (self.world.control.clone(), self.rank);
         control.set_closed(me, runs);
         let own = control.progress(me);
         let others = (0..control.ranks()).filter(|&rank| rank != me);
@@ -146,7 +152,7 @@ impl JoinedRank {
 }
 
 /// Waits until the coordinator has said how the run ended.
-pub(super) fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<(), RunError> {
+pub(crate) fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<(), RunError> {
     coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
 }
 
@@ -157,12 +163,11 @@ mod tests {
 
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
-    use super::super::channel::Channel;
-    use super::super::comm::{CommConfig, World};
-    use super::super::link::LinkConfig;
-    use super::super::opening::{CoordinatedBy, Opening};
-    use super::super::steps::LocateStep;
     use super::*;
+    use crate::channel::Channel;
+    use crate::link::LinkConfig;
+    use crate::opening::{CoordinatedBy, Opening};
+    use crate::steps::LocateStep;
 
     const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -171,8 +176,7 @@ mod tests {
     #[test]
     fn a_session_that_is_dropped_does_not_wait_for_peers_for_the_limit() {
         let world = World::create(2, 1, 64, 0).expect("shared memory");
-        let comm = Comm::new(world, 0, CommConfig::new(2, LIMIT)).expect("a rank");
-        let control = comm.control().clone();
+        let control = world.control.clone();
         for rank in [0, 1] {
             control.begin_run(rank, Some((0, 0)));
         }
@@ -199,7 +203,7 @@ mod tests {
             }
             Ok(())
         });
-        let rank = JoinedRank::new(link, comm).with_coordinator(coordinator).with_close_timeout(LIMIT);
+        let rank = JoinedRank::new(link, 0, world).with_coordinator(coordinator).with_close_timeout(LIMIT);
         rank.leave(Recorded::All, 1, Leaving::Dropped);
         let _ = left.send(());
         assert!(!is_late.load(Ordering::Relaxed), "it waited for rank 1");

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::RunError;
 
 /// The version of the messages.
-pub(super) const PROTOCOL: u32 = 5;
+pub(crate) const PROTOCOL: u32 = 5;
 /// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
@@ -35,7 +35,7 @@ const SENDING: Duration = Duration::from_secs(1);
 
 /// What the coordinator tells a rank.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) enum ToRank {
+pub(crate) enum ToRank {
     /// The run, and the sizes of the segments whose descriptors follow.
     Welcome(Welcome),
     /// Contents may differ between ranks: digests of every byte are wanted.
@@ -50,7 +50,7 @@ pub(super) enum ToRank {
 
 /// The shared memory of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Welcome {
+pub(crate) struct Welcome {
     pub rank: u32,
     pub ranks: u32,
     pub groups: usize,
@@ -68,7 +68,7 @@ pub(super) struct Welcome {
 
 /// What a rank tells the coordinator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) enum FromRank {
+pub(crate) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
     Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
     /// The only message of a rank that would join and cannot begin.
@@ -89,7 +89,7 @@ pub(super) enum FromRank {
 
 /// What must agree on all ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     pub protocol: u32,
     pub version: String,
     /// The hash of the plan.
@@ -331,7 +331,7 @@ impl Channel {
 }
 
 /// Bounds how long connecting and sending wait for the other end, which may be stopped.
-pub(super) fn bound_sending(fd: &OwnedFd) {
+pub(crate) fn bound_sending(fd: &OwnedFd) {
     let limit = TimeVal::milliseconds(SENDING.as_millis() as i64);
     // A system that refuses it leaves sending without a bound; messages are few, and fit the buffer.
     let _ = setsockopt(fd, sockopt::SendTimeout, &limit);
@@ -377,7 +377,7 @@ mod tests {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     use super::*;
-    use crate::host::memory::{Access, Segment};
+    use crate::memory::{Access, Segment};
 
     fn pair() -> (Channel, Channel) {
         let flags = SockFlag::SOCK_CLOEXEC;

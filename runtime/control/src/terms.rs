@@ -54,7 +54,7 @@ impl Term {
     }
 
     /// The name, and what is compared first.
-    pub(super) fn first(&self) -> Result<(String, String), RunError> {
+    pub(crate) fn first(&self) -> Result<(String, String), RunError> {
         let value = match &self.value {
             TermValue::Text(text) => text.clone(),
             TermValue::Content(content) => content.identity().map_err(|e| self.unread(&e))?,
@@ -63,7 +63,7 @@ impl Term {
     }
 
     /// The name and the digest of content.
-    pub(super) fn digest(&self) -> Result<Option<(String, String)>, RunError> {
+    pub(crate) fn digest(&self) -> Result<Option<(String, String)>, RunError> {
         match &self.value {
             TermValue::Text(_) => Ok(None),
             TermValue::Content(content) => {
@@ -74,7 +74,7 @@ impl Term {
     }
 
     /// Whether it is content.
-    pub(super) fn is_content(&self) -> bool {
+    pub(crate) fn is_content(&self) -> bool {
         matches!(self.value, TermValue::Content(_))
     }
 

@@ -19,7 +19,7 @@ pub struct Membership {
 }
 
 /// How the names of runs begin that their ranks drew at random: such a name is a secret of the ranks.
-pub(super) const DRAWN: &str = "bootstrap ";
+pub(crate) const DRAWN: &str = "bootstrap ";
 
 impl fmt::Debug for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,12 +31,12 @@ impl fmt::Debug for Membership {
 
 impl Membership {
     /// What messages call the run, without a secret.
-    pub(super) fn shown_run(&self) -> &str {
+    pub(crate) fn shown_run(&self) -> &str {
         if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
     }
 
     /// The address where the ranks meet.
-    pub(super) fn address(&self) -> Result<UnixAddr, RunError> {
+    pub(crate) fn address(&self) -> Result<UnixAddr, RunError> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
         UnixAddr::new_abstract(name.as_bytes())
             .map_err(|e| RunError::of_call("naming the rendezvous point", "bind", e))
