@@ -114,7 +114,10 @@ pub fn symmetric() -> Result<()> {
     on_ranks(|group, _| {
         let mut session = Session::open(&plan, group, &config(group).with_symmetric(1 << 20))?;
         session.set("n", 64)?;
-        ensure!(matches!(session.address("x")?.storage, Storage::Symmetric(_)), "the plan holds %x in symmetric memory");
+        ensure!(
+            matches!(session.address("x")?.storage, Storage::Symmetric(_)),
+            "the plan holds %x in symmetric memory"
+        );
         let row = 4096;
         let turns = [session.allocate_symmetric(64 * row)?, session.allocate_symmetric(64 * row)?];
         let weight = session.allocate_symmetric(32)?;

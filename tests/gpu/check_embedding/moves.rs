@@ -196,7 +196,10 @@ pub fn copied() -> Result<()> {
     let bytes = 16 * 64 * 4;
     let said = on_ranks(|group, device| {
         let mut session = Session::open(&plan, group, &config(group))?;
-        ensure!(matches!(session.address("x")?.storage, Storage::Symmetric(_)), "the plan holds %x in symmetric memory");
+        ensure!(
+            matches!(session.address("x")?.storage, Storage::Symmetric(_)),
+            "the plan holds %x in symmetric memory"
+        );
         let x: Vec<Block> = (0..3)
             .map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16 * 64])))
             .collect::<Result<_>>()?;

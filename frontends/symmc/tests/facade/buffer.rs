@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symmc::{Buffer, Config, ErrorKind, Group, Program, Session, SessionConfig};
+use symmc::{Buffer, Config, ErrorKind, Group, Program, Session, SessionConfig, Storage};
 
 const PROGRAM: &str = r#"program "kept" ranks 1
 symbol n in 1..=8

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use symmc::{Config, DType, ErrorKind, Group, Program, Session, SessionConfig, Tensor};
+use symmc::{Config, DType, ErrorKind, Group, Program, Session, SessionConfig, Storage, Tensor};
 
 const PROGRAM: &str = r#"program "shared" ranks 1
 symbol n in 1..=8

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use symmc::unstable::ir::InputKind;
 use symmc::{
-    Bind, Buffer, CheckedPlan, Config, Draw, Error, ErrorKind, Group, OpenOptions, Profile, Program,
-    Session, SessionConfig, Tensor, TensorFile, Variant, Workload,
+    Bind, Buffer, CheckedPlan, Config, Draw, Error, ErrorKind, Group, OpenOptions, Profile, Program, Session,
+    SessionConfig, Storage, Tensor, TensorFile, Variant, Workload,
 };
 
 use crate::threads::{bytes, on_ranks};

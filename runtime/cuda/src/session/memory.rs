@@ -132,7 +132,8 @@ impl CudaSession {
                 (None, Some(i)) => {
                     // Where the caller has one memory for both, the steps, which need two, take one of the session's.
                     let shared = given.is_some_and(|(_, address)| address == own.address);
-                    let from = if shared { self.own_memory(Port::Output(k), output.bytes)? } else { own.address };
+                    let from =
+                        if shared { self.own_memory(Port::Output(k), output.bytes)? } else { own.address };
                     after.push(Move { to: bases[i], from, bytes: output.bytes });
                     after.extend(given.map(|(_, to)| Move { to, from, bytes: output.bytes }));
                     bases.push(from);

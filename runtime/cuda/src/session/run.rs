@@ -16,8 +16,8 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
 use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, RawStream, Recordings,
-    SizedProgram, Taken, TracedStep, ended, gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, RawStream,
+    Recordings, SizedProgram, Taken, TracedStep, ended, gave_back, in_progress,
 };
 use tracing::span::EnteredSpan;
 
@@ -31,7 +31,7 @@ use super::recording::{Executable, Recording, RecordingKey};
 use super::report::Report;
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::compute::search::Search;
-use crate::device::driver::{Event, Graph, LentStream, Memory, Stream, self};
+use crate::device::driver::{self, Event, Graph, LentStream, Memory, Stream};
 use crate::device::launch::{Address, PortBases};
 use crate::error::CudaError;
 use crate::exchange::Exchange;

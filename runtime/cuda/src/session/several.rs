@@ -12,8 +12,8 @@ use super::context::Sizes;
 use super::cuda_session::{CudaSession, ParkedProgram};
 use super::gpu::ALIGN;
 use super::recent::Recent;
-use crate::device::driver::Memory;
 use crate::codegen::refusal::accept;
+use crate::device::driver::Memory;
 
 /// The data of an input in symmetric memory, while that is allocated anew.
 struct KeptInput {
