@@ -14,8 +14,8 @@ use symmc_support::Backing;
 
 use super::inputs::{FileStamp, InputPlace, OpenFile, PlacedInput};
 use super::needs::TensorSlot;
+use super::rank::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
 use super::run::{OpenSession, RankRuns, run_as};
-use super::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
 use crate::error::RunError;
 use crate::host::{HostConfig, SessionRank, locate_steps, plan_subject};
 use crate::refused::unread_plan;

@@ -5,8 +5,8 @@ use std::thread;
 use symmc_control::{Group, cause};
 use symmc_support::parallel;
 
+use super::rank::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use super::run::OpenSession;
-use super::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use crate::error::RunError;
 
 /// Runs a job on one thread for each rank.
