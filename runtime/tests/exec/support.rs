@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use symmc_check::check;
-use symmc_control::World;
+use symmc_control::Domain;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
 use symmc_plan::{Plan, ReadPlan};
@@ -183,14 +183,14 @@ pub fn check_against_interpreter(
     let given = inputs(graph, bindings, 7);
     let expected = interpreted(graph, registry.1, bindings, &given, repeats);
     let ranks = graph.ranks.expect("closed");
-    let world = World::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
-    let world = world.expect("shared memory");
+    let domain = Domain::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
+    let domain = domain.expect("shared memory");
     thread::scope(|scope| {
         for rank in 0..ranks {
-            let (world, given, expected) = (world.clone(), &given, &expected);
+            let (domain, given, expected) = (domain.clone(), &given, &expected);
             scope.spawn(move || {
                 let comm = CommConfig::new(ranks, Duration::from_secs(20));
-                let comm = Comm::new(world, rank, comm).expect("a communicator");
+                let comm = Comm::new(domain, rank, comm).expect("a communicator");
                 let plan = ReadPlan::read(Arc::new(planned.plan.clone())).expect("programs");
                 let mut executor = Executor::new(&plan, rank, registry.0, config).expect("a plan");
                 let mut own = Rank::new(planned, bindings, &given[rank as usize]);
