@@ -143,7 +143,7 @@ pub use workload::{Draw, Workload, bindings};
 pub use session::buffer::Buffer;
 pub use session::slot::Slot;
 pub use session::{
-    Bootstrap, Group, Memory, Place, Recordings, Session, SessionConfig, Taken, Value, ValueKind,
+    Bootstrap, Group, Memory, Recordings, Session, SessionConfig, Storage, Taken, Value, ValueKind,
 };
 #[cfg(feature = "cuda")]
 pub use session::{Gpu, Progress};

@@ -22,8 +22,8 @@ use crate::kernels::Needs;
 use crate::refused::unread_plan;
 use crate::session::budget::{self, Constants};
 use crate::session::{
-    Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
-    RawStream, SizedProgram, Spot, Taken, Whose, ended, expect_agreement, gave_back, in_progress, proposal,
+    Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, Ports,
+    RawStream, SizedProgram, Storage, Taken, ended, expect_agreement, gave_back, in_progress, proposal,
 };
 
 /// A plan on one rank of the host.
@@ -189,42 +189,6 @@ impl HostSession {
         self.joined.clone().ok_or_else(ended)
     }
 
-    fn arena(&self) -> Result<Extent, RunError> {
-        let joined = self.joined()?;
-        let arena = joined.comm().arena();
-        Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
-    }
-
-    /// The memory of an input or output at the sizes that are set, made if there is none.
-    fn located(&mut self, port: Port) -> Result<Spot, RunError> {
-        let Location { port, bytes, memory } = self.ports.location(port)?;
-        let (address, owner) = match memory {
-            Whose::Caller(extent) => (extent.address, Owner::Caller),
-            Whose::Program(_) => (0, Owner::Program),
-            Whose::Symmetric(offset) => (self.arena()?.address + offset as u64, Owner::Symmetric),
-            Whose::Session => (self.room(port, bytes)?, Owner::Session),
-        };
-        Ok(Spot { extent: Extent { address, bytes }, owner })
-    }
-
-    /// Memory of the session's own for so many bytes. What was in a smaller one is in the larger one too.
-    fn room(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
-        let place = &mut self.ports.held_mut(port).memory;
-        let segment = match place {
-            Some(segment) if segment.len() >= bytes => segment,
-            smaller => {
-                let larger = Arc::new(Segment::private("memory of inputs and outputs", bytes)?);
-                // Runs in progress may use the old one, which holds the data too.
-                if let Some(old) = smaller {
-                    // SAFETY: both are mapped for as many bytes; they do not overlap.
-                    unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
-                }
-                smaller.insert(larger)
-            }
-        };
-        Ok(extent(segment).address)
-    }
-
     /// What the next run takes.
     fn next_run(&mut self) -> Result<PendingRun, RunError> {
         self.queue.failed()?;
@@ -248,12 +212,13 @@ impl HostSession {
         self.ports.check_lending()?;
         let mut inputs = Vec::with_capacity(bound.inputs.len());
         for i in 0..bound.inputs.len() {
-            let spot = self.located(Port::Input(i))?;
+            let memory = self.locate(Port::Input(i))?;
             self.ports.expect_data(i)?;
-            inputs.push(if spot.owner == Owner::Program { Span::NONE } else { span(spot.extent) });
+            let is_with_program = matches!(memory.storage, Storage::Program(_));
+            inputs.push(if is_with_program { Span::NONE } else { span(memory.extent) });
         }
-        let spots = (0..bound.outputs.len()).map(|k| self.located(Port::Output(k)));
-        let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
+        let outputs = (0..bound.outputs.len()).map(|k| Ok(span(self.locate(Port::Output(k))?.extent)));
+        let outputs = outputs.collect::<Result<_, RunError>>()?;
         let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
         let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
         let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
@@ -280,10 +245,10 @@ impl HostSession {
         out
     }
 
-    /// Refuses an access by the caller while runs may touch the memory, and one of another size.
-    fn expect_access(&self, port: Port, found: usize) -> Result<(), RunError> {
+    /// Refuses an access by the caller while runs may touch the memory.
+    fn expect_idle(&self, port: Port) -> Result<(), RunError> {
         match self.queue.idle()? {
-            true => self.ports.expect_bytes(port, found),
+            true => Ok(()),
             false => Err(self.ports.busy(port)),
         }
     }
@@ -308,6 +273,35 @@ impl HostSession {
             let _ = joined.fail(RunError::Left { rank: self.rank, how });
             self.queue.end();
         }
+    }
+}
+
+impl PortDevice for HostSession {
+    type Memory = Segment;
+
+    fn ports(&mut self) -> &mut Ports<Segment> {
+        &mut self.ports
+    }
+
+    fn arena(&self) -> Result<Extent, RunError> {
+        let joined = self.joined()?;
+        let arena = joined.comm().arena();
+        Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
+    }
+
+    fn allocate_port(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        smaller: Option<Arc<Segment>>,
+    ) -> Result<Segment, RunError> {
+        let larger = Segment::private(name, bytes)?;
+        // Runs in progress may use the smaller one, which holds the data too.
+        if let Some(old) = smaller {
+            // SAFETY: both are mapped for as many bytes; they do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
+        }
+        Ok(larger)
     }
 }
 
@@ -408,24 +402,22 @@ impl DeviceSession for HostSession {
         Kept::on_host(tensor)
     }
 
-    fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
-        let spot = self.located(port)?;
-        if let (Port::Input(_), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
-            self.ports.held_mut(port).given = true;
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
+        let was_given = self.ports.held(port).given;
+        let memory = self.expose(port)?;
+        if self.ports.held(port).given != was_given {
             self.resolved = None;
         }
-        Ok(spot)
+        Ok(memory)
     }
 
     fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
         for &(input, data) in inputs {
-            let port = Port::Input(input);
-            let spot = self.spot(port)?;
-            self.expect_access(port, data.size())?;
-            let to = span(spot.extent);
+            self.expect_idle(Port::Input(input))?;
+            let to = span(self.expose_for(input, data.size())?);
+            self.resolved = None;
             match data {
-                _ if spot.owner == Owner::Program => return Err(self.ports.is_constant(port)),
-                // SAFETY: the memory is the session's or lent for as many bytes, no run is in progress, and the data are a slice
+                // SAFETY: the memory is the session's or bound for as many bytes, no run is in progress, and the data are a slice
                 // that nobody writes.
                 InputData::Memory(bytes) => unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, bytes.len()) },
                 InputData::Source(source) if to.len > 0 => {
@@ -439,16 +431,17 @@ impl DeviceSession for HostSession {
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
-        let spot = self.located(port)?;
-        self.expect_access(port, data.len())?;
-        let constant = match port {
-            Port::Input(i) if spot.owner == Owner::Program => self.ports.sized()?.bound.constant(i),
+        self.expect_idle(port)?;
+        let memory = self.locate(port)?;
+        self.ports.expect_bytes(port, data.len())?;
+        let constant = match (port, memory.storage) {
+            (Port::Input(i), Storage::Program(_)) => self.ports.sized()?.bound.constant(i),
             _ => None,
         };
         match constant {
             Some(bytes) => data.copy_from_slice(bytes),
             // SAFETY: as for writing; the slice is the caller's alone.
-            None => unsafe { std::ptr::copy(span(spot.extent).ptr, data.as_mut_ptr(), data.len()) },
+            None => unsafe { std::ptr::copy(span(memory.extent).ptr, data.as_mut_ptr(), data.len()) },
         }
         Ok(())
     }

@@ -14,11 +14,10 @@ use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
 use super::context::{ExecutionContext, Sizes};
 use super::flight::Flight;
 use super::gpu::{ALIGN, Gpu};
-use super::piece::Piece;
 use super::recent::Recent;
 use super::recording::Recording;
 use crate::codegen::refusal::accept;
-use crate::device::driver::{CallersContext, Copied, Device, Event, Relaxed};
+use crate::device::driver::{CallersContext, Copied, Device, Event, Memory, Relaxed};
 use crate::error::CudaError;
 use crate::program::Settled;
 
@@ -34,7 +33,7 @@ pub struct CudaSession {
     pub(super) joined: Option<Arc<SessionRank>>,
     pub(super) gpu: Gpu,
     pub(super) config: HostConfig,
-    pub(super) ports: Ports<Piece>,
+    pub(super) ports: Ports<Memory>,
     pub(super) flight: Flight,
     pub(super) runs: u64,
     pub(super) failure: Option<RunError>,
@@ -50,7 +49,7 @@ pub struct CudaSession {
 
 /// A program of the session while calls are about another one.
 pub(super) struct ParkedProgram {
-    pub ports: Ports<Piece>,
+    pub ports: Ports<Memory>,
     pub ready: Option<Arc<Recording>>,
 }
 

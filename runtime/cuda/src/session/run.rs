@@ -16,8 +16,8 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
 use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
-    Spot, Taken, TracedStep, ended, gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, RawStream, Recordings,
+    SizedProgram, Taken, TracedStep, ended, gave_back, in_progress,
 };
 use tracing::span::EnteredSpan;
 
@@ -26,13 +26,12 @@ use super::cuda_session::CudaSession;
 use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
-use super::piece::Piece;
 use super::progress::{Heard, News};
 use super::recording::{Executable, Recording, RecordingKey};
 use super::report::Report;
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::compute::search::Search;
-use crate::device::driver::{self, Event, Graph, LentStream, Stream};
+use crate::device::driver::{Event, Graph, LentStream, Memory, Stream, self};
 use crate::device::launch::{Address, PortBases};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
@@ -247,7 +246,7 @@ impl CudaSession {
         &mut self,
         program: Arc<DeviceProgram>,
         key: RecordingKey,
-        memory: Vec<Arc<Piece>>,
+        memory: Vec<Arc<Memory>>,
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized()?.bound.clone();
         let is_noted = has_frontiers()?;
@@ -393,10 +392,10 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Refuses an access by the caller while runs may touch the memory, and one of another size.
-    pub(super) fn expect_access(&mut self, port: Port, found: usize) -> Result<(), RunError> {
+    /// Refuses an access by the caller while runs may touch the memory.
+    fn expect_idle(&mut self, port: Port) -> Result<(), RunError> {
         match self.look()? {
-            true => self.ports.expect_bytes(port, found),
+            true => Ok(()),
             false => Err(self.ports.busy(port)),
         }
     }
@@ -456,7 +455,7 @@ impl DeviceSession for CudaSession {
             return self.ports.lending().expect(port);
         }
         let _context = self.entered()?;
-        let (arena, reserved) = (self.arena(), self.reserved());
+        let (arena, reserved) = (self.arena().ok(), self.reserved());
         self.ports.lend(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
@@ -492,37 +491,29 @@ impl DeviceSession for CudaSession {
         kept::keep(&self.device, tensor)
     }
 
-    fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
         let _context = self.entered()?;
-        let spot = self.located(port)?;
-        if let (Port::Input(_), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
-            self.ports.held_mut(port).given = true;
-        }
-        Ok(spot)
+        self.expose(port)
     }
 
     fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
         let _context = self.entered()?;
         let mut places = Vec::with_capacity(inputs.len());
         for &(input, data) in inputs {
-            let port = Port::Input(input);
-            let spot = self.spot(port)?;
-            self.expect_access(port, data.size())?;
-            if spot.owner == Owner::Program {
-                return Err(self.ports.is_constant(port));
-            }
-            places.push((spot.extent.address, data));
+            self.expect_idle(Port::Input(input))?;
+            places.push((self.expose_for(input, data.size())?.address, data));
         }
         self.upload_all(&places)
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
         let _context = self.entered()?;
-        self.expect_access(port, data.len())?;
-        let spot = self.located(port)?;
+        self.expect_idle(port)?;
+        self.ports.expect_bytes(port, data.len())?;
+        let memory = self.locate(port)?;
         let stream = &self.context()?.resources.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        unsafe { stream.download(data, spot.extent.address)? };
+        unsafe { stream.download(data, memory.extent.address)? };
         Ok(())
     }
 

@@ -36,7 +36,7 @@ def enable(**options) -> None:
 
 
 def memory() -> dict[str, int]:
-    """The bytes that compiled functions take of their devices now beside tensors of PyTorch, by what for: ``ordinary`` and
+    """The bytes that compiled functions take of their devices now, in addition to tensors of PyTorch, by purpose: ``ordinary`` and
     ``symmetric`` arenas, ``flags``, ``scratch``, and ``held`` for inputs and outputs of symmc's own."""
     from symmc.torch.runtime import arenas
 

@@ -2,7 +2,7 @@
 
 Dynamo compiles for each rank alone, and recompiles when the sizes of one rank change; the other ranks do not notice. So ranks agree
 when they call a graph. In every call each rank publishes the number of its graph and a digest of its sizes on a
-:class:`~symmc.torch.ranks.board.Board`, and all ranks decide alike from these numbers:
+:class:`~symmc.torch.ranks.board.Board`, and all ranks decide from the same numbers:
 
 - The sizes are the same, and this combination of graphs was compiled together before: its plan runs.
 - The sizes are the same, and the combination is new: the ranks compile the graphs together, as one program.
@@ -98,7 +98,7 @@ class JointGraph:
         return self._run_separately(inputs, sizes, found) if isinstance(found, str) else found.function(inputs)
 
     def pending_error(self) -> Exception | None:
-        """What an earlier run on a GPU reported."""
+        """The error of an earlier run on a GPU."""
         try:
             for runner in self._runners():
                 runner.poll()
@@ -118,7 +118,7 @@ class JointGraph:
         raise error
 
     def _runners(self):
-        """What runs plans together with other ranks."""
+        """The runners of plans that several ranks run together."""
         return [runner for found in self.decisions.values() if not isinstance(found, str) for runner in found.runners]
 
     def _compile_together(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):

@@ -24,7 +24,7 @@ _ALIKE = {
 
 
 def list_collectives(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
-    """The collectives of a graph for these values of its symbols, in order. What depends on data is ``None``."""
+    """The collectives of a graph for these values of its symbols, in order. Values that depend on data are ``None``."""
     found = []
     for node in graph.nodes:
         name = _collective(node)

@@ -19,7 +19,7 @@ _FUSED = re.compile("_scaled_dot_product_.*attention.*")
 """The operators of PyTorch's kernels for attention and for its gradients."""
 
 _REPEATING = tuple(getattr(torch.ops.aten, name).default for name in ("unsqueeze", "expand", "clone", "view", "_unsafe_view", "reshape"))
-"""What repeats heads."""
+"""The operators that repeat heads."""
 
 
 def is_fusible(module: torch.fx.GraphModule) -> bool:

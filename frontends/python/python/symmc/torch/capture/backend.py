@@ -19,7 +19,7 @@ from symmc.torch.settings.options import Options
 def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     """Compiles a graph of Dynamo: forward, and backward where gradients are wanted.
 
-    ``mode`` is one of Inductor's, of which symmc has no need.
+    ``mode`` is one of Inductor's, and has no effect.
     """
     wanted = Options.of(options)
     _check_mode(mode)

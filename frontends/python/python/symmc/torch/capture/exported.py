@@ -60,7 +60,7 @@ class _ExportedImport:
                 graph = DecomposedGraph(self.numbered, self.whole)
 
     def _import(self, graph: DecomposedGraph) -> tuple[symmc.Program | None, list[int], symmc.Error | None]:
-        """The program, or why there is none, and the nodes that are in the way."""
+        """The program or the error of the import, with the nodes that are refused or unknown."""
         nodes = graph.module.graph
         try:
             program = programs.open_archives([programs.serialize_program(self._exported_with(graph))], **self.options)
@@ -90,7 +90,7 @@ class _ExportedImport:
 
 
 def _renamed(spec: signature.OutputSpec, node) -> signature.OutputSpec:
-    """What a signature says of an output, by the name that its node has now."""
+    """The entry of a signature for an output, with the current name of its node."""
     if not isinstance(node, torch.fx.Node) or not hasattr(spec.arg, "name"):
         return spec
     return dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))

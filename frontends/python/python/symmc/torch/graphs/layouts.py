@@ -11,7 +11,7 @@ def inverse_permutation(order: list[int]) -> list[int]:
 
 
 def memory_order(value) -> list[int] | None:
-    """The axes from the outermost in memory to the innermost; none where elements do not lie behind each other."""
+    """The axes from the outermost in memory to the innermost; None if the elements are not contiguous in any order."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
     sizes, strides = _hints(value.shape), _hints(value.stride())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 NUMBER = "symmc"
-"""Where nodes have their number in the graph that is compiled: names differ between copies of it."""
+"""The key of the number of a node in ``node.meta``. Copies of a graph keep numbers, not names."""
 
 
 def number_nodes(graph: torch.fx.Graph) -> None:
@@ -18,7 +18,7 @@ def number_nodes(graph: torch.fx.Graph) -> None:
 
 
 def copy_graph(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
-    """A copy of a graph; ``known`` is told the new node of each."""
+    """A copy of a graph; ``known`` receives the new node of each node."""
     copy = torch.fx.Graph()
     returned = copy.graph_copy(graph, known)
     copy.output(returned)
@@ -76,7 +76,7 @@ _PYTORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """Where in the model a node comes from: the innermost line that is not PyTorch's own, if there is one."""
+    """The source line of a node in the model: the innermost line that is not PyTorch's own, if there is one."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
     lines = [line for line in lines if _PYTORCH not in line] or lines
     return f" ({lines[-1]})" if lines else ""

@@ -92,7 +92,7 @@ def _written(exported: ExportedProgram) -> bytes:
 
 
 def _put(archive: zipfile.ZipFile, kind: str, prefix: str, tensors: dict) -> None:
-    """Stores tensors, and what tells of them."""
+    """Stores tensors and their metadata."""
     from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
 
     config = {}

@@ -43,7 +43,7 @@ class LiftedGraph:
     finish: Callable[[list, list], tuple]
     """The outputs of the graph, of its inputs and of the results of the program: these themselves, views of them, and sizes."""
     devices: list[torch.device]
-    """Where the outputs of the program that replace none are wanted."""
+    """The devices of the outputs of the program that replace no argument."""
     mutated: list[int]
     """Which arguments of the program are replaced."""
     complex: list[int]
@@ -83,7 +83,7 @@ class LiftedGraph:
         returned = graph.graph_copy(module.graph, known)
         for old, new in known.items():
             new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
-        # What is replaced is so in what the graph gives, too.
+        # Replaced nodes are replaced in the outputs as well.
         end = graph.output(returned)
         legalise_for_export(graph)
         if process_groups_in(graph):
@@ -103,7 +103,7 @@ class GraphLifter:
         self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         self.groups: list[str] = []
         self.objects: dict[torch.fx.Node, object] = {}
-        """What the graph has beside tensors and only gives back."""
+        """Objects other than tensors that the graph only returns."""
 
     def lift(self) -> LiftedGraph:
         values = [node.meta.get("val") for node in self.placeholders]
@@ -143,7 +143,7 @@ class GraphLifter:
         for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
             tensor = operator.attrgetter(node.target)(self.module)
             if not isinstance(tensor, torch.Tensor):
-                # What is given back as it is, such as the mesh of a DTensor.
+                # An object that is returned as it is, such as the mesh of a DTensor.
                 if not node.users:
                     self.objects[node] = tensor
                     self.graph.erase_node(node)
@@ -260,7 +260,7 @@ def _input(node: torch.fx.Node):
 
 
 def _argument(node):
-    """What a signature says of an input, or of an output, which may be no node."""
+    """The entry of a signature for an input or an output, which may be a constant."""
     if not isinstance(node, torch.fx.Node):
         return signature.ConstantArgument(name="", value=node)
     value = node.meta.get("val")

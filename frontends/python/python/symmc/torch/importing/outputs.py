@@ -55,7 +55,7 @@ class OutputBuilder:
         return self.graph.call_function(operator.getitem, (of, number))
 
     def _is_replayed(self, node: torch.fx.Node) -> bool:
-        """Whether a node is a view that is made of the tensor of which it is one: as it was traced, with the same strides."""
+        """Whether a node is a view that is made again from its base, with the same strides as traced."""
         base = _base(node)
         if base is node or base in self.mutated:
             return False
@@ -83,7 +83,7 @@ class OutputBuilder:
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of, itself if it is none."""
+    """The base of a view, or the node itself if it is no view."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
         is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
         is_part = node.target is operator.getitem and _base(node.args[0]) is not node.args[0]

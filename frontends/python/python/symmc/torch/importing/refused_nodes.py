@@ -41,5 +41,5 @@ def _name(target) -> str:
 
 
 def _parts(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What is taken out of a node of several results."""
+    """The nodes that select one of several results."""
     return [user for user in node.users if user.target is operator.getitem]

@@ -18,7 +18,7 @@ import symmc
 from symmc.torch.importing.size_steps import SizeSteps
 
 _MOST_TOGETHER = 3
-"""The largest number of sizes of which another one is taken for the product, or that are taken for numbers at a time."""
+"""The largest number of sizes in a product, and of sizes that are fixed to numbers at a time."""
 
 
 class SizeAssumptions:
@@ -27,14 +27,14 @@ class SizeAssumptions:
     def __init__(self, steps: Sequence[SizeSteps], may_fix_sizes: bool):
         self.steps = steps
         self.may_fix_sizes = may_fix_sizes
-        """Whether sizes may be taken for numbers: each of their values has a plan of its own then."""
+        """Whether sizes may be fixed to numbers. Then each of their values has a plan of its own."""
         self.assumed: dict[str, sympy.Expr] = {}
         self.refuted: set[tuple[str, str]] = set()
         self.differences: dict[str, tuple[str, str]] = {}
-        """For the new symbols of what sizes have beyond others, these two."""
+        """For each new symbol, which is the difference of two sizes, these two."""
 
     def dims(self) -> dict[str, int | str]:
-        """What is said of symbols when the program is opened."""
+        """The relations, as ``dims`` of the import."""
         known = {one.symbol: one.expression for one in self.steps} | self.assumed
         return {symbol: _as_dim(_resolved(known, expression)) for symbol, expression in known.items() if self._is_there(symbol)}
 
@@ -43,7 +43,7 @@ class SizeAssumptions:
         return all(one.quotient != symbol for one in self.steps)
 
     def drop_refuted(self, values: dict[str, int]) -> bool:
-        """Drops what does not hold for the values of the symbols; whether all of it does."""
+        """Drops relations that do not hold for these values; whether all hold."""
         values = self.with_differences(values)
         less = {symbol for rest, (symbol, _) in self.differences.items() if values[rest] < 0}
         wrong = [symbol for symbol, of in self.assumed.items() if symbol in less or _evaluate(of, values) != values[symbol]]
@@ -57,7 +57,7 @@ class SizeAssumptions:
         return values | {rest: values[one] - values[other] for rest, (one, other) in self.differences.items()}
 
     def open_program(self, open: Callable[[], symmc.Program], values: dict[str, int]) -> symmc.Program:
-        """The program that ``open`` gives; what an operator is refused for is assumed if it holds for these values."""
+        """The program of ``open``, with relations assumed that hold for these values and that operators need."""
         found = _try_open(open)
         while isinstance(found, symmc.InputError):
             other = self._assume_more(found, values, open)
@@ -69,7 +69,7 @@ class SizeAssumptions:
         return found
 
     def _assume_more(self, error: symmc.Error, values: dict[str, int], open: Callable[[], symmc.Program]):
-        """What ``open`` gives, or is refused for, where something is assumed with which the operator of an error is not refused."""
+        """The next result of ``open``, with a relation added that the operator of an error accepts."""
         before, rests = self.assumed, self.differences
         for more, beyond in self._candidates([name for name in error.symbols if name in values], values):
             self.assumed, self.differences = before | more, rests | beyond
@@ -80,21 +80,21 @@ class SizeAssumptions:
         return None
 
     def _is_another_refusal(self, found: symmc.Error, error: symmc.Error, beyond: dict) -> bool:
-        """Whether what is refused now is something else, and nothing of what was assumed is in its way."""
+        """Whether another node or size is refused now, and not because of the new relation."""
         is_of_sizes = found.node is None and error.node is not None
         is_new = any(rest in found.symbols for rest in beyond)
         return not is_of_sizes and not is_new and self._about(found) != self._about(error)
 
     def _about(self, error: symmc.Error) -> tuple:
-        """What an error says is in the way; what a size has beyond another stands for the size."""
+        """The node, kind and symbols of an error. A difference of two sizes counts as the larger one."""
         return error.node, error.kind, {self.differences.get(symbol, (symbol,))[0] for symbol in error.symbols}
 
     def fix_sizes(self, symbols: Iterable[str], values: dict[str, int]) -> None:
-        """Takes symbols for numbers."""
+        """Fixes symbols to their values."""
         self.assumed |= {symbol: sympy.Integer(values[symbol]) for symbol in symbols if symbol not in self.assumed}
 
     def _candidates(self, named: list[str], values: dict[str, int]) -> Iterator[tuple[dict[str, sympy.Expr], dict]]:
-        """What may be assumed of symbols, and new ones for it: that two are equal, or one is a product of others or never less than
+        """Candidates for relations of symbols, with new symbols for them: two are equal, one is a product of others or at least
         another, or, if need be, some are numbers."""
         free = [symbol for symbol in named if symbol not in self.assumed]
         found: list[tuple[str, sympy.Expr]] = []
@@ -120,7 +120,7 @@ class SizeAssumptions:
 
 
 def _try_open(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
-    """What is opened, or why it is not."""
+    """The program, or the error of the import."""
     try:
         return open()
     except symmc.Error as error:
@@ -128,7 +128,7 @@ def _try_open(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
 
 
 def _combinations(symbols: list[str], numbers: range) -> Iterator[tuple[str, ...]]:
-    """So many symbols at a time, fewer first."""
+    """The combinations of these numbers of symbols, smaller ones first."""
     return itertools.chain.from_iterable(itertools.combinations(symbols, number) for number in numbers)
 
 
@@ -137,7 +137,7 @@ def _symbol(name: str) -> sympy.Symbol:
 
 
 def _resolved(known: dict[str, sympy.Expr], expression: sympy.Expr) -> sympy.Expr:
-    """An expression of symbols of which nothing is said."""
+    """An expression in which known symbols are replaced."""
     while True:
         inner = {symbol: known[symbol.name] for symbol in expression.free_symbols if symbol.name in known}
         if not inner:

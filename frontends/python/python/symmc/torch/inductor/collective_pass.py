@@ -30,11 +30,11 @@ _FOLLOWERS = {
     _aten._to_copy.default,
     _prims.convert_element_type.default,
 }
-"""What stands between a collective and the end of the norm behind it, written out."""
+"""The operators between a collective and the end of the decomposed norm after it."""
 
 
 _LADDERS = {1: [4**k for k in range(1, 9)], 2: [64, 1024, 16384]}
-"""The largest values of buckets, by how many symbols a form has, where nobody says: what is best for a prompt is not for a token."""
+"""Default upper ends of buckets, by the number of symbols of a form: the best variant for a prompt is not the best for a token."""
 
 
 class CollectivePass(CustomGraphPass):
@@ -64,7 +64,7 @@ class CollectivePass(CustomGraphPass):
             graph.lint()
 
     def uuid(self) -> bytes:
-        """What compile caches tell passes apart by: all that decides what is replaced."""
+        """The key of the pass in compile caches: a hash of everything that its result depends on."""
         files = sorted(pathlib.Path(symmc.__file__).parent.rglob("*.py"))
         if self.options.machine is not None and pathlib.Path(self.options.machine).is_file():
             files.append(pathlib.Path(self.options.machine))
@@ -96,11 +96,11 @@ class _CollectiveSite:
     result: torch.fx.Node
     """The wait for it, or itself where its result is there at once."""
     region: list[torch.fx.Node]
-    """What is replaced, in the order of the graph."""
+    """The nodes that are replaced, in the order of the graph."""
 
     @staticmethod
     def of(node: torch.fx.Node) -> _CollectiveSite | None:
-        """The site of a collective with what is behind it; none where nobody waits for it alone."""
+        """The site of a collective with the nodes after it; None if it has no wait of its own."""
         if engine_ops.is_collective(node):
             small, is_sum = [node], engine_ops.is_sum(node)
         else:
@@ -144,7 +144,7 @@ class _CollectiveSite:
         try:
             ranks = max(len(process_groups.members_of(name)) for name in operators.form_of(text).groups)
         except symmc.InputError:
-            # A group that nobody here knows.
+            # An unknown group.
             return False
         return device in ("cpu", "cuda") and operators.is_worth_it(text, device, ranks)
 
@@ -176,7 +176,7 @@ class _CollectiveSite:
 
 
 def _told(options: Options, symbols: int) -> dict:
-    """What a form says of its plan."""
+    """The options of the plan of a form."""
     buckets = list(options.buckets) or _LADDERS.get(symbols, [])
     return {"machine": options.machine, "buckets": buckets, "timeout": options.timeout}
 
@@ -192,7 +192,7 @@ def _is_work(node: torch.fx.Node) -> bool:
 
 
 def _with_norm(small: list[torch.fx.Node]) -> list[torch.fx.Node]:
-    """A sum over ranks with the residual and the norm behind it, if there is one."""
+    """An all-reduce with the residual and the norm after it, if there is one."""
     behind, order = _descendants(small[0]), _order(small[0].graph)
     region = set(small)
     for node in sorted(behind, key=order.__getitem__):

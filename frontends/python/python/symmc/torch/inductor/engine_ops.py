@@ -62,7 +62,7 @@ def is_norm(node: torch.fx.Node) -> bool:
 
 
 def is_sum(node: torch.fx.Node) -> bool:
-    """Whether a node is a collective behind which a norm may be part of it."""
+    """Whether a node is a collective that a norm can be part of."""
     return name_of(node) in _SUMS
 
 

@@ -22,7 +22,7 @@ from symmc.torch.inductor.engine_ops import NoForm
 _OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
 
 _HINT = 5040
-"""What symbols are thought to be while types are made: a multiple of what sizes are divided by."""
+"""The hint of symbols while types are made: a multiple of the usual divisors of sizes."""
 
 
 class GraphPart:
@@ -53,12 +53,12 @@ class GraphPart:
         return json.dumps(told, separators=(",", ":"))
 
     def emit(self, target, arguments: list, like: torch.Tensor, dtype: torch.dtype | None = None, shape=None) -> dict:
-        """Adds a call whose result is like a tensor; what refers to that."""
+        """Adds a call whose result is like a tensor; a reference to the result."""
         call = [str(target), arguments, {"named": {}}]
         return {"value": self._number(dtype or like.dtype, like.shape if shape is None else shape, call)}
 
     def reference(self, given: torch.fx.Node) -> dict:
-        """What refers to the value of a node."""
+        """A reference to the value of a node."""
         if given not in self._numbers:
             if given in self._inside:
                 raise NoForm(f"{given.name}: it is needed before it is there")
@@ -70,12 +70,12 @@ class GraphPart:
         return {"value": self._numbers[given]}
 
     def _ready(self) -> list[torch.fx.Node]:
-        """Nodes of which all arguments are known that are in the part."""
+        """Nodes whose arguments in the part have been added."""
         done, inside = self._added, self._inside
         return [n for n in self._nodes if n not in done and all(g in done or g not in inside for g in n.all_input_nodes)]
 
     def _sketch(self, node: torch.fx.Node) -> str:
-        """What tells nodes apart, wherever they stand."""
+        """A key that distinguishes nodes independently of their place."""
 
         def reference(given: torch.fx.Node):
             if given in self._numbers:
@@ -236,7 +236,7 @@ def _operator(name: str):
 
 
 def _placeholder(graph: torch.fx.Graph, number: int) -> torch.fx.Node:
-    """An input, behind the others: they come by their numbers, before all else."""
+    """An input, after the other inputs and before all other nodes."""
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     with graph.inserting_before(first):
         return graph.placeholder(f"input_{number}")

@@ -52,7 +52,7 @@ class PlannedForm:
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
         self.begin = _collective(self.module) if form.is_collective else None
-        """What begins a form that is a collective alone by PyTorch."""
+        """Starts a form that is a single collective, by PyTorch."""
 
     def is_left(self, sizes: tuple[int, ...], device: torch.device) -> bool:
         """Whether PyTorch runs these sizes."""
@@ -70,7 +70,7 @@ class PlannedForm:
 
 
 def _collective(module: torch.fx.GraphModule):
-    """What begins the collective of a form, by PyTorch's names of the process groups."""
+    """A function that starts the collective of a form, with PyTorch's names of process groups."""
     graph = torch.fx.Graph()
     known: dict[torch.fx.Node, torch.fx.Node] = {}
     graph.graph_copy(module.graph, known)
@@ -100,7 +100,7 @@ def form_of(text: str) -> GraphForm:
 
 @functools.cache
 def is_worth_it(text: str, device: str, ranks: int) -> bool:
-    """Whether there is a plan of a form for so many ranks, and it has more than the vendor's library at some sizes.
+    """Whether a form has a plan for this number of ranks that uses more than the vendor's library at some size.
 
     Asked while a graph is compiled. All ranks find the same by themselves: it follows from the form and the machine's profile.
     On the host there is no library to compare with, unless the profile of another machine is asked for.
@@ -125,11 +125,11 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
 
 
 _planned: dict[str, dict[torch.device, PlannedForm]] = {}
-"""What runs forms, by their texts and the devices of their operands."""
+"""The planned forms, by text and device of the operands."""
 
 
 def _find_planned(text: str, device: torch.device) -> PlannedForm:
-    """What runs a form. Names of process groups mean others when the default one is another."""
+    """The planned form of a text. After the default process group is replaced, forms are planned again."""
     known = _planned.get(text, _NOWHERE).get(device)
     if known is None or known.world is not _world.default_pg:
         known = _plan_form(text, device)
@@ -140,7 +140,7 @@ _NOWHERE: dict = {}
 
 
 def _plan_form(text: str, device: torch.device) -> PlannedForm:
-    """What runs a form; made when it runs first, on all ranks together."""
+    """Plans a form when it runs first, on all ranks together."""
     for known in list(_planned.values()):
         for place, planned in list(known.items()):
             if planned.world is not _world.default_pg:
@@ -156,7 +156,7 @@ class _StartedRun:
         self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left
 
     def wait(self) -> list[torch.Tensor]:
-        """Has the current stream wait for the results."""
+        """Makes the current stream wait for the results."""
         if self.end is not None:
             torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
         if self.is_left:
@@ -165,7 +165,7 @@ class _StartedRun:
 
 
 _started: dict[int, _StartedRun] = {}
-"""What was begun, by the address of what stands for it in the graph."""
+"""The started runs, by the address of their token in the graph."""
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.
 
 
 def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
-    """Begins a run; what stands for it."""
+    """Starts a run; its token."""
     token = inputs[0].new_empty(1, dtype=torch.int64)
     values, device, end = tuple(sizes), inputs[0].device, None
     planned = _find_planned(text, device)
@@ -227,7 +227,7 @@ def _fake_wait(started, inputs, sizes, text):
 
 
 _CALLED = "called_{}"
-"""What the function of an operator is called in ``torch.ops.symmc``, where graphs of Inductor find it."""
+"""The name of an operator's function in ``torch.ops.symmc``, where Inductor's graphs find it."""
 
 for _name, _kernel, _meta in [("planned", _run, _fake), ("start", _start, _fake_start), ("wait", _wait, _fake_wait)]:
     for _key in ("CPU", "CUDA"):

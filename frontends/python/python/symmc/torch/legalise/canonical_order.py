@@ -27,7 +27,7 @@ def sort_canonically(module: torch.fx.GraphModule) -> torch.fx.GraphModule | Non
     roots += sorted(changes, key=lambda change: places[change.args[0]])
     order = _walked(roots)
     if set(order) != set(calls):
-        # What no output needs is there for what it does, such as an assertion.
+        # A node that no output needs has an effect, such as an assertion.
         return None
     graph, known = torch.fx.Graph(), {}
     for node in [node for node in nodes if node.op in ("placeholder", "get_attr")]:
@@ -44,7 +44,7 @@ def sort_canonically(module: torch.fx.GraphModule) -> torch.fx.GraphModule | Non
 
 
 def _walked(roots: list[torch.fx.Node]) -> list[torch.fx.Node]:
-    """What is computed for some nodes, in the order in which it is found: operands first."""
+    """The nodes that some nodes depend on, operands first."""
     found: dict[torch.fx.Node, None] = {}
     stack = [(root, False) for root in reversed(roots)]
     while stack:

@@ -82,7 +82,7 @@ def _returned(part: torch.fx.GraphModule):
 
 
 def _trace_definition(node: torch.fx.Node) -> torch.fx.GraphModule | None:
-    """What an operator is made of as a graph of its inputs, where that computes the same without new assumptions on sizes."""
+    """The definition of an operator as a graph of its inputs, if it computes the same without new guards on sizes."""
     function = _definition(node)
     inputs = node.all_input_nodes
     values = [given.meta.get("val") for given in inputs]
@@ -100,7 +100,7 @@ def _trace_definition(node: torch.fx.Node) -> torch.fx.GraphModule | None:
     assumed = len(shapes.guards) if shapes is not None else 0
     # Older versions have nothing that refuses new assumptions.
     fixed = shapes.error_on_new_guards() if hasattr(shapes, "error_on_new_guards") else nullcontext()
-    # What fails here is no news to anybody.
+    # A failure here is expected.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     try:
@@ -108,7 +108,7 @@ def _trace_definition(node: torch.fx.Node) -> torch.fx.GraphModule | None:
         with mode, fixed:
             part = make_fx(applied)(*values)
     except Exception:
-        # What a definition asks of sizes, or does beside operators, is its own affair: the operator stays as it is.
+        # A definition may read sizes or have effects that cannot be traced: the operator stays as it is.
         return None
     finally:
         log.setLevel(level)

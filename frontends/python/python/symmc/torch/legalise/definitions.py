@@ -164,13 +164,13 @@ def _searched(bounds, x, *, out_int32=False, right=False, side=None, sorter=None
         raise NotImplementedError("bounds in another order")
     bounds, x = bounds.unsqueeze(-2) if bounds.dim() > 1 else bounds, x.unsqueeze(-1)
     is_before = bounds <= x if right or side == "right" else bounds < x
-    # What is no number lies behind all that are.
+    # NaN comes after all numbers.
     is_before = is_before | x.isnan() if x.is_floating_point() else is_before
     return is_before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _gcd(x, y):
-    """Euclid's algorithm, as many steps as numbers of so many bits may take."""
+    """Euclid's algorithm, as many steps as numbers of this many bits may take."""
     dtype = torch.result_type(x, y)
     x, y = torch.broadcast_tensors(x.to(dtype).abs(), y.to(dtype).abs())
     for _ in range(math.ceil(1.45 * torch.iinfo(dtype).bits)):

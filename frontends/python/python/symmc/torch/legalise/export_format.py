@@ -15,7 +15,7 @@ def legalise_for_export(graph: torch.fx.Graph) -> None:
 
 
 def _write_out_sums(graph: torch.fx.Graph) -> None:
-    """Sums of several sizes as sums of two, which the format has."""
+    """Writes sums of several sizes as sums of two, which the format has."""
     sums = getattr(torch, "sym_sum", None)
     for node in [node for node in graph.nodes if node.op == "call_function" and node.target is sums]:
         terms = list(node.args[0]) or [0]
@@ -30,9 +30,9 @@ def _write_out_sums(graph: torch.fx.Graph) -> None:
 
 
 def _take_sizes_of_operands(graph: torch.fx.Graph) -> None:
-    """Sizes that operators give beside tensors, as attention on GPUs does, are those of their operands.
+    """Replaces sizes among the results of operators, such as attention on GPUs, by sizes of their operands.
 
-    The format has numbers there, but no sizes that vary.
+    The format has numbers there, but no symbols.
     """
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         values = node.meta.get("val")
@@ -56,7 +56,7 @@ def _take_sizes_of_operands(graph: torch.fx.Graph) -> None:
 
 
 def _forget_random_state(graph: torch.fx.Graph) -> None:
-    """Results of a dtype that the format of some versions of PyTorch has not, and that nobody reads, as that of flash attention."""
+    """Drops unused results whose dtype the format of some versions of PyTorch lacks, such as the random state of flash attention."""
     for node in graph.nodes:
         values = node.meta.get("val")
         if node.op != "call_function" or not isinstance(values, (tuple, list)):

@@ -18,7 +18,7 @@ _DIVISIONS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.defau
 
 
 def take_rank_slices(graph: torch.fx.Graph) -> None:
-    """Writes divisions of which one part is used as that part."""
+    """Rewrites splits with one used output, and slices at a multiple of their length."""
     for node in [node for node in graph.nodes if node.op == "call_function" and node.target in _DIVISIONS]:
         chosen = {user.args[1] if user.target is operator.getitem else None for user in node.users}
         parts = node.meta.get("val")
@@ -54,7 +54,7 @@ def _take_slice(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     part.meta = dict(node.meta)
     node.replace_all_uses_with(part)
     graph.erase_node(node)
-    # What told where it begins and ends is another node on each rank.
+    # The nodes that computed its bounds differ between ranks.
     graph.eliminate_dead_code()
 
 
@@ -69,13 +69,13 @@ def _expression(size):
 
 
 def _times(start, length: torch.SymInt) -> int | None:
-    """How many lengths a slice begins behind the start, if that is a whole number of them."""
+    """The start of a slice in multiples of its length, if it is one."""
     ratio = sympy.simplify(_expression(start) / length.node.expr)
     return int(ratio) if ratio.is_Integer else None
 
 
 def _divides(length: torch.SymInt, count: int, extent) -> bool:
-    """Whether a length is that of one of so many equal parts of an extent, of which less than a part may be left over."""
+    """Whether ``count`` parts of this length cover an extent, except for a rest that is shorter than a part."""
     of = _expression(extent)
     return length.node.expr == FloorDiv(of, count) or sympy.simplify(length.node.expr * count - of) == 0
 

@@ -52,7 +52,7 @@ def _find_function(module: torch.fx.GraphModule, search: PartitionSearch):
             graph = DecomposedGraph(module, search.fallback_nodes)
         except symmc.Error as error:
             if error.kind == "input" and error.symbols and not search.may_fix_sizes:
-                # Sizes of which nothing else is known may be numbers.
+                # Sizes without a known relation may be numbers.
                 search.may_fix_sizes = True
                 graph = DecomposedGraph(module, search.fallback_nodes)
                 continue

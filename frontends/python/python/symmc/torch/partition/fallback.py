@@ -67,10 +67,10 @@ def _compile_by_inductor(module: torch.fx.GraphModule):
 
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     fake = detect_fake_mode(values) or FakeTensorMode()
-    # What Inductor tells AOT autograd of strides would be taken for that of the whole graph, of which this may be a stage.
+    # AOT autograd would take the strides that Inductor reports for those of the whole graph, and this may be a stage.
     with fake, V.set_fake_mode(fake), TracingContext.report_output_strides():
         decomposed = make_fx(torch.fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
-        # What nobody reads of an operator that gives several, as Inductor has removed it by then.
+        # Unused results, which Inductor has removed at this point.
         decomposed.graph.eliminate_dead_code()
         joint = joint_graph_passes(decomposed)
         end = output_of(joint.graph)

@@ -34,7 +34,7 @@ class PartitionSearch:
         self.function: Callable[[list], list] | None = None
         """The result: a function of the list of the inputs of the graph."""
         self.runners: list[PlanRunner] = []
-        """What runs the plans of the function."""
+        """The runners of the plans of the function."""
 
     def leave_collectives(self, graph: torch.fx.Graph, why: str) -> None:
         """Leaves the collectives of a graph to PyTorch."""

@@ -77,7 +77,7 @@ def assign_stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.
         before = [stages[given] for given in node.all_input_nodes if given in stages]
         is_refused = node.meta[NUMBER] in refused
         if node.target is operator.getitem or _is_wait(node) or not (has_tensor(node) or is_refused):
-            # What a node gives several of, sizes, and waits for who begins something belong where they come from.
+            # Parts of results, sizes, and waits belong to the stage of their operand.
             stages[node] = max(before, default=0)
             continue
         kind = int(is_refused)
@@ -85,7 +85,7 @@ def assign_stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.
         if is_random(node):
             # Random numbers are drawn in the order of the graph.
             drawn = stages[node] = max(stages[node], drawn)
-    # Inputs are replaced when all who read them have.
+    # Inputs are replaced after all their readers.
     last = max(stages.values(), default=0)
     for node in stages:
         if node.target is torch.ops.aten.copy_.default:
@@ -110,7 +110,7 @@ def _is_wait(node: torch.fx.Node) -> bool:
 
 
 def _pass_symbols(graph: torch.fx.Graph) -> None:
-    """Has stages be given the symbols in the extents of what they are given, which may be expressions of these."""
+    """Passes stages the symbols in the extents of their inputs, which may be expressions of these."""
     known = set()
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -122,7 +122,7 @@ def _pass_symbols(graph: torch.fx.Graph) -> None:
 
 
 def _annotate(part: torch.fx.GraphModule, call: torch.fx.Node) -> None:
-    """Inputs of a stage have the values of what it is called with."""
+    """Gives the inputs of a stage the values of the arguments of its call."""
     for placeholder, given in zip([n for n in part.graph.nodes if n.op == "placeholder"], call.args):
         if isinstance(given, torch.fx.Node) and "val" in given.meta:
             placeholder.meta.setdefault("val", given.meta["val"])

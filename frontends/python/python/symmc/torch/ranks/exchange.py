@@ -15,15 +15,15 @@ import torch.distributed as dist
 from symmc import DisagreementError, Error, Group, InputError, PeerError
 
 PATIENCE = 300.0
-"""How long ranks wait for each other where nobody says, in seconds."""
+"""The default timeout of waits for other ranks, in seconds."""
 
 
 _VALUE, _FAILURE = b"+", b"-"
-"""What stands before what a rank says: something that it gives, or why it gives nothing."""
+"""The first byte of a message in the store: a value follows, or the reason of a failure."""
 
 
 _IS_REPORTED = "symmc_told"
-"""The attribute of errors that the other ranks need not be told."""
+"""The attribute of errors that are not reported to the other ranks, because these have them."""
 
 
 class GraphsDiffer(InputError):
@@ -55,9 +55,9 @@ class RankGroup:
         return Group.bootstrap(self.rank, len(self.members), lambda mine: self.all_gather(mine, "a session"))
 
     def all_gather(self, mine: bytes, what: str = "a program") -> list[bytes]:
-        """What every one of them gives, in their order; all of them call this together, for the same thing.
+        """The values of all ranks, in order. All ranks call this together, with the same ``what``.
 
-        Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
+        A rank that gives up removes its message, so the next exchange starts cleanly.
         """
         exchange = self._next_round()
         exchange.publish(_VALUE + what.encode() + b":" + mine)
@@ -105,7 +105,7 @@ class RankGroup:
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """While this lasts, an error of this rank is told to the others, where they wait for what it would give next."""
+        """In this context an error of this rank is reported to the others, in the exchange in which they wait for it."""
         try:
             yield
         except BaseException as error:
@@ -115,7 +115,7 @@ class RankGroup:
                 try:
                     self._next_round().publish_failure(_FAILURE + f"{type(error).__name__}: {text}".encode())
                 except Exception:
-                    # Nobody is there to be told; the error itself says more.
+                    # The store is gone. The error itself says more.
                     pass
             raise
 
@@ -138,24 +138,24 @@ class StoreRound:
         self.number = 1 + max(self.failed, *ended.values())
 
     def key_of(self, rank: int) -> str:
-        """Where the store has what a rank says."""
+        """The key in the store of the message of a rank."""
         return f"{self.topic}/{self.number}/{rank}"
 
     def publish(self, what: bytes | str) -> None:
-        """Tells the others something."""
+        """Publishes the message of this rank."""
         _store().set(self.key_of(dist.get_rank()), what)
 
     def finish(self) -> None:
-        """All have been heard."""
+        """All messages have been read."""
         _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
 
     def publish_failure(self, what: bytes) -> None:
-        """Tells the others why this rank comes no more this time."""
+        """Publishes the failure of this rank."""
         self.publish(what)
         _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
 
     def withdraw(self) -> None:
-        """Takes back what was said."""
+        """Removes the message of this rank."""
         try:
             _store().delete_key(self.key_of(dist.get_rank()))
         except Exception:
@@ -174,7 +174,7 @@ def _peer_error(rank: int, text: str) -> PeerError:
 
 
 def _unwrap(said: bytes, rank: int, what: str) -> bytes:
-    """What a rank gives, if it gives something of this sort."""
+    """The value in a message, if it is of this kind."""
     if said[:1] == _FAILURE:
         error = _peer_error(rank, f"rank {rank} failed: {said[1:].decode()}")
         setattr(error, _IS_REPORTED, True)
@@ -191,9 +191,9 @@ def _store():
 
 
 def await_value(key: str, rank: int, timeout: float) -> bytes:
-    """What a rank put into the store."""
+    """The message of a rank, once it is in the store."""
     store, until, pause = _store(), time.monotonic() + timeout, 0.0002
-    # A wait of the store would hear neither of Ctrl-C nor of other threads.
+    # A wait of the store blocks Ctrl-C and other threads.
     while not store.check([key]):
         if time.monotonic() > until:
             text = f"rank {rank} did not come within {timeout:g} s: all ranks of a graph call it together, with sizes that fit"

@@ -49,7 +49,7 @@ def _of_engines(name: str):
 
 
 _known: list[Callable] = [_of_torch, _of_engines]
-"""What finds process groups, in this order."""
+"""The functions that find process groups, in this order."""
 
 
 def members_of(name: str) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ def connect_ranks(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict
 
 
 def _display_name(name: str) -> str:
-    """What people call a process group."""
+    """The name of a process group for messages."""
     described = getattr(find_process_group(name), "group_desc", None)
     return name if not described or described == "undefined" else described
 
@@ -207,7 +207,7 @@ def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
 
 @contextmanager
 def refusing_on_all_ranks(names: list[str], timeout: float) -> Iterator[None]:
-    """What is refused while this lasts, before there is a program with these groups, is so as if its import had been."""
+    """Errors in this context are handled as errors of an import of a program with these groups: all ranks raise."""
     try:
         yield
     except Exception as error:

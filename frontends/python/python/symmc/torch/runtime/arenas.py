@@ -55,7 +55,7 @@ class Arenas:
                 self.abandon(programs[0].session)
                 raise
             except (symmc.InputError, symmc.UnsupportedError):
-                # All ranks refuse it alike, for example because a graph of the caller holds addresses of the arenas.
+                # All ranks reject it, for example because a graph of the caller holds addresses of the arenas.
                 self._apart += 1
                 programs = self._sessions.setdefault((ranks.members, gpu, self._apart), [])
         if session is None:

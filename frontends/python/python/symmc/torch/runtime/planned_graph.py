@@ -20,7 +20,7 @@ from symmc.torch.runtime.runner import PlanRunner
 from symmc.torch.settings.options import Options
 
 UNKNOWN = " is not known"
-"""How it is said of an operator that it is not known."""
+"""The end of the reason for an operator that is not known."""
 
 
 class RefusedNodes(Exception):
@@ -65,7 +65,7 @@ class PlannedGraph:
             raise RefusedNodes({node.meta[NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
 
     def _naming_nodes(self, work):
-        """What work gives; an error that names a node of the graph is about that node."""
+        """The result of ``work``. Its errors that name a node of the graph become :class:`RefusedNodes`."""
         try:
             return work()
         except GraphsDiffer:
@@ -122,7 +122,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def device_of(lifted: LiftedGraph) -> torch.device:
-    """Where a graph runs: on the GPU of its tensors, if one of them is there."""
+    """The device of a graph: the GPU of its tensors, or the host if none is on a GPU."""
     tensors = [node.meta["val"] for node in lifted.exported.graph.nodes if _is_tensor(node)]
     gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
@@ -133,7 +133,7 @@ def device_of(lifted: LiftedGraph) -> torch.device:
 
 
 def _input_selector(places: list[int], count: int):
-    """What takes the inputs at some places out of so many, as a tuple."""
+    """A function that selects the inputs at some places out of ``count``, as a tuple."""
     if places == list(range(count)):
         return tuple
     if len(places) < 2:

@@ -23,7 +23,7 @@ _LEAST = 16
 """The least bound of a size that the graph leaves open."""
 
 _MOST = 1 << 39
-"""No size is larger. What is, or less than 0, is a number. So is what was one before: each value has a plan of its own."""
+"""The largest size. Larger and negative integers are numbers, and so are symbols that were numbers before: each value has its own plan."""
 
 BAD_DATA = (symmc.IndexRangeError, symmc.DataError)
 """Errors of a run that end its session on all ranks without a lasting fault: the next call opens another session."""
@@ -32,14 +32,14 @@ DTYPES = {name: getattr(torch, in_torch) for name, in_torch in TORCH_DTYPES}
 
 
 def machine_for(options: Options, device: str, ranks: int) -> str | None:
-    """The profile by which is chosen for so many ranks; none for that of the host."""
+    """The machine profile for this number of ranks; None for that of the host."""
     if options.machine is not None or device != "cuda":
         return options.machine
     return nearest_machine(ranks)
 
 
 def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[SizeSteps] = ()) -> dict[str, list[int]]:
-    """The largest values of the buckets of each symbol; the option tells those of sizes, which may go in steps."""
+    """The upper ends of the buckets of each symbol. The option states them for sizes; a symbol may be a quotient of a size."""
     if not options.buckets:
         return {}
     parts = {one.quotient: one for one in steps}
@@ -91,7 +91,7 @@ class PlanRunner:
         self.results: list[tuple] = []
         """Extents, strides and type of each result."""
         self.unfinished: list[tuple[Sequence, Sequence]] = []
-        """What runs use that were not waited for: an interrupted one goes on."""
+        """Tensors of runs that were interrupted before they were waited for. Such runs continue."""
         self.lock = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
 
@@ -160,7 +160,7 @@ class PlanRunner:
         return {name: values[symbol] for name, symbol in self.program.aliases.items()}
 
     def machine(self, device: torch.device) -> str | None:
-        """The profile by which is chosen; none for that of the host."""
+        """The machine profile; None for that of the host."""
         return machine_for(self.options, device.type, len(self.ranks.members))
 
     def _prepare_sizes(self, sizes: tuple[int, ...], device: torch.device) -> None:
@@ -244,7 +244,7 @@ class PlanRunner:
 
 _empty_on_host = torch._C._dynamo.guards._empty_strided_cpu
 _empty_on_gpu = torch._C._dynamo.guards._empty_strided_cuda
-"""What graphs of Inductor make tensors by: on the current GPU, and past the dispatcher."""
+"""The functions by which Inductor's graphs make tensors: on the current GPU, without the dispatcher."""
 
 
 def _empty(device: torch.device, wanted: list[tuple]) -> list[torch.Tensor]:

@@ -34,7 +34,7 @@ class Options:
     order: str | None = None
     """How the steps are ordered: ``chosen`` (the default), ``lean``, or the name of a simple rule."""
     fallback: str = "inductor"
-    """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
+    """Runs operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for an error."""
     numerics: str = "exact"
     """The changes of rounding that plans may make: ``exact`` for none, or one or more of ``reassociate``, ``narrow`` and
     ``narrow-f16``, separated by commas."""
