@@ -33,7 +33,7 @@ const BATCH: usize = 64;
 /// How long one end waits for the other to make room for a message.
 const SENDING: Duration = Duration::from_secs(1);
 
-/// What the coordinator tells a rank.
+/// A message of the coordinator to a rank.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum ToRank {
     /// The run, and the sizes of the segments whose descriptors follow.
@@ -66,7 +66,7 @@ pub(crate) struct Welcome {
     pub limit: Duration,
 }
 
-/// What a rank tells the coordinator.
+/// A message of a rank to the coordinator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
@@ -94,11 +94,11 @@ pub(crate) struct Identity {
     pub version: String,
     /// The hash of the plan.
     pub plan: String,
-    /// What people tell plans by.
+    /// What distinguishes it from others in error messages.
     pub about: Vec<(String, String)>,
     /// What else is to be alike.
     pub terms: Vec<(String, String)>,
-    /// Which of these are contents, told by what identifies them.
+    /// Which of these are contents, compared by what identifies them first.
     pub contents: Vec<String>,
 }
 
@@ -144,7 +144,7 @@ impl Channel {
         self.fd.as_fd()
     }
 
-    /// Sends a message. That the other end is gone is not an error here; receiving will tell.
+    /// Sends a message. It is no error that the other end is gone: receiving detects that.
     pub fn send(&self, message: &impl Serialize) -> Result<(), RunError> {
         let bytes = serde_json::to_vec(message).map_err(|e| self.broken(e))?;
         if bytes.len() > LARGEST {

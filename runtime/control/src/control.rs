@@ -1,9 +1,9 @@
 //! The control segment: the words through which the ranks of a run signal each other.
 //!
 //! It holds, each on cache lines of its own:
-//! - the coordinator's sign of life ([`crate::pulse`]);
+//! - the coordinator's heartbeat ([`crate::heartbeat`]);
 //! - the abort word, with the error that ended the run;
-//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, its sign of life, after how many runs
+//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, its heartbeat, after how many runs
 //!   it closed its session, and the runs that it announced last;
 //! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
 //!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read);
@@ -35,10 +35,10 @@ const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
 const FLAGS_SIZE: usize = 5 * LINE;
 /// Runs of a rank whose announcements are kept.
 pub const ANNOUNCED: u64 = 64;
-/// After how far a rank came: whether it is within a run, its sign of life, and one more than the runs after which it closed its
+/// After how far a rank came: whether it is within a run, its heartbeat, and one more than the runs after which it closed its
 /// session.
 const RUNNING: usize = 24;
-const PULSE: usize = 64;
+const HEARTBEAT: usize = 64;
 const CLOSED: usize = 72;
 
 /// A counter of one rank in one group.
@@ -190,23 +190,23 @@ impl Control {
         self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
-    /// The sign of life of a rank.
-    pub(crate) fn pulse(&self, rank: u32) -> &AtomicU32 {
-        self.word(self.rank_at(rank) + LINE + PULSE)
+    /// The heartbeat of a rank.
+    pub(crate) fn heartbeat(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank) + LINE + HEARTBEAT)
     }
 
-    /// Shows a sign of life of a rank; one thread of the rank does that.
-    pub(crate) fn show_life(&self, rank: u32) {
-        advance(self.pulse(rank));
+    /// Counts up the heartbeat of a rank; one thread of the rank does that.
+    pub(crate) fn publish_heartbeat(&self, rank: u32) {
+        advance(self.heartbeat(rank));
     }
 
-    /// Shows a sign of life of the coordinator.
-    pub(crate) fn show_coordinator_life(&self) {
-        advance(self.coordinator_pulse());
+    /// Counts up the heartbeat of the coordinator.
+    pub(crate) fn publish_coordinator_heartbeat(&self) {
+        advance(self.coordinator_heartbeat());
     }
 
-    /// The coordinator's sign of life.
-    pub(crate) fn coordinator_pulse(&self) -> &AtomicU32 {
+    /// The coordinator's heartbeat.
+    pub(crate) fn coordinator_heartbeat(&self) -> &AtomicU32 {
         self.word(0)
     }
 
@@ -399,9 +399,9 @@ mod tests {
             c.begin_step(rank, 4);
             let p = c.progress(rank);
             assert_eq!((p.run, p.bucket, p.step, p.beats), (9, 1, Some(4), 2));
-            assert_eq!((c.closed(rank), c.pulse(rank).load(Ordering::Relaxed)), (None, 0));
+            assert_eq!((c.closed(rank), c.heartbeat(rank).load(Ordering::Relaxed)), (None, 0));
             c.set_closed(rank, 0);
-            c.show_life(rank);
+            c.publish_heartbeat(rank);
             assert_eq!((c.closed(rank), c.progress(rank)), (Some(0), p));
         }
         assert!(!c.aborted());

@@ -4,7 +4,7 @@
 //! It talks to every rank over a control socket and reads how far each came from the control segment. Until all ranks have
 //! started it follows the machine of [`crate::joining`]. When something ends the run it sets the abort word, so that
 //! every wait ends, listens a moment longer for a better explanation (a rank that died explains why another one waited
-//! too long), and tells every rank.
+//! too long), and notifies every rank.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use crate::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
 use crate::control::{Control, Progress};
 use crate::culprit;
 use crate::error::RunError;
-use crate::joining::{Answer, Coordinating, Fault, Order, Stage, Taken, Timeouts};
-use crate::pulse::{ActiveClock, Observer, TICK};
+use crate::heartbeat::{ActiveClock, Observer, TICK};
+use crate::joining::{Answer, AnswerEffect, Coordinating, Fault, Order, Stage, Timeouts};
 use crate::steps::{LocateStep, StepName};
 use crate::terms::Term;
 
@@ -35,7 +35,7 @@ pub(crate) fn version() -> String {
 pub struct Subject {
     /// A hash of it.
     pub hash: String,
-    /// What people tell it from others by.
+    /// What distinguishes it from others in error messages.
     pub about: Vec<(String, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Identity {
 }
 
 /// A plan by its hash, and by what `other` does not have alike.
-fn plan_text(identity: &Identity, other: &Identity) -> String {
+fn describe_plan(identity: &Identity, other: &Identity) -> String {
     let differ = identity.about.iter().filter(|term| !other.about.contains(term));
     let differ: Vec<String> = differ.map(|(name, value)| format!("{name} {value}")).collect();
     match differ.is_empty() {
@@ -63,7 +63,7 @@ fn plan_text(identity: &Identity, other: &Identity) -> String {
 }
 
 /// The terms of `a` that `b` does not have alike: `tokens=7, seed=1`.
-fn unlike(a: &[(String, String)], b: &[(String, String)]) -> String {
+fn differing_terms(a: &[(String, String)], b: &[(String, String)]) -> String {
     let differ: Vec<String> =
         a.iter().filter(|t| !b.contains(t)).map(|(name, value)| format!("{name}={value}")).collect();
     if differ.is_empty() { "without".into() } else { format!("with {}", differ.join(", ")) }
@@ -175,7 +175,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Takes the run from the first message of every rank to the end, and tells every rank how it ended.
+    /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
     ///
     /// # Errors
     /// The cause.
@@ -188,7 +188,7 @@ impl<'a> Coordinator<'a> {
         let verdict = ToRank::Verdict(result.as_ref().err().cloned());
         // Rank 0 is last: it may end this process as soon as it is notified.
         for member in self.members.iter().rev() {
-            // A rank that cannot be told is gone.
+            // A rank that cannot be notified is gone.
             let _ = member.channel.send(&verdict);
         }
         result
@@ -227,7 +227,7 @@ impl<'a> Coordinator<'a> {
             self.handle_message(rank)?;
         }
         let now = self.clock.now();
-        self.control.show_coordinator_life();
+        self.control.publish_coordinator_heartbeat();
         if !goes_well {
             return Ok(());
         }
@@ -301,13 +301,13 @@ impl<'a> Coordinator<'a> {
     fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
         let now = self.clock.now();
         match self.joining.answer(rank as u32, answer, now) {
-            Taken::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
-            Taken::Complete(Order::Compare) => self.settle(now),
-            Taken::Complete(Order::Start) => {
+            AnswerEffect::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
+            AnswerEffect::Complete(Order::Compare) => self.compare_or_request_digests(now),
+            AnswerEffect::Complete(Order::Start) => {
                 self.members.iter_mut().for_each(|m| m.phase = Phase::Running);
-                self.tell(&ToRank::Start, now)
+                self.broadcast(&ToRank::Start, now)
             }
-            Taken::Complete(Order::Welcome) | Taken::Waiting => Ok(()),
+            AnswerEffect::Complete(Order::Welcome) | AnswerEffect::Waiting => Ok(()),
         }
     }
 
@@ -322,30 +322,30 @@ impl<'a> Coordinator<'a> {
         self.members.iter().all(|m| m.phase == phase)
     }
 
-    fn tell(&mut self, message: &ToRank, now: Duration) -> Result<(), RunError> {
+    fn broadcast(&mut self, message: &ToRank, now: Duration) -> Result<(), RunError> {
         self.members.iter_mut().for_each(|m| m.since = now);
         self.members.iter().try_for_each(|m| m.channel.send(message))
     }
 
     /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
     /// asked for, once.
-    fn settle(&mut self, now: Duration) -> Result<(), RunError> {
+    fn compare_or_request_digests(&mut self, now: Duration) -> Result<(), RunError> {
         let identities: Vec<&Identity> = self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
         let Some((first, others)) = identities.split_first() else { return Ok(()) };
         let alike = others.iter().all(|other| other.terms == first.terms);
         let is_first = self.joining.stage() == Stage::Comparing;
         if !alike && is_first && others.iter().all(|o| o.differs_in_contents_alone(first)) {
             self.joining.compared(true, now);
-            return self.tell(&ToRank::Digest, now);
+            return self.broadcast(&ToRank::Digest, now);
         }
-        self.compare()?;
+        self.expect_equal_identities()?;
         self.joining.compared(false, now);
-        self.tell(&ToRank::Proceed, now)
+        self.broadcast(&ToRank::Proceed, now)
     }
 
     /// Notices a rank that does not answer while the run opens.
     fn check_joining(&mut self, now: Duration) -> Result<(), RunError> {
-        self.observer.look(now);
+        self.observer.sample(now);
         if let Some(processes) = &mut self.processes {
             for (rank, member) in (0..).zip(&mut self.members) {
                 let is_stopped = processes.is_stopped(rank);
@@ -354,7 +354,7 @@ impl<'a> Coordinator<'a> {
         }
         let silence = |rank: u32| {
             let stopped = self.members.get(rank as usize).and_then(|m| m.stopped);
-            // A process that this one started may take its time before the first sign of life, unless it is stopped.
+            // A process that this one started may take its time before the first heartbeat, unless it is stopped.
             let started = || stopped.map_or(Duration::ZERO, |at| now.saturating_sub(at));
             self.observer.silence(rank, now).or_else(|| self.processes.is_some().then(started))
         };
@@ -366,7 +366,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Whether all ranks run the same version and plan.
-    fn compare(&self) -> Result<(), RunError> {
+    fn expect_equal_identities(&self) -> Result<(), RunError> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
         let Some((_, first)) = identities.next() else { return Ok(()) };
@@ -376,12 +376,14 @@ impl<'a> Coordinator<'a> {
                 return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
             }
             if other.plan != first.plan {
-                let (expected, found) = (plan_text(first, other), plan_text(other, first));
+                let (expected, found) = (describe_plan(first, other), describe_plan(other, first));
                 return Err(RunError::PlanDiffers { rank, expected, found });
             }
             if other.terms != first.terms {
-                let (found, expected) =
-                    (unlike(&other.terms, &first.terms), unlike(&first.terms, &other.terms));
+                let (found, expected) = (
+                    differing_terms(&other.terms, &first.terms),
+                    differing_terms(&first.terms, &other.terms),
+                );
                 return Err(RunError::TermsDiffer { rank, expected, found });
             }
         }
@@ -421,7 +423,7 @@ impl<'a> Coordinator<'a> {
                 late.push(rank);
             }
         }
-        self.observer.look(now);
+        self.observer.sample(now);
         let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
         let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
         let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::channel::{Arrival, Channel, accept, same_user};
 use crate::error::RunError;
-use crate::pulse::TICK;
+use crate::heartbeat::TICK;
 
 /// A peer that connected.
 struct Peer {

@@ -30,7 +30,7 @@ pub enum Limited {
     Stack,
 }
 
-/// The limit in force; none without one, or where the system does not tell.
+/// The limit in force; none without one, or where the system does not say.
 pub fn limit(what: Limited) -> Option<u64> {
     let resource = match what {
         Limited::Descriptors => libc::RLIMIT_NOFILE,
@@ -41,8 +41,8 @@ pub fn limit(what: Limited) -> Option<u64> {
     };
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes to the place it is given and keeps nothing.
-    let told = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
-    (told && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    let is_known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
+    (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// Bytes of memory that a process can have.
@@ -56,7 +56,7 @@ pub struct Room {
     pub group: Option<u64>,
 }
 
-/// The machine's memory; none where the system does not tell.
+/// The machine's memory; none where the system does not say.
 pub fn room() -> Option<Room> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let of = |name: &str| {
@@ -150,7 +150,7 @@ mod tests {
     fn limits_and_room_are_those_of_the_system() {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
         assert!(limit(Limited::Descriptors).is_none_or(|n| n >= open));
-        let room = room().expect("Linux tells");
+        let room = room().expect("Linux says");
         assert!(room.available <= room.total && room.group.is_none_or(|n| n > 0), "{room:?}");
         let [all, free] = space("/").expect("a root");
         assert!(free <= all && all > 0);

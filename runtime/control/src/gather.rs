@@ -13,9 +13,9 @@ use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
 use crate::error::RunError;
+use crate::heartbeat::{ActiveClock, TICK};
 use crate::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
 use crate::membership::Membership;
-use crate::pulse::{ActiveClock, TICK};
 
 /// How long ranks that have not come are awaited once the run cannot be.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ pub(crate) struct GatheredRanks {
 }
 
 /// A process that connected.
-struct Guest {
+struct Candidate {
     channel: Channel,
     /// Whether the process at the other end is this one.
     own: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Gathering<'a> {
     limit: Duration,
     machine: Coordinating,
     clock: ActiveClock,
-    guests: Vec<Guest>,
+    candidates: Vec<Candidate>,
     fault: Option<RunError>,
     /// Given up for the descriptor of a process that comes when there is no other.
     spare: Option<OwnedFd>,
@@ -63,11 +63,11 @@ impl<'a> Gathering<'a> {
         let mut clock = ActiveClock::start();
         let machine = Coordinating::new(place.ranks, Timeouts::new(limit), clock.now());
         let spare = listener.try_clone().ok();
-        let (guests, fault) = (Vec::new(), None);
-        Gathering { place, listener, limit, machine, clock, guests, fault, spare, is_starved: false }
+        let (candidates, fault) = (Vec::new(), None);
+        Gathering { place, listener, limit, machine, clock, candidates, fault, spare, is_starved: false }
     }
 
-    /// The run cannot be: processes that come are told so.
+    /// The run cannot be: processes that come are notified.
     pub fn refuse(&mut self, error: RunError) {
         if self.fault.is_none() {
             tracing::warn!(target: "symmc::join", %error, "the ranks cannot start");
@@ -92,7 +92,7 @@ impl<'a> Gathering<'a> {
     /// A channel to each rank, once all have come.
     ///
     /// # Errors
-    /// Ranks did not come, or one that came cannot take part. All that came have been told.
+    /// Ranks did not come, or one that came cannot take part. All that came have been notified.
     pub fn all(mut self) -> Result<GatheredRanks, RunError> {
         while self.machine.stage() == Stage::Gathering {
             let now = self.clock.now();
@@ -106,35 +106,41 @@ impl<'a> Gathering<'a> {
             }
         }
         if let Some(error) = self.fault {
-            for guest in &self.guests {
-                // A process that cannot be told is gone.
-                let _ = guest.channel.send(&ToRank::Verdict(Some(error.clone())));
+            for candidate in &self.candidates {
+                // A process that cannot be notified is gone.
+                let _ = candidate.channel.send(&ToRank::Verdict(Some(error.clone())));
             }
             return Err(error);
         }
-        self.turn_away();
-        let mut guests: Vec<Guest> = self.guests.into_iter().filter(|g| g.rank.is_some()).collect();
-        guests.sort_by_key(|guest| guest.rank);
-        let channels = guests.into_iter().map(|guest| guest.channel).collect();
+        self.reject_latecomers();
+        let mut candidates: Vec<Candidate> =
+            self.candidates.into_iter().filter(|g| g.rank.is_some()).collect();
+        candidates.sort_by_key(|candidate| candidate.rank);
+        let channels = candidates.into_iter().map(|candidate| candidate.channel).collect();
         Ok(GatheredRanks { channels, machine: self.machine, clock: self.clock })
     }
 
-    /// Tells those who came to a run that has all its ranks.
-    fn turn_away(&mut self) {
+    /// Refuses processes that came to a run that has all its ranks.
+    fn reject_latecomers(&mut self) {
         while let Ok(Some(fd)) = accept(self.listener, Instant::now()) {
-            self.guests.push(Guest { channel: Channel::new(fd, 0), own: false, rank: None, gone: false });
+            self.candidates.push(Candidate {
+                channel: Channel::new(fd, 0),
+                own: false,
+                rank: None,
+                gone: false,
+            });
         }
         let all = "all ranks of this run are there already: was a rank started twice?".to_string();
-        for guest in self.guests.iter().filter(|guest| guest.rank.is_none()) {
-            // A process that cannot be told is gone.
-            let _ = guest.channel.send(&ToRank::Verdict(Some(RunError::Invalid(all.clone()))));
+        for candidate in self.candidates.iter().filter(|candidate| candidate.rank.is_none()) {
+            // A process that cannot be notified is gone.
+            let _ = candidate.channel.send(&ToRank::Verdict(Some(RunError::Invalid(all.clone()))));
         }
     }
 
-    /// Waits for someone who comes, speaks or leaves.
+    /// Waits until a process connects, sends a message or closes its end.
     fn step(&mut self) -> Result<(), RunError> {
-        let heard: Vec<usize> = (0..self.guests.len()).filter(|&g| !self.guests[g].gone).collect();
-        let channels = heard.iter().map(|&g| self.guests[g].channel.fd());
+        let present: Vec<usize> = (0..self.candidates.len()).filter(|&g| !self.candidates[g].gone).collect();
+        let channels = present.iter().map(|&g| self.candidates[g].channel.fd());
         let all = std::iter::once(self.listener.as_fd()).chain(channels);
         let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
@@ -143,17 +149,17 @@ impl<'a> Gathering<'a> {
         }
         let events: Vec<bool> = fds.iter().map(|fd| fd.revents().is_some_and(|e| !e.is_empty())).collect();
         let mut result = Ok(());
-        for (&guest, _) in heard.iter().zip(&events[1..]).filter(|(_, event)| **event) {
-            result = result.and(self.hear(guest));
+        for (&candidate, _) in present.iter().zip(&events[1..]).filter(|(_, event)| **event) {
+            result = result.and(self.handle_message(candidate));
         }
         if events[0] {
-            result = result.and(self.welcome());
+            result = result.and(self.accept_connection());
         }
         result
     }
 
-    /// Takes a connection.
-    fn welcome(&mut self) -> Result<(), RunError> {
+    /// Accepts a connection.
+    fn accept_connection(&mut self) -> Result<(), RunError> {
         let accepted = match accept(self.listener, Instant::now()) {
             Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
                 self.is_starved = true;
@@ -167,77 +173,77 @@ impl<'a> Gathering<'a> {
         } else if same_user(&fd)? {
             let peer = getsockopt(&fd, sockopt::PeerCredentials);
             let own = peer.is_ok_and(|peer| peer.pid() as u32 == std::process::id());
-            self.guests.push(Guest { channel: Channel::new(fd, 0), own, rank: None, gone: false });
+            self.candidates.push(Candidate { channel: Channel::new(fd, 0), own, rank: None, gone: false });
         }
         Ok(())
     }
 
-    /// Tells a process why there is no run, and gives its descriptor back.
+    /// Refuses a process with the reason, and closes its descriptor.
     fn refuse_at_once(&mut self, fd: OwnedFd) {
         let (channel, fault) = (Channel::new(fd, 0), self.fault.clone());
         if let Ok(Some(FromRank::Join { rank, .. })) = channel.receive(Some(Instant::now() + SAYING)) {
             self.count(rank);
         }
-        // A process that cannot be told is gone.
+        // A process that cannot be notified is gone.
         let _ = channel.send(&ToRank::Verdict(fault));
     }
 
     /// Handles the next message of a process.
-    fn hear(&mut self, at: usize) -> Result<(), RunError> {
-        let guest = &mut self.guests[at];
-        match (guest.channel.try_receive(), guest.rank) {
+    fn handle_message(&mut self, at: usize) -> Result<(), RunError> {
+        let candidate = &mut self.candidates[at];
+        match (candidate.channel.try_receive(), candidate.rank) {
             (Ok(Arrival::Nothing), _) => Ok(()),
             (Ok(Arrival::Message(FromRank::Join { rank, ranks, run, left_ms })), None) => {
                 let until = self.clock.now().saturating_add(Duration::from_millis(left_ms));
                 self.machine.hasten(until);
-                self.seat(at, rank, ranks, &run)
+                self.admit(at, rank, ranks, &run)
             }
             (Ok(Arrival::Message(FromRank::Decline { rank, ranks, run, error })), None) => {
-                guest.gone = true;
-                self.seat(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
+                candidate.gone = true;
+                self.admit(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
             }
             (Ok(Arrival::Message(FromRank::Failed(error))), Some(rank)) => {
-                guest.gone = true;
+                candidate.gone = true;
                 Err(error.reported_by(rank))
             }
             (Ok(Arrival::End), Some(rank)) => {
-                guest.gone = true;
+                candidate.gone = true;
                 let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
                 Err(RunError::DiedOutside { rank, how, when }.reported_by(self.place.rank))
             }
             (Ok(Arrival::Message(other)), Some(rank)) => {
-                guest.gone = true;
+                candidate.gone = true;
                 let detail = format!("unexpected {other:?} while the ranks joined");
                 Err(RunError::Protocol { rank, detail }.reported_by(self.place.rank))
             }
             (Err(error), rank) => {
-                guest.gone = true;
+                candidate.gone = true;
                 // Without a number, a process that sends something else is not a rank.
                 let is_foreign = rank.is_none() && matches!(error, RunError::Protocol { .. });
                 if is_foreign { Ok(()) } else { Err(error.reported_by(self.place.rank)) }
             }
             (Ok(_), None) => {
-                guest.gone = true;
+                candidate.gone = true;
                 Ok(())
             }
         }
     }
 
-    /// Takes a process for the rank that it says it is.
-    fn seat(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
+    /// Admits a process as the rank that it says it is.
+    fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {
             let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
             return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
-        let known = self.guests.iter().any(|g| g.rank == Some(rank));
-        let guest = &mut self.guests[at];
-        if known || (rank == 0 && !guest.own) {
+        let known = self.candidates.iter().any(|g| g.rank == Some(rank));
+        let candidate = &mut self.candidates[at];
+        if known || (rank == 0 && !candidate.own) {
             let detail = format!("two processes say that they are rank {rank} of this run");
             return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
-        guest.rank = Some(rank);
-        guest.channel.set_peer(rank);
+        candidate.rank = Some(rank);
+        candidate.channel.set_peer(rank);
         tracing::debug!(target: "symmc::join", rank, ranks, "a rank joined");
         self.count(rank);
         Ok(())

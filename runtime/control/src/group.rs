@@ -1,8 +1,8 @@
 //! How the ranks of sessions find each other.
 //!
-//! Whatever told them apart at first, the ranks of a session meet at one abstract socket whose name they all know
+//! Wherever their numbers come from, the ranks of a session meet at one abstract socket whose name they all know
 //! ([`crate::join`]): from the environment of a launcher, because they are threads of one process, or because the first
-//! rank drew it and the caller's own means told the others.
+//! rank drew it and the caller's own means passed it on.
 
 use std::fs::File;
 use std::io::Read;
@@ -26,7 +26,7 @@ pub struct Group {
     process: AtomicU32,
 }
 
-/// What the caller has to tell other ranks something.
+/// The caller's means to exchange bytes among ranks.
 pub trait Bootstrap {
     /// Every rank's bytes, by rank. All ranks give equally many.
     ///
@@ -66,7 +66,7 @@ impl Group {
         (0..ranks).map(|rank| Group { within_process: true, ..Group::of(place(rank)) }).collect()
     }
 
-    /// The place of `rank` among ranks of one machine that have means of their own to tell each other something. All of
+    /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
     /// them call this at the same time.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Group {
 
     /// Tells the other ranks that this one does not come to the next session, and why; the error as all of them have it.
     pub fn decline(&self, error: RunError) -> RunError {
-        match self.next() {
+        match self.next_session() {
             Ok(place) => place.decline(error),
             Err(refusal) => refusal,
         }
@@ -125,7 +125,7 @@ impl Group {
     ///
     /// # Errors
     /// This is a fork of the process that opened sessions of the group, and would take its place.
-    pub fn next(&self) -> Result<Membership, RunError> {
+    pub fn next_session(&self) -> Result<Membership, RunError> {
         let here = process::current();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
         match first.err().filter(|owner| *owner != here) {
@@ -149,7 +149,7 @@ fn describe_answer(answer: &[u8]) -> String {
     }
 }
 
-/// 16 bytes that nobody guesses: what ranks tell each other as the name of a place to meet.
+/// 16 random bytes: the secret name under which ranks meet.
 ///
 /// # Errors
 /// The system draws none.
@@ -206,7 +206,7 @@ mod tests {
         let mut both = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
         let group = Group::bootstrap(0, 2, &mut both).unwrap();
         let hex: String = both.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
-        let next = group.next().unwrap();
+        let next = group.next_session().unwrap();
         assert!(next.run.contains(&hex), "the ranks meet by it");
         assert!(!format!("{group:?} {next:?} {}", next.shown_run()).contains(&hex));
     }

@@ -20,21 +20,21 @@ use symmc_support::parallel;
 
 use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
 use crate::coordinator::{Coordinator, Member, Subject, Watched};
-use crate::domain::World;
+use crate::domain::Domain;
 use crate::error::RunError;
 use crate::gather::{Gathering, LINGER};
+use crate::heartbeat::TICK;
 use crate::joined::{JoinedRank, await_coordinator};
-use crate::joining::{Task, Told};
+use crate::joining::{Notice, Task};
 use crate::link::{Link, LinkConfig};
 use crate::membership::Membership;
 use crate::opening::{CoordinatedBy, Opening};
-use crate::pulse::TICK;
-use crate::rank::{map_world, receive_welcome};
+use crate::rank::{map_domain, receive_welcome};
 use crate::steps::LocateStep;
 use crate::terms::Term;
 use crate::trace::enter_coordinator_span;
 
-/// How long a rank that cannot begin looks for rank 0, to tell it.
+/// How long a rank that cannot begin looks for rank 0, to notify it.
 const DECLINING: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
@@ -73,12 +73,12 @@ impl Membership {
                 }
             }
             _ => {
-                let told = connect_to(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
+                let notified = connect_to(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
                     let (rank, ranks, run) = (self.rank, self.ranks, self.run.clone());
                     channel.send(&FromRank::Decline { rank, ranks, run, error: error.clone() })
                 });
                 // This rank fails in any case; the others find out at their limit.
-                let _ = told;
+                let _ = notified;
             }
         }
         error
@@ -91,7 +91,7 @@ impl Membership {
     }
 }
 
-/// Tells the ranks that come in a moment that there will be no run.
+/// Notifies the ranks that come in a moment that there will be no run.
 fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
     let mut gathering = Gathering::new(place, listener, limit);
     gathering.count_self();
@@ -178,15 +178,15 @@ fn connect_rank(
     let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit)
-        .and_then(|(welcome, fds)| map_world(&welcome, &mut fds.into_iter()));
-    let world = mapped.map_err(|error| {
+        .and_then(|(welcome, fds)| map_domain(&welcome, &mut fds.into_iter()));
+    let domain = mapped.map_err(|error| {
         let error = error.reported_by(place.rank);
         // The other ranks get this rank's error. A coordinator that is gone needs no notice.
         let _ = channel.send(&FromRank::Failed(error.clone()));
         error
     })?;
     let config = LinkConfig {
-        control: world.control.clone(),
+        control: domain.control.clone(),
         rank: place.rank,
         by: CoordinatedBy::Rank0,
         locate_step: purpose.locate_step.clone(),
@@ -194,15 +194,15 @@ fn connect_rank(
     };
     let link = Link::new(channel, config, opening);
     let agreed = link.agree(identity, &purpose.terms);
-    match agreed.and_then(|()| expect_arena(purpose, place.rank, &world)) {
-        Ok(()) => Ok(JoinedRank::new(link, place.rank, world)),
+    match agreed.and_then(|()| expect_arena(purpose, place.rank, &domain)) {
+        Ok(()) => Ok(JoinedRank::new(link, place.rank, domain)),
         Err(error) => Err(link.report(error)),
     }
 }
 
 /// The symmetric arena of ranks that run the same is as large as each of them expects.
-fn expect_arena(purpose: &Purpose, rank: u32, world: &World) -> Result<(), RunError> {
-    match world.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
+fn expect_arena(purpose: &Purpose, rank: u32, domain: &Domain) -> Result<(), RunError> {
+    match domain.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
         true => Ok(()),
         false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
     }
@@ -230,7 +230,7 @@ fn await_welcome(
                 let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
                 return Err(RunError::Protocol { rank: 0, detail: found });
             }
-            opening.expect_task(Told::Welcome, Task::Greet)?;
+            opening.expect_task(Notice::Welcome, Task::Greet)?;
             return Ok((welcome, fds));
         }
         opening.expect_progress()?;
@@ -290,8 +290,8 @@ struct Gathered {
 
 impl Gathered {
     /// Sends the shared memory to all ranks.
-    fn welcome_all(&self, channels: &[Channel], world: &World) -> Result<(), RunError> {
-        let fds: Vec<_> = world.fds().into_iter().flatten().collect();
+    fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<(), RunError> {
+        let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         for (rank, channel) in (0..).zip(channels) {
             let welcome = Welcome {
                 rank,
@@ -318,12 +318,12 @@ impl Gathered {
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.
         drop(listener);
-        let created = World::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
-        let welcomed = created.and_then(|world| self.welcome_all(&channels, &world).map(|()| world));
-        let world = welcomed.map_err(|error| {
+        let created = Domain::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
+        let welcomed = created.and_then(|domain| self.welcome_all(&channels, &domain).map(|()| domain));
+        let domain = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);
             for channel in &channels {
-                // A rank that cannot be told is gone.
+                // A rank that cannot be notified is gone.
                 let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
             }
             error
@@ -333,7 +333,7 @@ impl Gathered {
             watched: purpose.watched,
             joining: gathered.machine,
             clock: gathered.clock,
-            ..Coordinator::new(purpose.locate_step.clone(), &world.control, members, limit)
+            ..Coordinator::new(purpose.locate_step.clone(), &domain.control, members, limit)
         };
         coordinator.run()
     }

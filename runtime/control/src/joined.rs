@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::control::Progress;
-use crate::domain::World;
+use crate::domain::Domain;
 use crate::error::RunError;
 use crate::link::Link;
 
@@ -18,7 +18,7 @@ use crate::link::Link;
 pub struct JoinedRank {
     link: Link,
     rank: u32,
-    world: World,
+    domain: Domain,
     /// On rank 0 of ranks that no launcher coordinates, the thread that does.
     coordinator: Option<JoinHandle<Result<(), RunError>>>,
     /// How long rank 0 waits for the others at most when it closes a session.
@@ -63,8 +63,8 @@ impl Recorded {
 
 impl JoinedRank {
     /// A rank with this link to its coordinator, and the memory that it shares with the others.
-    pub(crate) fn new(link: Link, rank: u32, world: World) -> JoinedRank {
-        JoinedRank { link, rank, world, coordinator: None, close_timeout: Duration::ZERO }
+    pub(crate) fn new(link: Link, rank: u32, domain: Domain) -> JoinedRank {
+        JoinedRank { link, rank, domain, coordinator: None, close_timeout: Duration::ZERO }
     }
 
     /// Rank 0 with the thread that coordinates all ranks.
@@ -83,8 +83,8 @@ impl JoinedRank {
     }
 
     /// The memory that it shares with the others.
-    pub fn world(&self) -> &World {
-        &self.world
+    pub fn domain(&self) -> &Domain {
+        &self.domain
     }
 
     /// Says that this rank is ready to run; returns when all are.
@@ -97,7 +97,7 @@ impl JoinedRank {
 
     /// Ends the run on all ranks, because of what happened on this one; the error that explains it best.
     pub fn fail(&self, error: RunError) -> RunError {
-        self.world.control.abort(self.rank, &error);
+        self.domain.control.abort(self.rank, &error);
         self.link.report(error)
     }
 
@@ -106,7 +106,7 @@ impl JoinedRank {
     /// # Errors
     /// Who ended it, and why.
     pub fn alive(&self) -> Result<(), RunError> {
-        self.world.control.abort_reason().map_or(Ok(()), Err)
+        self.domain.control.abort_reason().map_or(Ok(()), Err)
     }
 
     /// Sends what this rank found to the launcher that started it.
@@ -133,13 +133,13 @@ impl JoinedRank {
     /// until they have ended the runs that it has ended, but no longer than the limit, or half a second if the session is
     /// dropped. Peers that begin another run than these are refused.
     pub fn leave(self, recorded: Recorded, runs: u64, leaving: Leaving) {
-        let (control, me) = (self.world.control.clone(), self.rank);
+        let (control, me) = (self.domain.control.clone(), self.rank);
         control.set_closed(me, runs);
         let own = control.progress(me);
         let others = (0..control.ranks()).filter(|&rank| rank != me);
         let within = |rank| recorded.is_within(&control.progress(rank), &own);
         // A coordinator that is gone needs no notice.
-        let _ = self.link.done();
+        let _ = self.link.report_done();
         drop(self.link);
         let Some(coordinator) = self.coordinator else { return };
         let until = Instant::now() + leaving.longest(self.close_timeout);
@@ -175,8 +175,8 @@ mod tests {
     /// limit. A watchdog ends rank 1's run after 30 seconds.
     #[test]
     fn a_session_that_is_dropped_does_not_wait_for_peers_for_the_limit() {
-        let world = World::create(2, 1, 64, 0).expect("shared memory");
-        let control = world.control.clone();
+        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
+        let control = domain.control.clone();
         for rank in [0, 1] {
             control.begin_run(rank, Some((0, 0)));
         }
@@ -195,15 +195,15 @@ mod tests {
         let link = Link::new(Channel::new(ours, 0), config, opening);
         let (left, has_left) = mpsc::channel::<()>();
         let is_late = Arc::new(AtomicBool::new(false));
-        let (told, late) = (control.clone(), is_late.clone());
+        let (notified, late) = (control.clone(), is_late.clone());
         let coordinator = std::thread::spawn(move || {
             if has_left.recv_timeout(Duration::from_secs(30)).is_err() {
                 late.store(true, Ordering::Relaxed);
-                told.begin_run(1, None);
+                notified.begin_run(1, None);
             }
             Ok(())
         });
-        let rank = JoinedRank::new(link, 0, world).with_coordinator(coordinator).with_close_timeout(LIMIT);
+        let rank = JoinedRank::new(link, 0, domain).with_coordinator(coordinator).with_close_timeout(LIMIT);
         rank.leave(Recorded::All, 1, Leaving::Dropped);
         let _ = left.send(());
         assert!(!is_late.load(Ordering::Relaxed), "it waited for rank 1");

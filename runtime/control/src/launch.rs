@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::channel::{Channel, ToRank, Welcome};
 use crate::coordinator::{Coordinator, End, Member, RankProcesses};
-use crate::domain::World;
+use crate::domain::Domain;
 use crate::error::RunError;
 use crate::memory::Segment;
 use crate::spawn::{CallFailure, RankCommand, RankProcess};
@@ -62,7 +62,7 @@ pub fn launch_ranks(
     let task = Segment::create("the task", text.len())?;
     // SAFETY: the segment has as many bytes, and no other process has it yet.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), task.as_ptr(), text.len()) };
-    let world = World::create(ranks, groups, arena, first)?;
+    let domain = Domain::create(ranks, groups, arena, first)?;
 
     let null = File::options().read(true).write(true).open("/dev/null");
     let null = null.map_err(|e| RunError::of_call("opening /dev/null", "open", e))?;
@@ -74,14 +74,14 @@ pub fn launch_ranks(
         let task = own.iter().map(|segment| segment.len()).collect();
         let welcome = Welcome { rank, ranks, groups, arena, first, task, files: files.len(), limit };
         channel.send(&ToRank::Welcome(welcome))?;
-        let fds = world.fds().into_iter().chain(own.iter().map(|segment| segment.fd())).flatten();
+        let fds = domain.fds().into_iter().chain(own.iter().map(|segment| segment.fd())).flatten();
         channel.send_fds(&fds.chain(files.iter().copied()).collect::<Vec<_>>())?;
         members.push(Member::new(channel));
     }
     let _span = enter_coordinator_span();
     let mut coordinator = Coordinator {
         processes: Some(&mut processes),
-        ..Coordinator::new(locate_step, &world.control, members, limit)
+        ..Coordinator::new(locate_step, &domain.control, members, limit)
     };
     coordinator.run()?;
     let answers = std::mem::take(&mut coordinator.members).into_iter().map(Member::into_answer).collect();

@@ -1,10 +1,10 @@
-//! What other launchers tell the processes that they start: which rank each is, and of how many.
+//! What other launchers pass to the processes that they start: which rank each is, and of how many.
 //!
 //! A launcher is a row of [`FAMILIES`]: the variables in which it gives the rank, the number of ranks and how many of them
-//! are on this host, and what tells one run from another. Those that give no such name (Hydra, which MPICH and Intel
-//! MPI use) are told apart by the process that started all ranks.
+//! are on this host, and what distinguishes one run from another. Those that give no such name (Hydra, which MPICH and Intel
+//! MPI use) are distinguished by the process that started all ranks.
 //!
-//! Where several launchers speak (`torchrun` within a Slurm step), a world of one process gives way to a larger one, and
+//! Where several launchers speak (`torchrun` within a Slurm step), a domain of one process gives way to a larger one, and
 //! the same rank of the same number is no contradiction. Anything else is refused with both named.
 
 use std::fmt;
@@ -139,7 +139,7 @@ impl Membership {
     }
 
     /// The place that a launcher gives this process through the environment: torchrun, `mpirun` and `mpiexec` of Open
-    /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a world of one process.
+    /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
     ///
     /// # Errors
     /// A variable is missing or no number, the ranks are on several hosts, two launchers contradict each other, or the
@@ -257,7 +257,7 @@ impl Family {
         Ok(())
     }
 
-    /// What tells this run from others of the user.
+    /// What distinguishes this run from others of the user.
     fn identity(&self, get: Variables, starter: &dyn Fn(&str) -> String) -> String {
         let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
         let parts = match parts.iter().all(String::is_empty) {

@@ -1,7 +1,7 @@
 //! A rank's link to the coordinator of its run, from the comparison of plans to the verdict.
 //!
 //! While the link is open a thread of its own reads the control socket, so that a run that ends elsewhere ends this
-//! rank's waits early, and shows the rank's sign of life. A run that ends on this rank is reported through the link.
+//! rank's waits early, and shows the rank's heartbeat. A run that ends on this rank is reported through the link.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -15,9 +15,9 @@ use crate::channel::{Channel, FromRank, Identity, ToRank};
 use crate::control::Control;
 use crate::coordinator::death;
 use crate::error::RunError;
+use crate::heartbeat::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
 use crate::joining::{Answer, Task};
 use crate::opening::{CoordinatedBy, Opening, Received, unexpected};
-use crate::pulse::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
 use crate::steps::LocateStep;
 use crate::terms::Term;
 use crate::trace::enter_rank_span;
@@ -48,14 +48,14 @@ pub(crate) struct LinkConfig {
 /// An open link.
 #[derive(Debug)]
 pub(crate) struct Link {
-    ends: Arc<Ends>,
+    state: Arc<LinkState>,
     listener: Mutex<Listener>,
     opening: Mutex<Opening>,
 }
 
 /// What the rank and its listener share.
 #[derive(Debug)]
-struct Ends {
+struct LinkState {
     channel: Channel,
     control: Control,
     rank: u32,
@@ -83,7 +83,7 @@ impl Link {
     pub fn new(channel: Channel, config: LinkConfig, mut opening: Opening) -> Link {
         let LinkConfig { control, rank, by, locate_step, limit } = config;
         opening.watch(&control);
-        let ends = Arc::new(Ends {
+        let state = Arc::new(LinkState {
             channel,
             control,
             rank,
@@ -95,13 +95,13 @@ impl Link {
             failure: OnceLock::new(),
         });
         let (sender, messages) = mpsc::channel();
-        let listening = ends.clone();
-        // Without a thread the rank reads the socket itself where it waits, and shows no sign of life.
+        let listening = state.clone();
+        // Without a thread the rank reads the socket itself where it waits, and shows no heartbeat.
         let listener = match parallel::spawn(move || listening.listen(&sender)) {
             Ok(thread) => Listener { messages: Some(messages), thread: Some(thread) },
             Err(_) => Listener::default(),
         };
-        Link { ends, listener: Mutex::new(listener), opening: Mutex::new(opening) }
+        Link { state, listener: Mutex::new(listener), opening: Mutex::new(opening) }
     }
 
     /// Says what this rank runs; returns when all ranks run the same.
@@ -131,9 +131,9 @@ impl Link {
     fn answer(&self, answer: Answer, message: &FromRank) -> Result<Task, RunError> {
         let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         opening.answers(answer);
-        self.ends.channel.send(message)?;
+        self.state.channel.send(message)?;
         opening.await_task(&mut || match self.next_message()? {
-            Ok(None) => Some(Err(self.ends.coordinator_gone())),
+            Ok(None) => Some(Err(self.state.coordinator_gone())),
             other => Some(other),
         })
     }
@@ -144,8 +144,8 @@ impl Link {
     /// What ended the run; the error that explains it best.
     pub fn finish(&self, result: Result<(), RunError>) -> Result<(), RunError> {
         match result {
-            Ok(()) => self.done().and_then(|()| {
-                let patience = self.ends.limit + PATIENCE;
+            Ok(()) => self.report_done().and_then(|()| {
+                let patience = self.state.limit + PATIENCE;
                 self.await_verdict(patience).unwrap_or_else(|| Err(self.coordinator_stuck()))
             }),
             Err(error) => Err(self.report(error)),
@@ -161,7 +161,7 @@ impl Link {
         while !rest.is_empty() {
             let at = (1..=ANSWER_PIECE.min(rest.len())).rev().find(|&at| rest.is_char_boundary(at));
             let (piece, more) = rest.split_at(at.unwrap_or(rest.len()));
-            self.ends.channel.send(&FromRank::Answer(piece.into()))?;
+            self.state.channel.send(&FromRank::Answer(piece.into()))?;
             rest = more;
         }
         Ok(())
@@ -171,25 +171,25 @@ impl Link {
     ///
     /// # Errors
     /// The socket is broken.
-    pub fn done(&self) -> Result<(), RunError> {
-        self.ends.is_reported.store(true, Ordering::Relaxed);
-        self.ends.channel.send(&FromRank::Done)
+    pub fn report_done(&self) -> Result<(), RunError> {
+        self.state.is_reported.store(true, Ordering::Relaxed);
+        self.state.channel.send(&FromRank::Done)
     }
 
     /// Reports a failure to the coordinator; the error that explains it best, the same for every call.
     pub fn report(&self, error: RunError) -> RunError {
-        self.ends.failure.get_or_init(|| self.report_first(error)).clone()
+        self.state.failure.get_or_init(|| self.report_first(error)).clone()
     }
 
     fn report_first(&self, error: RunError) -> RunError {
-        let error = error.reported_by(self.ends.rank);
-        let _span = enter_rank_span(self.ends.rank);
+        let error = error.reported_by(self.state.rank);
+        let _span = enter_rank_span(self.state.rank);
         tracing::warn!(target: "symmc::run", %error, "reporting a failure to all ranks");
-        if !self.ends.is_reported.swap(true, Ordering::Relaxed) {
+        if !self.state.is_reported.swap(true, Ordering::Relaxed) {
             // The coordinator may have ended the run itself; then it does not listen any more.
-            let _ = self.ends.channel.send(&FromRank::Failed(error.clone()));
+            let _ = self.state.channel.send(&FromRank::Failed(error.clone()));
         }
-        let is_foreign = error.is_consequence() && error.reporter() != Some(self.ends.rank);
+        let is_foreign = error.is_consequence() && error.reporter() != Some(self.state.rank);
         match is_foreign.then(|| self.await_verdict(EXPLAINING)).flatten() {
             Some(Err(verdict)) if !matches!(verdict.cause(), RunError::Aborted { .. }) => verdict,
             _ => error,
@@ -209,7 +209,7 @@ impl Link {
                 Err(RecvTimeoutError::Timeout) => None,
             };
         }
-        let channel = &self.ends.channel;
+        let channel = &self.state.channel;
         match channel.readable(Some(Instant::now() + TICK)) {
             Ok(true) => Some(channel.receive(Some(Instant::now()))),
             Ok(false) => None,
@@ -218,20 +218,20 @@ impl Link {
     }
 
     /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for that long, or the
-    /// coordinator shows no sign of life.
+    /// coordinator shows no heartbeat.
     fn await_verdict(&self, patience: Duration) -> Option<Verdict> {
-        let control = &self.ends.control;
+        let control = &self.state.control;
         let beats = || (0..control.ranks()).map(|r| control.progress(r).beats).collect::<Vec<_>>();
         let (mut clock, mut observer) = (ActiveClock::start(), Observer::new(control));
         let (mut last, mut since) = (beats(), clock.now());
         loop {
             if let Some(message) = self.next_message() {
-                return Some(self.ends.verdict_of(message));
+                return Some(self.state.verdict_of(message));
             }
             let (now, found) = (clock.now(), beats());
-            observer.look(now);
+            observer.sample(now);
             let silence = observer.silence_of_coordinator(now);
-            if silence.is_some_and(|silence| silence >= self.ends.limit.max(SHORTEST_SILENCE)) {
+            if silence.is_some_and(|silence| silence >= self.state.limit.max(SHORTEST_SILENCE)) {
                 return None;
             }
             if found != last {
@@ -244,7 +244,7 @@ impl Link {
     }
 
     fn coordinator_stuck(&self) -> RunError {
-        let Ends { control, rank, by, limit, .. } = &*self.ends;
+        let LinkState { control, rank, by, limit, .. } = &*self.state;
         let error = by.stuck(*rank, "as coordinator after the last step", *limit);
         control.abort(*rank, &error);
         error
@@ -253,9 +253,9 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.ends.ended.store(true, Ordering::Relaxed);
+        self.state.ended.store(true, Ordering::Relaxed);
         // The listener wakes up; what was sent before arrives.
-        self.ends.channel.close();
+        self.state.channel.close();
         if let Some(thread) = self.listener().thread.take() {
             // A thread that panicked has nothing more to say.
             let _ = thread.join();
@@ -263,11 +263,11 @@ impl Drop for Link {
     }
 }
 
-impl Ends {
-    /// Reads messages and shows signs of life, until the verdict; ends the run if that is bad or cannot come any more.
+impl LinkState {
+    /// Reads messages and shows heartbeats, until the verdict; ends the run if that is bad or cannot come any more.
     fn listen(&self, messages: &mpsc::Sender<Received>) {
         while !self.ended.load(Ordering::Relaxed) {
-            self.control.show_life(self.rank);
+            self.control.publish_heartbeat(self.rank);
             let message = match self.channel.readable(Some(Instant::now() + TICK)) {
                 Ok(true) => self.channel.receive::<ToRank>(Some(Instant::now())),
                 Ok(false) => continue,

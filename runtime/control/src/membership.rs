@@ -14,7 +14,7 @@ pub struct Membership {
     pub rank: u32,
     /// The number of ranks.
     pub ranks: u32,
-    /// What tells this run from others of the user.
+    /// What distinguishes this run from others of the user.
     pub run: String,
 }
 

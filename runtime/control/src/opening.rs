@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::channel::ToRank;
 use crate::control::Control;
 use crate::error::RunError;
-use crate::joining::{Answer, Joining, Task, Timeouts, Told};
-use crate::pulse::{ActiveClock, Observer};
+use crate::heartbeat::{ActiveClock, Observer};
+use crate::joining::{Answer, Joining, Notice, Task, Timeouts};
 
 /// What came on a control socket; `None` at its end.
 pub(crate) type Received = Result<Option<ToRank>, RunError>;
@@ -51,7 +51,7 @@ impl Opening {
         Opening { machine, clock: ActiveClock::start_at(waited), observer: None, rank, by }
     }
 
-    /// Watches the signs of life in the shared memory from now on.
+    /// Watches the heartbeats in the shared memory from now on.
     pub fn watch(&mut self, control: &Control) {
         self.observer = Some(Observer::new(control));
     }
@@ -61,7 +61,7 @@ impl Opening {
         self.machine.answers(answer, self.clock.now());
     }
 
-    /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::pulse::TICK) at most.
+    /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::heartbeat::TICK) at most.
     ///
     /// # Errors
     /// The run ended before, or the coordinator is gone or keeps the rank waiting.
@@ -76,25 +76,27 @@ impl Opening {
 
     /// What the rank does after this message.
     fn take(&self, message: Option<ToRank>) -> Result<Task, RunError> {
-        let told = match &message {
-            Some(ToRank::Welcome(_)) => Told::Welcome,
-            Some(ToRank::Digest) => Told::Digest,
-            Some(ToRank::Proceed) => Told::Proceed,
-            Some(ToRank::Start) => Told::Start,
+        let notice = match &message {
+            Some(ToRank::Welcome(_)) => Notice::Welcome,
+            Some(ToRank::Digest) => Notice::Digest,
+            Some(ToRank::Proceed) => Notice::Proceed,
+            Some(ToRank::Start) => Notice::Start,
             Some(ToRank::Verdict(Some(error))) => return Err(error.clone()),
             Some(ToRank::Verdict(None)) | None => return Err(unexpected("an order", &message)),
         };
-        self.machine.hear(told).ok_or_else(|| unexpected("what follows this rank's last answer", &message))
+        self.machine
+            .task_after(notice)
+            .ok_or_else(|| unexpected("what follows this rank's last answer", &message))
     }
 
     /// Takes a message that was read elsewhere, and after which the rank has this to do.
     ///
     /// # Errors
     /// The message cannot follow the rank's last answer.
-    pub fn expect_task(&self, told: Told, task: Task) -> Result<(), RunError> {
-        match self.machine.hear(told) {
+    pub fn expect_task(&self, notice: Notice, task: Task) -> Result<(), RunError> {
+        match self.machine.task_after(notice) {
             Some(found) if found == task => Ok(()),
-            _ => Err(RunError::Protocol { rank: 0, detail: format!("did not expect {told:?}") }),
+            _ => Err(RunError::Protocol { rank: 0, detail: format!("did not expect {notice:?}") }),
         }
     }
 
@@ -111,7 +113,7 @@ impl Opening {
     pub fn expect_progress(&mut self) -> Result<(), RunError> {
         let now = self.clock.now();
         let silence = self.observer.as_mut().and_then(|observer| {
-            observer.look(now);
+            observer.sample(now);
             observer.silence_of_coordinator(now)
         });
         self.machine.overdue(now, silence).map_or(Ok(()), |waited| Err(self.stuck(waited)))

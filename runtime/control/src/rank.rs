@@ -1,4 +1,4 @@
-//! The process of a rank that a launcher started: what it was told to do, and the memory that it was handed.
+//! The process of a rank that a launcher started: its task, and the memory that it received.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use serde::de::DeserializeOwned;
 use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome};
 use crate::control::Control;
 use crate::coordinator::Subject;
-use crate::domain::World;
+use crate::domain::Domain;
 use crate::error::RunError;
 use crate::joined::JoinedRank;
-use crate::joining::{Task, Told};
+use crate::joining::{Notice, Task};
 use crate::link::{Link, LinkConfig};
 use crate::memory::{Access, Segment};
 use crate::opening::{CoordinatedBy, Opening, unexpected};
@@ -31,7 +31,7 @@ pub struct LaunchedRank {
     channel: Option<Channel>,
     welcome: Welcome,
     /// `None` once the rank has joined.
-    world: Option<World>,
+    domain: Option<Domain>,
     /// The segments of the task, the first with its text. `None` once they were mapped.
     segments: Vec<Option<OwnedFd>>,
     files: Vec<OwnedFd>,
@@ -52,12 +52,12 @@ pub fn rank_main(
     let _span = enter_rank_span(welcome.rank);
     tracing::debug!(target: "symmc::join", ranks = welcome.ranks, "started by a launcher");
     let mut fds = fds.into_iter();
-    let world = map_world(&welcome, &mut fds);
+    let domain = map_domain(&welcome, &mut fds);
     let segments = fds.by_ref().take(welcome.task.len()).map(Some).collect();
     let mut rank =
-        LaunchedRank { channel: Some(channel), welcome, world: None, segments, files: fds.collect() };
-    let worked = world.and_then(|world| {
-        rank.world = Some(world);
+        LaunchedRank { channel: Some(channel), welcome, domain: None, segments, files: fds.collect() };
+    let worked = domain.and_then(|domain| {
+        rank.domain = Some(domain);
         work(&mut rank)
     });
     match (worked, &rank.channel) {
@@ -137,14 +137,14 @@ impl LaunchedRank {
         let joined = || RunError::system("joining the other ranks", "this rank has joined them already");
         let Welcome { rank, limit, .. } = self.welcome;
         let identity = Identity::new(subject, terms)?;
-        let world = self.world.take().ok_or_else(joined)?;
+        let domain = self.domain.take().ok_or_else(joined)?;
         let opening = Opening::new(rank, CoordinatedBy::Launcher, limit, Duration::ZERO);
-        opening.expect_task(Told::Welcome, Task::Greet)?;
-        let control = world.control.clone();
+        opening.expect_task(Notice::Welcome, Task::Greet)?;
+        let control = domain.control.clone();
         let config = LinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
         let link = Link::new(self.channel.take().ok_or_else(joined)?, config, opening);
         match link.agree(identity, terms) {
-            Ok(()) => Ok(JoinedRank::new(link, rank, world)),
+            Ok(()) => Ok(JoinedRank::new(link, rank, domain)),
             Err(error) => Err(link.report(error)),
         }
     }
@@ -168,17 +168,17 @@ pub(crate) fn receive_welcome(
 }
 
 /// Maps the shared memory of a run.
-pub(crate) fn map_world(
+pub(crate) fn map_domain(
     welcome: &Welcome,
     fds: &mut impl Iterator<Item = OwnedFd>,
-) -> Result<World, RunError> {
+) -> Result<Domain, RunError> {
     let Welcome { ranks, groups, arena, .. } = *welcome;
     let mut map = |what, len| {
         let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
         Segment::map(what, fd, len, Access::ReadWrite).map(Arc::new)
     };
     let control = Control::new(map("the control segment", Control::size(ranks, groups))?, ranks, groups)?;
-    let staging = map("the staging memory", World::staging_size(ranks, groups))?;
+    let staging = map("the staging memory", Domain::staging_size(ranks, groups))?;
     let arenas = (0..ranks).map(|_| map("the symmetric arena", arena)).collect::<Result<_, _>>()?;
-    Ok(World { arenas, control, staging })
+    Ok(Domain { arenas, control, staging })
 }

@@ -19,7 +19,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, read};
 
-use crate::pulse::{ActiveClock, TICK};
+use crate::heartbeat::{ActiveClock, TICK};
 
 /// The command that runs one rank: a program that calls [`rank_main`](crate::rank_main) with the number that
 /// follows its last argument.

@@ -11,7 +11,7 @@ use crate::error::RunError;
 
 /// Bytes that ranks must have alike.
 pub trait Content: Send + Sync {
-    /// What tells the content apart without reading it. Contents of one identity are equal; others may be.
+    /// What identifies the content without reading it. Contents of one identity are equal; others may be.
     ///
     /// # Errors
     /// The system does not say.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::Control;
 use crate::futex::futex_wait;
-use crate::pulse::{ActiveClock, SHORTEST_SILENCE};
+use crate::heartbeat::{ActiveClock, SHORTEST_SILENCE};
 
 /// The longest sleep without a look at the abort word and the clock.
 const SLICE: Duration = Duration::from_millis(20);
@@ -24,7 +24,7 @@ const SLICE: Duration = Duration::from_millis(20);
 pub enum Ended {
     /// The limit passed.
     Limit {
-        /// A rank whose process has shown no sign of life since half of the limit.
+        /// A rank whose process has shown no heartbeat since half of the limit.
         silent: Option<u32>,
     },
     /// The run was aborted.
@@ -90,12 +90,12 @@ impl Waiter {
     /// before this returns, if `ready` loads with acquire.
     #[inline]
     pub fn until(&self, ready: impl Fn() -> bool) -> Result<(), Ended> {
-        if self.look(&ready) { Ok(()) } else { self.until_slow(&ready) }
+        if self.spin_until(&ready) { Ok(()) } else { self.until_slow(&ready) }
     }
 
     /// Looks for a moment, without sleep or limit; whether it is ready.
     #[inline]
-    fn look(&self, ready: impl Fn() -> bool) -> bool {
+    fn spin_until(&self, ready: impl Fn() -> bool) -> bool {
         for _ in 0..self.spin.looks {
             if ready() {
                 return true;
@@ -110,8 +110,8 @@ impl Waiter {
         let start = Instant::now();
         let budget = self.budget.load(Ordering::Relaxed);
         loop {
-            if self.look(ready) {
-                self.learn(start.elapsed(), budget);
+            if self.spin_until(ready) {
+                self.adapt_budget(start.elapsed(), budget);
                 return Ok(());
             }
             if self.spin.yields == Yields::Always {
@@ -125,51 +125,51 @@ impl Waiter {
             }
         }
         let mut clock = ActiveClock::start();
-        let mut pulses = None;
+        let mut heartbeats = None;
         while !self.sleep(ready) {
             if self.control.aborted() {
                 return Err(Ended::Aborted);
             }
             let waited = clock.now();
             if waited >= self.limit {
-                return Err(Ended::Limit { silent: self.silent_since(pulses.as_deref()) });
+                return Err(Ended::Limit { silent: self.silent_since(heartbeats.as_deref()) });
             }
-            if pulses.is_none() && waited >= self.limit / 2 {
-                pulses = Some(self.pulses());
+            if heartbeats.is_none() && waited >= self.limit / 2 {
+                heartbeats = Some(self.heartbeats());
             }
         }
-        self.learn(start.elapsed(), budget);
+        self.adapt_budget(start.elapsed(), budget);
         Ok(())
     }
 
-    /// The signs of life of all ranks.
-    fn pulses(&self) -> Vec<u32> {
-        (0..self.control.ranks()).map(|rank| self.control.pulse(rank).load(Ordering::Relaxed)).collect()
+    /// The heartbeats of all ranks.
+    fn heartbeats(&self) -> Vec<u32> {
+        (0..self.control.ranks()).map(|rank| self.control.heartbeat(rank).load(Ordering::Relaxed)).collect()
     }
 
-    /// The first rank that showed signs of life before and none since; they were taken at half of the limit.
+    /// The first rank that showed heartbeats before and none since; they were taken at half of the limit.
     fn silent_since(&self, before: Option<&[u32]>) -> Option<u32> {
         let before = before.filter(|_| self.limit / 2 >= SHORTEST_SILENCE)?;
         let unchanged = |(before, now): (&u32, &u32)| *before != 0 && before == now;
-        before.iter().zip(&self.pulses()).position(unchanged).map(|rank| rank as u32)
+        before.iter().zip(&self.heartbeats()).position(unchanged).map(|rank| rank as u32)
     }
 
     /// Sleeps until the doorbell rings or the slice ends; whether it is ready.
     fn sleep(&self, ready: &dyn Fn() -> bool) -> bool {
         let bell = self.control.bell(self.rank);
         let sleepers = self.control.sleepers(self.rank);
-        let heard = bell.load(Ordering::Acquire);
+        let rung = bell.load(Ordering::Acquire);
         sleepers.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if !ready() && !self.control.aborted() {
-            futex_wait(bell, heard, SLICE.min(self.limit));
+            futex_wait(bell, rung, SLICE.min(self.limit));
         }
         sleepers.fetch_sub(1, Ordering::SeqCst);
         ready()
     }
 
     /// Spins longer after waits that were short, shorter after waits that spinning would not have covered.
-    fn learn(&self, waited: Duration, budget: u32) {
+    fn adapt_budget(&self, waited: Duration, budget: u32) {
         let waited = u32::try_from(waited.as_nanos()).unwrap_or(u32::MAX);
         let wanted = if waited <= self.spin.max_ns { waited.saturating_mul(2) } else { self.spin.min_ns };
         let next = budget - budget / 8 + wanted / 8;
@@ -218,10 +218,10 @@ mod tests {
     fn a_rank_that_shows_no_sign_of_life_is_told_from_ranks_that_do() {
         let control = control();
         let waiter = Waiter::new(control.clone(), 0, 3 * SHORTEST_SILENCE, SHORT);
-        control.show_life(1);
+        control.publish_heartbeat(1);
         assert_eq!(waiter.until(|| false), Err(Ended::Limit { silent: Some(1) }));
         let lives = || {
-            control.show_life(1);
+            control.publish_heartbeat(1);
             false
         };
         assert_eq!(waiter.until(lives), Err(Ended::Limit { silent: None }));

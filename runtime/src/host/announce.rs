@@ -82,12 +82,12 @@ mod tests {
 
     use super::super::comm::CommConfig;
     use super::*;
-    use symmc_control::World;
+    use symmc_control::Domain;
 
     fn ranks(limit_ms: u64) -> [Comm; 2] {
-        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_millis(limit_ms));
-        [0, 1].map(|rank| Comm::new(world.clone(), rank, config).expect("a rank"))
+        [0, 1].map(|rank| Comm::new(domain.clone(), rank, config).expect("a rank"))
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use symmc_control::{Control, Segment, Spin, Waiter, World};
+use symmc_control::{Control, Domain, Segment, Spin, Waiter};
 
 use super::chaos::Chaos;
 use crate::error::RunError;
@@ -40,7 +40,7 @@ impl CommConfig {
 /// The communicator of one rank.
 #[derive(Debug)]
 pub struct Comm {
-    pub(super) world: World,
+    pub(super) domain: Domain,
     pub(super) rank: u32,
     pub(super) waiter: Waiter,
     pub(super) chaos: Option<Chaos>,
@@ -64,11 +64,11 @@ pub(super) struct GroupState {
 }
 
 impl Comm {
-    /// The communicator of `rank` in `world`.
-    pub fn new(world: World, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
-        let (ranks, groups) = (world.control.ranks(), world.control.groups());
-        if rank >= ranks || world.arenas.len() != ranks as usize {
-            let found = world.arenas.len();
+    /// The communicator of `rank` in `domain`.
+    pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
+        let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
+        if rank >= ranks || domain.arenas.len() != ranks as usize {
+            let found = domain.arenas.len();
             return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {found} arenas")));
         }
         let state = || GroupState {
@@ -79,11 +79,11 @@ impl Comm {
             landing_used: AtomicUsize::new(0),
         };
         Ok(Comm {
-            waiter: Waiter::new(world.control.clone(), rank, config.limit, config.spin),
+            waiter: Waiter::new(domain.control.clone(), rank, config.limit, config.spin),
             chaos: config.chaos.map(|seed| Chaos::new(seed, rank)),
             groups: (0..groups).map(|_| state()).collect(),
             run: AtomicU64::new(0),
-            world,
+            domain,
             rank,
         })
     }
@@ -95,47 +95,47 @@ impl Comm {
 
     /// The number of ranks.
     pub fn ranks(&self) -> u32 {
-        self.world.control.ranks()
+        self.domain.control.ranks()
     }
 
     /// Its part of what the ranks have together beside their arenas, in bytes.
     pub fn part(&self) -> usize {
-        World::part(self.ranks(), self.world.control.groups())
+        Domain::part(self.ranks(), self.domain.control.groups())
     }
 
     /// The symmetric arena of this rank.
     pub fn arena(&self) -> &Segment {
-        &self.world.arenas[self.rank as usize]
+        &self.domain.arenas[self.rank as usize]
     }
 
     /// The same, for who keeps it beyond the run.
     pub fn arena_kept(&self) -> &Arc<Segment> {
-        &self.world.arenas[self.rank as usize]
+        &self.domain.arenas[self.rank as usize]
     }
 
     /// The control words of the run.
     pub fn control(&self) -> &Control {
-        &self.world.control
+        &self.domain.control
     }
 
     /// Records that this rank begins repetition `run` of the plan in this bucket.
     pub fn begin_run(&self, run: u64, bucket: usize) {
         self.run.store(run, Ordering::Relaxed);
-        self.world.control.begin_run(self.rank, Some((run, bucket as u32)));
+        self.domain.control.begin_run(self.rank, Some((run, bucket as u32)));
     }
 
     /// Records that this rank has ended a run, and may begin another.
     pub fn end_run(&self) {
-        self.world.control.begin_run(self.rank, None);
+        self.domain.control.begin_run(self.rank, None);
     }
 
     /// Records that this rank begins a step. Collectives record themselves.
     pub fn begin_step(&self, step: usize) {
-        self.world.control.begin_step(self.rank, step as u32);
+        self.domain.control.begin_step(self.rank, step as u32);
     }
 
     /// Ends the run on all ranks for this reason.
     pub fn abort(&self, reason: &RunError) {
-        self.world.control.abort(self.rank, reason);
+        self.domain.control.abort(self.rank, reason);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Group, Leaving, Recorded, Segment, Term, World, enter_rank_span};
+use symmc_control::{Domain, Group, Leaving, Recorded, Segment, Term, enter_rank_span};
 use symmc_ir::{Bindings, InputKind, Tensor};
 use symmc_plan::{Plan, ReadPlan};
 
@@ -134,7 +134,7 @@ impl HostSession {
                 true => Arrangement::new(plan, Some(0)).needed(),
                 false => config.arena(plan)?,
             },
-            flags: World::part(plan.ranks, count_groups(plan)),
+            flags: Domain::part(plan.ranks, count_groups(plan)),
             scratch: needs.iter().map(Needs::bytes).sum(),
             held: budget::held(plan, &executor.largest(), Constants::Read),
         })
@@ -512,7 +512,7 @@ impl DeviceSession for HostSession {
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
             flags: self.joined.as_ref().map_or(0, |joined| match self.config.extendable {
                 // Nothing touches the flags of groups that no program has.
-                true => World::part(joined.comm().ranks(), self.arrangement.groups() + 1),
+                true => Domain::part(joined.comm().ranks(), self.arrangement.groups() + 1),
                 false => joined.comm().part(),
             }),
             scratch: self.queue.scratch_bytes(),

@@ -23,7 +23,7 @@ impl SessionRank {
     /// # Errors
     /// The memory that the ranks share does not have this rank. The run has ended then.
     pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank, RunError> {
-        match Comm::new(joined.world().clone(), joined.rank(), config) {
+        match Comm::new(joined.domain().clone(), joined.rank(), config) {
             Ok(comm) => Ok(SessionRank { joined, comm }),
             Err(error) => Err(joined.fail(error)),
         }
@@ -40,7 +40,7 @@ impl SessionRank {
         config: &HostConfig,
         mut terms: Vec<Term>,
     ) -> Result<SessionRank, RunError> {
-        let place = group.next()?;
+        let place = group.next_session()?;
         terms.push(Term::text("bytes of symmetric memory for the caller", config.callers.to_string()));
         terms.push(Term::text("other programs in the session", config.extendable.to_string()));
         let purpose = expect_ranks(plan, group)

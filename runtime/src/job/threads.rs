@@ -16,7 +16,7 @@ use crate::error::RunError;
 pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran, RunError> {
     let ranks = expect_ranks(job)?;
     expect_all_inputs(job)?;
-    let places = Group::threads(ranks).iter().map(Group::next).collect::<Result<Vec<_>, _>>()?;
+    let places = Group::threads(ranks).iter().map(Group::next_session).collect::<Result<Vec<_>, _>>()?;
     let results: Vec<_> = thread::scope(|scope| {
         let start = |place| {
             let work = move || run_rank(place, &rank_job(job, place.rank), open);

@@ -12,8 +12,8 @@
 //! | started | `Start` | |
 //!
 //! Callers feed messages, the time and the silence of others to a machine, and carry out its orders. A time is a duration
-//! since any fixed moment of the participant's own clock. Silence is how long another process has shown no sign of life
-//! ([`crate::pulse`]), where that is known.
+//! since any fixed moment of the participant's own clock. Silence is how long another process has shown no heartbeat
+//! ([`crate::heartbeat`]), where that is known.
 //!
 //! Every wait has a timeout, and a participant that waits too long blames only a participant that owes something:
 //! - The coordinator blames ranks that have not answered in the present stage: all of them while gathering, later the one
@@ -112,7 +112,7 @@ pub(crate) enum Order {
 
 /// What an answer of a rank changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Taken {
+pub(crate) enum AnswerEffect {
     /// The rank owes no such answer, which is a fault of the rank.
     Unexpected,
     /// Other ranks owe theirs.
@@ -126,7 +126,7 @@ pub(crate) enum Taken {
 pub(crate) enum Fault {
     /// These ranks did not come within the limit.
     Absent(Vec<u32>),
-    /// This rank owes an answer, and showed no sign of life or took too long, for this time.
+    /// This rank owes an answer, and showed no heartbeat or took too long, for this time.
     Late(u32, Duration),
 }
 
@@ -174,18 +174,18 @@ impl Coordinating {
     }
 
     /// Takes a rank's answer, and enters the next stage once all have answered.
-    pub fn answer(&mut self, rank: u32, answer: Answer, now: Duration) -> Taken {
+    pub fn answer(&mut self, rank: u32, answer: Answer, now: Duration) -> AnswerEffect {
         let is_in_stage = answer.stage() == self.stage;
         let Some(answered) =
             self.answered.get_mut(rank as usize).filter(|answered| is_in_stage && !**answered)
         else {
-            return Taken::Unexpected;
+            return AnswerEffect::Unexpected;
         };
         *answered = true;
         if self.answered.contains(&false) {
-            return Taken::Waiting;
+            return AnswerEffect::Waiting;
         }
-        Taken::Complete(match answer {
+        AnswerEffect::Complete(match answer {
             Answer::Join => {
                 self.enter(Stage::Comparing, now);
                 Order::Welcome
@@ -203,7 +203,7 @@ impl Coordinating {
         self.enter(if wants_digests { Stage::Digesting } else { Stage::Loading }, now);
     }
 
-    /// What ends the run now, if something does. `silence` says how long a rank has shown no sign of life, where that is
+    /// What ends the run now, if something does. `silence` says how long a rank has shown no heartbeat, where that is
     /// known.
     pub fn overdue(&self, now: Duration, silence: &dyn Fn(u32) -> Option<Duration>) -> Option<Fault> {
         let in_stage = now.saturating_sub(self.since);
@@ -232,7 +232,7 @@ impl Coordinating {
 
 /// What a rank hears from the coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Told {
+pub(crate) enum Notice {
     /// The shared memory.
     Welcome,
     /// Digests are wanted.
@@ -279,18 +279,18 @@ impl Joining {
     }
 
     /// What the rank does after a message; `None` if the message is not one that can follow its last answer.
-    pub fn hear(&self, told: Told) -> Option<Task> {
-        match (self.sent, told) {
-            (Answer::Join, Told::Welcome) => Some(Task::Greet),
-            (Answer::Hello, Told::Digest) => Some(Task::Digest),
-            (Answer::Hello | Answer::Digests, Told::Proceed) => Some(Task::Load),
-            (Answer::Ready, Told::Start) => Some(Task::Run),
+    pub fn task_after(&self, notice: Notice) -> Option<Task> {
+        match (self.sent, notice) {
+            (Answer::Join, Notice::Welcome) => Some(Task::Greet),
+            (Answer::Hello, Notice::Digest) => Some(Task::Digest),
+            (Answer::Hello | Answer::Digests, Notice::Proceed) => Some(Task::Load),
+            (Answer::Ready, Notice::Start) => Some(Task::Run),
             _ => None,
         }
     }
 
     /// For how long the coordinator has kept the rank waiting, if that is too long. `silence` says how long the coordinator has
-    /// shown no sign of life, where that is known.
+    /// shown no heartbeat, where that is known.
     pub fn overdue(&self, now: Duration, silence: Option<Duration>) -> Option<Duration> {
         let Timeouts { limit, quiet, answer, .. } = self.timeouts;
         let waited = now.saturating_sub(self.since);

@@ -35,7 +35,7 @@ struct Setting {
     slow: Option<u32>,
     /// Whether contents are compared by their digests.
     digests: bool,
-    /// Whether processes show signs of life.
+    /// Whether processes show heartbeats.
     signs: bool,
     /// How many processes are stopped at most.
     stops: usize,
@@ -50,7 +50,7 @@ enum Outcome {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Message {
-    Told(Told),
+    Notice(Notice),
     Verdict(u32),
 }
 
@@ -59,7 +59,7 @@ struct RankState {
     machine: Option<Joining>,
     /// What it works on, and when that is done.
     task: Option<(Task, u32)>,
-    /// Whether it has mapped the shared memory, and so shows signs of life.
+    /// Whether it has mapped the shared memory, and so shows heartbeats.
     is_mapped: bool,
     inbox: VecDeque<Message>,
     outcome: Option<Outcome>,
@@ -143,8 +143,8 @@ impl World {
                 let state = &mut self.ranks[rank as usize];
                 match state.inbox.pop_front().expect("there is one") {
                     Message::Verdict(culprit) => state.outcome = Some(Outcome::Blames(culprit)),
-                    Message::Told(told) => {
-                        let task = state.machine.as_ref().and_then(|machine| machine.hear(told));
+                    Message::Notice(notice) => {
+                        let task = state.machine.as_ref().and_then(|machine| machine.task_after(notice));
                         let task = task.expect("a message that can follow");
                         let is_slow = task == Task::Load && setting.slow == Some(rank);
                         match task {
@@ -178,21 +178,21 @@ impl World {
             machine.hasten(units(World::start_of(setting, rank) + LIMIT));
         }
         let before = machine.stage();
-        let told = match machine.answer(rank, answer, now) {
-            Taken::Unexpected => panic!("rank {rank} owes {answer:?}"),
-            Taken::Waiting => return,
-            Taken::Complete(Order::Welcome) => Told::Welcome,
-            Taken::Complete(Order::Start) => {
+        let notice = match machine.answer(rank, answer, now) {
+            AnswerEffect::Unexpected => panic!("rank {rank} owes {answer:?}"),
+            AnswerEffect::Waiting => return,
+            AnswerEffect::Complete(Order::Welcome) => Notice::Welcome,
+            AnswerEffect::Complete(Order::Start) => {
                 self.outcome = Some(Outcome::Started);
-                Told::Start
+                Notice::Start
             }
-            Taken::Complete(Order::Compare) => {
+            AnswerEffect::Complete(Order::Compare) => {
                 let wants_digests = setting.digests && before == Stage::Comparing;
                 machine.compared(wants_digests, now);
-                if wants_digests { Told::Digest } else { Told::Proceed }
+                if wants_digests { Notice::Digest } else { Notice::Proceed }
             }
         };
-        self.ranks.iter_mut().for_each(|state| state.inbox.push_back(Message::Told(told)));
+        self.ranks.iter_mut().for_each(|state| state.inbox.push_back(Message::Notice(notice)));
     }
 
     /// Lets a unit of time pass, after which all processes that run look at the clock.
@@ -304,7 +304,7 @@ fn every_order_of_stops_and_messages_ends_in_time_and_blames_a_stopped_rank() {
             Setting { late: Some((1, 2)), ..plain },
             Setting { slow: Some(0), ..plain },
             Setting { slow: Some(1), ..plain },
-            // Without signs of life a rank may take as long as the limit, alive or not.
+            // Without heartbeats a rank may take as long as the limit, alive or not.
             Setting { signs: false, ..plain },
         ];
         for setting in settings {

@@ -620,15 +620,15 @@ impl DeviceSession for CudaSession {
 
 #[cfg(test)]
 mod tests {
-    use symmc_control::World;
+    use symmc_control::Domain;
     use symmc_runtime::host::{Comm, CommConfig};
 
     use super::*;
 
     #[test]
     fn a_peer_that_closed_its_session_has_ended_only_the_runs_that_it_says() {
-        let world = World::create(2, 1, 64, 0).expect("shared memory");
-        let comm = Comm::new(world, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
+        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
+        let comm = Comm::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
         let left = |how: &str| RunError::Left { rank: 1, how: how.into() };
         let ended = |error: &RunError, runs| has_ended_runs(comm.control(), error, runs);
         // A peer that aborts its session says nothing.

@@ -1,4 +1,4 @@
-//! Heartbeats (signs of life): they distinguish a process that is stopped from one that is slow.
+//! Heartbeats: they distinguish a process that is stopped from one that is slow.
 //!
 //! Each rank's listening thread ([`crate::link`]) and the coordinator count up a word of the control segment every few
 //! milliseconds, whatever else their processes do. Others watch whether it changes. A process that is stopped, frozen
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::Control;
 
-/// How often a process shows a sign of life, and looks for those of others.
+/// How often a process publishes its heartbeat, and looks for those of others.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
 /// The longest step of an active clock. More passes between two looks only where the process did not run.
 const LONGEST_STEP: Duration = Duration::from_millis(500);
@@ -48,16 +48,16 @@ impl ActiveClock {
 
 /// What was seen of one word.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct WordSample {
     count: u32,
     changed: Duration,
 }
 
-impl Seen {
+impl WordSample {
     fn look(&mut self, word: &AtomicU32, now: Duration) {
         let count = word.load(Ordering::Relaxed);
         if count != self.count {
-            *self = Seen { count, changed: now };
+            *self = WordSample { count, changed: now };
         }
     }
 
@@ -66,30 +66,30 @@ impl Seen {
     }
 }
 
-/// Watches the signs of life of all ranks and of the coordinator.
+/// Watches the heartbeats of all ranks and of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Observer {
     control: Control,
-    ranks: Vec<Seen>,
-    coordinator: Seen,
+    ranks: Vec<WordSample>,
+    coordinator: WordSample,
 }
 
 impl Observer {
     /// Has seen nothing yet.
     pub fn new(control: &Control) -> Observer {
-        let ranks = vec![Seen::default(); control.ranks() as usize];
-        Observer { control: control.clone(), ranks, coordinator: Seen::default() }
+        let ranks = vec![WordSample::default(); control.ranks() as usize];
+        Observer { control: control.clone(), ranks, coordinator: WordSample::default() }
     }
 
     /// Looks at all words.
-    pub fn look(&mut self, now: Duration) {
+    pub fn sample(&mut self, now: Duration) {
         for (rank, seen) in (0..).zip(&mut self.ranks) {
-            seen.look(self.control.pulse(rank), now);
+            seen.look(self.control.heartbeat(rank), now);
         }
-        self.coordinator.look(self.control.coordinator_pulse(), now);
+        self.coordinator.look(self.control.coordinator_heartbeat(), now);
     }
 
-    /// How long a rank has shown no sign of life; `None` where it never showed one.
+    /// How long a rank has shown no heartbeat; `None` where it never showed one.
     pub fn silence(&self, rank: u32, now: Duration) -> Option<Duration> {
         self.ranks.get(rank as usize)?.silence(now)
     }
@@ -113,16 +113,16 @@ mod tests {
         let control = Control::new(Arc::new(segment), 2, 1).expect("control words");
         let mut observer = Observer::new(&control);
         let at = Duration::from_millis;
-        control.show_life(1);
-        observer.look(at(100));
+        control.publish_heartbeat(1);
+        observer.sample(at(100));
         assert_eq!((observer.silence(0, at(900)), observer.silence(1, at(900))), (None, Some(at(800))));
-        control.show_life(1);
-        observer.look(at(900));
+        control.publish_heartbeat(1);
+        observer.sample(at(900));
         assert_eq!(observer.silence(1, at(900)), Some(at(0)));
         assert_eq!(observer.silence_of_coordinator(at(900)), None);
-        control.coordinator_pulse().store(u32::MAX, Ordering::Relaxed);
-        control.show_coordinator_life();
-        observer.look(at(950));
+        control.coordinator_heartbeat().store(u32::MAX, Ordering::Relaxed);
+        control.publish_coordinator_heartbeat();
+        observer.sample(at(950));
         assert_eq!(observer.silence_of_coordinator(at(951)), Some(at(1)));
     }
 }
