@@ -150,9 +150,15 @@ pub fn all_multiples_of(pointers: impl IntoIterator<Item = DevicePtr>, bytes: u6
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortBases<'a>(pub &'a [Address]);
 
-impl PortBases<'_> {
+impl<'b> PortBases<'b> {
     /// For commands without pointers to ports.
     pub const NONE: PortBases<'static> = PortBases(&[]);
+
+    /// The ports whose bases differ.
+    pub fn changed_ports(self, other: PortBases<'b>) -> impl Iterator<Item = usize> + use<'b> {
+        let pairs = self.0.iter().zip(other.0).enumerate();
+        pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)
+    }
 
     /// The base of a port. One that the program does not have begins at address 0, which no kernel can use.
     fn base(self, port: u32) -> Address {

@@ -36,7 +36,6 @@ use crate::{codegen::agreement, cudnn};
 
 use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
-pub use self::rebased::changed_ports;
 
 /// What a program runs with on its rank.
 #[derive(Debug)]

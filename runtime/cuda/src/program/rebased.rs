@@ -9,12 +9,6 @@ use crate::device::streams::Streams;
 use crate::error::CudaError;
 use crate::nccl::Communicators;
 
-/// The ports whose bases differ.
-pub fn changed_ports<'b>(one: PortBases<'b>, other: PortBases<'b>) -> impl Iterator<Item = usize> {
-    let pairs = one.0.iter().zip(other.0).enumerate();
-    pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)
-}
-
 impl DeviceProgram {
     /// How many pieces of work it has.
     pub fn pieces(&self) -> usize {
@@ -23,7 +17,7 @@ impl DeviceProgram {
 
     /// Whether one recording of it can run with these bases and with those, as far as collectives of the library go.
     pub fn serves_both(&self, one: PortBases<'_>, other: PortBases<'_>) -> bool {
-        changed_ports(one, other).all(|port| self.uses.places(port).is_some())
+        one.changed_ports(other).all(|port| self.uses.places(port).is_some())
     }
 
     /// For each port how many pieces of work have to be set for another base, in a recording with these nodes; `None` if they
@@ -45,7 +39,7 @@ impl DeviceProgram {
     /// The pieces of work that hold pointers to ports whose bases differ, in the order of the program.
     fn touched(&self, from: PortBases<'_>, to: PortBases<'_>) -> Vec<Place> {
         let places = |port| self.uses.places(port).unwrap_or_default();
-        let mut out: Vec<Place> = changed_ports(from, to).flat_map(places).copied().collect();
+        let mut out: Vec<Place> = from.changed_ports(to).flat_map(places).copied().collect();
         out.sort_unstable();
         out.dedup();
         out

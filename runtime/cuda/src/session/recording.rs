@@ -16,7 +16,7 @@ use crate::device::launch::{Address, PortBases};
 use crate::device::streams::Streams;
 use crate::error::CudaError;
 use crate::nccl::Communicators;
-use crate::program::{DeviceProgram, Nodes, changed_ports};
+use crate::program::{DeviceProgram, Nodes};
 
 /// Bytes that are copied in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,7 +175,7 @@ impl Recording {
     pub fn far(&self, key: &RecordingKey) -> Option<usize> {
         let Executable { rebase_costs, copies, .. } = &*self.executable;
         let mut far = 0;
-        for port in changed_ports(self.key.bases(), key.bases()) {
+        for port in self.key.bases().changed_ports(key.bases()) {
             far += rebase_costs.get(port).copied().flatten()?;
         }
         for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
