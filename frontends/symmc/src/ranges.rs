@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::decision::Decision;
 use symmc_ir::{Graph, InputId, SymbolId};
 use symmc_passes::{LowerConfig, PassError};
+use symmc_plan::Decision;
 use symmc_support::parallel;
 
 use crate::config::{BucketSpec, Config};
@@ -95,7 +95,7 @@ impl Chooser for AtSizes<'_> {
     fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, Error> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
-            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions)| decisions)
+            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions, _)| decisions)
         });
         chosen.into_iter().collect::<Result<_, PassError>>().map_err(|e| self.failed(e))
     }
