@@ -12,7 +12,6 @@ pub mod attention;
 pub mod bounds;
 pub mod builder;
 pub mod collective;
-pub mod decision;
 pub mod dim;
 pub mod dispatch;
 pub mod entity;

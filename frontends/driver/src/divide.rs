@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use symmc_ir::decision::Decision;
 use symmc_ir::{Dim, Graph, Op, SymbolId, ValueId};
+use symmc_plan::Decision;
 
 /// The inclusive range of each symbol in one bucket.
 pub type Ranges = IndexMap<SymbolId, (i64, i64)>;

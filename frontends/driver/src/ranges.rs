@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
-use symmc_ir::decision::Decision;
 use symmc_ir::{Graph, Symbol, SymbolId};
 use symmc_passes::{LowerConfig, PassError};
+use symmc_plan::Decision;
 use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, Chooser, Ranges};
@@ -79,7 +79,7 @@ impl Chooser for AtSizes<'_> {
     fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, DriverError> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
-            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions)| decisions)
+            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions, _)| decisions)
         });
         Ok(chosen.into_iter().collect::<Result<_, PassError>>()?)
     }

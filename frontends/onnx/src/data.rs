@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use symmc_ir::tensor::write_i64;
 use symmc_ir::{DType, Tensor};
 use symmc_support::{Backing, Mapped, Part};
 
@@ -274,9 +275,12 @@ fn typed(tensor: &proto::Tensor, dtype: DType) -> Vec<u8> {
         DType::F32 => tensor.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::F64 => tensor.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::I64 => tensor.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::I32 => ints.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::F16 | DType::BF16 => ints.iter().flat_map(|x| (*x as u16).to_le_bytes()).collect(),
-        DType::U8 => ints.iter().map(|x| *x as u8).collect(),
-        DType::Bool => ints.iter().map(|x| u8::from(*x != 0)).collect(),
+        // The field of 32 bits has the elements of all other integers, and of bool.
+        _ => {
+            let mut out = vec![0; ints.len() * dtype.size()];
+            ints.iter().enumerate().for_each(|(i, &x)| write_i64(dtype, &mut out, i, x.into()));
+            out
+        }
     }
 }

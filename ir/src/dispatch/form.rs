@@ -1,4 +1,7 @@
 //! The forms, and which results of each may lie on what it reads.
+//!
+//! [`Form::overwriting`] is the contract of the kernels of a form. The planner places by it, and the check proves by it: what
+//! either adds for single nodes is its own.
 
 use crate::entity::Entity;
 use crate::ids::NodeId;

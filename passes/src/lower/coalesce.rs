@@ -17,12 +17,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts, view_of};
 use symmc_ir::{
     Collective, CollectiveKind, DType, Dim, Graph, InputId, Node, NodeId, Op, Table, Type, ValueId, Variant,
 };
+use symmc_plan::{Alternative, AppliedRule, Decision};
 
 use super::beside;
 use super::context::{Context, Overlap, Schedule, Surroundings};

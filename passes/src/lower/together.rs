@@ -7,9 +7,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc_ir::decision::{Alternative, AppliedRule, Decision};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Collective, Dispatch, Form, Graph, GroupId, InputId, NodeId, Op, Output, Variant};
+use symmc_plan::{Alternative, AppliedRule, Decision};
 
 use super::coalesce::{Set, sized};
 use super::coalesced::{Unit, order};

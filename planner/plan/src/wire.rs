@@ -49,14 +49,15 @@ use serde::{Deserialize, Serialize};
 use symmc_ir::numerics::Numerics;
 use thiserror::Error;
 
+mod decision;
 mod entries;
 mod once;
 
+pub use decision::{Alternative, AppliedRule, Decision, Replacement};
 pub use entries::{
     ArenaKind, Buffer, ByRank, CopyReason, ForcedCopy, Lane, Memory, Place, Reach, Step, Totals,
 };
 pub use symmc_ir::collective::ExitBarrier;
-pub use symmc_ir::decision::{Alternative, AppliedRule, Decision, Replacement};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 2;

@@ -11,7 +11,7 @@ use symmc_tests::root;
 const ARROWS: &[(&str, &[&str])] = &[
     ("ir", &["symmc-support"]),
     ("ir/support", &[]),
-    ("passes", &["symmc-support", "symmc-ir", "symmc-dispatch"]),
+    ("passes", &["symmc-support", "symmc-ir", "symmc-dispatch", "symmc-plan"]),
     ("passes/dispatch", &["symmc-ir"]),
     ("planner/pack", &[]),
     ("planner/plan", &["symmc-ir"]),

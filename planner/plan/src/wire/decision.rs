@@ -1,6 +1,6 @@
 //! How collectives were chosen: what the passes decide, and the plan says of it to people.
 //!
-//! Nothing of safety rests on these. This is their form in the plan, too.
+//! Nothing of safety rests on these.
 
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,7 @@ pub struct Alternative {
     /// Its name: a variant, or two joined with ` + `.
     pub name: String,
     /// Estimated microseconds that it adds to a run, copies included: its time, or, where compute can run beside it, what of
-    /// its time that does not hide and what it takes from the compute ([`crate::machine`]).
+    /// its time that does not hide and what it takes from the compute ([`symmc_ir::machine`]).
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,
