@@ -7,8 +7,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use symmc_control::{RankCommand, rank_main};
 use symmc_runtime::Registry;
-use symmc_runtime::host::{RankCommand, rank_main};
 use symmc_runtime::job::{JobText, SessionRequest, open_on_host};
 use symmc_tests::trials::{Done, least, shared_trial, trial};
 

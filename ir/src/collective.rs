@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::GroupId;
 use crate::named_enum;
-use crate::op::Rounding;
+use crate::numerics::Rounding;
 
 /// Communication between the ranks of a group.
 ///

@@ -211,7 +211,7 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
                 )
             })
         }
-        _ => Ok(()),
+        _ => Err("its result types are declared without a rule that they must satisfy".into()),
     }
 }
 

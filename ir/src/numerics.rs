@@ -193,6 +193,25 @@ impl<'de> Deserialize<'de> for Numerics {
     }
 }
 
+/// What an op does to the rounding of its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rounding {
+    /// It moves or selects elements, or computes without rounding.
+    Keeps,
+    /// It rounds its result to the type of that, once; integers stay exact.
+    Rounds,
+    /// As [`Rounds`](Self::Rounds), of several roundings in an order that an implementation chooses.
+    Accumulates,
+    /// As [`Rounds`](Self::Rounds), and it is discontinuous.
+    Jumps,
+    /// It is constant except for jumps.
+    Steps,
+    /// It converts from the dtype of its operand to that of its result.
+    Converts,
+    /// Nothing is known.
+    Unknown,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

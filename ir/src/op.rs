@@ -14,6 +14,7 @@ use crate::collective::Collective;
 use crate::dim::Dim;
 use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
+use crate::numerics::Rounding;
 use crate::types::{DType, Float, Scalar};
 
 /// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
@@ -389,25 +390,6 @@ impl OperandUse {
             }
         }
     }
-}
-
-/// What an op does to the rounding of its operands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rounding {
-    /// It moves or selects elements, or computes without rounding.
-    Keeps,
-    /// It rounds its result to the type of that, once; integers stay exact.
-    Rounds,
-    /// As [`Rounds`](Self::Rounds), of several roundings in an order that an implementation chooses.
-    Accumulates,
-    /// As [`Rounds`](Self::Rounds), and it is discontinuous.
-    Jumps,
-    /// It is constant except for jumps.
-    Steps,
-    /// It converts from the dtype of its operand to that of its result.
-    Converts,
-    /// Nothing is known.
-    Unknown,
 }
 
 /// What an op computes, besides the bytes that it moves.

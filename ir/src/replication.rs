@@ -17,7 +17,8 @@ use crate::collective::{CollectiveKind, Gives};
 use crate::entity::Table;
 use crate::graph::{Def, Graph};
 use crate::ids::{GroupId, ValueId};
-use crate::op::{Op, Rounding};
+use crate::numerics::Rounding;
+use crate::op::Op;
 use crate::types::DType;
 
 /// See the [module](self).

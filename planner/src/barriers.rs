@@ -1,7 +1,7 @@
 //! Which exit barriers run that could be dropped, and what dropping costs.
 //!
 //! A dropped exit barrier is paid for in memory: the operand stays occupied until the next rendezvous. It is dropped where
-//! lifetimes can stand in for it, unless the symmetric arena has a limit that it would exceed.
+//! lifetimes can stand in for it, unless the caller keeps barriers to save memory ([`keep`]).
 //!
 //! The cost of one barrier is what the bound of the symmetric arena changes by when this one alone is decided the
 //! other way. Several can cost nothing each and something together.
@@ -11,8 +11,9 @@ use std::collections::BTreeSet;
 use symmc_pack::Block;
 use symmc_plan::ArenaKind;
 
+use crate::error::PlanError;
 use crate::liveness::{ExitChoice, Liveness, Rendezvous};
-use crate::placed::{Placed, Sized, lifetime};
+use crate::placed::{Placed, ScheduledProgram, Sized, lifetime};
 
 /// What dropping barriers costs.
 pub struct Costs {
@@ -192,6 +193,13 @@ fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
         _ => None,
     });
     lifetime(class, live, wraps.max())
+}
+
+/// The most bytes of classes that the symmetric arena holds at any step.
+pub fn symmetric_load(program: &ScheduledProgram) -> Result<u64, PlanError> {
+    let steps = program.placed.steps.list.len();
+    let load = load(&program.sized()?, steps, ArenaKind::Symmetric, |s| s.block);
+    Ok(load.into_iter().max().unwrap_or(0))
 }
 
 /// What an arena holds during each of `steps` steps, where `block` gives the lifetimes.

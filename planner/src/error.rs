@@ -104,20 +104,6 @@ pub enum PlanError {
         /// What the bucket that needs most of it takes.
         bytes: u64,
     },
-    /// The symmetric arena has a limit that no plan was found for.
-    #[error(
-        "the symmetric arena takes {least} bytes where barriers are kept and collectives do not overlap{}; the limit is \
-         {limit}",
-        of_fixed(*fixed)
-    )]
-    SymmLimit {
-        /// The limit.
-        limit: u64,
-        /// The least that was found.
-        least: u64,
-        /// What of it is fixed: landing zones and bound inputs.
-        fixed: u64,
-    },
     /// Memory could not be packed.
     #[error("packing the {arena} arena: {error}")]
     Pack {
@@ -127,12 +113,4 @@ pub enum PlanError {
         #[source]
         error: PackError,
     },
-}
-
-/// What is said of fixed memory.
-fn of_fixed(bytes: u64) -> String {
-    match bytes {
-        0 => String::new(),
-        _ => format!(", {bytes} of them for landing zones and bound inputs, which other variants do without"),
-    }
 }

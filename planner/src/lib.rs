@@ -26,5 +26,6 @@ mod waits;
 
 pub use bucket::Decided;
 pub use error::PlanError;
+pub use liveness::NextRun;
 pub use order::Order;
-pub use pipeline::{BucketInput, PlanConfig, plan};
+pub use pipeline::{BucketInput, PlanConfig, Planner, Schedules, plan};

@@ -2,6 +2,9 @@
 //!
 //! Buckets whose planned programs are equal share one entry of [`Plan::programs`], one order and one
 //! placement; they differ in sizes, offsets and waits.
+//!
+//! [`plan()`] makes one plan. A caller with a limit of symmetric memory uses a [`Planner`]: it schedules the same programs in several
+//! ways, and keeps exit barriers step by step ([`Schedules::keep_barriers`]). The limit itself is deliberately absent here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,9 +13,10 @@ use symmc_ir::machine::Profile;
 use symmc_ir::machine::timeline::nanoseconds;
 use symmc_ir::verify::verify_derived;
 use symmc_ir::{Graph, InputId, Node, Numerics, Op, text};
-use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
+use symmc_plan::{Arenas, Bucket, Fixed, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
 use symmc_support::parallel;
 
+use crate::barriers::symmetric_load;
 use crate::bucket::{Decided, bucket};
 use crate::error::PlanError;
 use crate::fixed::{FixedMemory, fixed_memory};
@@ -20,7 +24,7 @@ use crate::liveness::NextRun;
 use crate::order::Order;
 use crate::placed::ScheduledProgram;
 use crate::prepare::{Prepared, bound_inputs, prepare};
-use crate::schedule::{Rules, schedule};
+use crate::schedule::{Rules, keep_barriers, schedule};
 use crate::views::Views;
 
 /// A program for one range of the symbols.
@@ -50,8 +54,6 @@ pub struct PlanConfig {
     pub slack: f64,
     /// How many microseconds a run must become faster for each MiB of memory that overlap takes.
     pub memory_price: f64,
-    /// What the symmetric arena may take: barriers are kept, overlap is given up, where it would take more.
-    pub symm_limit: Option<u64>,
     /// The buckets, by their position, that have an order of their own. Others with equal programs share one, which is made for
     /// the upper ends of all of them.
     pub own_orders: BTreeSet<usize>,
@@ -72,7 +74,6 @@ impl Default for PlanConfig {
             order: Order::Chosen,
             slack: 1.0,
             memory_price: 0.05,
-            symm_limit: None,
             own_orders: BTreeSet::new(),
             among_others: false,
             pack: symmc_pack::Config {
@@ -94,145 +95,212 @@ impl Default for PlanConfig {
 /// The lowered programs do not stand for the source, are not lowered, or need more memory than can be
 /// addressed.
 pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan, PlanError> {
-    let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
-    check_buckets(source, lowered)?;
-    let mut bound = BTreeSet::new();
-    let views = views(lowered);
-    let nodes = lowered.iter().map(|b| b.graph.nodes.len()).sum();
-    for (b, views) in lowered.iter().zip(&views) {
-        bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
-    }
-    let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
-    let prepared = parallel::map(lowered.iter().zip(&views).collect(), nodes, |(b, views)| {
-        let prepared = prepare(&b.graph, views, &bound)?;
-        Ok(match &profile {
-            Some(profile) => prepared.dispatched(profile),
-            None => prepared,
-        })
-    });
-    let (prepared, program_of) = distinct(prepared, &config.own_orders)?;
-    let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
-    let work = Work {
-        lowered,
-        prepared: prepared.into_iter().map(Arc::new).collect(),
-        program_of,
-        bound: &bound,
-        profile,
-        fixed: &memory,
-        nodes,
-        config,
-    };
-    let (programs, buckets) = match config.symm_limit {
-        None => work.make(config.order, None)?,
-        Some(limit) => work.within(limit)?,
-    };
-    let graphs = [source].into_iter().chain(programs.iter().map(|p| &p.prepared.graph)).collect();
-    let mut texts = parallel::map(graphs, nodes, text::print);
-    let text = texts.remove(0);
-    Ok(Plan {
-        version: VERSION,
-        source: SourceProgram { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
-        machine: config.machine.clone(),
-        ranks,
-        numerics: config.numerics,
-        programs: texts,
-        replacements: Vec::new(),
-        arenas: arenas(&buckets)?,
-        fixed,
-        buckets,
-    })
+    Planner::new(source, lowered, config)?.plan()
 }
 
-/// Programs with their buckets.
-type Made = (Vec<ScheduledProgram>, Vec<Bucket>);
-
-/// The most that a bucket takes of the symmetric arena.
-fn symmetric(made: &Made) -> u64 {
-    made.1.iter().map(|b| b.totals.symmetric_peak).max().unwrap_or(0)
-}
-
-/// How often an order is planned for one limit: with less room each time, because packing can need more than the
-/// bound, and with none the last time.
-const TRIES: u64 = 4;
-
-/// Prepared programs on their way to buckets.
-struct Work<'a> {
+/// Lowered programs that are prepared to be scheduled.
+pub struct Planner<'a> {
+    source: &'a Graph,
+    ranks: u32,
     lowered: &'a [BucketInput],
     prepared: Vec<Arc<Prepared>>,
     /// The index of the program of each bucket.
     program_of: Vec<usize>,
-    bound: &'a BTreeSet<usize>,
+    bound: BTreeSet<usize>,
     profile: Option<Profile>,
-    fixed: &'a FixedMemory,
+    fixed: Vec<Fixed>,
+    fixed_memory: FixedMemory,
     /// Nodes of all lowered programs.
     nodes: usize,
     config: &'a PlanConfig,
 }
 
-impl Work<'_> {
-    /// A plan whose symmetric arena takes at most `limit`: in the order asked for, and if that does not fit, in the
-    /// leanest.
-    fn within(&self, limit: u64) -> Result<Made, PlanError> {
-        let most = limit / PAGE * PAGE;
-        let mut least = u64::MAX;
-        let lean = (self.config.order == Order::Chosen).then_some(Order::Lean);
-        for order in [Some(self.config.order), lean].into_iter().flatten() {
-            let mut room = most.saturating_sub(self.fixed.end);
-            for left in (0..TRIES).rev() {
-                let made = self.make(order, Some(room))?;
-                let peak = symmetric(&made);
-                if peak <= most {
-                    return Ok(made);
-                }
-                least = least.min(peak);
-                if room == 0 {
-                    break;
-                }
-                room = if left == 1 { 0 } else { room.saturating_sub(peak - most) };
-            }
+impl<'a> Planner<'a> {
+    /// Prepares the buckets `lowered`, which stand for the program `source` over disjoint ranges of its symbols.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn new(
+        source: &'a Graph,
+        lowered: &'a [BucketInput],
+        config: &'a PlanConfig,
+    ) -> Result<Planner<'a>, PlanError> {
+        let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
+        check_buckets(source, lowered)?;
+        let mut bound = BTreeSet::new();
+        let views = views(lowered);
+        let nodes = lowered.iter().map(|b| b.graph.nodes.len()).sum();
+        for (b, views) in lowered.iter().zip(&views) {
+            bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
         }
-        Err(PlanError::SymmLimit { limit, least: least.next_multiple_of(PAGE), fixed: self.fixed.end })
+        let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
+        let prepared = parallel::map(lowered.iter().zip(&views).collect(), nodes, |(b, views)| {
+            let prepared = prepare(&b.graph, views, &bound)?;
+            Ok(match &profile {
+                Some(profile) => prepared.dispatched(profile),
+                None => prepared,
+            })
+        });
+        let (prepared, program_of) = distinct(prepared, &config.own_orders)?;
+        let prepared = prepared.into_iter().map(Arc::new).collect();
+        let (fixed, fixed_memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
+        Ok(Planner {
+            source,
+            ranks,
+            lowered,
+            prepared,
+            program_of,
+            bound,
+            profile,
+            fixed,
+            fixed_memory,
+            nodes,
+            config,
+        })
     }
 
-    /// Programs and buckets for whatever the next run may be. `room` is what the symmetric arena may hold besides
-    /// fixed memory.
-    fn make(&self, order: Order, room: Option<u64>) -> Result<Made, PlanError> {
-        if self.lowered.len() > 1 || self.config.among_others {
-            return self.make_for(order, room, NextRun::Unknown);
-        }
-        let once = self.make_for(order, room, NextRun::Same)?;
-        if !reach_around(&once.1[0]) {
-            return Ok(once);
+    /// The bytes of the symmetric arena for landing zones and bound inputs.
+    pub fn fixed_bytes(&self) -> u64 {
+        self.fixed_memory.end
+    }
+
+    /// What dropped exit barriers may assume of the next run, the cheaper assumption first.
+    pub fn next_runs(&self) -> &'static [NextRun] {
+        let is_alone = self.lowered.len() == 1 && !self.config.among_others;
+        if is_alone { &[NextRun::Same, NextRun::Unknown] } else { &[NextRun::Unknown] }
+    }
+
+    /// The plan in the order of the configuration.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        let next_runs = self.next_runs();
+        let schedules = self.schedule(self.config.order, next_runs[0])?;
+        let buckets = schedules.buckets()?;
+        if !next_runs.contains(&NextRun::Same) || !reach_around(&buckets[0]) {
+            return schedules.write(buckets);
         }
         // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches into the next
         // run they lie on a line.
-        let kept = self.make_for(order, room, NextRun::Unknown)?;
-        Ok(if symmetric(&kept) < symmetric(&once) { kept } else { once })
+        let on_a_line = self.schedule(self.config.order, NextRun::Unknown)?;
+        let line_buckets = on_a_line.buckets()?;
+        match symmetric_peak(&line_buckets) < symmetric_peak(&buckets) {
+            true => on_a_line.write(line_buckets),
+            false => schedules.write(buckets),
+        }
     }
 
-    fn make_for(&self, order: Order, room: Option<u64>, next_run: NextRun) -> Result<Made, PlanError> {
+    /// Orders and places the programs, with every exit barrier dropped that lifetimes can stand in for.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn schedule(&self, order: Order, next_run: NextRun) -> Result<Schedules<'_>, PlanError> {
         let rules = Rules {
-            bound: self.bound,
+            bound: &self.bound,
             next_run,
             order,
             slack: self.config.slack,
             price: nanoseconds(self.config.memory_price),
             profile: self.profile.as_ref(),
-            room,
         };
         let prepared = self.prepared.iter().collect();
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
         let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>, PlanError>>()?;
-        let inputs = self.lowered.iter().zip(&self.program_of).collect();
-        let pack = &self.config.pack;
-        // Buckets share the budget of the exact search.
-        let pack = symmc_pack::Config { exact: pack.exact / self.lowered.len().max(1) as u64, ..*pack };
-        let buckets = parallel::map(inputs, self.nodes, |(b, &p)| {
-            bucket(&programs[p], p, &b.graph.symbols, self.fixed, &b.decisions, &pack)
-        });
-        let buckets = buckets.into_iter().collect::<Result<Vec<Bucket>, PlanError>>()?;
-        Ok((programs, buckets))
+        Ok(Schedules { planner: self, rules, programs })
     }
+}
+
+/// The programs of a plan, ordered and placed.
+pub struct Schedules<'p> {
+    planner: &'p Planner<'p>,
+    rules: Rules<'p>,
+    programs: Vec<ScheduledProgram>,
+}
+
+impl Schedules<'_> {
+    /// The least bytes that the symmetric arena takes, wherever blocks lie.
+    ///
+    /// # Errors
+    /// A value is too large.
+    pub fn symmetric_bound(&self) -> Result<u64, PlanError> {
+        Ok(self.planner.fixed_bytes().saturating_add(self.load()?))
+    }
+
+    /// The most bytes of blocks that the symmetric arena holds at any step.
+    fn load(&self) -> Result<u64, PlanError> {
+        self.programs.iter().try_fold(0, |most: u64, program| Ok(most.max(symmetric_load(program)?)))
+    }
+
+    /// Whether dropped exit barriers rely on the next run having the same steps. If none does, schedules for other next runs are equal.
+    pub fn rely_on_next_run(&self) -> bool {
+        self.programs.iter().any(|program| program.placed.relies_on_next_run())
+    }
+
+    /// Keeps exit barriers that are dropped where the symmetric arena holds the most; once that lowers nothing any more, all that
+    /// free memory at any step. Returns whether any more are kept.
+    ///
+    /// # Errors
+    /// A value is too large.
+    pub fn keep_barriers(&mut self) -> Result<bool, PlanError> {
+        let most = self.load()?;
+        for room in [most.saturating_sub(1), 0] {
+            let mut any = false;
+            for program in &mut self.programs {
+                any |= keep_barriers(program, room, &self.rules)?;
+            }
+            if any {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The plan with these schedules.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        self.write(self.buckets()?)
+    }
+
+    /// Packs all buckets.
+    fn buckets(&self) -> Result<Vec<Bucket>, PlanError> {
+        let Planner { lowered, program_of, nodes, fixed_memory, config, .. } = self.planner;
+        let inputs = lowered.iter().zip(program_of).collect();
+        // Buckets share the budget of the exact search.
+        let exact = config.pack.exact / lowered.len().max(1) as u64;
+        let pack = symmc_pack::Config { exact, ..config.pack };
+        let buckets = parallel::map(inputs, *nodes, |(b, &p)| {
+            bucket(&self.programs[p], p, &b.graph.symbols, fixed_memory, &b.decisions, &pack)
+        });
+        buckets.into_iter().collect()
+    }
+
+    /// Writes down the plan with these buckets.
+    fn write(&self, buckets: Vec<Bucket>) -> Result<Plan, PlanError> {
+        let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
+        let programs = self.programs.iter().map(|p| &p.prepared.graph);
+        let mut texts = parallel::map([*source].into_iter().chain(programs).collect(), *nodes, text::print);
+        let text = texts.remove(0);
+        Ok(Plan {
+            version: VERSION,
+            source: SourceProgram { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
+            machine: config.machine.clone(),
+            ranks: *ranks,
+            numerics: config.numerics,
+            programs: texts,
+            replacements: Vec::new(),
+            arenas: arenas(&buckets)?,
+            fixed: fixed.clone(),
+            buckets,
+        })
+    }
+}
+
+/// The most that a bucket takes of the symmetric arena.
+fn symmetric_peak(buckets: &[Bucket]) -> u64 {
+    buckets.iter().map(|b| b.totals.symmetric_peak).max().unwrap_or(0)
 }
 
 /// Whether memory that is occupied from one run to the next may be what lifts the peak above the bound.

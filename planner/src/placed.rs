@@ -1,5 +1,6 @@
 //! A program that is ordered and placed, and how large its classes are at the upper bounds of a bucket.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use symmc_ir::{Dim, ValueId};
@@ -8,7 +9,7 @@ use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE, Symbols};
 
 use crate::error::PlanError;
 use crate::liveness::{ExitChoice, Liveness, Rendezvous};
-use crate::place::{Class, Classes, MemorySpace};
+use crate::place::{Apart, Class, Classes, MemorySpace};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
@@ -18,6 +19,17 @@ pub struct ScheduledProgram {
     pub prepared: Arc<Prepared>,
     /// Its order, and where its values lie.
     pub placed: Placed,
+    /// The steps whose exit barriers are kept although lifetimes could stand in for them.
+    pub kept: BTreeSet<u32>,
+    /// The larger results that lie apart from their parts.
+    pub apart: Apart,
+}
+
+impl ScheduledProgram {
+    /// Its classes at the upper ends of its symbols.
+    pub fn sized(&self) -> Result<Vec<Sized>, PlanError> {
+        sized(&self.prepared, &self.placed, &self.prepared.graph.symbols)
+    }
 }
 
 /// An order of the steps of a program with what follows from it.
@@ -31,6 +43,12 @@ pub struct Placed {
 }
 
 impl Placed {
+    /// Whether a dropped exit barrier relies on a rendezvous of the next run.
+    pub fn relies_on_next_run(&self) -> bool {
+        let relies = |exit: &ExitChoice| matches!(exit, ExitChoice::Dropped(Rendezvous::NextRun(_)));
+        self.live.exits.iter().any(relies)
+    }
+
     /// Keeps or drops the exit barriers that were left open, now that the classes are known.
     pub fn settle(&mut self) {
         let (steps, classes) = (&self.steps.list, &self.classes);

@@ -37,8 +37,6 @@ pub struct Rules<'a> {
     pub price: u64,
     /// What estimates the time of steps.
     pub profile: Option<&'a Profile>,
-    /// What the symmetric arena may hold, fixed memory apart.
-    pub room: Option<u64>,
 }
 
 /// An order with its joins that is not placed yet.
@@ -85,20 +83,27 @@ pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Scheduled
         }
     };
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
-    let none = Choices { joined: best.joined, kept: BTreeSet::new() };
-    let mut placed = place(&prepared, steps, rules, none.clone(), &best.apart);
-    if let Some(room) = rules.room {
-        let mut choices = none;
-        loop {
-            let more = barriers::keep(&placed, &sized(&prepared, &placed, &symbols)?, room);
-            if more.is_empty() {
-                break;
-            }
-            choices.kept.extend(more);
-            placed = place(&prepared, placed.steps, rules, choices.clone(), &best.apart);
-        }
+    let choices = Choices { joined: best.joined, kept: BTreeSet::new() };
+    let placed = place(&prepared, steps, rules, choices, &best.apart);
+    Ok(ScheduledProgram { prepared, placed, kept: BTreeSet::new(), apart: best.apart })
+}
+
+/// Keeps exit barriers that are dropped, so that the symmetric arena holds at most `room` bytes at any step besides fixed memory, as
+/// far as that helps. Returns whether any more are kept.
+pub fn keep_barriers(
+    program: &mut ScheduledProgram,
+    room: u64,
+    rules: &Rules<'_>,
+) -> Result<bool, PlanError> {
+    let more = barriers::keep(&program.placed, &program.sized()?, room);
+    if more.is_empty() {
+        return Ok(false);
     }
-    Ok(ScheduledProgram { prepared, placed })
+    program.kept.extend(more);
+    let choices = Choices { joined: program.placed.live.joined.clone(), kept: program.kept.clone() };
+    let steps = program.placed.steps.clone();
+    program.placed = place(&program.prepared, steps, rules, choices, &program.apart);
+    Ok(true)
 }
 
 /// A program that is being ordered.

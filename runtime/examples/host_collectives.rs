@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
+use symmc_control::{Domain, Segment};
 use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend};
 use symmc_ir::types::DType;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
-use symmc_runtime::host::{Comm, CommConfig, Segment, World};
+use symmc_runtime::host::{Comm, CommConfig};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -108,14 +109,14 @@ fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
 fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> {
     let n = ranks as usize;
     let zone = trials.iter().map(|t| t.zone(n)).max().unwrap_or(0).next_multiple_of(4096);
-    let world = World::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
+    let domain = Domain::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
     let times = Segment::create("times", 8 * n * trials.len())?;
     let children = (0..ranks).map(|rank| {
         // SAFETY: this process has one thread.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(child),
             ForkResult::Child => {
-                let done = run_rank(world.clone(), rank, trials, zone, largest, &times);
+                let done = run_rank(domain.clone(), rank, trials, zone, largest, &times);
                 std::process::exit(i32::from(done.is_err()));
             }
         }
@@ -135,15 +136,15 @@ fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> 
 }
 
 fn run_rank(
-    world: World,
+    domain: Domain,
     rank: u32,
     trials: &[Trial],
     zone: usize,
     largest: usize,
     times: &Segment,
 ) -> Result<(), Failure> {
-    let ranks = world.arenas.len() as u32;
-    let comm = Comm::new(world, rank, CommConfig::new(ranks, Duration::from_secs(60)))?;
+    let ranks = domain.arenas.len() as u32;
+    let comm = Comm::new(domain, rank, CommConfig::new(ranks, Duration::from_secs(60)))?;
     for (i, trial) in trials.iter().enumerate() {
         let time = run_trial(&comm, trial, zone, largest)?;
         // SAFETY: the segment has room for one number for each rank and trial.

@@ -7,16 +7,16 @@
 
 pub mod call;
 pub mod custom;
-mod environment;
-pub mod error;
 pub mod exec;
 pub mod host;
 pub mod job;
 pub mod kernels;
 pub mod output_file;
-pub mod process;
+mod refused;
 pub mod session;
 
 pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 pub use custom::Registry;
 pub use error::{DataFault, RunError};
+pub use refused::unread_plan;
+pub use symmc_control::error;

@@ -30,8 +30,8 @@ pub use budget::Taken;
 pub use callers::CallersPart;
 pub use lending::Lending;
 pub use memory::{DeviceMemory, DeviceName, Kept};
-pub use port::{Extent, Owner, Port, Spot};
-pub use ports::{Held, Location, Ports, SizedProgram, Whose, ended, gave_back, in_progress};
+pub use port::{Extent, Port, PortMemory, Storage};
+pub use ports::{Held, PortDevice, Ports, SizedProgram, ended, gave_back, in_progress};
 
 /// A stream of a device, by its driver's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,12 +137,12 @@ pub trait DeviceSession: Send {
     /// The file of the tensor cannot be read, or there is not as much memory.
     fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError>;
 
-    /// Where an input or output lies for the runs that come. The caller may write inputs there, and read outputs, while no
+    /// The memory of an input or output for the runs that come. The caller may write inputs there, and read outputs, while no
     /// run is in progress, until sizes are set that need more, or the session ends.
     ///
     /// # Errors
     /// A symbol has no value yet, or there is no memory.
-    fn spot(&mut self, port: Port) -> Result<Spot, RunError>;
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError>;
 
     /// Copies the data of an input to where it lies, once all runs have ended.
     ///

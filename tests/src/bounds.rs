@@ -21,9 +21,10 @@ use symmc::unstable::cuda::codegen::compute::{
 use symmc::unstable::cuda::device::launch::{DevicePtr, PortBases};
 use symmc::{BucketSpec, CheckedPlan, Config, Profile, Program};
 use symmc_cases::{KernelLibrary, bounds};
+use symmc_control::Group;
 use symmc_ir::{Bindings, Graph, Tensor, interp, text};
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, Located, MemorySpace, Work};
-use symmc_runtime::host::{Group, HostConfig, HostSession};
+use symmc_runtime::host::{HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Extent, Port};
 use symmc_runtime::{Registry, RunError};
 use symmc_support::random::SplitMix;

@@ -19,13 +19,14 @@ use symmc::{
     SourceStatus,
 };
 use symmc_cases::programs::{self, Variants};
+use symmc_control::{Group, RankCommand};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, RoundingHistory, Runs, SeedConfig, Tolerance};
 use symmc_ir::machine::Capabilities;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
-use symmc_planner::{BucketInput, PlanConfig};
+use symmc_planner::{BucketInput, NextRun, PlanConfig, Planner};
 use symmc_runtime::Registry;
-use symmc_runtime::host::{Group, HostConfig, HostSession, LaneThreads, RankCommand};
+use symmc_runtime::host::{HostConfig, HostSession, LaneThreads};
 use symmc_runtime::job::{Job, launch};
 use symmc_runtime::session::{DeviceSession, Extent, Port, Taken};
 use symmc_support::random::SplitMix;
@@ -182,16 +183,18 @@ fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedP
     let config = PlanConfig { bind, order: order(r), profile, ..PlanConfig::default() };
     *story +=
         &format!(", variants given, {} buckets, {:?}, bound {:?}", buckets.len(), config.order, config.bind);
-    let plan =
-        |symm_limit| symmc_planner::plan(graph, &buckets, &PlanConfig { symm_limit, ..config.clone() });
-    let mut made = plan(None).map_err(|e| e.to_string())?;
+    let planner = Planner::new(graph, &buckets, &config).map_err(|e| e.to_string())?;
+    let mut made = planner.plan().map_err(|e| e.to_string())?;
     if r.one_in(4) {
         let limit = tighter(made.arenas.symmetric, r);
-        *story += &format!(", at most {limit} bytes");
-        match plan(Some(limit)) {
-            Ok(tight) => made = tight,
-            Err(symmc_planner::PlanError::SymmLimit { .. }) => {}
-            Err(e) => return Err(e.to_string()),
+        *story += &format!(", exit barriers kept for {limit} bytes");
+        let next_run = planner.next_runs().last().copied().unwrap_or(NextRun::Unknown);
+        let mut schedules = planner.schedule(config.order, next_run).map_err(|e| e.to_string())?;
+        loop {
+            made = schedules.plan().map_err(|e| e.to_string())?;
+            if made.arenas.symmetric <= limit || !schedules.keep_barriers().map_err(|e| e.to_string())? {
+                break;
+            }
         }
     }
     CheckedPlan::new(made).map_err(|e| format!("does not check: {e:?}"))

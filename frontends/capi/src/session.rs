@@ -242,7 +242,7 @@ pub unsafe extern "C" fn symmc_session_address(
         // SAFETY: by the caller.
         let found = session.session.address(unsafe { text(name, "the name") }?)?;
         let found =
-            symmc_memory { data: found.as_ptr().cast(), bytes: found.bytes, place: place(found.place) };
+            symmc_memory { data: found.as_ptr().cast(), bytes: found.bytes, place: place(found.storage) };
         // SAFETY: by the caller.
         unsafe { give(memory, found) }
     };

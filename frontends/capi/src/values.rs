@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_char};
 
-use symmc::{DType, Error, Place, Value, ValueKind};
+use symmc::{DType, Error, Storage, Value, ValueKind};
 
 use crate::error::{c_text, refused};
 
@@ -129,10 +129,10 @@ fn dtype(dtype: DType) -> i32 {
     }
 }
 
-pub(crate) fn place(place: Place) -> i32 {
-    match place {
-        Place::Symmetric => SYMMC_PLACE_SYMMETRIC,
-        Place::Bound => SYMMC_PLACE_BOUND,
+pub(crate) fn place(storage: Storage) -> i32 {
+    match storage {
+        Storage::Symmetric(_) => SYMMC_PLACE_SYMMETRIC,
+        Storage::Caller(_) => SYMMC_PLACE_BOUND,
         _ => SYMMC_PLACE_OWN,
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use symmc::unstable::runtime::host::{Bounded, exit_at_once};
+use symmc::unstable::control::{Bounded, exit_at_once};
 
 #[global_allocator]
 static ALLOCATOR: Bounded = Bounded(refused);

@@ -25,7 +25,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::thread::{Builder, JoinHandle};
 
-use symmc::unstable::runtime::host;
+use symmc::unstable::control;
 
 pub use explain::explain;
 pub use html::{escaped, html};
@@ -39,7 +39,7 @@ const ENOUGH: u64 = 1 << 20;
 /// Runs the command with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &Own) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    if host::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
+    if control::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
         return command(arguments, own);
     }
     let own = own.clone();

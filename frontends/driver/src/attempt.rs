@@ -21,7 +21,9 @@ pub struct Attempt {
     pub plan: Plan,
     /// Whether the tightest offsets were searched for.
     pub is_packed: bool,
-    /// For each bucket the estimated microseconds of a run, with memory at its price, except fixed memory.
+    /// For each bucket the estimated microseconds of a run.
+    pub times_us: Vec<f64>,
+    /// The same with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
     /// For each bucket the overlap and the exit barriers of its schedule.
     pub seen: Vec<Seen>,
@@ -62,12 +64,15 @@ impl Attempt {
         let programs = programs.into_iter().collect::<Result<Vec<ReadProgram>, String>>()?;
         // Fixed memory serves all buckets: what one adds to it must not make the others dearer.
         let fixed = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
-        let (mut costs, mut seen) = (Vec::new(), Vec::new());
+        let mut times_us = Vec::new();
+        let mut costs = Vec::new();
+        let mut seen = Vec::new();
         for bucket in &plan.buckets {
             let program = programs.get(bucket.program).ok_or("a bucket names no program of the plan")?;
             let estimate = program.estimate(bucket, profile).map_err(|e| e.to_string())?;
             let own = bucket.totals.symmetric_peak.saturating_sub(fixed);
             let bytes = bucket.totals.ordinary_peak.saturating_add(own);
+            times_us.push(estimate.total_us);
             costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
             let runs: Vec<Run> =
                 program.runs(bucket).collect::<Result<_, Unresolved>>().map_err(|e| e.to_string())?;
@@ -82,8 +87,21 @@ impl Attempt {
                 exits_kept: exits_kept(program, bucket).map_err(|e| e.to_string())?,
             });
         }
-        let (joined, chosen_with) = (Vec::new(), Vec::new());
-        Ok(Attempt { inputs, joined, chosen_with, plan, is_packed: true, costs, seen })
+        Ok(Attempt {
+            inputs,
+            joined: Vec::new(),
+            chosen_with: Vec::new(),
+            plan,
+            is_packed: true,
+            times_us,
+            costs,
+            seen,
+        })
+    }
+
+    /// The estimated microseconds of a run of each bucket.
+    pub fn total_us(&self) -> f64 {
+        self.times_us.iter().sum()
     }
 }
 

@@ -20,6 +20,20 @@ pub enum DriverError {
     /// The graph cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// No plan was found whose symmetric arena keeps to the limit.
+    #[error(
+        "the symmetric arena takes {least} bytes where barriers are kept and collectives do not overlap{}; the limit is \
+         {limit}",
+        fixed_part(*fixed)
+    )]
+    SymmLimit {
+        /// The limit.
+        limit: u64,
+        /// The least that was found.
+        least: u64,
+        /// What of it is fixed: landing zones and bound inputs.
+        fixed: u64,
+    },
     /// The backend of the machine cannot run the plan.
     #[error("{message}")]
     Unsupported {
@@ -52,6 +66,13 @@ impl DriverError {
     /// A defect of the driver, the passes or the planner.
     pub(crate) fn defect(cause: impl ToString) -> DriverError {
         DriverError::Defect(cause.to_string())
+    }
+}
+
+fn fixed_part(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        _ => format!(", {bytes} of them for landing zones and bound inputs"),
     }
 }
 

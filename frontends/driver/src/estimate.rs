@@ -17,6 +17,7 @@ use crate::error::DriverError;
 use crate::gpus::refuse_for_gpus;
 use crate::options::CompileOptions;
 use crate::pipeline::Pipeline;
+use crate::search::plan_buckets;
 
 /// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
 ///
@@ -81,7 +82,7 @@ fn plan_to_estimate(
 ) -> Result<ReadPlan, DriverError> {
     let forms = canonical_forms(graph)?;
     let pipeline = Pipeline { coalesces: false, ..Pipeline::new(graph, options, &forms) };
-    let plan = pipeline.planned(buckets)?.plan;
+    let plan = plan_buckets(&pipeline, buckets)?.plan;
     let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
     let plan = ReadPlan::of(Arc::new(plan), graph.clone(), programs.map_err(DriverError::defect)?);
     #[cfg(feature = "cuda")]

@@ -7,7 +7,8 @@
 //!
 //! - `options` and `error` are the interface.
 //! - `ranges` and `divide` make the buckets, `refine` cuts and joins planned ones.
-//! - `pipeline` searches for the choice of variants that costs least; `attempt` is a plan with its costs.
+//! - `pipeline` lowers and plans all buckets for one choice of variants; `attempt` is a plan with its costs.
+//! - `variants` searches for the choice that costs least, `limit` for the fastest plan within a limit, and `search` combines them.
 //!
 //! Deliberately not here: files, names of symbols and inputs as users write them, and runs.
 
@@ -18,10 +19,13 @@ mod error;
 mod estimate;
 #[cfg(feature = "cuda")]
 mod gpus;
+mod limit;
 mod options;
 mod pipeline;
 mod ranges;
 mod refine;
+mod search;
+mod variants;
 
 pub use compile::{CompileReport, canonical, compile, lowered};
 pub use error::DriverError;

@@ -16,8 +16,10 @@ use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, Grid, Ranges};
 use crate::error::DriverError;
-use crate::pipeline::{Pipeline, Planned};
+use crate::pipeline::Pipeline;
 use crate::ranges::MAX_UNASKED;
+use crate::search::plan_buckets;
+use crate::variants::Planned;
 
 /// How much longer a bucket takes at some sizes than a plan for these alone, as a multiple, before it is cut.
 const MOST: f64 = 1.08;
@@ -43,7 +45,7 @@ pub fn refined(
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
 ) -> Result<Plan, DriverError> {
-    let Planned { mut plan, by_schedule, .. } = pipeline.planned(&buckets)?;
+    let Planned { mut plan, by_schedule, .. } = plan_buckets(pipeline, &buckets)?;
     // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
     let symbols = divide::of_collectives(pipeline.canonical).into_iter();
@@ -56,11 +58,11 @@ pub fn refined(
             break;
         }
         buckets = cut;
-        plan = pipeline.planned(&buckets)?.plan;
+        plan = plan_buckets(pipeline, &buckets)?.plan;
     }
     let joined = comparison.joined(&plan, &buckets, unasked)?;
     if joined.len() < buckets.len() {
-        let fewer = pipeline.planned(&joined)?.plan;
+        let fewer = plan_buckets(pipeline, &joined)?.plan;
         // Buckets share fixed memory, and their forms can differ in company.
         if comparison.cut(&fewer, &joined)?.len() == joined.len() {
             plan = fewer;
@@ -164,7 +166,7 @@ impl Comparison<'_> {
             // Other points have other solutions: these are dropped at once.
             let solutions = Solutions::default();
             let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
-            let Ok(plan) = single.planned(&[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
+            let Ok(plan) = plan_buckets(&single, &[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
                 return Ok::<_, DriverError>((sizes(point), None));
             };
             Ok((sizes(point), Some(this.estimated(&plan, 0, &read(&plan, 0)?, point)?)))

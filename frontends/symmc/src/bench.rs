@@ -1,28 +1,25 @@
 //! Measures collectives and programs on GPUs, and makes machine profiles of it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
-use symmc_cuda::{CudaConfig, bench};
+use symmc_control::{LaunchConfig, LocateStep, RankCommand, launch_ranks};
+use symmc_cuda::CudaConfig;
 use symmc_ir::machine::{
     self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend,
 };
 use symmc_ir::{Bindings, CollectiveName, Variant};
-use symmc_runtime::RunError;
-use symmc_runtime::host::{
-    self, CommConfig, HostConfig, LaunchConfig, LaunchedRank, LocateStep, RankCommand, Subject,
-};
-use symmc_runtime::job::{self, PlanText, SessionRequest};
+use symmc_runtime::host::HostConfig;
+use symmc_runtime::job;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements, ProgramBench};
 
 pub use crate::tune::Tuned;
 
 use crate::error::{Error, ErrorKind};
+use crate::measured::{CollectivesTask, ProgramTask};
 use crate::task::RankTask;
 use crate::tune::tuned;
 
@@ -53,49 +50,7 @@ pub fn collectives(
         files: Vec::new(),
     };
     let task = RankTask::MeasureCollectives(CollectivesTask { gpus, limit, config: config.clone() });
-    read_answers(&host::launch_ranks(launch, command, &task)?)
-}
-
-/// Collectives that a rank measures with others.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct CollectivesTask {
-    gpus: CudaConfig,
-    limit: Duration,
-    config: BenchConfig,
-}
-
-impl CollectivesTask {
-    /// Measures them, and answers with [`Measurements`].
-    pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
-        let subject = Subject { hash: "collectives".into(), about: Vec::new() };
-        let comm = CommConfig::new(rank.ranks(), self.limit);
-        let joined = rank.join(subject, &[], comm, LocateStep::default())?;
-        let measured = bench::collectives(&joined, &self.gpus, self.limit, &self.config);
-        let answered = measured.and_then(|measured| joined.send_answer(&measured));
-        joined.conclude(answered)
-    }
-}
-
-/// A plan that a rank measures with others.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct ProgramTask {
-    plan: PlanText,
-    gpus: CudaConfig,
-    bench: ProgramBench,
-}
-
-impl ProgramTask {
-    /// Measures it, and answers with the least, median and most microseconds of a run.
-    pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
-        let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
-        let joined = Arc::new(self.plan.join(rank, &plan, self.bench.runs)?);
-        let config = &self.plan.config;
-        let request = SessionRequest { rank: &joined, plan: &plan, bindings: &bindings, config };
-        let measured = bench::program(&request, &self.gpus, &self.bench);
-        let answered = measured.and_then(|us| joined.send_answer(&us));
-        let kept = || RunError::Defect("the session of a measurement goes on".into());
-        Arc::into_inner(joined).ok_or_else(kept)?.conclude(answered)
-    }
+    read_answers(&launch_ranks(launch, command, &task)?)
 }
 
 /// What each rank measured.

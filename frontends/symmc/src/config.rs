@@ -32,8 +32,8 @@ pub struct Config {
     pub slack: f64,
     /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
     pub memory_price: f64,
-    /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
-    /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
+    /// What the symmetric arena may take. The fastest plan that fits is taken: with exit barriers kept, without overlap, or with
+    /// variants that ask for less symmetric memory. It is an error if no plan fits.
     pub symm_limit: Option<u64>,
     /// Whether several collectives may become one where a run is estimated to be faster for it; true by default.
     pub coalesce: bool,

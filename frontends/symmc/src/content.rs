@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+use symmc_control::Content;
 use symmc_ir::Tensor;
-use symmc_runtime::host::Content;
 use symmc_support::{Backing, Mapped, parallel};
 
 use crate::weights::Weights;

@@ -18,7 +18,8 @@
 use std::process::ExitCode;
 
 use symmc_check::CheckedPlan;
-use symmc_runtime::host::{RankCommand, expect_kernels};
+use symmc_control::RankCommand;
+use symmc_runtime::host::expect_kernels;
 
 pub use symmc_runtime::custom::{
     CustomCall, CustomError, Element, Mismatch, PeerResult, Registry, Signature, bf16, f16,
@@ -56,7 +57,7 @@ impl Backend {
 /// # Errors
 /// The descriptor is not that of such a socket. What ends the run itself is reported to who started it.
 pub fn rank_on(fd: i32, kernels: &Registry) -> Result<(), Error> {
-    Ok(symmc_runtime::host::rank_main(fd, |rank| rank.task::<RankTask>()?.perform(rank, kernels))?)
+    Ok(symmc_control::rank_main(fd, |rank| rank.task::<RankTask>()?.perform(rank, kernels))?)
 }
 
 /// Runs a rank, with these kernels for custom ops, if this process was started as one by

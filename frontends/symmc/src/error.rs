@@ -447,6 +447,7 @@ fn of_driver(error: &DriverError) -> ErrorKind {
         DriverError::OpenRanks | DriverError::Option(_) => ErrorKind::Input,
         DriverError::Pass(error) => of_pass(error),
         DriverError::Plan(error) => of_planner(error),
+        DriverError::SymmLimit { .. } => ErrorKind::Resources,
         DriverError::Unsupported { .. } => ErrorKind::Unsupported,
         DriverError::Unsafe { .. } | DriverError::Defect(_) => ErrorKind::Defect,
     }
@@ -472,7 +473,6 @@ fn of_planner(error: &PlanError) -> ErrorKind {
         | PlanError::LandingTooLarge { .. }
         | PlanError::FixedTooLarge { .. }
         | PlanError::ArenaTooLarge { .. }
-        | PlanError::SymmLimit { .. }
         | PlanError::Pack { error: PackError::TooLarge, .. } => ErrorKind::Resources,
         PlanError::NoBucket
         | PlanError::Mismatch { .. }
@@ -551,7 +551,6 @@ mod tests {
             ),
             (PlanError::TooLarge { value: node(), bytes: 1 << 53 }, ErrorKind::Resources, Some("y")),
             (PlanError::ArenaTooLarge { arena, bytes: 1 << 53 }, ErrorKind::Resources, None),
-            (PlanError::SymmLimit { limit: 1, least: 2, fixed: 0 }, ErrorKind::Resources, None),
             (PlanError::Pack { arena, error: PackError::TooLarge }, ErrorKind::Resources, None),
             (
                 PlanError::Pack { arena, error: PackError::Overlap { first: 0, second: 1 } },

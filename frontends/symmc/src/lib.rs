@@ -80,6 +80,8 @@ mod error;
 mod estimate;
 mod files;
 mod machine;
+#[cfg(feature = "cuda")]
+mod measured;
 mod memory;
 mod outputs;
 mod parameters;
@@ -130,10 +132,10 @@ pub use outputs::{
 };
 pub use recorded::Expected;
 pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed, run_with_noise};
+pub use symmc_control::{Launch, Membership, RankCommand, Term};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, device::arena::ArenaSource};
 pub use symmc_ir::interp::Draw as RankDraw;
-pub use symmc_runtime::host::{Launch, Membership, RankCommand, Term};
 pub use symmc_runtime::job::{Ran, RunTimes};
 pub use workload::{Draw, Workload, bindings};
 
@@ -141,7 +143,7 @@ pub use workload::{Draw, Workload, bindings};
 pub use session::buffer::Buffer;
 pub use session::slot::Slot;
 pub use session::{
-    Bootstrap, Group, Memory, Place, Recordings, Session, SessionConfig, Taken, Value, ValueKind,
+    Bootstrap, Group, Memory, Recordings, Session, SessionConfig, Storage, Taken, Value, ValueKind,
 };
 #[cfg(feature = "cuda")]
 pub use session::{Gpu, Progress};

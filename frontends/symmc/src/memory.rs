@@ -1,7 +1,7 @@
 //! Whether the inputs and outputs of all ranks fit into this machine's memory, asked before they are made.
 
+use symmc_control::facts::room;
 use symmc_ir::{Bindings, Graph, Input, InputKind};
-use symmc_runtime::host::facts::room;
 
 use crate::error::{Error, ErrorKind};
 

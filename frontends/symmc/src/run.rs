@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
+use symmc_control::{Membership, RankCommand};
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_runtime::custom::Registry;
-use symmc_runtime::host::{HostConfig, LaneThreads, Membership, RankCommand};
+use symmc_runtime::host::{HostConfig, LaneThreads};
 use symmc_runtime::job::{self, Job, Ran, RankJob, RunTimes, SessionRequest};
 
 use crate::device::Device;

@@ -12,14 +12,15 @@ use std::time::Duration;
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::host::{self, HostConfig, HostSession};
-use symmc_runtime::session::{DeviceSession, Owner, Port, RawStream};
+pub use symmc_runtime::session::Storage;
+use symmc_runtime::session::{DeviceSession, Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
+pub use symmc_control::{Bootstrap, Group};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{Gpu, Progress};
-pub use symmc_runtime::host::{Bootstrap, Group};
 pub use symmc_runtime::session::{Recordings, Taken};
-pub use values::{Place, Value, ValueKind};
+pub use values::{Value, ValueKind};
 
 use crate::error::Error;
 use crate::run::in_reach;
@@ -143,8 +144,8 @@ pub struct Memory {
     pub address: u64,
     /// The number of bytes.
     pub bytes: usize,
-    /// Where it lies.
-    pub place: Place,
+    /// Where they are stored.
+    pub storage: Storage,
 }
 
 impl Memory {
@@ -218,7 +219,7 @@ impl Session {
         if let Some(gpu) = &config.gpu {
             return Ok(Box::new(symmc_cuda::CudaSession::open(plan, group, gpu, &config.host())?));
         }
-        let terms = vec![host::Term::text("device", "host")];
+        let terms = vec![symmc_control::Term::text("device", "host")];
         Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.host(), terms)?))
     }
 
@@ -324,18 +325,17 @@ impl Session {
     /// There is no such input or output, a symbol has no value, or there is no memory.
     pub fn address(&mut self, name: &str) -> Result<Memory, Error> {
         let port = self.port(name, values::Prefer::Either)?;
-        let spot = self.device.select()?.spot(port)?;
-        if spot.owner == Owner::Program {
+        let memory = self.device.select()?.memory_of(port)?;
+        if matches!(memory.storage, Storage::Program(_)) {
             return Err(Error::request(format!(
                 "{name} is a constant of the program: it has no memory to write"
             )));
         }
-        let place = Place::of(spot.owner);
-        Ok(Memory { address: spot.extent.address, bytes: spot.extent.bytes, place })
+        Ok(Memory { address: memory.extent.address, bytes: memory.extent.bytes, storage: memory.storage })
     }
 
     /// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied,
-    /// unless the plan holds the input in symmetric memory ([`Place::Symmetric`]) and this memory is none
+    /// unless the plan holds the input in symmetric memory ([`Storage::Symmetric`]) and this memory is none
     /// ([`allocate_symmetric`](Self::allocate_symmetric)): a parameter is copied there before the first run then, an argument
     /// in every run.
     ///

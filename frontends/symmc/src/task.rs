@@ -1,7 +1,7 @@
 //! What the process of a rank is told to do.
 
 use serde::{Deserialize, Serialize};
-use symmc_runtime::host::LaunchedRank;
+use symmc_control::LaunchedRank;
 use symmc_runtime::job::JobText;
 use symmc_runtime::{Registry, RunError};
 
@@ -14,10 +14,10 @@ pub(crate) enum RankTask {
     Run { device: Device, job: JobText },
     /// Measure collectives on GPUs.
     #[cfg(feature = "cuda")]
-    MeasureCollectives(crate::bench::CollectivesTask),
+    MeasureCollectives(crate::measured::CollectivesTask),
     /// Measure a plan on GPUs.
     #[cfg(feature = "cuda")]
-    MeasureProgram(crate::bench::ProgramTask),
+    MeasureProgram(crate::measured::ProgramTask),
 }
 
 impl RankTask {

@@ -5,6 +5,7 @@
 //! they can be held, cloned and passed on; what they hold inside is described, and changes, here.
 
 pub use symmc_check as check;
+pub use symmc_control as control;
 #[cfg(feature = "cuda")]
 pub use symmc_cuda as cuda;
 pub use symmc_driver as driver;

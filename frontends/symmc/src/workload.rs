@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use symmc_control::Term;
 use symmc_ir::interp::{self, Draw as RankDraw, InterpError, SeedConfig, Seeds};
 use symmc_ir::message::listed;
 use symmc_ir::{Bindings, Graph, Input, InputKind, SymbolId, Tensor, ValueId};
-use symmc_runtime::host::Term;
 
 use crate::content::WeightContent;
 use crate::error::{Error, ranks as ranks_text};

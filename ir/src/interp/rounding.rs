@@ -17,8 +17,9 @@
 use crate::entity::Table;
 use crate::graph::{Graph, Node, OutputKind};
 use crate::ids::ValueId;
+use crate::numerics::Rounding;
 use crate::numerics::{Numerics, NumericsClass};
-use crate::op::{Op, Rounding};
+use crate::op::Op;
 use crate::types::DType;
 
 /// The float types to which a value, or anything that it was computed from, was rounded.

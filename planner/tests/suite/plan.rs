@@ -13,6 +13,7 @@ use symmc_ir::{Graph, InputId, text};
 use symmc_plan::{ArenaKind, Bucket, CopyReason, ExitBarrier, Lane, Memory, Place, Plan, Reach, Role};
 use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError, plan};
 
+use crate::common::plans_by_kept_barriers;
 use crate::programs::narrowed;
 
 const HEAD: &str = "program \"p\" ranks 4\ngroup @all world\ngroup @pairs [[0, 1], [2, 3]]\n\
@@ -227,32 +228,32 @@ fn rows(rows: &[usize]) -> String {
 #[test]
 fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     let body = rows(&[64, 64, 16, 16, 16]);
-    let with = |symm_limit| {
-        let config = PlanConfig { symm_limit, order: Order::Program, ..PlanConfig::default() };
-        try_plan(vec![graph(&body)], &config)
-    };
+    let config = PlanConfig { order: Order::Program, ..PlanConfig::default() };
+    let bucket = BucketInput { graph: graph(&body), decisions: Vec::new() };
+    let plans = plans_by_kept_barriers(&bucket.graph, std::slice::from_ref(&bucket), &config);
+    let within = |most: u64| plans.iter().find(|p| p.arenas.symmetric <= most).expect("a plan");
     let exits = |p: &Plan| -> Vec<(ExitBarrier, Option<u64>)> {
         p.buckets[0].steps.iter().filter_map(|s| Some((s.exit?, s.exit_bytes))).collect()
     };
     let sizes = |p: &Plan| (p.arenas.symmetric, p.buckets[0].totals.barrier_bytes);
     let (large, small) = (64 * 64 * 4, 16 * 64 * 4);
     // Each operand stays until the next has been reduced: two of the large ones lie side by side.
-    let free = with(None).expect("plans");
-    assert_eq!(sizes(&free), (2 * large, large), "{}", steps(&free));
-    assert!(exits(&free).iter().all(|e| e.0 == ExitBarrier::Dropped), "{}", steps(&free));
+    let free = &plans[0];
+    assert_eq!(sizes(free), (2 * large, large), "{}", steps(free));
+    assert!(exits(free).iter().all(|e| e.0 == ExitBarrier::Dropped), "{}", steps(free));
     // One barrier between the large ones is enough for what lies between.
-    let tight = with(Some(large + small)).expect("plans");
-    assert_eq!(sizes(&tight).0, large + small, "{}", steps(&tight));
-    let kept: Vec<_> = exits(&tight).into_iter().filter(|e| e.0 == ExitBarrier::Kept).collect();
-    assert_eq!(kept, [(ExitBarrier::Kept, Some(large - small))], "{}", steps(&tight));
+    let tight = within(large + small);
+    assert_eq!(sizes(tight).0, large + small, "{}", steps(tight));
+    let kept: Vec<_> = exits(tight).into_iter().filter(|e| e.0 == ExitBarrier::Kept).collect();
+    assert_eq!(kept, [(ExitBarrier::Kept, Some(large - small))], "{}", steps(tight));
     // Without any dropped barrier next to them the large ones are alone.
-    let least = with(Some(large)).expect("plans");
-    assert_eq!(sizes(&least), (large, 0), "{}", steps(&least));
-    let dropped = exits(&least).iter().filter(|e| e.0 == ExitBarrier::Dropped).count();
-    assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(&least));
-    assert_eq!(with(Some(large - 1)), Err(PlanError::SymmLimit { limit: large - 1, least: large, fixed: 0 }));
-    for plan in [free, tight, least] {
-        check(&plan).unwrap_or_else(|e| panic!("{e:?}"));
+    let least = within(large);
+    assert_eq!(sizes(least), (large, 0), "{}", steps(least));
+    let dropped = exits(least).iter().filter(|e| e.0 == ExitBarrier::Dropped).count();
+    assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(least));
+    assert!(plans.iter().all(|p| p.arenas.symmetric >= large));
+    for plan in &plans {
+        check(plan).unwrap_or_else(|e| panic!("{e:?}"));
     }
 }
 
@@ -355,10 +356,6 @@ fn collectives_by_ll_share_two_landing_zones_of_the_largest_size() {
     );
     assert_eq!(p.arenas.symmetric, 20480);
     assert_eq!(p.buckets[0].totals.symmetric_bound, 18432);
-    let limited = PlanConfig { symm_limit: Some(1), ..PlanConfig::default() };
-    let refused = try_plan(vec![graph(body)], &limited).expect_err("zones are larger").to_string();
-    assert!(refused.contains("takes 20480 bytes"), "{refused}");
-    assert!(refused.contains("18432 of them for landing zones and bound inputs"), "{refused}");
 }
 
 const PULLED_INPUTS: &str = "param %w: f32[16, 16] source \"w\"\narg %x: f32[16, 16]\n\

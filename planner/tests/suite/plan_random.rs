@@ -3,7 +3,7 @@
 use symmc_check::check;
 use symmc_ir::Graph;
 use symmc_plan::Plan;
-use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
+use symmc_planner::{BucketInput, Order, PlanConfig, Planner, plan};
 use symmc_support::random::SplitMix;
 
 use crate::programs::{narrowed, program};
@@ -87,32 +87,37 @@ fn no_order_of_a_name_is_leaner_than_the_lean_one() {
 }
 
 #[test]
-fn plans_with_a_limit_keep_to_it() {
-    let mut kept = 0;
+fn each_step_keeps_more_barriers_and_needs_no_more_memory() {
+    let mut saved = 0;
     for seed in 0..50 {
         let graph = program(seed, 30);
         let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
-        let with = |symm_limit| {
-            plan(&graph, std::slice::from_ref(&bucket), &PlanConfig { symm_limit, ..PlanConfig::default() })
-        };
-        let free = with(None).expect("plans");
-        let least = match with(Some(0)) {
-            Err(PlanError::SymmLimit { limit: 0, least, .. }) => least,
-            other => panic!("seed {seed}: {other:?}"),
-        };
-        assert!(least <= free.arenas.symmetric, "seed {seed}: {least}");
-        for limit in [least, least.midpoint(free.arenas.symmetric), free.arenas.symmetric] {
-            let plan = with(Some(limit)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-            assert!(plan.arenas.symmetric <= limit, "seed {seed}: {} above {limit}", plan.arenas.symmetric);
-            check(&plan).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
-            let more = |p: &Plan| p.buckets[0].totals.barriers_kept;
-            kept += usize::from(more(&plan) > more(&free));
-            if limit == free.arenas.symmetric {
-                assert_eq!(more(&plan), more(&free), "seed {seed}");
+        let config = PlanConfig::default();
+        let planner = Planner::new(&graph, std::slice::from_ref(&bucket), &config).expect("plans");
+        for &next_run in planner.next_runs() {
+            let mut schedules = planner.schedule(Order::Chosen, next_run).expect("plans");
+            let mut before: Option<(u64, u64)> = None;
+            loop {
+                let bound = schedules.symmetric_bound().expect("sizes");
+                let plan = schedules.plan().expect("plans");
+                check(&plan).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+                assert!(bound <= plan.buckets[0].totals.symmetric_peak, "seed {seed}: {bound}");
+                let kept = plan.buckets[0].totals.barriers_kept;
+                if let Some((known_bound, known_kept)) = before {
+                    assert!(
+                        bound <= known_bound && kept > known_kept,
+                        "seed {seed}: {kept} barriers, {bound} bytes"
+                    );
+                    saved += usize::from(bound < known_bound);
+                }
+                before = Some((bound, kept));
+                if !schedules.keep_barriers().expect("plans") {
+                    break;
+                }
             }
         }
     }
-    assert!(kept > 10, "barriers are kept for memory in {kept} plans");
+    assert!(saved > 10, "barriers are kept for memory {saved} times");
 }
 
 #[test]

@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use nccl_sys::{Config, Nccl, UniqueId};
 use symmc_check::CheckedPlan;
+use symmc_control::Group;
 use symmc_cuda::device::driver::{Device, Stream};
 use symmc_cuda::{CudaSession, Gpu};
 use symmc_ir::{Bindings, text};
 use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::host::{Group, HostConfig};
+use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::{DeviceSession, Port};
 
 const ELEMENTS: usize = 4096;

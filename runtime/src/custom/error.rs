@@ -1,6 +1,5 @@
-//! Why a kernel of a custom op ends without its results, and why there is none for a node.
+//! Why a kernel of a custom op ends without its results.
 
-use serde::{Deserialize, Serialize};
 use symmc_ir::DType;
 use thiserror::Error;
 
@@ -86,21 +85,4 @@ impl From<&str> for CustomError {
     fn from(reason: &str) -> Self {
         CustomError::Failed(reason.into())
     }
-}
-
-/// Why an op of a program cannot run.
-#[derive(Clone, PartialEq, Eq, Debug, Error, Serialize, Deserialize)]
-pub enum Mismatch {
-    /// The importer does not know the op.
-    #[error("it is opaque: it can be planned, not run")]
-    Opaque,
-    /// Nobody registered a kernel for the custom op.
-    #[error("no kernel is registered for it")]
-    NoKernel,
-    /// The kernel is made for another signature.
-    #[error("the kernel that is registered for it has another signature: {0}")]
-    Signature(String),
-    /// The backend has no form of the op, or not for these types or ranks.
-    #[error("{0}")]
-    Backend(String),
 }

@@ -20,9 +20,10 @@ mod signature;
 
 pub use call::{CustomCall, PeerResult};
 pub use element::{Element, bf16, f16};
-pub use error::{CustomError, Mismatch};
+pub use error::CustomError;
 pub use registry::Registry;
 pub use signature::Signature;
+pub use symmc_control::Mismatch;
 
 pub(crate) use call::{Side, Written};
 pub(crate) use registry::{Entry, invoke, op_text, panic_text};

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use symmc_ir::{Graph, NodeId, Op};
 
 use super::call::CustomCall;
-use super::error::{CustomError, Mismatch};
+use symmc_control::Mismatch;
+
+use super::error::CustomError;
 use super::signature::Signature;
 use crate::error::RunError;
 

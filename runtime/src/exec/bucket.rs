@@ -8,6 +8,7 @@ use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, Rea
 
 use crate::custom::{Entry, Registry};
 use crate::error::RunError;
+use crate::refused::unread_plan;
 
 /// Memory that a base value lies in, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -133,7 +134,7 @@ impl PreparedBucket {
     pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
-        let program = plan.program(bucket.program)?;
+        let program = plan.program(bucket.program).map_err(unread_plan)?;
         if program.graph.ranks != Some(plan.ranks) {
             return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
         }

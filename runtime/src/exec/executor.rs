@@ -1,4 +1,4 @@
-//! A plan on one rank, ready to run again and again: which bucket serves, and what was resolved for it.
+//! A plan on one rank, ready to be bound to sizes: which bucket serves, and what was resolved for it.
 
 use std::sync::Arc;
 
@@ -8,17 +8,16 @@ use symmc_plan::{Plan, ReadPlan};
 
 use super::bound::Bound;
 use super::bucket::PreparedBucket;
-use super::communicator::Communicator;
-use super::config::{ExecConfig, RunReport};
-use super::memory::RankMemory;
+use super::config::ExecConfig;
 use crate::custom::Registry;
 use crate::error::RunError;
-use crate::kernels::{Needs, Scratch};
+use crate::kernels::Needs;
+use crate::refused::out_of_bounds;
 
 /// How many bindings an executor keeps resolved.
 const KEPT: usize = 64;
 
-/// A plan on one rank, ready to run again and again.
+/// A plan on one rank, ready to be bound to sizes.
 #[derive(Debug)]
 pub struct Executor {
     plan: ReadPlan,
@@ -31,7 +30,6 @@ pub struct Executor {
     programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
     bound: Vec<(Bindings, Arc<Bound>)>,
-    scratch: [Scratch; 2],
 }
 
 impl Executor {
@@ -51,16 +49,8 @@ impl Executor {
         }
         let programs = plan.buckets.iter().map(|_| None).collect();
         let bounds = BoundsChecks::of(plan.source_program());
-        let (plan, registry, scratch) = (plan.clone(), registry.clone(), Default::default());
-        Ok(Executor { plan, rank, registry, config, bounds, programs, bound: Vec::new(), scratch })
-    }
-
-    /// The index of the bucket that serves these values of the imported program's symbols.
-    ///
-    /// # Errors
-    /// None serves them.
-    pub fn bucket(&self, bindings: &Bindings) -> Result<usize, RunError> {
-        bucket_of(&self.plan, &self.by_name(bindings))
+        let (plan, registry) = (plan.clone(), registry.clone());
+        Ok(Executor { plan, rank, registry, config, bounds, programs, bound: Vec::new() })
     }
 
     /// Every bucket that can run, with its symbols at their upper ends where it serves these.
@@ -128,46 +118,13 @@ impl Executor {
         }
         let named = self.by_name(bindings);
         let bucket = bucket_of(&self.plan, &named)?;
-        self.bounds.evaluate(self.plan.source_program(), bindings)?;
+        self.bounds.evaluate(self.plan.source_program(), bindings).map_err(out_of_bounds)?;
         let bound = Arc::new(self.program(bucket)?.bind(&named)?);
         if self.bound.len() == KEPT {
             self.bound.remove(0);
         }
         self.bound.push((bindings.clone(), bound.clone()));
         Ok(bound)
-    }
-
-    /// Writes parameters and constants that the plan holds in fixed memory there. Called once, before the
-    /// first run.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind), or the caller's memory does not fit.
-    ///
-    /// # Safety
-    /// As [`Bound::run`].
-    pub unsafe fn load(&mut self, bindings: &Bindings, memory: &RankMemory) -> Result<(), RunError> {
-        let bound = self.bind(bindings)?;
-        // SAFETY: the caller's promise.
-        unsafe { bound.load(memory) }
-    }
-
-    /// Runs the plan once.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind); the caller's memory does not fit; a kernel or a collective failed, which
-    /// [`Communicator::abort`] has been told.
-    ///
-    /// # Safety
-    /// As [`Bound::run`].
-    pub unsafe fn run(
-        &mut self,
-        bindings: &Bindings,
-        memory: &RankMemory,
-        comm: &dyn Communicator,
-    ) -> Result<RunReport, RunError> {
-        let bound = self.bind(bindings)?;
-        // SAFETY: the caller's promise.
-        unsafe { bound.run(memory, comm, &self.config, &mut self.scratch) }
     }
 }
 

@@ -7,9 +7,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use symmc_control::{ANNOUNCED, Ended};
+
 use super::comm::Comm;
-use super::control::ANNOUNCED;
-use super::wait::Ended;
 use crate::error::RunError;
 
 impl Comm {
@@ -80,13 +80,14 @@ fn number(run: u64) -> u32 {
 mod tests {
     use std::time::Duration;
 
-    use super::super::comm::{CommConfig, World};
+    use super::super::comm::CommConfig;
     use super::*;
+    use symmc_control::Domain;
 
     fn ranks(limit_ms: u64) -> [Comm; 2] {
-        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_millis(limit_ms));
-        [0, 1].map(|rank| Comm::new(world.clone(), rank, config).expect("a rank"))
+        [0, 1].map(|rank| Comm::new(domain.clone(), rank, config).expect("a rank"))
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Comm {
         // SAFETY: both regions are buffers of this call, as large as it says.
         unsafe { self.collective(&call)? };
         // It was no step of the plan.
-        self.world.control.end_step(self.rank);
+        self.domain.control.end_step(self.rank);
         Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
@@ -152,15 +152,16 @@ fn run(running: &Running) -> Result<(), RunError> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::comm::{CommConfig, World};
+    use super::super::comm::CommConfig;
     use super::*;
+    use symmc_control::Domain;
 
     #[test]
     fn ranks_that_told_each_other_something_are_within_no_step() {
-        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_secs(20));
         let told = |rank: u32| {
-            let comm = Comm::new(world.clone(), rank, config).expect("a rank");
+            let comm = Comm::new(domain.clone(), rank, config).expect("a rank");
             comm.exchange(&[rank as u8]).expect("both are there")
         };
         let told = &told;
@@ -169,7 +170,7 @@ mod tests {
         });
         for (rank, told) in both.into_iter().enumerate() {
             assert_eq!(told.expect("a rank"), [[0], [1]]);
-            assert_eq!(world.control.progress(rank as u32).step, None);
+            assert_eq!(domain.control.progress(rank as u32).step, None);
         }
     }
 }

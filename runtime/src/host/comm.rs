@@ -8,66 +8,14 @@
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
 //! may be driven by different threads. What fails on one rank aborts the run on all.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use symmc_control::{Control, Domain, Segment, Spin, Waiter};
+
 use super::chaos::Chaos;
-use super::control::Control;
-use super::memory::Segment;
-use super::wait::{Spin, Waiter};
 use crate::error::RunError;
-
-/// Bytes of one chunk of staging.
-pub(super) const CHUNK: usize = 256 << 10;
-
-/// Bytes of staging of one rank in one group.
-pub(super) const PER_RANK: usize = 2 * CHUNK;
-
-/// The shared memory of a run, as one process maps it.
-#[derive(Clone, Debug)]
-pub struct World {
-    /// The symmetric arena of each rank.
-    pub arenas: Vec<Arc<Segment>>,
-    /// The control words.
-    pub control: Control,
-    /// Staging of the plain variant; [`World::staging_size`] bytes.
-    pub staging: Arc<Segment>,
-}
-
-impl World {
-    /// The bytes of staging for this many ranks and groups. Untouched parts cost nothing.
-    pub fn staging_size(ranks: u32, groups: usize) -> usize {
-        groups * ranks as usize * PER_RANK
-    }
-
-    /// A rank's part of what the ranks have together beside their arenas.
-    pub fn part(ranks: u32, groups: usize) -> usize {
-        let all = Control::size(ranks, groups) + World::staging_size(ranks, groups);
-        all.div_ceil(ranks.max(1) as usize)
-    }
-
-    /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and epochs of LL
-    /// start at `first`, anything but [`CommConfig::first`] of the communicators is an error.
-    pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<World, RunError> {
-        let control = Arc::new(Segment::create("the control segment", Control::size(ranks, groups))?);
-        let control = Control::new(control, ranks, groups)?;
-        control.preset(first);
-        let arenas = (0..ranks).map(|_| Segment::create("the symmetric arena", arena).map(Arc::new));
-        Ok(World {
-            arenas: arenas.collect::<Result<_, _>>()?,
-            control,
-            staging: Arc::new(Segment::create("the staging memory", World::staging_size(ranks, groups))?),
-        })
-    }
-
-    /// The descriptors of all segments: control, staging, then the arenas.
-    pub(super) fn fds(&self) -> Vec<Option<BorrowedFd<'_>>> {
-        let first = [self.control.segment().fd(), self.staging.fd()];
-        first.into_iter().chain(self.arenas.iter().map(|a| a.fd())).collect()
-    }
-}
 
 /// How a rank communicates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +40,7 @@ impl CommConfig {
 /// The communicator of one rank.
 #[derive(Debug)]
 pub struct Comm {
-    pub(super) world: World,
+    pub(super) domain: Domain,
     pub(super) rank: u32,
     pub(super) waiter: Waiter,
     pub(super) chaos: Option<Chaos>,
@@ -116,11 +64,11 @@ pub(super) struct GroupState {
 }
 
 impl Comm {
-    /// The communicator of `rank` in `world`.
-    pub fn new(world: World, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
-        let (ranks, groups) = (world.control.ranks(), world.control.groups());
-        if rank >= ranks || world.arenas.len() != ranks as usize {
-            let found = world.arenas.len();
+    /// The communicator of `rank` in `domain`.
+    pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
+        let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
+        if rank >= ranks || domain.arenas.len() != ranks as usize {
+            let found = domain.arenas.len();
             return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {found} arenas")));
         }
         let state = || GroupState {
@@ -131,11 +79,11 @@ impl Comm {
             landing_used: AtomicUsize::new(0),
         };
         Ok(Comm {
-            waiter: Waiter::new(world.control.clone(), rank, config.limit, config.spin),
+            waiter: Waiter::new(domain.control.clone(), rank, config.limit, config.spin),
             chaos: config.chaos.map(|seed| Chaos::new(seed, rank)),
             groups: (0..groups).map(|_| state()).collect(),
             run: AtomicU64::new(0),
-            world,
+            domain,
             rank,
         })
     }
@@ -147,47 +95,47 @@ impl Comm {
 
     /// The number of ranks.
     pub fn ranks(&self) -> u32 {
-        self.world.control.ranks()
+        self.domain.control.ranks()
     }
 
     /// Its part of what the ranks have together beside their arenas, in bytes.
     pub fn part(&self) -> usize {
-        World::part(self.ranks(), self.world.control.groups())
+        Domain::part(self.ranks(), self.domain.control.groups())
     }
 
     /// The symmetric arena of this rank.
     pub fn arena(&self) -> &Segment {
-        &self.world.arenas[self.rank as usize]
+        &self.domain.arenas[self.rank as usize]
     }
 
     /// The same, for who keeps it beyond the run.
     pub fn arena_kept(&self) -> &Arc<Segment> {
-        &self.world.arenas[self.rank as usize]
+        &self.domain.arenas[self.rank as usize]
     }
 
     /// The control words of the run.
     pub fn control(&self) -> &Control {
-        &self.world.control
+        &self.domain.control
     }
 
     /// Records that this rank begins repetition `run` of the plan in this bucket.
     pub fn begin_run(&self, run: u64, bucket: usize) {
         self.run.store(run, Ordering::Relaxed);
-        self.world.control.begin_run(self.rank, Some((run, bucket as u32)));
+        self.domain.control.begin_run(self.rank, Some((run, bucket as u32)));
     }
 
     /// Records that this rank has ended a run, and may begin another.
     pub fn end_run(&self) {
-        self.world.control.begin_run(self.rank, None);
+        self.domain.control.begin_run(self.rank, None);
     }
 
     /// Records that this rank begins a step. Collectives record themselves.
     pub fn begin_step(&self, step: usize) {
-        self.world.control.begin_step(self.rank, step as u32);
+        self.domain.control.begin_step(self.rank, step as u32);
     }
 
     /// Ends the run on all ranks for this reason.
     pub fn abort(&self, reason: &RunError) {
-        self.world.control.abort(self.rank, reason);
+        self.domain.control.abort(self.rank, reason);
     }
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use symmc_control::Spin;
 use symmc_plan::{Plan, ReadPlan};
 
 use super::comm::CommConfig;
-use super::wait::Spin;
 use crate::error::RunError;
 use crate::exec::{ExecConfig, Lanes, Timing};
 use crate::session::{Arrangement, CallersPart};

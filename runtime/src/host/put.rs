@@ -9,9 +9,9 @@
 
 use std::sync::atomic::Ordering;
 
+use symmc_control::Signal;
 use symmc_ir::collective::CollectiveKind;
 
-use super::control::Signal;
 use super::running::{Running, copy_slices};
 use crate::error::RunError;
 

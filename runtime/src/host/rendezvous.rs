@@ -4,10 +4,9 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
+use symmc_control::{Counter, Ended, culprit, reached};
+
 use super::comm::{Comm, GroupState};
-use super::control::{Counter, reached};
-use super::culprit;
-use super::wait::Ended;
 use crate::call::PeerMemory;
 use crate::error::{DataFault, RunError};
 
@@ -88,7 +87,7 @@ impl<'a> Rendezvous<'a> {
     /// Sets a counter of this rank and wakes peers that sleep.
     #[inline]
     pub fn advance(&self, counter: Counter, value: u32) {
-        let control = &self.comm.world.control;
+        let control = &self.comm.domain.control;
         control.counter(self.info.group, self.comm.rank, counter).store(value, Ordering::Release);
         self.ring();
     }
@@ -96,7 +95,7 @@ impl<'a> Rendezvous<'a> {
     /// Wakes peers that sleep.
     #[inline]
     pub fn ring(&self) {
-        self.comm.world.control.ring(self.peers().map(|p| self.info.cell[p]));
+        self.comm.domain.control.ring(self.peers().map(|p| self.info.cell[p]));
     }
 
     /// Waits until the counters of all peers have reached `target`.
@@ -120,7 +119,7 @@ impl<'a> Rendezvous<'a> {
 
     #[inline]
     fn has_reached(&self, p: usize, counter: Counter, target: u32) -> bool {
-        let control = &self.comm.world.control;
+        let control = &self.comm.domain.control;
         let word = control.counter(self.info.group, self.info.cell[p], counter);
         reached(word.load(Ordering::Acquire), target)
     }
@@ -128,7 +127,7 @@ impl<'a> Rendezvous<'a> {
     /// The error of a wait that ended early; `ready` tells which peers had come.
     #[cold]
     pub fn ended(&self, ended: Ended, ready: impl Fn(usize) -> bool) -> RunError {
-        let control = &self.comm.world.control;
+        let control = &self.comm.domain.control;
         let silent = match ended {
             Ended::Aborted => return control.end_reason(),
             Ended::Limit { silent } => silent,
@@ -148,7 +147,7 @@ impl<'a> Rendezvous<'a> {
 
     /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
     pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
-        let arena = &self.comm.world.arenas[self.info.cell[p] as usize];
+        let arena = &self.comm.domain.arenas[self.info.cell[p] as usize];
         if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
             let size = arena.len();
             return Err(self.fail(format!(

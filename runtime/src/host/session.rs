@@ -4,44 +4,39 @@
 //! nothing is in progress.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
+use symmc_control::{Domain, Group, Leaving, Recorded, Segment, Term, enter_rank_span};
 use symmc_ir::{Bindings, InputKind, Tensor};
 use symmc_plan::{Plan, ReadPlan};
-use symmc_support::parallel;
 
-use super::comm::World;
 use super::config::{HostConfig, arena_size, count_groups};
-use super::group::Group;
-use super::joined::{JoinedRank, Leaving, Recorded};
-use super::memory::Segment;
-use super::terms::Term;
-use super::trace::enter_rank_span;
-use crate::custom::{Registry, panic_text};
+use super::queue::{PendingRun, ResolvedRun, RunQueue};
+use super::session_rank::SessionRank;
+use crate::custom::Registry;
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, Executor, InputData, RankMemory, Span};
-use crate::kernels::{Needs, Scratch};
+use crate::exec::{Bound, Executor, InputData, RankMemory, Span};
+use crate::kernels::Needs;
+use crate::refused::unread_plan;
 use crate::session::budget::{self, Constants};
 use crate::session::{
-    Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
-    RawStream, SizedProgram, Spot, Taken, Whose, ended, expect_agreement, gave_back, in_progress, proposal,
+    Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, Ports,
+    RawStream, SizedProgram, Storage, Taken, ended, expect_agreement, gave_back, in_progress, proposal,
 };
 
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    joined: Option<Arc<JoinedRank>>,
+    joined: Option<Arc<SessionRank>>,
     rank: u32,
     ports: Ports<Segment>,
     ordinary: Option<Arc<Segment>>,
     /// What the next run takes, unless something was set since.
-    resolved: Option<Arc<Resolved>>,
+    resolved: Option<Arc<ResolvedRun>>,
     runs: u64,
-    queue: Queue,
+    queue: RunQueue,
     /// The program that calls are about, whose inputs and outputs are those above.
     program: usize,
     /// The other programs, by number.
@@ -53,36 +48,8 @@ pub struct HostSession {
 /// A program of the session while calls are about another one.
 struct ParkedProgram {
     ports: Ports<Segment>,
-    resolved: Option<Arc<Resolved>>,
+    resolved: Option<Arc<ResolvedRun>>,
 }
-
-/// What one run takes.
-struct Resolved {
-    sized: SizedProgram,
-    memory: RankMemory,
-    /// Whether ranks confirm to each other at the end of the run that no step refused its data.
-    agrees: bool,
-    /// Held as long as a run may use it.
-    _segments: Vec<Arc<Segment>>,
-}
-
-// SAFETY: the spans name memory that the segments hold, or that the caller lends to the session's runs, wherever they run.
-unsafe impl Send for Resolved {}
-// SAFETY: as above; runs follow each other.
-unsafe impl Sync for Resolved {}
-
-/// A run to be done.
-struct PendingRun {
-    number: u64,
-    resolved: Arc<Resolved>,
-    /// The bucket, where its steps are those of the plan that the session was opened with.
-    bucket: Option<usize>,
-    /// Inputs to be copied to the symmetric arena before: where from, where to, how many bytes.
-    loads: Vec<(Span, usize)>,
-}
-
-// SAFETY: as for `Resolved`.
-unsafe impl Send for PendingRun {}
 
 impl HostSession {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
@@ -99,7 +66,7 @@ impl HostSession {
     ) -> Result<HostSession, RunError> {
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
-        let joined = Arc::new(JoinedRank::for_session(plan, group, config, terms)?);
+        let joined = Arc::new(SessionRank::for_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
         let session = opened.and_then(|session| joined.start().map(|()| session));
         let session = session.map_err(|error| joined.fail(error))?;
@@ -112,12 +79,12 @@ impl HostSession {
     /// Opens a session of a plan that was checked on a rank that has joined the others, and has yet to [start]. A session leaves
     /// the others when it ends, unless its caller has the rank too.
     ///
-    /// [start]: JoinedRank::start
+    /// [start]: SessionRank::start
     ///
     /// # Errors
     /// An op has no kernel, or there is no memory.
     pub fn open_joined(
-        joined: &Arc<JoinedRank>,
+        joined: &Arc<SessionRank>,
         plan: &ReadPlan,
         kernels: &Registry,
         config: &HostConfig,
@@ -132,7 +99,7 @@ impl HostSession {
         if room.is_some() {
             ports.place(arrangement.placement(0))?;
         }
-        let state = State { needs: ports.needs(), ..State::default() };
+        let queue = RunQueue::new(config.exec(), ports.needs());
         Ok(HostSession {
             joined: Some(joined.clone()),
             rank: joined.comm().rank(),
@@ -140,7 +107,7 @@ impl HostSession {
             ordinary: Some(ordinary(plan)?),
             resolved: None,
             runs: 0,
-            queue: Queue { exec: config.exec(), state: Arc::new(state), ..Queue::default() },
+            queue,
             program: 0,
             parked: vec![None],
             arrangement,
@@ -167,7 +134,7 @@ impl HostSession {
                 true => Arrangement::new(plan, Some(0)).needed(),
                 false => config.arena(plan)?,
             },
-            flags: World::part(plan.ranks, count_groups(plan)),
+            flags: Domain::part(plan.ranks, count_groups(plan)),
             scratch: needs.iter().map(Needs::bytes).sum(),
             held: budget::held(plan, &executor.largest(), Constants::Read),
         })
@@ -218,44 +185,8 @@ impl HostSession {
         Ok(())
     }
 
-    fn joined(&self) -> Result<Arc<JoinedRank>, RunError> {
+    fn joined(&self) -> Result<Arc<SessionRank>, RunError> {
         self.joined.clone().ok_or_else(ended)
-    }
-
-    fn arena(&self) -> Result<Extent, RunError> {
-        let joined = self.joined()?;
-        let arena = joined.comm().arena();
-        Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
-    }
-
-    /// The memory of an input or output at the sizes that are set, made if there is none.
-    fn located(&mut self, port: Port) -> Result<Spot, RunError> {
-        let Location { port, bytes, memory } = self.ports.location(port)?;
-        let (address, owner) = match memory {
-            Whose::Caller(extent) => (extent.address, Owner::Caller),
-            Whose::Program(_) => (0, Owner::Program),
-            Whose::Symmetric(offset) => (self.arena()?.address + offset as u64, Owner::Symmetric),
-            Whose::Session => (self.room(port, bytes)?, Owner::Session),
-        };
-        Ok(Spot { extent: Extent { address, bytes }, owner })
-    }
-
-    /// Memory of the session's own for so many bytes. What was in a smaller one is in the larger one too.
-    fn room(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
-        let place = &mut self.ports.held_mut(port).memory;
-        let segment = match place {
-            Some(segment) if segment.len() >= bytes => segment,
-            smaller => {
-                let larger = Arc::new(Segment::private("memory of inputs and outputs", bytes)?);
-                // Runs in progress may use the old one, which holds the data too.
-                if let Some(old) = smaller {
-                    // SAFETY: both are mapped for as many bytes; they do not overlap.
-                    unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
-                }
-                smaller.insert(larger)
-            }
-        };
-        Ok(extent(segment).address)
     }
 
     /// What the next run takes.
@@ -275,29 +206,30 @@ impl HostSession {
         Ok(PendingRun { number, resolved, bucket, loads })
     }
 
-    fn resolve(&mut self) -> Result<Resolved, RunError> {
+    fn resolve(&mut self) -> Result<ResolvedRun, RunError> {
         let sized = self.ports.sized()?.clone();
         let bound = &sized.bound;
         self.ports.check_lending()?;
         let mut inputs = Vec::with_capacity(bound.inputs.len());
         for i in 0..bound.inputs.len() {
-            let spot = self.located(Port::Input(i))?;
+            let memory = self.locate(Port::Input(i))?;
             self.ports.expect_data(i)?;
-            inputs.push(if spot.owner == Owner::Program { Span::NONE } else { span(spot.extent) });
+            let is_with_program = matches!(memory.storage, Storage::Program(_));
+            inputs.push(if is_with_program { Span::NONE } else { span(memory.extent) });
         }
-        let spots = (0..bound.outputs.len()).map(|k| self.located(Port::Output(k)));
-        let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
+        let outputs = (0..bound.outputs.len()).map(|k| Ok(span(self.locate(Port::Output(k))?.extent)));
+        let outputs = outputs.collect::<Result<_, RunError>>()?;
         let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
         let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
         let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
         let segments = self.ports.memories().cloned().chain([ordinary]).collect();
         let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
-        Ok(Resolved { sized, memory, agrees, _segments: segments })
+        Ok(ResolvedRun { sized, memory, agrees, _segments: segments })
     }
 
     /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
-    fn loads(&mut self, resolved: &Resolved) -> Vec<(Span, usize)> {
-        let Resolved { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
+    fn loads(&mut self, resolved: &ResolvedRun) -> Vec<(Span, usize)> {
+        let ResolvedRun { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
             let once = self.ports.held(Port::Input(i)).loaded && !self.ports.is_renewed(i);
@@ -313,10 +245,10 @@ impl HostSession {
         out
     }
 
-    /// Refuses an access by the caller while runs may touch the memory, and one of another size.
-    fn expect_access(&self, port: Port, found: usize) -> Result<(), RunError> {
+    /// Refuses an access by the caller while runs may touch the memory.
+    fn expect_idle(&self, port: Port) -> Result<(), RunError> {
         match self.queue.idle()? {
-            true => self.ports.expect_bytes(port, found),
+            true => Ok(()),
             false => Err(self.ports.busy(port)),
         }
     }
@@ -341,6 +273,35 @@ impl HostSession {
             let _ = joined.fail(RunError::Left { rank: self.rank, how });
             self.queue.end();
         }
+    }
+}
+
+impl PortDevice for HostSession {
+    type Memory = Segment;
+
+    fn ports(&mut self) -> &mut Ports<Segment> {
+        &mut self.ports
+    }
+
+    fn arena(&self) -> Result<Extent, RunError> {
+        let joined = self.joined()?;
+        let arena = joined.comm().arena();
+        Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
+    }
+
+    fn allocate_port(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        smaller: Option<Arc<Segment>>,
+    ) -> Result<Segment, RunError> {
+        let larger = Segment::private(name, bytes)?;
+        // Runs in progress may use the smaller one, which holds the data too.
+        if let Some(old) = smaller {
+            // SAFETY: both are mapped for as many bytes; they do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
+        }
+        Ok(larger)
     }
 }
 
@@ -441,24 +402,22 @@ impl DeviceSession for HostSession {
         Kept::on_host(tensor)
     }
 
-    fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
-        let spot = self.located(port)?;
-        if let (Port::Input(_), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
-            self.ports.held_mut(port).given = true;
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
+        let was_given = self.ports.held(port).given;
+        let memory = self.expose(port)?;
+        if self.ports.held(port).given != was_given {
             self.resolved = None;
         }
-        Ok(spot)
+        Ok(memory)
     }
 
     fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
         for &(input, data) in inputs {
-            let port = Port::Input(input);
-            let spot = self.spot(port)?;
-            self.expect_access(port, data.size())?;
-            let to = span(spot.extent);
+            self.expect_idle(Port::Input(input))?;
+            let to = span(self.expose_for(input, data.size())?);
+            self.resolved = None;
             match data {
-                _ if spot.owner == Owner::Program => return Err(self.ports.is_constant(port)),
-                // SAFETY: the memory is the session's or lent for as many bytes, no run is in progress, and the data are a slice
+                // SAFETY: the memory is the session's or bound for as many bytes, no run is in progress, and the data are a slice
                 // that nobody writes.
                 InputData::Memory(bytes) => unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, bytes.len()) },
                 InputData::Source(source) if to.len > 0 => {
@@ -472,16 +431,17 @@ impl DeviceSession for HostSession {
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
-        let spot = self.located(port)?;
-        self.expect_access(port, data.len())?;
-        let constant = match port {
-            Port::Input(i) if spot.owner == Owner::Program => self.ports.sized()?.bound.constant(i),
+        self.expect_idle(port)?;
+        let memory = self.locate(port)?;
+        self.ports.expect_bytes(port, data.len())?;
+        let constant = match (port, memory.storage) {
+            (Port::Input(i), Storage::Program(_)) => self.ports.sized()?.bound.constant(i),
             _ => None,
         };
         match constant {
             Some(bytes) => data.copy_from_slice(bytes),
             // SAFETY: as for writing; the slice is the caller's alone.
-            None => unsafe { std::ptr::copy(span(spot.extent).ptr, data.as_mut_ptr(), data.len()) },
+            None => unsafe { std::ptr::copy(span(memory.extent).ptr, data.as_mut_ptr(), data.len()) },
         }
         Ok(())
     }
@@ -522,7 +482,7 @@ impl DeviceSession for HostSession {
         joined.comm().exchange(&[0]).map_err(|error| joined.fail(error))?;
         self.ordinary = None;
         self.resolved = None;
-        self.queue.state.progress().scratch = None;
+        self.queue.free_scratch();
         joined.comm().arena().forget()?;
         self.ports.lose_symmetric();
         for parked in self.parked.iter_mut().flatten() {
@@ -552,10 +512,10 @@ impl DeviceSession for HostSession {
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
             flags: self.joined.as_ref().map_or(0, |joined| match self.config.extendable {
                 // Nothing touches the flags of groups that no program has.
-                true => World::part(joined.comm().ranks(), self.arrangement.groups() + 1),
+                true => Domain::part(joined.comm().ranks(), self.arrangement.groups() + 1),
                 false => joined.comm().part(),
             }),
-            scratch: self.queue.state.scratch(),
+            scratch: self.queue.scratch_bytes(),
             held: self.ports.memories().chain(parked).map(|s| s.len()).sum(),
         }
     }
@@ -588,7 +548,7 @@ fn no_callers() -> RunError {
 /// # Errors
 /// The first node that has no kernel ([`RunError::CannotRun`]).
 pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
-    plan.programs().try_for_each(|program| kernels.check(&program?.graph))
+    plan.programs().try_for_each(|program| kernels.check(&program.map_err(unread_plan)?.graph))
 }
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {
@@ -629,203 +589,4 @@ fn extent(segment: &Segment) -> Extent {
 
 fn span(extent: Extent) -> Span {
     Span { ptr: std::ptr::with_exposed_provenance_mut(extent.address as usize), len: extent.bytes }
-}
-
-/// Runs that were put behind each other, and the thread that does them.
-#[derive(Default)]
-struct Queue {
-    exec: ExecConfig,
-    state: Arc<State>,
-    worker: Option<(mpsc::Sender<PendingRun>, JoinHandle<()>)>,
-}
-
-/// How far the runs are.
-#[derive(Default)]
-struct State {
-    progress: Mutex<Progress>,
-    changed: Condvar,
-    /// What kernels of each lane need at the largest sizes.
-    needs: [Needs; 2],
-}
-
-#[derive(Default)]
-struct Progress {
-    put: u64,
-    done: u64,
-    failure: Option<RunError>,
-    /// `None` before the first run, and while one has it.
-    scratch: Option<[Scratch; 2]>,
-}
-
-impl State {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The bytes of what kernels have beside operands and results; of a run in progress, as much as it may need.
-    fn scratch(&self) -> usize {
-        let progress = self.progress();
-        match &progress.scratch {
-            Some(scratch) => scratch.iter().map(Scratch::bytes).sum(),
-            None if progress.done == progress.put => 0,
-            None => self.needs.iter().map(Needs::bytes).sum(),
-        }
-    }
-
-    /// Does one run.
-    fn run(&self, joined: &JoinedRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
-        let kept = self.progress().scratch.take();
-        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
-        // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
-        let work = AssertUnwindSafe(|| unsafe { one_run(joined, exec, pending, &mut scratch) });
-        let ran = catch_unwind(work).unwrap_or_else(|panic| {
-            Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_text(&*panic))))
-        });
-        let ran = ran.map_err(|error| joined.fail(error));
-        let mut progress = self.progress();
-        progress.scratch = Some(scratch);
-        progress.done += 1;
-        if let Err(error) = &ran {
-            progress.failure.get_or_insert(error.clone());
-        }
-        drop(progress);
-        self.changed.notify_all();
-        ran
-    }
-}
-
-/// A bucket whose steps have no names for whoever watches the ranks.
-const UNNAMED: usize = u32::MAX as usize;
-
-/// # Safety
-/// As [`Bound::run`].
-unsafe fn one_run(
-    joined: &JoinedRank,
-    exec: &ExecConfig,
-    pending: &PendingRun,
-    scratch: &mut [Scratch; 2],
-) -> Result<(), RunError> {
-    let (comm, resolved) = (joined.comm(), &*pending.resolved);
-    let SizedProgram { bound, digest, text } = &resolved.sized;
-    let (number, bucket) = (pending.number, bound.bucket());
-    let _span = enter_rank_span(comm.rank());
-    tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
-    joined.alive()?;
-    comm.announce(pending.number, *digest, &|| text.to_string())?;
-    comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
-    for (from, offset) in &pending.loads {
-        let to = comm.arena().as_ptr().wrapping_add(*offset);
-        if from.ptr != to {
-            // SAFETY: both hold the bytes of the input: it was resolved so, and peers touch it in runs alone.
-            unsafe { std::ptr::copy(from.ptr, to, from.len) };
-        }
-    }
-    // SAFETY: by the caller.
-    unsafe { bound.run(&resolved.memory, comm, exec, scratch)? };
-    if resolved.agrees {
-        // A rank that refuses its data ends this wait: the run fails on all ranks, or on none.
-        comm.exchange(&[0])?;
-    }
-    comm.end_run();
-    tracing::trace!(target: "symmc::run", number, "finished a run");
-    Ok(())
-}
-
-impl Queue {
-    /// Has kernels find what they need beside operands and results, also for another program. Nothing is in progress.
-    fn serve(&mut self, more: &[Needs; 2]) {
-        self.end();
-        let mut needs = self.state.needs.clone();
-        needs.iter_mut().zip(more).for_each(|(needs, more)| needs.merge(more));
-        let done = self.state.progress().done;
-        let progress = Mutex::new(Progress { put: done, done, ..Progress::default() });
-        self.state = Arc::new(State { progress, changed: Condvar::new(), needs });
-    }
-
-    /// Whether nothing is in progress.
-    fn idle(&self) -> Result<bool, RunError> {
-        let progress = self.state.progress();
-        match &progress.failure {
-            Some(error) => Err(error.clone()),
-            None => Ok(progress.done == progress.put),
-        }
-    }
-
-    fn failed(&self) -> Result<(), RunError> {
-        self.state.progress().failure.clone().map_or(Ok(()), Err)
-    }
-
-    /// Runs in this thread; nothing is in progress.
-    fn run_here(&self, joined: &JoinedRank, pending: &PendingRun) -> Result<(), RunError> {
-        self.state.progress().put += 1;
-        self.state.run(joined, &self.exec, pending)
-    }
-
-    /// Starts the thread, if there is none.
-    fn prepare(&mut self, joined: &Arc<JoinedRank>) -> Result<(), RunError> {
-        if self.worker.is_none() {
-            self.worker = Some(self.start(joined.clone())?);
-        }
-        Ok(())
-    }
-
-    /// Has the thread do a run.
-    fn put(&self, pending: PendingRun) -> Result<(), RunError> {
-        self.state.progress().put += 1;
-        let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
-        sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
-    }
-
-    fn start(&self, joined: Arc<JoinedRank>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
-        let (sender, runs) = mpsc::channel::<PendingRun>();
-        let (state, exec) = (self.state.clone(), self.exec);
-        let work = move || {
-            for pending in runs {
-                let failed = state.progress().failure.is_some();
-                match failed {
-                    // What comes behind a failure is not run.
-                    true => state.progress().done += 1,
-                    // The failure is kept for whoever waits.
-                    false => drop(state.run(&joined, &exec, &pending)),
-                }
-            }
-        };
-        let thread = parallel::spawn(work)
-            .map_err(|e| RunError::of_call("starting the thread of a session", "clone", e))?;
-        Ok((sender, thread))
-    }
-
-    /// Waits on this rank until nothing is in progress.
-    fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
-        let until = limit.map(|limit| Instant::now() + limit);
-        let mut progress = self.state.progress();
-        let _span = enter_rank_span(rank);
-        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.put, ?limit, "waiting for runs");
-        loop {
-            if let Some(error) = &progress.failure {
-                return Err(error.clone());
-            }
-            if progress.done == progress.put {
-                return Ok(());
-            }
-            let left =
-                until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                let limit_ms = limit.unwrap_or_default().as_millis() as u64;
-                tracing::warn!(target: "symmc::run", run = progress.done, limit_ms, "timed out waiting for a run");
-                return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
-            }
-            let waited = self.state.changed.wait_timeout(progress, left);
-            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// Ends the thread, once what is there has been done.
-    fn end(&mut self) {
-        if let Some((sender, thread)) = self.worker.take() {
-            drop(sender);
-            // Its failures were kept.
-            let _ = thread.join();
-        }
-    }
 }

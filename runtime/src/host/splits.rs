@@ -4,7 +4,8 @@
 //! it fits and on the number of chunks. Through staging each chunk then carries, for each peer, its share of the rows.
 //! Last, what no row fills is zeroed and the received sizes are stored.
 
-use super::comm::CHUNK;
+use symmc_control::CHUNK;
+
 use super::copy::{Stores, copy};
 use super::running::{PerRank, Running, copy_slices};
 use super::stage::{Stage, share};

@@ -7,8 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::comm::{CHUNK, PER_RANK};
-use super::control::Counter;
+use symmc_control::{CHUNK, Counter, PER_RANK};
+
 use super::running::Running;
 use crate::error::RunError;
 
@@ -33,10 +33,10 @@ impl<'a> Stage<'a> {
 
     /// The memory of a chunk of rank number `p`: [`CHUNK`] bytes.
     pub fn slot(&self, p: usize, chunk: u32) -> *mut u8 {
-        let world = &self.running.comm.world;
+        let domain = &self.running.comm.domain;
         let rank = self.running.call.cell[p] as usize;
-        let slot = self.running.call.group * world.arenas.len() + rank;
-        world.staging.as_ptr().wrapping_add(slot * PER_RANK + (chunk % 2) as usize * CHUNK)
+        let slot = self.running.call.group * domain.arenas.len() + rank;
+        domain.staging.as_ptr().wrapping_add(slot * PER_RANK + (chunk % 2) as usize * CHUNK)
     }
 
     /// Waits until this rank may write its memory of a chunk.

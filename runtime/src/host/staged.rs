@@ -3,9 +3,9 @@
 //!
 //! All kinds but broadcast and permute wait for the first chunk of every peer before they write a result.
 
+use symmc_control::CHUNK;
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 
-use super::comm::CHUNK;
 use super::copy::{Stores, copy};
 use super::running::{PerRank, Running};
 use super::stage::{Stage, share};

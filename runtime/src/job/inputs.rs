@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
+use symmc_control::{Access, Segment};
 use symmc_ir::Tensor;
 use symmc_support::{Backing, Part};
 
 use crate::error::RunError;
 use crate::exec::{InputData, InputSource};
-use crate::host::{Access, Segment};
 
 /// A file as the launcher found it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use symmc_control::{Access, LaunchConfig, LaunchedRank, RankCommand, Segment, launch_ranks};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, SymbolId, Tensor};
 use symmc_plan::{Plan, ReadPlan};
@@ -13,13 +14,11 @@ use symmc_support::Backing;
 
 use super::inputs::{FileStamp, InputPlace, OpenFile, PlacedInput};
 use super::needs::TensorSlot;
+use super::rank::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
 use super::run::{OpenSession, RankRuns, run_as};
-use super::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
 use crate::error::RunError;
-use crate::host::{
-    Access, HostConfig, JoinedRank, LaunchConfig, LaunchedRank, RankCommand, Segment, launch_ranks,
-    locate_steps, subject,
-};
+use crate::host::{HostConfig, SessionRank, locate_steps, plan_subject};
+use crate::refused::unread_plan;
 
 /// A plan at some sizes, as ranks that are processes are told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -118,7 +117,7 @@ impl PlanText {
     /// It cannot be read.
     pub fn read_plan(&self) -> Result<ReadPlan, RunError> {
         let plan = Plan::from_json(&self.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
-        Ok(ReadPlan::read(Arc::new(plan))?)
+        ReadPlan::read(Arc::new(plan)).map_err(unread_plan)
     }
 
     /// The values of the imported program's symbols.
@@ -134,9 +133,10 @@ impl PlanText {
     ///
     /// # Errors
     /// As [`LaunchedRank::join`].
-    pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<JoinedRank, RunError> {
+    pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank, RunError> {
         let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
-        rank.join(subject(plan), &terms, self.config.comm(ranks), locate_steps(plan))
+        let joined = rank.join(plan_subject(plan), &terms, locate_steps(plan))?;
+        SessionRank::new(joined, self.config.comm(ranks))
     }
 }
 

@@ -9,137 +9,14 @@
 mod inputs;
 mod launch;
 mod needs;
+mod rank;
 mod run;
 mod threads;
 mod times;
 pub mod trace;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, SymbolId, Tensor, entity::Entity};
-use symmc_plan::Plan;
-
-use crate::error::RunError;
-use crate::host::{HostConfig, JoinedRank, Membership, Purpose, Term, Watched};
-use inputs::TensorInput;
-use needs::{TensorSlot, expect_inputs};
-use run::{RankRuns, run_as};
-
 pub use launch::{JobText, PlanText, launch, launch_plan};
+pub use rank::{Job, Ran, RankJob, run_rank};
 pub use run::{OpenSession, SessionRequest, open_on_host};
 pub use threads::run_threads;
 pub use times::RunTimes;
-
-/// A run of a plan on all its ranks.
-#[derive(Clone, Debug)]
-pub struct Job<'a> {
-    /// The plan.
-    pub plan: &'a CheckedPlan,
-    /// The values of the imported program's symbols.
-    pub bindings: Bindings,
-    /// One tensor for each rank and input of the program, constants included.
-    pub inputs: &'a [Vec<Arc<Tensor>>],
-    /// How often the plan runs, at least once. An input that an output mutates keeps its new value.
-    pub repeats: u32,
-    /// The last run goes step by step, and the times of the steps are written to this file.
-    pub trace: Option<PathBuf>,
-    /// How it runs.
-    pub config: HostConfig,
-}
-
-/// What a run gave.
-#[derive(Clone, Debug)]
-pub struct Ran {
-    /// The outputs of each rank, of the last run.
-    pub outputs: Vec<Vec<Tensor>>,
-    /// The times of each rank's runs.
-    pub times: Vec<RunTimes>,
-}
-
-/// What one rank of a job brings along, where ranks join by themselves.
-#[derive(Clone, Debug)]
-pub struct RankJob<'a> {
-    /// The plan; the same on all ranks.
-    pub plan: &'a CheckedPlan,
-    /// The values of the imported program's symbols; the same on all ranks.
-    pub bindings: Bindings,
-    /// This rank's tensor for each input of the program, constants included.
-    pub inputs: &'a [Arc<Tensor>],
-    /// How often the plan runs, at least once; the same on all ranks.
-    pub repeats: u32,
-    /// As of a [`Job`].
-    pub trace: Option<PathBuf>,
-    /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
-    pub settings: &'a [Term],
-    /// How it runs.
-    pub config: HostConfig,
-}
-
-/// Runs this process's rank together with the others; its outputs, and the times of its runs.
-///
-/// # Errors
-/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank
-/// failed.
-pub fn run_rank(
-    place: &Membership,
-    job: &RankJob<'_>,
-    open: &OpenSession<'_>,
-) -> Result<(Vec<Tensor>, RunTimes), RunError> {
-    let RankJob { plan, bindings, config, .. } = job;
-    let prepared = expect_place(place, plan).and_then(|()| {
-        let slots = expect_inputs(plan, bindings, &[job.inputs], place.rank)?;
-        let mut terms = job_terms(plan, bindings, job.repeats);
-        terms.extend_from_slice(job.settings);
-        Ok((slots, Purpose::of_plan(plan, config, Watched::Job, terms)?))
-    });
-    let (slots, purpose) = prepared.map_err(|error| place.decline(error))?;
-    let inputs: Vec<TensorInput> = job.inputs.iter().map(TensorInput::new).collect();
-    let mut outputs: Vec<Vec<u8>> = slots.iter().map(|slot| vec![0; slot.bytes]).collect();
-    let rank = JoinedRank::join(place, &purpose)?;
-    let runs = RankRuns {
-        plan,
-        bindings,
-        config,
-        repeats: job.repeats,
-        trace: job.trace.as_deref(),
-        inputs: inputs.iter().map(TensorInput::data).collect(),
-        outputs: outputs.iter_mut().map(|output| &mut output[..]).collect(),
-    };
-    let times = run_as(rank, runs, open)?;
-    let outputs = slots.iter().zip(outputs).map(|(slot, data)| slot.tensor(data));
-    Ok((outputs.collect::<Result<_, _>>()?, times))
-}
-
-fn expect_place(place: &Membership, plan: &Plan) -> Result<(), RunError> {
-    if plan.ranks == place.ranks {
-        return Ok(());
-    }
-    let (rank, expected, found) = (place.rank, plan.ranks, place.ranks);
-    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
-}
-
-/// The number of ranks, if there are inputs for each.
-fn expect_ranks(job: &Job<'_>) -> Result<u32, RunError> {
-    let (ranks, found) = (job.plan.ranks, job.inputs.len());
-    match found == ranks as usize && ranks > 0 {
-        true => Ok(ranks),
-        false => Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {found}"))),
-    }
-}
-
-/// Checks that the inputs of all ranks fit the program; the outputs of each rank.
-fn expect_all_inputs(job: &Job<'_>) -> Result<Vec<TensorSlot>, RunError> {
-    let inputs: Vec<&[Arc<Tensor>]> = job.inputs.iter().map(|inputs| &inputs[..]).collect();
-    expect_inputs(job.plan, &job.bindings, &inputs, 0)
-}
-
-/// The sizes of a job and how often it runs, as terms.
-fn job_terms(plan: &Plan, bindings: &Bindings, repeats: u32) -> Vec<Term> {
-    let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
-    let size = |(i, name): (usize, &String)| {
-        Some(Term::text(name.clone(), bindings.get(SymbolId::new(i))?.to_string()))
-    };
-    names.filter_map(size).chain([Term::text("runs", repeats.to_string())]).collect()
-}

@@ -13,14 +13,14 @@ use super::times::{Clock, RunTimes};
 use super::trace;
 use crate::error::RunError;
 use crate::exec::{InputData, Registry};
-use crate::host::{HostConfig, HostSession, JoinedRank};
+use crate::host::{HostConfig, HostSession, SessionRank};
 use crate::session::{DeviceName, DeviceSession, Extent, Port};
 
 /// What the session of a job is opened for.
 #[derive(Clone, Copy)]
 pub struct SessionRequest<'a> {
     /// The rank, which the session runs as and leaves to the job.
-    pub rank: &'a Arc<JoinedRank>,
+    pub rank: &'a Arc<SessionRank>,
     /// The plan.
     pub plan: &'a ReadPlan,
     /// The values of the imported program's symbols, the only ones that the session runs with.
@@ -63,7 +63,7 @@ pub(super) struct RankRuns<'a> {
 /// # Errors
 /// What ended the job.
 pub(super) fn run_as(
-    rank: JoinedRank,
+    rank: SessionRank,
     runs: RankRuns<'_>,
     open: &OpenSession<'_>,
 ) -> Result<RunTimes, RunError> {
@@ -81,7 +81,7 @@ pub(super) fn run_as(
 
 fn run_and_close(
     mut session: Box<dyn DeviceSession>,
-    rank: &JoinedRank,
+    rank: &SessionRank,
     runs: RankRuns<'_>,
 ) -> Result<RunTimes, RunError> {
     match run_all(&mut *session, rank, runs) {
@@ -97,7 +97,7 @@ fn run_and_close(
 
 fn run_all(
     session: &mut dyn DeviceSession,
-    rank: &JoinedRank,
+    rank: &SessionRank,
     mut runs: RankRuns<'_>,
 ) -> Result<RunTimes, RunError> {
     session.set(runs.bindings)?;

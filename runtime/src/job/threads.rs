@@ -2,12 +2,12 @@
 
 use std::thread;
 
+use symmc_control::{Group, cause};
 use symmc_support::parallel;
 
+use super::rank::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use super::run::OpenSession;
-use super::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use crate::error::RunError;
-use crate::host::{Group, cause};
 
 /// Runs a job on one thread for each rank.
 ///
@@ -16,7 +16,7 @@ use crate::host::{Group, cause};
 pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran, RunError> {
     let ranks = expect_ranks(job)?;
     expect_all_inputs(job)?;
-    let places = Group::threads(ranks).iter().map(Group::next).collect::<Result<Vec<_>, _>>()?;
+    let places = Group::threads(ranks).iter().map(Group::next_session).collect::<Result<Vec<_>, _>>()?;
     let results: Vec<_> = thread::scope(|scope| {
         let start = |place| {
             let work = move || run_rank(place, &rank_job(job, place.rank), open);

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use symmc_control::Segment;
 use symmc_ir::Tensor;
 
 use super::port::Extent;
@@ -53,6 +54,28 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// # Safety
     /// There are as many, and no run writes them meanwhile.
     unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError>;
+}
+
+impl DeviceMemory for Segment {
+    fn device(&self) -> DeviceName {
+        DeviceName::Host
+    }
+
+    fn extent(&self) -> Extent {
+        Extent { address: self.as_ptr().expose_provenance() as u64, bytes: self.len() }
+    }
+
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+        // SAFETY: the bytes are there and nobody uses them, by the caller.
+        unsafe { std::ptr::copy(data.as_ptr(), self.as_ptr().wrapping_add(at), data.len()) };
+        Ok(())
+    }
+
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(self.as_ptr().wrapping_add(at), data.as_mut_ptr(), data.len()) };
+        Ok(())
+    }
 }
 
 /// Bytes of a device, and what keeps them there.

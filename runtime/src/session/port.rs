@@ -1,4 +1,4 @@
-//! Inputs and outputs by number, and where one lies.
+//! Inputs and outputs by number, and where one is stored.
 
 /// An input or an output of the program, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -30,25 +30,26 @@ impl Extent {
     }
 }
 
-/// Whose memory an input or output lies in.
+/// Where an input or output is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Owner {
-    /// The session's, that peers do not reach.
+pub enum Storage {
+    /// In memory that the caller bound, at this address.
+    Caller(u64),
+    /// With the program: a constant that the caller did not bind. The plan may hold it in the symmetric arena, this many bytes
+    /// from its start.
+    Program(Option<usize>),
+    /// In the symmetric arena of the session, which peers reach, this many bytes from its start.
+    Symmetric(usize),
+    /// In other memory of the session.
     Session,
-    /// The session's symmetric arena.
-    Symmetric,
-    /// The caller's.
-    Caller,
-    /// The program's: a constant that nobody gave.
-    Program,
 }
 
-/// Where an input or an output lies.
+/// The memory of an input or output, at the sizes that are set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spot {
-    /// Its bytes, at the sizes that are set.
+pub struct PortMemory {
+    /// Its bytes.
     pub extent: Extent,
-    /// Whose they are.
-    pub owner: Owner,
+    /// Where they are.
+    pub storage: Storage,
 }

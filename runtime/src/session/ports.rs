@@ -11,7 +11,8 @@ use symmc_plan::{ALIGN, ReadPlan, Role};
 
 use super::callers::CallersPart;
 use super::lending::Lending;
-use super::port::{Extent, Port};
+use super::memory::DeviceMemory;
+use super::port::{Extent, Port, PortMemory, Storage};
 use crate::error::RunError;
 use crate::exec::{Bound, Executor, Moved, Placement};
 use crate::kernels::Needs;
@@ -47,28 +48,108 @@ impl<M> Default for Held<M> {
     }
 }
 
-/// Where an input or output lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Location {
-    /// What holds it: an output that lies in the memory of the input which it replaces is with that one.
-    pub port: Port,
+/// Where an input or output is stored, before there has to be memory for it.
+struct Location {
+    /// Its holder: the input that an output replaces, if the output is stored in the memory of that input.
+    port: Port,
     /// Its bytes at the sizes that are set.
-    pub bytes: usize,
-    /// The memory.
-    pub memory: Whose,
+    bytes: usize,
+    storage: Storage,
 }
 
-/// Whose memory something lies in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whose {
-    /// The caller's, here.
-    Caller(Extent),
-    /// A constant's of the program, which the plan may hold in the symmetric arena, so many bytes from its start.
-    Program(Option<usize>),
-    /// In the symmetric arena, so many bytes from its start.
-    Symmetric(usize),
-    /// The session's own.
-    Session,
+/// The device of a session: what the rules of [`Ports`] need of it.
+pub trait PortDevice {
+    /// Its memory.
+    type Memory: DeviceMemory;
+
+    /// The inputs and outputs of the session.
+    fn ports(&mut self) -> &mut Ports<Self::Memory>;
+
+    /// The symmetric arena.
+    ///
+    /// # Errors
+    /// The session has none now.
+    fn arena(&self) -> Result<Extent, RunError>;
+
+    /// Memory of this many bytes for an input or output of this name. It begins with the data of the smaller memory that it
+    /// takes the place of.
+    ///
+    /// # Errors
+    /// There is not as much memory, or a run failed.
+    fn allocate_port(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        smaller: Option<Arc<Self::Memory>>,
+    ) -> Result<Self::Memory, RunError>;
+
+    /// The address of a constant's data, where a run finds them. The host reads them with the program, at no address.
+    ///
+    /// # Errors
+    /// As [`allocate_port`](Self::allocate_port).
+    fn constant(&mut self, input: usize, bytes: usize) -> Result<u64, RunError> {
+        let _ = (input, bytes);
+        Ok(0)
+    }
+
+    /// The memory of an input or output at the sizes that are set, allocated if there is none.
+    ///
+    /// # Errors
+    /// As [`Ports::bytes`] and [`allocate_port`](Self::allocate_port), or memory that the caller bound is too small.
+    fn locate(&mut self, port: Port) -> Result<PortMemory, RunError> {
+        let Location { port, bytes, storage } = self.ports().location(port)?;
+        let address = match (storage, port) {
+            (Storage::Caller(address), _) => address,
+            (Storage::Program(None), Port::Input(input)) => self.constant(input, bytes)?,
+            (Storage::Symmetric(offset) | Storage::Program(Some(offset)), _) => {
+                self.arena()?.address + offset as u64
+            }
+            (Storage::Session | Storage::Program(None), _) => self.own_memory(port, bytes)?,
+        };
+        Ok(PortMemory { extent: Extent { address, bytes }, storage })
+    }
+
+    /// The address of memory of the session's own for an input or output, which has this many bytes.
+    ///
+    /// # Errors
+    /// As [`allocate_port`](Self::allocate_port).
+    fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
+        let smaller = match &self.ports().held(port).memory {
+            Some(memory) if memory.extent().bytes >= bytes => return Ok(memory.extent().address),
+            smaller => smaller.clone(),
+        };
+        let name = self.ports().lending().name(port);
+        let memory = Arc::new(self.allocate_port(&name, bytes, smaller)?);
+        let address = memory.extent().address;
+        self.ports().held_mut(port).memory = Some(memory);
+        Ok(address)
+    }
+
+    /// As [`locate`](Self::locate), for a caller that may write an input there.
+    ///
+    /// # Errors
+    /// As [`locate`](Self::locate).
+    fn expose(&mut self, port: Port) -> Result<PortMemory, RunError> {
+        let memory = self.locate(port)?;
+        if let (Port::Input(_), Storage::Session | Storage::Symmetric(_)) = (port, memory.storage) {
+            self.ports().held_mut(port).given = true;
+        }
+        Ok(memory)
+    }
+
+    /// As [`expose`](Self::expose), for data of this many bytes that are written now.
+    ///
+    /// # Errors
+    /// As [`expose`](Self::expose), or the input has another size or is a constant.
+    fn expose_for(&mut self, input: usize, bytes: usize) -> Result<Extent, RunError> {
+        let port = Port::Input(input);
+        let memory = self.expose(port)?;
+        self.ports().expect_bytes(port, bytes)?;
+        match memory.storage {
+            Storage::Program(_) => Err(self.ports().is_constant(port)),
+            _ => Ok(memory.extent),
+        }
+    }
 }
 
 /// All inputs and outputs of a session, in memory of the kind `M`.
@@ -219,24 +300,24 @@ impl<M> Ports<M> {
         })
     }
 
-    /// Where an input or output lies.
+    /// Where an input or output is stored.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes), or lent memory is too small.
-    pub fn location(&self, port: Port) -> Result<Location, RunError> {
+    /// As [`bytes`](Self::bytes), or memory that the caller bound is too small.
+    fn location(&self, port: Port) -> Result<Location, RunError> {
         let (bytes, bound) = (self.bytes(port)?, &self.sized()?.bound);
-        let own = |memory| Ok(Location { port, bytes, memory });
+        let own = |storage| Ok(Location { port, bytes, storage });
         if let Some(lent) = self.lending.of(port) {
             self.lending.expect_room(port, bytes)?;
-            return own(Whose::Caller(Extent { bytes, ..lent }));
+            return own(Storage::Caller(lent.address));
         }
         match port {
             Port::Output(k) => match bound.outputs[k].held_by() {
                 Some(input) => self.location(Port::Input(input)),
-                None => own(Whose::Session),
+                None => own(Storage::Session),
             },
-            Port::Input(i) if bound.constant(i).is_some() => own(Whose::Program(self.fixed(i))),
-            Port::Input(i) => own(self.fixed(i).map_or(Whose::Session, Whose::Symmetric)),
+            Port::Input(i) if bound.constant(i).is_some() => own(Storage::Program(self.fixed(i))),
+            Port::Input(i) => own(self.fixed(i).map_or(Storage::Session, Storage::Symmetric)),
         }
     }
 

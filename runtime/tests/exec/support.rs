@@ -5,13 +5,14 @@ use std::thread;
 use std::time::Duration;
 
 use symmc_check::check;
+use symmc_control::Domain;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
 use symmc_plan::{Plan, ReadPlan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
-use symmc_runtime::RunError;
 use symmc_runtime::exec::{Communicator, ExecConfig, Executor, RankMemory, Registry, RunReport, Span};
-use symmc_runtime::host::{Comm, CommConfig, World};
+use symmc_runtime::host::{Comm, CommConfig};
+use symmc_runtime::{RunError, unread_plan};
 
 /// A program with its checked plan.
 pub struct Planned {
@@ -111,7 +112,7 @@ impl Rank {
         executor: &mut Executor,
         graph: &Graph,
         bindings: &Bindings,
-        comm: &Comm,
+        (comm, config): (&Comm, &ExecConfig),
         (run, rank): (u64, u32),
     ) {
         let fresh = interp::seeded_inputs(graph, bindings, 7 + run, rank).expect("drawn");
@@ -122,12 +123,13 @@ impl Rank {
         }
         let symmetric = Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
         let memory = RankMemory { symmetric, ..self.memory() };
+        let bound = executor.bind(bindings).expect("binds");
         // SAFETY: the spans outlive the run; all ranks run the same checked plan.
         unsafe {
             if run == 0 {
-                executor.load(bindings, &memory).expect("loads");
+                bound.load(&memory).expect("loads");
             }
-            executor.run(bindings, &memory, comm).expect("runs");
+            bound.run(&memory, comm, config, &mut Default::default()).expect("runs");
         }
     }
 
@@ -159,11 +161,13 @@ pub fn run_once(
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
-    let mut executor = Executor::new(&ReadPlan::read(Arc::new(plan.clone()))?, 0, registry, config)?;
+    let mut executor =
+        Executor::new(&ReadPlan::read(Arc::new(plan.clone())).map_err(unread_plan)?, 0, registry, config)?;
+    let bound = executor.bind(bindings)?;
     // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
     unsafe {
-        executor.load(bindings, memory)?;
-        executor.run(bindings, memory, comm)
+        bound.load(memory)?;
+        bound.run(memory, comm, &config, &mut Default::default())
     }
 }
 
@@ -181,19 +185,19 @@ pub fn check_against_interpreter(
     let given = inputs(graph, bindings, 7);
     let expected = interpreted(graph, registry.1, bindings, &given, repeats);
     let ranks = graph.ranks.expect("closed");
-    let world = World::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
-    let world = world.expect("shared memory");
+    let domain = Domain::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
+    let domain = domain.expect("shared memory");
     thread::scope(|scope| {
         for rank in 0..ranks {
-            let (world, given, expected) = (world.clone(), &given, &expected);
+            let (domain, given, expected) = (domain.clone(), &given, &expected);
             scope.spawn(move || {
                 let comm = CommConfig::new(ranks, Duration::from_secs(20));
-                let comm = Comm::new(world, rank, comm).expect("a communicator");
+                let comm = Comm::new(domain, rank, comm).expect("a communicator");
                 let plan = ReadPlan::read(Arc::new(planned.plan.clone())).expect("programs");
                 let mut executor = Executor::new(&plan, rank, registry.0, config).expect("a plan");
                 let mut own = Rank::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
-                    own.run(&mut executor, graph, bindings, &comm, (run, rank));
+                    own.run(&mut executor, graph, bindings, (&comm, &config), (run, rank));
                     let found = own.outputs(graph, bindings);
                     for (found, expected) in found.iter().zip(&expected[run as usize][rank as usize]) {
                         let (a, b) = (found.to_f64(), expected.to_f64());

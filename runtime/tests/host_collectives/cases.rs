@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use symmc_control::Domain;
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
-use symmc_runtime::host::{Comm, CommConfig, World};
+use symmc_runtime::host::{Comm, CommConfig};
 
 /// One collective.
 #[derive(Clone, Debug)]
@@ -92,15 +93,15 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     let zone = most(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
     let whole = most(&|c| bytes(c) * n) + 2 * n * SHIFT;
     let layout = &Layout { zone, whole };
-    let world = World::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
+    let domain = Domain::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
     std::thread::scope(|s| {
         for cell in &setup.cells {
             for (me, &rank) in cell.iter().enumerate() {
-                let world = world.clone();
+                let domain = domain.clone();
                 s.spawn(move || {
                     let config = CommConfig::new(setup.ranks, Duration::from_secs(60));
                     let config = CommConfig { chaos: setup.chaos, first: setup.first, ..config };
-                    let comm = Comm::new(world, rank, config).unwrap();
+                    let comm = Comm::new(domain, rank, config).unwrap();
                     for (i, case) in cases.iter().enumerate() {
                         if let Some((_, from)) = setup.stale.filter(|s| s.0 == i) {
                             let ones: Vec<u8> = 1u32.to_le_bytes().repeat((layout.zone - from) / 4);

@@ -1,10 +1,9 @@
 //! Ranks that do no job, and answer over the control channel.
 
 use std::time::Duration;
+use symmc_control::{LaunchConfig, LaunchedRank, LocateStep, RankCommand, Subject, launch_ranks};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{
-    CommConfig, LaunchConfig, LaunchedRank, LocateStep, RankCommand, Subject, launch_ranks,
-};
+use symmc_runtime::host::{CommConfig, SessionRank};
 
 use crate::Test;
 use crate::programs::{Task, command};
@@ -20,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub fn answer(rank: &mut LaunchedRank, characters: usize) -> Result<(), RunError> {
     let subject = Subject { hash: "answers".into(), about: Vec::new() };
     let comm = CommConfig::new(rank.ranks(), LIMIT);
-    let joined = rank.join(subject, &[], comm, LocateStep::default())?;
+    let joined = SessionRank::new(rank.join(subject, &[], LocateStep::default())?, comm)?;
     let sent = joined.start().and_then(|()| {
         let all = joined.comm().exchange(&[joined.comm().rank() as u8])?;
         joined.send_answer(&(text(characters), all.concat()))

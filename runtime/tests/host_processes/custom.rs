@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use symmc_control::RankCommand;
 use symmc_ir::{DType, interp, text};
 use symmc_runtime::RunError;
 use symmc_runtime::custom::{CustomCall, CustomError, Mismatch, Registry, Signature};
-use symmc_runtime::host::{HostConfig, LaneThreads, RankCommand};
+use symmc_runtime::host::{HostConfig, LaneThreads};
 
 use crate::Test;
 use crate::programs::{Owned, command, launch, run_threads};

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::unistd::Pid;
+use symmc_control::RankCommand;
 use symmc_runtime::Registry;
 use symmc_runtime::RunError;
-use symmc_runtime::host::RankCommand;
 
 use crate::Test;
 use crate::programs::{Owned, command, launch, run_threads};

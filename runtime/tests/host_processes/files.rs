@@ -6,9 +6,9 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use symmc_control::Membership;
 use symmc_ir::Tensor;
 use symmc_runtime::RunError;
-use symmc_runtime::host::Membership;
 use symmc_runtime::job::{RankJob, run_rank};
 use symmc_support::{Mapped, Part};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::sync::Arc;
 
 use nix::sys::signal::{Signal, raise};
-use symmc_runtime::host::{Content, Membership, Term};
+use symmc_control::{Content, Membership, Term};
 use symmc_runtime::job::{RankJob, SessionRequest, run_rank};
 
 use crate::programs::{Owned, open};

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 
 fn rank(fd: Option<&String>, kernels: &Registry) -> ExitCode {
     let fd = fd.and_then(|fd| fd.parse().ok()).unwrap_or(-1);
-    match symmc_runtime::host::rank_main(fd, |rank| programs::work(rank, kernels)) {
+    match symmc_control::rank_main(fd, |rank| programs::work(rank, kernels)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

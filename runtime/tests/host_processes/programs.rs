@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
+use symmc_control::{LaunchedRank, RankCommand};
 use symmc_ir::{Bindings, DType, Graph, InputKind, SymbolId, Tensor, entity::Entity, interp, text};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::host::{HostConfig, LaunchedRank, RankCommand};
+use symmc_runtime::host::HostConfig;
 use symmc_runtime::job::{self, Job, JobText, SessionRequest, open_on_host};
 use symmc_runtime::session::DeviceSession;
 use symmc_runtime::{Registry, RunError};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use symmc::{Bind, CheckedPlan, Config, DType, Place, Profile, Program, Session, Tensor, Variant};
+use symmc::{Bind, CheckedPlan, Config, DType, Profile, Program, Session, Storage, Tensor, Variant};
 
 use crate::common::{LIMIT, config, floats, on_ranks, opened, planned, values};
 
@@ -40,7 +40,7 @@ pub fn weights() -> Result<()> {
         ensure!(taken.0 >= bytes && taken.0 < 2 * bytes && taken.1 == taken.0, "{taken:?} bytes of {bytes}");
         let [first, second] = &mut sessions;
         let at = [first.address("w")?, second.address("w")?];
-        ensure!(at[0] == at[1] && at[0].place == Place::Bound, "{at:?}");
+        ensure!(at[0] == at[1] && matches!(at[0].storage, Storage::Caller(_)), "{at:?}");
         ensure!(Arc::strong_count(&weight) == 1, "the copy of the host is the caller's alone");
         drop(weight);
         let right = |session: &mut Session| -> Result<()> {
@@ -114,7 +114,10 @@ pub fn symmetric() -> Result<()> {
     on_ranks(|group, _| {
         let mut session = Session::open(&plan, group, &config(group).with_symmetric(1 << 20))?;
         session.set("n", 64)?;
-        ensure!(session.address("x")?.place == Place::Symmetric, "the plan holds %x in symmetric memory");
+        ensure!(
+            matches!(session.address("x")?.storage, Storage::Symmetric(_)),
+            "the plan holds %x in symmetric memory"
+        );
         let row = 4096;
         let turns = [session.allocate_symmetric(64 * row)?, session.allocate_symmetric(64 * row)?];
         let weight = session.allocate_symmetric(32)?;

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use symmc::unstable::cuda::CudaSession;
 use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::unstable::runtime::host::HostConfig;
-use symmc::unstable::runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
+use symmc::unstable::runtime::session::{DeviceSession, Extent, Port, RawStream};
 use symmc::{
-    Bind, CheckedPlan, Config, Draw, Gpu, Group, OpenOptions, Place, Profile, Program, Recordings, Session,
+    Bind, CheckedPlan, Config, Draw, Gpu, Group, OpenOptions, Profile, Program, Recordings, Session, Storage,
     TensorFile, Variant, Workload,
 };
 
@@ -54,7 +54,7 @@ impl Caller<'_> {
             }
             let data = tensor.data();
             // What the plan holds in symmetric memory is written there, so that nothing is copied.
-            if session.spot(port)?.owner == Owner::Symmetric {
+            if matches!(session.memory_of(port)?.storage, Storage::Symmetric(_)) {
                 session.write(i, data)?;
                 continue;
             }
@@ -196,7 +196,10 @@ pub fn copied() -> Result<()> {
     let bytes = 16 * 64 * 4;
     let said = on_ranks(|group, device| {
         let mut session = Session::open(&plan, group, &config(group))?;
-        ensure!(session.address("x")?.place == Place::Symmetric, "the plan holds %x in symmetric memory");
+        ensure!(
+            matches!(session.address("x")?.storage, Storage::Symmetric(_)),
+            "the plan holds %x in symmetric memory"
+        );
         let x: Vec<Block> = (0..3)
             .map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16 * 64])))
             .collect::<Result<_>>()?;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use symmc::{
-    Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Place, Program, Session, SessionConfig, Tensor,
-    TensorFile, ValueKind, Workload,
+    Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Program, Session, SessionConfig, Storage,
+    Tensor, TensorFile, ValueKind, Workload,
 };
 use symmc_check::CheckedPlan;
 use symmc_ir::collective::Variant;
@@ -237,7 +237,7 @@ fn memory_that_may_not_be_bound_is_refused_by_name() {
         let mut block = Aligned::of(4096);
         let at = block.ptr();
         let arena = session.address("y").expect("it lies somewhere");
-        assert_eq!((arena.place, arena.bytes), (Place::Own, 64));
+        assert_eq!((arena.storage, arena.bytes), (Storage::Session, 64));
         // SAFETY: the block outlives the session, and nobody else uses it.
         let mut bind = |name: &str, at: *mut u8, bytes: usize| unsafe { session.bind(name, at, bytes) };
         let refusals = [
@@ -345,7 +345,10 @@ fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first()
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         let names = ["x", "w", "state"];
         for name in names {
-            assert_eq!(session.address(name).expect("it lies somewhere").place, Place::Symmetric, "{name}");
+            assert!(
+                matches!(session.address(name).expect("it lies somewhere").storage, Storage::Symmetric(_)),
+                "{name}"
+            );
         }
         let mut blocks = [1.0f32, 2.0].map(|value| names.map(|_| (Aligned::of(4096 * 4), value)));
         for (block, value) in blocks.iter_mut().flatten() {

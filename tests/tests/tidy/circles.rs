@@ -30,6 +30,7 @@ const CRATES: &[&str] = &[
     "planner/pack",
     "planner/plan",
     "runtime",
+    "runtime/control",
     "runtime/cuda",
     "runtime/nccl-sys",
     "tests/cases",

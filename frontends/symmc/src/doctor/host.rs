@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use symmc_runtime::host::facts::{self, Limited, limit};
-use symmc_runtime::host::{Found, Launch, Membership, RunError};
+use symmc_control::facts::{self, Limited, limit};
+use symmc_control::{Found, Launch, Membership, RunError};
 
 use super::check::{Check, Part, Status, bytes};
 

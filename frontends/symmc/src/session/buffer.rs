@@ -91,7 +91,7 @@ impl Session {
     /// ranks allocate the same, together; each waits for its runs and for the others. A block stays taken until the session
     /// ends.
     ///
-    /// An input that the plan holds in symmetric memory ([`Place::Symmetric`](super::Place::Symmetric)) is read where it lies in
+    /// An input that the plan holds in symmetric memory ([`Storage::Symmetric`](super::Storage::Symmetric)) is read where it lies in
     /// such a buffer, at a multiple of 64 bytes from its start, by peers too; memory that is not symmetric is copied. All ranks
     /// have the same bytes of their buffers bound in a run. So one buffer may be filled while a run reads another one. On GPUs the ranks settle
     /// the program together in the first run with an input in other bytes, as for other sizes. To other sessions, and for other

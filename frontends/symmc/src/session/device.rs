@@ -8,8 +8,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use symmc_check::CheckedPlan;
+use symmc_control::process;
+use symmc_runtime::Registry;
 use symmc_runtime::session::DeviceSession;
-use symmc_runtime::{Registry, process};
 
 use super::shared::Shared;
 use crate::error::Error;

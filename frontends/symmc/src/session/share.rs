@@ -13,7 +13,7 @@ use crate::error::Error;
 impl Session {
     /// Has the runs that come find an input in a tensor: several sessions may read one. On the host they read it where it
     /// lies; on a GPU it is put there once for all sessions of this process that share it. Nothing else is copied, unless
-    /// the plan holds the input in symmetric memory ([`Place::Symmetric`](super::Place::Symmetric)). The session keeps what
+    /// the plan holds the input in symmetric memory ([`Storage::Symmetric`](super::Storage::Symmetric)). The session keeps what
     /// it reads: on the host the tensor, on a GPU the copy there. A tensor that lies in a file is read into memory here; who
     /// shares it with several sessions of the host reads it before ([`Program::parameters`](crate::Program::parameters) does).
     ///

@@ -2,7 +2,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, DType, Graph, InputId, InputKind, OutputKind, ValueId};
-use symmc_runtime::session::{Owner, Port};
+use symmc_runtime::session::Port;
 
 use crate::error::Error;
 
@@ -18,28 +18,6 @@ pub enum ValueKind {
     Constant,
     /// An output.
     Output,
-}
-
-/// Where memory of a session lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Place {
-    /// In memory of this rank that the session holds.
-    Own,
-    /// In the symmetric arena, which peers reach.
-    Symmetric,
-    /// In memory of the caller.
-    Bound,
-}
-
-impl Place {
-    pub(super) fn of(owner: Owner) -> Place {
-        match owner {
-            Owner::Symmetric => Place::Symmetric,
-            Owner::Caller => Place::Bound,
-            _ => Place::Own,
-        }
-    }
 }
 
 /// An input or an output, at the sizes that are set.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use symmc::unstable::ir::InputKind;
 use symmc::{
-    Bind, Buffer, CheckedPlan, Config, Draw, Error, ErrorKind, Group, OpenOptions, Place, Profile, Program,
-    Session, SessionConfig, Tensor, TensorFile, Variant, Workload,
+    Bind, Buffer, CheckedPlan, Config, Draw, Error, ErrorKind, Group, OpenOptions, Profile, Program, Session,
+    SessionConfig, Storage, Tensor, TensorFile, Variant, Workload,
 };
 
 use crate::threads::{bytes, on_ranks};
@@ -55,7 +55,7 @@ fn two_buffers_take_turns_where_peers_read_them() {
             let mut session = Session::open(&plan, &group, &config).expect("a session");
             session.set("n", 64).expect("a size");
             for name in ["x", "w"] {
-                assert_eq!(session.address(name).expect("an address").place, Place::Symmetric);
+                assert!(matches!(session.address(name).expect("an address").storage, Storage::Symmetric(_)));
             }
             let turns = [0, 1].map(|_| session.allocate_symmetric(1024).expect("memory"));
             let weight = session.allocate_symmetric(32).expect("memory");
@@ -231,7 +231,7 @@ fn runs(
     let (mut held, mut outputs) = (0, Vec::new());
     for run in 0..3 {
         for (name, data) in &given {
-            held += usize::from(run == 0 && session.address(name)?.place == Place::Symmetric);
+            held += usize::from(run == 0 && matches!(session.address(name)?.storage, Storage::Symmetric(_)));
             if !placed {
                 session.write(name, data)?;
                 continue;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
-use symmc::unstable::runtime::host::TermValue;
+use symmc::unstable::control::TermValue;
 use symmc::{Draw, OpenOptions, RunConfig, Tensor, TensorFile, Weights, Workload};
 use symmc_ir::{DType, Graph, InputKind, text};
 

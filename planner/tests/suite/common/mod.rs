@@ -21,7 +21,7 @@ use symmc_ir::{
     UnaryOp, ValueId, Variant,
 };
 use symmc_plan::Plan;
-use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
+use symmc_planner::{BucketInput, Order, PlanConfig, Planner, plan};
 use symmc_support::random::SplitMix;
 
 /// What random programs look like.
@@ -548,14 +548,26 @@ pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
     let capable = |profile| Profile { dispatches: Capabilities::GPU, ..profile };
     let profile = rng.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
     let config = PlanConfig { bind, order, slack, profile, ..PlanConfig::default() };
-    let made = plan(graph, &buckets, &config).expect("plans");
-    // Some with as many barriers as the least symmetric arena keeps.
-    match plan(graph, &buckets, &PlanConfig { symm_limit: Some(0), ..config.clone() }) {
-        Err(PlanError::SymmLimit { least, .. }) if rng.one_in(3) => {
-            plan(graph, &buckets, &PlanConfig { symm_limit: Some(least), ..config }).expect("plans")
-        }
-        _ => made,
+    if rng.one_in(3) {
+        // With the exit barriers that some smaller symmetric arena needs.
+        let plans = plans_by_kept_barriers(graph, &buckets, &config);
+        return plans[rng.below(plans.len())].clone();
     }
+    plan(graph, &buckets, &config).expect("plans")
+}
+
+/// The plans of a program from one with as few exit barriers as possible to one with all that save symmetric memory.
+pub fn plans_by_kept_barriers(graph: &Graph, buckets: &[BucketInput], config: &PlanConfig) -> Vec<Plan> {
+    let planner = Planner::new(graph, buckets, config).expect("plans");
+    let mut plans = Vec::new();
+    for &next_run in planner.next_runs() {
+        let mut schedules = planner.schedule(config.order, next_run).expect("plans");
+        plans.push(schedules.plan().expect("plans"));
+        while schedules.keep_barriers().expect("plans") {
+            plans.push(schedules.plan().expect("plans"));
+        }
+    }
+    plans
 }
 
 /// The first node of the graph whose op satisfies the predicate.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use symmc_ir::collective::{Exit, Splits, Variant};
 use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
-use symmc_runtime::host::JoinedRank;
+use symmc_runtime::host::SessionRank;
 
 pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
 use self::rank::{Bench, Case, MOST_LL, agreed};
@@ -29,7 +29,7 @@ pub use crate::session::{ProgramBench, program};
 /// # Errors
 /// The machine lacks something that every case needs, or a peer failed.
 pub fn collectives(
-    rank: &JoinedRank,
+    rank: &SessionRank,
     gpus: &CudaConfig,
     limit: Duration,
     config: &BenchConfig,

@@ -15,8 +15,8 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
+use symmc_control::{Channel, collect_descriptors, secret};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Channel, collect_descriptors, secret};
 
 use crate::device::driver::{CallersContext, Device};
 use crate::device::launch::Address;

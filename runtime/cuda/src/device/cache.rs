@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use nccl_sys::trust::{self, Untrusted};
 use sha2::{Digest, Sha256};
-use symmc_runtime::host::secret;
+use symmc_control::secret;
 
 /// The bytes of the hash that a file begins with.
 const HASH: usize = 32;

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use symmc_check::CheckedPlan;
+use symmc_control::{Group, Leaving, Recorded, enter_rank_span};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, JoinedRank, Leaving, Recorded, enter_rank_span};
+use symmc_runtime::host::{Comm, HostConfig, SessionRank};
 use symmc_runtime::job::SessionRequest;
 use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
 
 use super::context::{ExecutionContext, Sizes};
 use super::flight::Flight;
 use super::gpu::{ALIGN, Gpu};
-use super::piece::Piece;
 use super::recent::Recent;
 use super::recording::Recording;
 use crate::codegen::refusal::accept;
-use crate::device::driver::{CallersContext, Copied, Device, Event, Relaxed};
+use crate::device::driver::{CallersContext, Copied, Device, Event, Memory, Relaxed};
 use crate::error::CudaError;
 use crate::program::Settled;
 
@@ -30,10 +30,10 @@ pub struct CudaSession {
     /// By sizes.
     pub(super) settled: Recent<Arc<str>, Settled>,
     /// `None` once the session has ended.
-    pub(super) joined: Option<Arc<JoinedRank>>,
+    pub(super) joined: Option<Arc<SessionRank>>,
     pub(super) gpu: Gpu,
     pub(super) config: HostConfig,
-    pub(super) ports: Ports<Piece>,
+    pub(super) ports: Ports<Memory>,
     pub(super) flight: Flight,
     pub(super) runs: u64,
     pub(super) failure: Option<RunError>,
@@ -49,7 +49,7 @@ pub struct CudaSession {
 
 /// A program of the session while calls are about another one.
 pub(super) struct ParkedProgram {
-    pub ports: Ports<Piece>,
+    pub ports: Ports<Memory>,
     pub ready: Option<Arc<Recording>>,
 }
 
@@ -79,7 +79,7 @@ impl CudaSession {
         });
         let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
         let host = HostConfig { chaos: None, extendable: false, ..config.clone() };
-        let joined = Arc::new(JoinedRank::for_session(plan, group, &host, terms)?);
+        let joined = Arc::new(SessionRank::for_session(plan, group, &host, terms)?);
         let comm = joined.comm();
         let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
         let built = executor.and_then(|executor| {
@@ -98,7 +98,7 @@ impl CudaSession {
     /// Opens a session at these sizes alone, on a rank that has joined the others and has yet to [start]. The session leaves the
     /// others when it ends, unless its caller has the rank too. All ranks call this together.
     ///
-    /// [start]: JoinedRank::start
+    /// [start]: SessionRank::start
     ///
     /// # Errors
     /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
@@ -174,7 +174,7 @@ impl CudaSession {
     }
 
     pub(super) fn comm(&self) -> Result<&Comm, RunError> {
-        self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)
+        self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)
     }
 
     pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {

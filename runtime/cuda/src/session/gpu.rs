@@ -1,6 +1,6 @@
 //! The GPU of a session, and what its caller lends.
 
-use symmc_runtime::host::Term;
+use symmc_control::Term;
 
 use super::adopt::Adopted;
 use crate::codegen::compute::{Attentions, gemm};

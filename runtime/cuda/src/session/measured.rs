@@ -8,7 +8,7 @@ use symmc_ir::Bindings;
 use symmc_ir::interp::{SeedConfig, Seeds};
 use symmc_runtime::RunError;
 use symmc_runtime::job::{SessionRequest, trace};
-use symmc_runtime::session::{DeviceSession, Owner, Port};
+use symmc_runtime::session::{DeviceSession, Port, PortDevice, Storage};
 
 use super::cuda_session::CudaSession;
 use super::gpu::Progress;
@@ -61,6 +61,7 @@ pub fn program(
 impl CudaSession {
     /// Ranks meet before each replay.
     fn measure(&mut self, request: &SessionRequest<'_>, bench: &ProgramBench) -> Result<[f64; 3], RunError> {
+        let _context = self.entered()?;
         let (rank, comm) = (request.rank, request.rank.comm());
         self.draw_inputs(request.plan.source_program(), request.bindings)?;
         let runs = self.record_runs(bench.runs)?;
@@ -89,11 +90,11 @@ impl CudaSession {
         let seeds = Seeds::new(source, bindings, SeedConfig::new(1));
         let bound = self.ports.sized()?.bound.clone();
         for (index, (id, input)) in source.inputs.keys().zip(&bound.inputs).enumerate() {
-            let spot = self.spot(Port::Input(index))?;
-            if spot.owner == Owner::Program {
+            let memory = self.expose(Port::Input(index))?;
+            if matches!(memory.storage, Storage::Program(_)) {
                 continue;
             }
-            let (at, compute) = (spot.extent.address, &self.context()?.resources.streams.compute);
+            let (at, compute) = (memory.extent.address, &self.context()?.resources.streams.compute);
             let sample = seeds.sample(id, bound.rank(), SAMPLE);
             let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be drawn: {e}")))?;
             let mut done = input.bytes.min(sample.data().len());

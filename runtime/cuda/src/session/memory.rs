@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
-use symmc_runtime::session::{Extent, Location, Owner, Port, SizedProgram, Spot, Whose};
+use symmc_runtime::session::{Extent, Port, PortDevice, Ports, SizedProgram};
 
 use super::cuda_session::CudaSession;
-use super::piece::Piece;
 use super::recording::{Move, RecordingKey};
 use crate::device::driver::{Holder, Memory};
 use crate::device::launch::Address;
@@ -18,56 +17,51 @@ pub(super) struct Resolved {
     /// Where ports begin, and what is copied. An input that the plan holds elsewhere, or an output that an input holds, has
     /// its address in the place of a base.
     pub key: RecordingKey,
-    pub memory: Vec<Arc<Piece>>,
+    pub memory: Vec<Arc<Memory>>,
 }
 
-impl CudaSession {
-    /// The memory of an input or output at the sizes that are set, made if there is none.
-    pub(super) fn located(&mut self, port: Port) -> Result<Spot, RunError> {
-        let Location { port, bytes, memory } = self.ports.location(port)?;
-        let (address, owner) = match memory {
-            Whose::Caller(extent) => (extent.address, Owner::Caller),
-            Whose::Program(None) => (self.constant(port, bytes)?, Owner::Program),
-            Whose::Program(Some(offset)) => (self.context()?.symmetric(offset), Owner::Program),
-            Whose::Symmetric(offset) => (self.context()?.symmetric(offset), Owner::Symmetric),
-            Whose::Session => (self.room(port, bytes)?, Owner::Session),
-        };
-        Ok(Spot { extent: Extent { address, bytes }, owner })
+impl PortDevice for CudaSession {
+    type Memory = Memory;
+
+    fn ports(&mut self) -> &mut Ports<Memory> {
+        &mut self.ports
     }
 
-    /// The memory of a constant, with its data.
-    fn constant(&mut self, port: Port, bytes: usize) -> Result<Address, RunError> {
-        let address = self.room(port, bytes)?;
-        if let Port::Input(i) = port
-            && !self.ports.held(port).given
-        {
-            let bound = self.ports.sized()?.bound.clone();
-            self.upload(address, bound.constant(i).unwrap_or_default())?;
-            self.ports.held_mut(port).given = true;
-        }
-        Ok(address)
+    fn arena(&self) -> Result<Extent, RunError> {
+        let arena = &self.context()?.resources.arena;
+        Ok(Extent { address: arena.address(), bytes: arena.len() })
     }
 
-    /// Memory of the session's own for so many bytes. What was in a smaller one is in the larger one too.
-    fn room(&mut self, port: Port, bytes: usize) -> Result<Address, RunError> {
-        let there = self.ports.held(port).memory.clone();
-        if let Some(memory) = there.as_ref().filter(|memory| memory.len() >= bytes) {
-            return Ok(memory.address());
-        }
+    fn allocate_port(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        smaller: Option<Arc<Memory>>,
+    ) -> Result<Memory, RunError> {
         self.until_idle(None)?;
-        let larger = Memory::new(&self.device, &self.ports.lending().name(port), bytes)?;
-        if let Some(old) = &there {
+        let larger = Memory::new(&self.device, name, bytes)?;
+        if let Some(old) = smaller {
             let stream = &self.context()?.resources.streams.compute;
             // SAFETY: both exist and are apart, and no run is in progress.
             unsafe { stream.copy(larger.address(), old.address(), old.len())? };
             stream.synchronize()?;
         }
-        let address = larger.address();
-        let len = larger.len();
-        self.ports.held_mut(port).memory = Some(Arc::new(Piece::of(&Arc::new(larger), 0..len)));
-        Ok(address)
+        Ok(larger)
     }
 
+    fn constant(&mut self, input: usize, bytes: usize) -> Result<Address, RunError> {
+        let port = Port::Input(input);
+        let address = self.own_memory(port, bytes)?;
+        if !self.ports.held(port).given {
+            let bound = self.ports.sized()?.bound.clone();
+            self.upload(address, bound.constant(input).unwrap_or_default())?;
+            self.ports.held_mut(port).given = true;
+        }
+        Ok(address)
+    }
+}
+
+impl CudaSession {
     /// Copies data of the host to memory that no run touches now.
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
         self.upload_all(&[(to, InputData::Memory(data))])
@@ -106,12 +100,6 @@ impl CudaSession {
         context.resources._memory.iter().map(|memory| ("memory", of(memory))).collect()
     }
 
-    /// The symmetric arena, if it is there now.
-    pub(super) fn arena(&self) -> Option<Extent> {
-        let arena = &self.context.as_ref()?.resources.arena;
-        Some(Extent { address: arena.address(), bytes: arena.len() })
-    }
-
     /// What the next run takes.
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
         let SizedProgram { bound, text, .. } = self.ports.sized()?;
@@ -122,34 +110,35 @@ impl CudaSession {
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
             let lent = self.ports.lending().of(Port::Input(i));
-            let spot = self.located(Port::Input(i))?;
+            let memory = self.locate(Port::Input(i))?;
             self.ports.expect_data(i)?;
             let held = self.ports.fixed(i).map(|offset| arena + offset as Address);
             if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_renewed(i)) {
                 before.push(Move { to, from: lent.address, bytes: input.bytes });
             }
-            bases.push(held.unwrap_or(spot.extent.address));
+            bases.push(held.unwrap_or(memory.extent.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
-            let spot = self.located(Port::Output(k))?.extent;
+            let own = self.locate(Port::Output(k))?.extent;
             let given =
                 output.mutates.and_then(|i| Some((i, self.ports.lending().of(Port::Input(i))?.address)));
             match (output.held_by(), output.mutates) {
                 // The steps write it where the input lies.
                 (Some(i), _) => {
                     let held = bases[i];
-                    after.push(Move { to: spot.address, from: held, bytes: output.bytes });
+                    after.push(Move { to: own.address, from: held, bytes: output.bytes });
                     bases.push(held);
                 }
                 (None, Some(i)) => {
                     // Where the caller has one memory for both, the steps, which need two, take one of the session's.
-                    let shared = given.is_some_and(|(_, address)| address == spot.address);
-                    let from = if shared { self.room(Port::Output(k), output.bytes)? } else { spot.address };
+                    let shared = given.is_some_and(|(_, address)| address == own.address);
+                    let from =
+                        if shared { self.own_memory(Port::Output(k), output.bytes)? } else { own.address };
                     after.push(Move { to: bases[i], from, bytes: output.bytes });
                     after.extend(given.map(|(_, to)| Move { to, from, bytes: output.bytes }));
                     bases.push(from);
                 }
-                (None, None) => bases.push(spot.address),
+                (None, None) => bases.push(own.address),
             }
         }
         let mut moves = [before, after];

@@ -24,7 +24,6 @@ mod gpu;
 mod kept;
 mod measured;
 mod memory;
-mod piece;
 mod programs;
 mod progress;
 mod recent;

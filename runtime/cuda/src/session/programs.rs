@@ -4,10 +4,9 @@
 
 use std::sync::Arc;
 
-use super::piece::Piece;
 use super::recent::Recent;
 use super::recording::{Recording, RecordingKey};
-use crate::device::driver::Stream;
+use crate::device::driver::{Memory, Stream};
 use crate::program::DeviceProgram;
 
 /// The programs of a session.
@@ -39,7 +38,7 @@ impl Programs {
     pub fn known(
         &mut self,
         key: &RecordingKey,
-        memory: &[Arc<Piece>],
+        memory: &[Arc<Memory>],
         scratch: &Stream,
     ) -> Option<Arc<Recording>> {
         if let Some(known) = self.recent.get(key) {
@@ -83,7 +82,7 @@ impl Programs {
     pub fn known_elsewhere(
         &self,
         key: &RecordingKey,
-        memory: &[Arc<Piece>],
+        memory: &[Arc<Memory>],
         fits: impl Fn(&Recording) -> bool,
     ) -> Option<Recording> {
         self.recent.find(|known, recording| {

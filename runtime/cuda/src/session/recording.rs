@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use symmc_runtime::exec::Bound;
 
-use super::piece::Piece;
-use crate::device::driver::{Copied, Event, Graph, Node, Stream};
+use crate::device::driver::{Copied, Event, Graph, Memory, Node, Stream};
 use crate::device::launch::{Address, PortBases};
 use crate::device::streams::Streams;
 use crate::error::CudaError;
@@ -67,7 +66,7 @@ pub(super) struct Recording {
     /// Whether the graph runs there; if not, it is put piece by piece.
     pub by_graph: bool,
     /// Held as long as the recording may run.
-    memory: Vec<Arc<Piece>>,
+    memory: Vec<Arc<Memory>>,
 }
 
 /// Copies on a stream.
@@ -99,7 +98,7 @@ impl Recording {
         program: Arc<DeviceProgram>,
         bound: Arc<Bound>,
         key: &RecordingKey,
-        memory: Vec<Arc<Piece>>,
+        memory: Vec<Arc<Memory>>,
         is_noted: bool,
         (streams, nccl): (&Streams, &Communicators),
     ) -> Result<Recording, CudaError> {
@@ -123,12 +122,12 @@ impl Recording {
 
     /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if its collectives
     /// of the library would get other memory.
-    pub fn elsewhere(&self, key: &RecordingKey, memory: &[Arc<Piece>]) -> Option<Recording> {
+    pub fn elsewhere(&self, key: &RecordingKey, memory: &[Arc<Memory>]) -> Option<Recording> {
         let serves = self.executable.program.serves_both(self.key.bases(), key.bases());
         serves.then(|| self.with_key(key, memory, false))
     }
 
-    fn with_key(&self, key: &RecordingKey, memory: &[Arc<Piece>], by_graph: bool) -> Recording {
+    fn with_key(&self, key: &RecordingKey, memory: &[Arc<Memory>], by_graph: bool) -> Recording {
         Recording { executable: self.executable.clone(), key: key.clone(), by_graph, memory: memory.into() }
     }
 
@@ -195,7 +194,7 @@ impl Recording {
     }
 
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
-    pub fn moved(&self, key: &RecordingKey, memory: &[Arc<Piece>], scratch: &Stream) -> Option<Recording> {
+    pub fn moved(&self, key: &RecordingKey, memory: &[Arc<Memory>], scratch: &Stream) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
         let (from, to) = (self.key.bases(), key.bases());
         program.rebase(from, to, graph, nodes, scratch).ok().filter(|&done| done)?;

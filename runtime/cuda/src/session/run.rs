@@ -10,13 +10,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
+use symmc_control::{Control, Leaving, enter_rank_span};
 use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
-use symmc_runtime::host::{Control, JoinedRank, Leaving, enter_rank_span};
+use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
-    Spot, Taken, TracedStep, ended, gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, RawStream,
+    Recordings, SizedProgram, Taken, TracedStep, ended, gave_back, in_progress,
 };
 use tracing::span::EnteredSpan;
 
@@ -25,13 +26,12 @@ use super::cuda_session::CudaSession;
 use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
-use super::piece::Piece;
 use super::progress::{Heard, News};
 use super::recording::{Executable, Recording, RecordingKey};
 use super::report::Report;
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::compute::search::Search;
-use crate::device::driver::{self, Event, Graph, LentStream, Stream};
+use crate::device::driver::{self, Event, Graph, LentStream, Memory, Stream};
 use crate::device::launch::{Address, PortBases};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
@@ -202,7 +202,7 @@ impl CudaSession {
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized()?.bound.clone();
         let limit = self.config.limit;
-        let ranks = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
+        let ranks = self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)?;
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
@@ -246,7 +246,7 @@ impl CudaSession {
         &mut self,
         program: Arc<DeviceProgram>,
         key: RecordingKey,
-        memory: Vec<Arc<Piece>>,
+        memory: Vec<Arc<Memory>>,
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized()?.bound.clone();
         let is_noted = has_frontiers()?;
@@ -285,7 +285,7 @@ impl CudaSession {
 
     /// Tells peers how far the runs are; whether the session goes on.
     fn go_on(&mut self) -> Result<(), RunError> {
-        let comm = self.joined.as_deref().map(JoinedRank::comm).ok_or_else(ended)?;
+        let comm = self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
         // Whoever watches the ranks knows the steps of the first plan.
         let is_named = self.arrangement.count() == 1;
@@ -392,10 +392,10 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Refuses an access by the caller while runs may touch the memory, and one of another size.
-    pub(super) fn expect_access(&mut self, port: Port, found: usize) -> Result<(), RunError> {
+    /// Refuses an access by the caller while runs may touch the memory.
+    fn expect_idle(&mut self, port: Port) -> Result<(), RunError> {
         match self.look()? {
-            true => self.ports.expect_bytes(port, found),
+            true => Ok(()),
             false => Err(self.ports.busy(port)),
         }
     }
@@ -455,7 +455,7 @@ impl DeviceSession for CudaSession {
             return self.ports.lending().expect(port);
         }
         let _context = self.entered()?;
-        let (arena, reserved) = (self.arena(), self.reserved());
+        let (arena, reserved) = (self.arena().ok(), self.reserved());
         self.ports.lend(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
@@ -491,37 +491,29 @@ impl DeviceSession for CudaSession {
         kept::keep(&self.device, tensor)
     }
 
-    fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
         let _context = self.entered()?;
-        let spot = self.located(port)?;
-        if let (Port::Input(_), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
-            self.ports.held_mut(port).given = true;
-        }
-        Ok(spot)
+        self.expose(port)
     }
 
     fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
         let _context = self.entered()?;
         let mut places = Vec::with_capacity(inputs.len());
         for &(input, data) in inputs {
-            let port = Port::Input(input);
-            let spot = self.spot(port)?;
-            self.expect_access(port, data.size())?;
-            if spot.owner == Owner::Program {
-                return Err(self.ports.is_constant(port));
-            }
-            places.push((spot.extent.address, data));
+            self.expect_idle(Port::Input(input))?;
+            places.push((self.expose_for(input, data.size())?.address, data));
         }
         self.upload_all(&places)
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
         let _context = self.entered()?;
-        self.expect_access(port, data.len())?;
-        let spot = self.located(port)?;
+        self.expect_idle(port)?;
+        self.ports.expect_bytes(port, data.len())?;
+        let memory = self.locate(port)?;
         let stream = &self.context()?.resources.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        unsafe { stream.download(data, spot.extent.address)? };
+        unsafe { stream.download(data, memory.extent.address)? };
         Ok(())
     }
 
@@ -628,14 +620,15 @@ impl DeviceSession for CudaSession {
 
 #[cfg(test)]
 mod tests {
-    use symmc_runtime::host::{Comm, CommConfig, World};
+    use symmc_control::Domain;
+    use symmc_runtime::host::{Comm, CommConfig};
 
     use super::*;
 
     #[test]
     fn a_peer_that_closed_its_session_has_ended_only_the_runs_that_it_says() {
-        let world = World::create(2, 1, 64, 0).expect("shared memory");
-        let comm = Comm::new(world, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
+        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
+        let comm = Comm::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
         let left = |how: &str| RunError::Left { rank: 1, how: how.into() };
         let ended = |error: &RunError, runs| has_ended_runs(comm.control(), error, runs);
         // A peer that aborts its session says nothing.

@@ -11,9 +11,9 @@ use symmc_runtime::session::{Arrangement, Port, Ports, ended, expect_agreement, 
 use super::context::Sizes;
 use super::cuda_session::{CudaSession, ParkedProgram};
 use super::gpu::ALIGN;
-use super::piece::Piece;
 use super::recent::Recent;
 use crate::codegen::refusal::accept;
+use crate::device::driver::Memory;
 
 /// The data of an input in symmetric memory, while that is allocated anew.
 struct KeptInput {
@@ -39,7 +39,7 @@ impl CudaSession {
         Ok(number)
     }
 
-    fn prepare_program(&self, plan: &CheckedPlan) -> Result<(Ports<Piece>, Arrangement), RunError> {
+    fn prepare_program(&self, plan: &CheckedPlan) -> Result<(Ports<Memory>, Arrangement), RunError> {
         let invalid = |text: String| Err(RunError::Invalid(text));
         let ranks = self.ports.plan().ranks;
         if plan.ranks != ranks {
@@ -122,7 +122,7 @@ impl CudaSession {
     }
 
     /// The inputs and outputs of an open program.
-    fn ports_of(&mut self, program: usize) -> Option<&mut Ports<Piece>> {
+    fn ports_of(&mut self, program: usize) -> Option<&mut Ports<Memory>> {
         match program == self.program {
             true => self.arrangement.is_open(program).then_some(&mut self.ports),
             false => self.parked.get_mut(program)?.as_mut().map(|parked| &mut parked.ports),

@@ -1,0 +1,230 @@
+//! The fastest plan whose symmetric arena keeps to a limit.
+//!
+//! This is the only search for a limit. It goes down one ladder:
+//!
+//! 1. The *variants*: those of the cheapest plan, and everything else that the search for it lowered, also with coalesced collectives. Then variants that
+//!    ask for less symmetric memory: the collective that asks for the most is forbidden to, again and again, with the collectives
+//!    of the cheapest plan joined, and with none joined.
+//! 2. The *order*: the one asked for, and the leanest, without overlap.
+//! 3. The *next run*: whether dropped exit barriers may rely on the next run being of the same bucket.
+//! 4. The *exit barriers*: one after another is kept where the arena holds the most, until the plan fits.
+//!
+//! The rungs do not depend on the limit, only which of them fit does. The fastest plan that fits is taken, so a smaller limit never
+//! gives a faster plan. Leaner variants can be faster by the estimate of the whole run, so they are tried also where the cheapest
+//! plan fits. What a plan takes is known before its blocks have offsets, as a lower bound: only plans whose bound fits are
+//! packed.
+
+use symmc_ir::{Graph, Node};
+use symmc_plan::{PAGE, Plan};
+use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, Planner, Schedules};
+
+use crate::attempt::{Attempt, JoinedSets, communication_us};
+use crate::divide::BucketRequest;
+use crate::error::DriverError;
+use crate::pipeline::{Choice, Pipeline};
+use crate::variants::Planned;
+
+/// The fastest plan of these buckets whose symmetric arena takes at most `limit` bytes. `cheapest` is the plan without a limit.
+///
+/// # Errors
+/// No plan fits the limit, or the program cannot be planned.
+pub fn fastest_within(
+    pipeline: &Pipeline<'_>,
+    buckets: &[BucketRequest],
+    cheapest: Planned,
+    limit: u64,
+) -> Result<Planned, DriverError> {
+    let Planned { inputs, joined, tried, .. } = cheapest;
+    let mut search = LimitSearch::new(pipeline, buckets, limit);
+    for inputs in [inputs].into_iter().chain(tried) {
+        search.try_inputs(inputs)?;
+    }
+    for form in [Some(*pipeline), pipeline.small_sizes()].into_iter().flatten() {
+        search.try_leaner_variants(&form, &[])?;
+    }
+    if joined.iter().any(|sets| *sets != JoinedSets::default()) {
+        search.try_leaner_variants(pipeline, &joined)?;
+    }
+    search.try_fastest_of_each_bucket()?;
+    search.finish()
+}
+
+/// The search, with the fastest plan that fits so far.
+struct LimitSearch<'a> {
+    pipeline: &'a Pipeline<'a>,
+    buckets: &'a [BucketRequest],
+    config: PlanConfig,
+    limit: u64,
+    /// The lowered programs that were tried.
+    tried: Vec<Vec<BucketInput>>,
+    /// The fastest attempt that fits.
+    best: Option<Attempt>,
+    /// The fastest input of each bucket among attempts that fit, with its time.
+    fastest: Vec<Option<(f64, BucketInput)>>,
+    /// The plan with the smallest arena, while none fits: its bytes, and what of them is fixed.
+    least: Option<(u64, u64)>,
+    /// Why the first lowered programs that cannot be planned cannot be.
+    error: Option<PlanError>,
+}
+
+impl<'a> LimitSearch<'a> {
+    fn new(pipeline: &'a Pipeline<'a>, buckets: &'a [BucketRequest], limit: u64) -> LimitSearch<'a> {
+        LimitSearch {
+            pipeline,
+            buckets,
+            config: pipeline.plan_config(buckets),
+            limit,
+            tried: Vec::new(),
+            best: None,
+            fastest: vec![None; buckets.len()],
+            least: None,
+            error: None,
+        }
+    }
+
+    /// The most that the symmetric arena may take: it takes whole pages.
+    fn most(&self) -> u64 {
+        self.limit / PAGE * PAGE
+    }
+
+    /// Tries variants that ask for ever less symmetric memory, with these sets of collectives joined.
+    fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<(), DriverError> {
+        let lower = |symmetric| {
+            let choice = Choice { symmetric, joined: joined.to_vec(), ..Choice::default() };
+            form.lower(self.buckets, &choice).map(|lowered| lowered.inputs)
+        };
+        let mut asked = largest_asked(&lower(None)?);
+        let mut descents = 0;
+        let mut all = Vec::new();
+        while asked > 0 {
+            let most = if descents < EXACT_DESCENTS { asked - 1 } else { asked / 2 };
+            let inputs = lower(Some(most))?;
+            asked = largest_asked(&inputs).min(most);
+            descents += 1;
+            all.push(inputs);
+        }
+        all.into_iter().try_for_each(|inputs| self.try_inputs(inputs))
+    }
+
+    /// Tries the inputs that are fastest for each bucket by itself together.
+    fn try_fastest_of_each_bucket(&mut self) -> Result<(), DriverError> {
+        let fastest: Option<Vec<BucketInput>> =
+            self.fastest.iter().map(|found| found.as_ref().map(|(_, input)| input.clone())).collect();
+        fastest.map_or(Ok(()), |inputs| self.try_inputs(inputs))
+    }
+
+    /// Tries all orders and exit barriers for lowered programs.
+    fn try_inputs(&mut self, inputs: Vec<BucketInput>) -> Result<(), DriverError> {
+        let is_same = |known: &Vec<BucketInput>| known.iter().zip(&inputs).all(|(a, b)| a.graph == b.graph);
+        if self.tried.iter().any(is_same) || !self.can_be_faster(&inputs) {
+            return Ok(());
+        }
+        self.tried.push(inputs.clone());
+        match self.try_schedules(&inputs) {
+            // Other lowered programs can be planned still.
+            Err(DriverError::Plan(error)) => {
+                self.error.get_or_insert(error);
+                Ok(())
+            }
+            tried => tried,
+        }
+    }
+
+    /// Whether the communication of lowered programs alone takes less than the fastest plan so far.
+    fn can_be_faster(&self, inputs: &[BucketInput]) -> bool {
+        let profile = &self.pipeline.options.profile;
+        let least_us: f64 = inputs.iter().map(|input| communication_us(&input.graph, profile)).sum();
+        self.best.as_ref().is_none_or(|best| least_us < best.total_us())
+    }
+
+    fn try_schedules(&mut self, inputs: &[BucketInput]) -> Result<(), DriverError> {
+        let config = self.config.clone();
+        let planner = Planner::new(self.pipeline.source, inputs, &config)?;
+        let lean = (config.order == Order::Chosen).then_some(Order::Lean);
+        for order in [Some(config.order), lean].into_iter().flatten() {
+            for &next_run in planner.next_runs() {
+                let schedules = planner.schedule(order, next_run)?;
+                let relies_on_next_run = schedules.rely_on_next_run();
+                if let Some(plan) = self.first_that_fits(schedules, planner.fixed_bytes())? {
+                    self.take_if_faster(inputs, plan)?;
+                }
+                if !relies_on_next_run {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The plan with the fewest exit barriers kept that fits.
+    fn first_that_fits(
+        &mut self,
+        mut schedules: Schedules<'_>,
+        fixed_bytes: u64,
+    ) -> Result<Option<Plan>, PlanError> {
+        loop {
+            if schedules.symmetric_bound()? <= self.most() {
+                let plan = schedules.plan()?;
+                if plan.arenas.symmetric <= self.most() {
+                    return Ok(Some(plan));
+                }
+            }
+            if !schedules.keep_barriers()? {
+                break;
+            }
+        }
+        if self.best.is_none() {
+            let needed = schedules.plan()?.arenas.symmetric;
+            if self.least.is_none_or(|(least, _)| needed < least) {
+                self.least = Some((needed, fixed_bytes));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a plan that fits if it is faster than the fastest so far.
+    fn take_if_faster(&mut self, inputs: &[BucketInput], plan: Plan) -> Result<(), DriverError> {
+        let attempt = self.pipeline.attempt(inputs.to_vec(), plan)?;
+        for ((fastest, input), &us) in self.fastest.iter_mut().zip(inputs).zip(&attempt.times_us) {
+            if fastest.as_ref().is_none_or(|(known, _)| us < *known) {
+                *fastest = Some((us, input.clone()));
+            }
+        }
+        let key = |attempt: &Attempt| (attempt.total_us(), attempt.costs.iter().sum::<f64>());
+        if self.best.as_ref().is_none_or(|best| key(&attempt) < key(best)) {
+            self.best = Some(attempt);
+        }
+        Ok(())
+    }
+
+    /// The fastest plan that fits.
+    fn finish(self) -> Result<Planned, DriverError> {
+        let LimitSearch { best, least, error, limit, .. } = self;
+        match (best, least, error) {
+            (Some(Attempt { inputs, plan, .. }), _, _) => {
+                Ok(Planned { inputs, plan, by_schedule: false, joined: Vec::new(), tried: Vec::new() })
+            }
+            (None, Some((least, fixed)), _) => Err(DriverError::SymmLimit { limit, least, fixed }),
+            (None, None, Some(error)) => Err(error.into()),
+            (None, None, None) => {
+                Err(DriverError::defect("a limit of memory was searched for without any plan"))
+            }
+        }
+    }
+}
+
+/// How often only what asks for the most symmetric memory is forbidden; then everything that asks for more than half of it.
+const EXACT_DESCENTS: u32 = 8;
+
+/// The most symmetric memory that one collective asks for.
+fn largest_asked(inputs: &[BucketInput]) -> u64 {
+    let asked = |graph: &Graph, node: &Node| {
+        let c = node.op.as_collective()?;
+        let sized = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
+        let bytes = graph.ty(*sized.first()?).bytes().upper(&graph.symbols);
+        let ranks = u64::from(graph.group_size(c.group)?);
+        Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), ranks))
+    };
+    let graphs = inputs.iter().map(|input| &input.graph);
+    graphs.flat_map(|graph| graph.nodes.values().filter_map(|n| asked(graph, n))).max().unwrap_or(0)
+}

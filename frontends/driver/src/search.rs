@@ -1,0 +1,164 @@
+//! The plan of some buckets: the one that costs least by estimate, or the fastest within a limit of memory.
+
+use std::collections::BTreeSet;
+
+use symmc_passes::{CoalesceConfig, Joining};
+use symmc_plan::{Bucket, ExitBarrier};
+use symmc_planner::BucketInput;
+
+use crate::attempt::{Attempt, JoinedSets};
+use crate::divide::BucketRequest;
+use crate::error::DriverError;
+use crate::limit::fastest_within;
+use crate::pipeline::{Choice, Lowered, Pipeline};
+use crate::variants::{Planned, VariantSearch, WIDEST};
+
+/// The plan of these buckets: the one that costs least, or the fastest within the limit of memory.
+///
+/// # Errors
+/// The program cannot be planned.
+pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
+    let planned = cheapest(pipeline, buckets)?;
+    match pipeline.options.symm_limit {
+        Some(limit) => fastest_within(pipeline, buckets, planned, limit),
+        None => Ok(planned),
+    }
+}
+
+/// The plan of these buckets that costs least, each in the canonical form in which it costs less by estimate.
+fn cheapest(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
+    let usual = cheapest_in_form(pipeline, buckets);
+    let Some(small_sizes) = pipeline.small_sizes() else { return usual };
+    let (usual, mut small) = match (usual, cheapest_in_form(&small_sizes, buckets)) {
+        (Ok(usual), Ok(small)) => (usual, small),
+        (Ok(one), Err(_)) | (Err(_), Ok(one)) => return Ok(one),
+        (Err(error), Err(_)) => return Err(error),
+    };
+    let mut search = VariantSearch::new(pipeline, buckets, pipeline.attempt(usual.inputs, usual.plan)?);
+    search.take_better(pipeline.attempt(small.inputs, small.plan)?)?;
+    let (inputs, plan) = search.pack();
+    let mut tried = usual.tried;
+    tried.append(&mut small.tried);
+    Ok(Planned { inputs, plan, by_schedule: true, joined: usual.joined, tried })
+}
+
+/// The plan of these buckets in the form [`canonical`](Pipeline::canonical) that costs least.
+fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
+    let Lowered { inputs, overlapped } = pipeline.lower(buckets, &Choice::default())?;
+    let plan = pipeline.plan(buckets, &inputs)?;
+    let has_kept_exits = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
+    let none = vec![BTreeSet::new(); buckets.len()];
+    let packed = pipeline.joinable(buckets, &none, CoalesceConfig { joining: Joining::Packed, ..WIDEST })?;
+    let together =
+        pipeline.joinable(buckets, &none, CoalesceConfig { joining: Joining::Together, ..WIDEST })?;
+    let depends_on_schedule =
+        plan.buckets.iter().zip(overlapped).enumerate().map(|(b, (bucket, overlapped))| {
+            overlapped || has_kept_exits(bucket) || !packed[b].is_empty() || !together[b].is_empty()
+        });
+    let again: Vec<usize> =
+        depends_on_schedule.enumerate().filter_map(|(b, depends)| depends.then_some(b)).collect();
+    let planned = Planned {
+        tried: if pipeline.options.symm_limit.is_some() { vec![inputs.clone()] } else { Vec::new() },
+        joined: vec![JoinedSets::default(); buckets.len()],
+        inputs,
+        plan,
+        by_schedule: !again.is_empty(),
+    };
+    if again.is_empty() {
+        return Ok(planned);
+    }
+    if again.len() == buckets.len() {
+        let first = pipeline.attempt(planned.inputs, planned.plan)?;
+        return choose_again(pipeline, buckets, first, planned.tried);
+    }
+    choose_some_again(pipeline, buckets, planned, &again)
+}
+
+/// The plan of these buckets after a search for cheaper variants that begins with an attempt.
+fn choose_again(
+    pipeline: &Pipeline<'_>,
+    buckets: &[BucketRequest],
+    first: Attempt,
+    mut tried: Vec<Vec<BucketInput>>,
+) -> Result<Planned, DriverError> {
+    let mut search = VariantSearch::new(pipeline, buckets, first);
+    search.run()?;
+    tried.append(&mut search.tried);
+    let joined = search.joined_sets();
+    let (inputs, plan) = search.pack();
+    Ok(Planned { inputs, plan, by_schedule: true, joined, tried })
+}
+
+/// The plan, with other variants for the buckets `again` where those cost less.
+fn choose_some_again(
+    pipeline: &Pipeline<'_>,
+    buckets: &[BucketRequest],
+    mut planned: Planned,
+    again: &[usize],
+) -> Result<Planned, DriverError> {
+    let requests: Vec<BucketRequest> = again.iter().map(|&b| buckets[b].clone()).collect();
+    let first: Vec<BucketInput> = again.iter().map(|&b| planned.inputs[b].clone()).collect();
+    let among_others = Pipeline { among_others: true, ..*pipeline };
+    let alone = among_others.plan_on_trial(&requests, &first)?;
+    let mut search = VariantSearch::new(&among_others, &requests, among_others.attempt(first, alone)?);
+    search.run()?;
+    let with_others = |some: &[BucketInput]| {
+        let mut all = planned.inputs.clone();
+        again.iter().zip(some).for_each(|(&b, input)| all[b] = input.clone());
+        all
+    };
+    let chosen = with_others(&search.best.inputs);
+    let tried: Vec<Vec<BucketInput>> = search.tried.iter().map(|some| with_others(some)).collect();
+    planned.tried.extend(tried);
+    for (&b, joined) in again.iter().zip(search.joined_sets()) {
+        planned.joined[b] = joined;
+    }
+    if chosen.iter().zip(&planned.inputs).any(|(a, b)| a.graph != b.graph) {
+        // Other buckets find as much room as before, except for landing zones that are new.
+        if let Ok(plan) = pipeline.plan(buckets, &chosen) {
+            planned.inputs = chosen;
+            planned.plan = plan;
+        }
+    }
+    Ok(planned)
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::machine::Profile;
+    use symmc_ir::{Graph, text};
+
+    use crate::options::CompileOptions;
+    use crate::{compile, estimate_plain};
+
+    /// A program of this many all-reduces of different sizes, small enough that they are coalesced.
+    fn different_collectives(count: usize) -> Graph {
+        let mut text = String::from("program \"p\" ranks 4\ngroup @w world\n");
+        let mut body = String::new();
+        for i in 0..count {
+            let ty = format!("f32[{}, 64]", 64 + 4 * i);
+            text += &format!("arg %a{i}: {ty}\n");
+            body += &format!("%n{i}: {ty} = exp %a{i}\n%r{i}: {ty} = all_reduce %n{i} op=sum group=@w\n");
+            body += &format!("%s{i}: {ty} = exp %r{i}\n");
+        }
+        text += &body;
+        (0..count).for_each(|i| text += &format!("return %s{i}\n"));
+        text::parse(&text).expect("a program")
+    }
+
+    #[test]
+    fn the_egraph_of_a_region_is_made_once_for_all_attempts() {
+        for count in [12, 24, 48] {
+            let graph = different_collectives(count);
+            let options = CompileOptions::new(Profile::builtin("h200x4").expect("it is built in"));
+            let (plan, _) = compile(&graph, &options).expect("a plan");
+            estimate_plain(&graph, &plan, &options).expect("estimates");
+            let coalesced = plan.buckets[0].decisions.iter().filter(|d| d.chosen == "absorbed").count();
+            assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
+            // Each collective by itself, with the chosen variants and with plain ones. The others are coalesced ones: a few sets for
+            // each reach.
+            let made = options.solutions.egraphs_made();
+            assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
+        }
+    }
+}

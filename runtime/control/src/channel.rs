@@ -1,0 +1,448 @@
+//! Control sockets: messages between the coordinator of a run and its ranks.
+//!
+//! A message is one packet of a Unix `SOCK_SEQPACKET` socket, a value as JSON. Descriptors of shared memory
+//! travel with packets of their own after the message that announces them.
+//!
+//! Reading never blocks in the system: it takes the packets that are there, and waits for more by polling, with a deadline.
+//! Processes that serve several peers take packets as they come ([`Channel::try_receive`],
+//! [`Channel::try_receive_fds`]), so that a peer which stops between two packets delays no other.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recv, recvmsg,
+    sendmsg, setsockopt, shutdown, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::unistd::getuid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::RunError;
+
+/// The version of the messages.
+pub(crate) const PROTOCOL: u32 = 5;
+/// The largest message in bytes.
+const LARGEST: usize = 128 << 10;
+/// Descriptors in one packet; the system allows 253.
+const BATCH: usize = 64;
+/// How long one end waits for the other to make room for a message.
+const SENDING: Duration = Duration::from_secs(1);
+
+/// A message of the coordinator to a rank.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum ToRank {
+    /// The run, and the sizes of the segments whose descriptors follow.
+    Welcome(Welcome),
+    /// Contents may differ between ranks: digests of every byte are wanted.
+    Digest,
+    /// All ranks run this plan and version.
+    Proceed,
+    /// All ranks are ready.
+    Start,
+    /// The run has ended for all: as it should, or with this error.
+    Verdict(Option<RunError>),
+}
+
+/// The shared memory of a run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    pub rank: u32,
+    pub ranks: u32,
+    pub groups: usize,
+    /// Bytes of each symmetric arena.
+    pub arena: usize,
+    /// Where counters start.
+    pub first: u32,
+    /// Bytes of each segment of the task, for a rank that the launcher started.
+    pub task: Vec<usize>,
+    /// The number of files that the task names.
+    pub files: usize,
+    /// No wait takes longer.
+    pub limit: Duration,
+}
+
+/// A message of a rank to the coordinator.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum FromRank {
+    /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
+    Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
+    /// The only message of a rank that would join and cannot begin.
+    Decline { rank: u32, ranks: u32, run: String, error: RunError },
+    /// What the rank runs.
+    Hello(Identity),
+    /// The digests of its contents, by name.
+    Digests(Vec<(String, String)>),
+    /// The rank's memory is loaded.
+    Ready,
+    /// A piece of what the rank found, as text, for the launcher.
+    Answer(String),
+    /// The rank has run what it was to run.
+    Done,
+    /// The rank failed.
+    Failed(RunError),
+}
+
+/// What must agree on all ranks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    pub protocol: u32,
+    pub version: String,
+    /// The hash of the plan.
+    pub plan: String,
+    /// What distinguishes it from others in error messages.
+    pub about: Vec<(String, String)>,
+    /// What else is to be alike.
+    pub terms: Vec<(String, String)>,
+    /// Which of these are contents, compared by what identifies them first.
+    pub contents: Vec<String>,
+}
+
+/// One end of a control socket.
+#[derive(Debug)]
+pub struct Channel {
+    fd: OwnedFd,
+    /// The rank at the other end, for messages.
+    peer: u32,
+}
+
+/// What a look at a socket found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Arrival<T> {
+    /// Nothing yet.
+    Nothing,
+    /// A message.
+    Message(T),
+    /// The end: the other end is gone, and all that it sent has been read.
+    End,
+}
+
+/// A message with the descriptors of its packet.
+struct Packet {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// A channel on a connected socket.
+    pub fn new(fd: OwnedFd, peer: u32) -> Self {
+        bound_sending(&fd);
+        Channel { fd, peer }
+    }
+
+    /// Names the rank at the other end.
+    pub fn set_peer(&mut self, peer: u32) {
+        self.peer = peer;
+    }
+
+    /// The descriptor, to wait for messages.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sends a message. It is no error that the other end is gone: receiving detects that.
+    pub fn send(&self, message: &impl Serialize) -> Result<(), RunError> {
+        let bytes = serde_json::to_vec(message).map_err(|e| self.broken(e))?;
+        if bytes.len() > LARGEST {
+            return Err(self.broken(format!("a message of {} bytes is too long", bytes.len())));
+        }
+        self.send_packet(&bytes, &[])
+    }
+
+    /// Sends descriptors, behind a message that says how many.
+    pub fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), RunError> {
+        let raw: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+        raw.chunks(BATCH).try_for_each(|batch| self.send_packet(b"fds", batch))
+    }
+
+    fn send_packet(&self, bytes: &[u8], fds: &[RawFd]) -> Result<(), RunError> {
+        let rights = [ControlMessage::ScmRights(fds)];
+        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+        loop {
+            let data = [IoSlice::new(bytes)];
+            match sendmsg::<()>(self.fd.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
+                Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Err(self.broken("the other end reads no messages")),
+                Err(e) => return Err(self.failed_call("sending a message", "sendmsg", e)),
+            }
+        }
+    }
+
+    /// The next message; `None` when the other end is gone.
+    ///
+    /// # Errors
+    /// Nothing came before `deadline`, or something that is not a message.
+    pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>, RunError> {
+        loop {
+            match self.try_receive()? {
+                Arrival::Message(message) => return Ok(Some(message)),
+                Arrival::End => return Ok(None),
+                Arrival::Nothing => self.await_packet(deadline)?,
+            }
+        }
+    }
+
+    /// The next message, if it has come. Never waits.
+    ///
+    /// # Errors
+    /// Something came that is not a message.
+    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>, RunError> {
+        Ok(match self.take_packet()? {
+            Arrival::Message(packet) => {
+                Arrival::Message(serde_json::from_slice(&packet.bytes).map_err(|e| self.broken(e))?)
+            }
+            Arrival::Nothing => Arrival::Nothing,
+            Arrival::End => Arrival::End,
+        })
+    }
+
+    /// `count` descriptors that were sent after the last message.
+    pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>, RunError> {
+        let mut fds = Vec::with_capacity(count);
+        while fds.len() < count {
+            match self.try_receive_fds()? {
+                Arrival::Message(more) => fds.extend(more),
+                Arrival::End => return Err(self.broken("the other end is gone")),
+                Arrival::Nothing => self.await_packet(Some(deadline))?,
+            }
+        }
+        Ok(fds)
+    }
+
+    /// The descriptors of the next packet, if it has come. Never waits.
+    ///
+    /// # Errors
+    /// A message came.
+    pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>, RunError> {
+        match self.take_packet()? {
+            Arrival::Message(packet) if packet.fds.is_empty() => {
+                Err(self.broken("expected descriptors of shared memory, found a message"))
+            }
+            Arrival::Message(packet) => Ok(Arrival::Message(packet.fds)),
+            Arrival::Nothing => Ok(Arrival::Nothing),
+            Arrival::End => Ok(Arrival::End),
+        }
+    }
+
+    /// Waits for a packet or the end.
+    ///
+    /// # Errors
+    /// Neither came before `deadline`.
+    fn await_packet(&self, deadline: Option<Instant>) -> Result<(), RunError> {
+        match self.readable(deadline)? {
+            true => Ok(()),
+            false => Err(self.broken("no message within the limit")),
+        }
+    }
+
+    fn take_packet(&self) -> Result<Arrival<Packet>, RunError> {
+        let mut was_reset = false;
+        loop {
+            // A buffer of the size of the packet: threads that listen get by with little memory.
+            let ahead = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+            let size = match recv(self.fd.as_raw_fd(), &mut [], ahead) {
+                Ok(size) => size,
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
+                // The other end closed with messages unread. What it sent before is there still.
+                Err(Errno::ECONNRESET) if !was_reset => {
+                    was_reset = true;
+                    continue;
+                }
+                Err(Errno::ECONNRESET) => return Ok(Arrival::End),
+                Err(e) => return Err(self.failed_call("receiving a message", "recv", e)),
+            };
+            let mut bytes = vec![0; size.clamp(1, LARGEST)];
+            let mut data = [IoSliceMut::new(&mut bytes)];
+            let mut space = nix::cmsg_space!([RawFd; BATCH]);
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+            let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
+                Ok(got) => got,
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
+                Err(e) => return Err(self.failed_call("receiving a message", "recvmsg", e)),
+            };
+            if got.flags.contains(MsgFlags::MSG_CTRUNC) {
+                // There is room for all in the packet, so the process had none for descriptors.
+                let what = "receiving the descriptors of shared memory";
+                return Err(self.failed_call(what, "recvmsg", Errno::EMFILE));
+            }
+            let mut fds = Vec::new();
+            for message in got.cmsgs().map_err(|e| self.broken(e))? {
+                if let ControlMessageOwned::ScmRights(raw) = message {
+                    // SAFETY: the kernel made these descriptors for this process; nobody else owns them.
+                    fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+                }
+            }
+            let (len, truncated) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
+            if truncated {
+                return Err(self.broken("a message is too long"));
+            }
+            if len == 0 {
+                return Ok(Arrival::End);
+            }
+            bytes.truncate(len);
+            return Ok(Arrival::Message(Packet { bytes, fds }));
+        }
+    }
+
+    /// Waits for a message or the end; whether one came before `deadline`.
+    pub fn readable(&self, deadline: Option<Instant>) -> Result<bool, RunError> {
+        loop {
+            let timeout = match deadline {
+                None => PollTimeout::NONE,
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    PollTimeout::try_from(left.as_millis().min(1 << 30) + 1).unwrap_or(PollTimeout::MAX)
+                }
+            };
+            let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, timeout) {
+                Ok(0) if deadline.is_some_and(|d| Instant::now() >= d) => return Ok(false),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(true),
+                Err(e) => return Err(self.failed_call("waiting for a message", "poll", e)),
+            }
+        }
+    }
+
+    /// Ends the connection: who waits at either end learns that nothing more comes.
+    pub fn close(&self) {
+        // An end that is closed already stays so.
+        let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
+    }
+
+    /// The error of a system call on this socket. What the environment refuses is no fault of the peer.
+    fn failed_call(&self, what: &str, call: &str, error: Errno) -> RunError {
+        match RunError::of_call(what, call, error) {
+            RunError::System { error, .. } => self.broken(error),
+            refused => refused,
+        }
+    }
+
+    fn broken(&self, detail: impl std::fmt::Display) -> RunError {
+        RunError::Protocol { rank: self.peer, detail: detail.to_string() }
+    }
+}
+
+/// Bounds how long connecting and sending wait for the other end, which may be stopped.
+pub(crate) fn bound_sending(fd: &OwnedFd) {
+    let limit = TimeVal::milliseconds(SENDING.as_millis() as i64);
+    // A system that refuses it leaves sending without a bound; messages are few, and fit the buffer.
+    let _ = setsockopt(fd, sockopt::SendTimeout, &limit);
+}
+
+/// Whether the process at the other end belongs to this user.
+///
+/// # Errors
+/// The system does not tell.
+pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
+    let peer = getsockopt(fd, sockopt::PeerCredentials)
+        .map_err(|e| RunError::of_call("asking for the user of a peer", "getsockopt", e))?;
+    Ok(peer.uid() == getuid().as_raw())
+}
+
+/// The next connection to `listener`; `None` when there is none before `until`.
+///
+/// # Errors
+/// The system refuses to wait or to accept.
+pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, RunError> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
+        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) if left == 0 => return Ok(None),
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(e) => return Err(RunError::of_call("waiting for ranks", "poll", e)),
+        }
+        match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+            // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
+            Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+            Err(e) => return Err(RunError::of_call("accepting a rank", "accept4", e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+    use crate::memory::{Access, Segment};
+
+    fn pair() -> (Channel, Channel) {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        (Channel::new(a, 0), Channel::new(b, 1))
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    #[test]
+    fn messages_and_memory_arrive() {
+        let (a, b) = pair();
+        a.send(&FromRank::Ready).unwrap();
+        assert_eq!(b.receive::<FromRank>(Some(soon())).unwrap(), Some(FromRank::Ready));
+        let segments: Vec<Segment> = (0..70).map(|_| Segment::create("test", 8).unwrap()).collect();
+        let fds: Vec<BorrowedFd> = segments.iter().filter_map(Segment::fd).collect();
+        a.send_fds(&fds).unwrap();
+        let got = b.receive_fds(70, soon()).unwrap();
+        for (i, fd) in got.into_iter().enumerate() {
+            let mapped = Segment::map("test", fd, 8, Access::ReadWrite).unwrap();
+            // SAFETY: both mappings hold 8 bytes.
+            unsafe {
+                *mapped.as_ptr() = i as u8;
+                assert_eq!(*segments[i].as_ptr(), i as u8);
+            }
+        }
+    }
+
+    /// A peer that is stopped between the packets of a message, or inside of one: what has come is taken, nothing waits for
+    /// the rest.
+    #[test]
+    fn a_message_of_several_packets_is_taken_as_it_comes() {
+        let (a, b) = pair();
+        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::Nothing);
+        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
+        a.send(&FromRank::Ready).unwrap();
+        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::Message(FromRank::Ready));
+        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
+        let segment = Segment::create("test", 8).unwrap();
+        let fd = segment.fd().unwrap();
+        a.send_fds(&vec![fd; BATCH + 1]).unwrap();
+        for count in [BATCH, 1] {
+            assert!(matches!(b.try_receive_fds(), Ok(Arrival::Message(fds)) if fds.len() == count));
+        }
+        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
+        let whole = serde_json::to_vec(&FromRank::Done).unwrap();
+        for length in 1..whole.len() {
+            a.send_packet(&whole[..length], &[]).unwrap();
+            let error = b.try_receive::<FromRank>().unwrap_err();
+            assert_eq!(error.culprit(), Some(1), "{error}");
+        }
+        drop(a);
+        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::End);
+    }
+
+    #[test]
+    fn silence_rubbish_and_the_end() {
+        let (a, b) = pair();
+        assert!(b.receive::<FromRank>(Some(soon())).is_err());
+        a.send(&"rubbish").unwrap();
+        assert!(b.receive::<FromRank>(Some(soon())).is_err());
+        drop(a);
+        assert_eq!(b.receive::<FromRank>(None).unwrap(), None);
+        b.send(&FromRank::Ready).unwrap();
+    }
+}

@@ -1,0 +1,431 @@
+//! The control segment: the words through which the ranks of a run signal each other.
+//!
+//! It holds, each on cache lines of its own:
+//! - the coordinator's heartbeat ([`crate::heartbeat`]);
+//! - the abort word, with the error that ended the run;
+//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, its heartbeat, after how many runs
+//!   it closed its session, and the runs that it announced last;
+//! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
+//!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read);
+//! - per group and rank two signals of puts into that rank, `free` and `landed`.
+//!
+//! Counters wrap around; they are compared by their signed distance. A rank that waits sleeps on its own
+//! doorbell whatever it waits for; a rank that advanced a counter rings the doorbells of those peers that
+//! have sleepers. The protocol of waiting is in [`crate::wait`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use crate::error::RunError;
+use crate::futex::futex_wake_all;
+use crate::memory::Segment;
+
+/// Two cache lines: processors fetch them in pairs.
+const LINE: usize = 128;
+const ABORT: usize = LINE;
+const ABORT_TEXT: usize = 2 * LINE;
+const RANKS: usize = 4096;
+const ABORT_TEXT_LEN: usize = RANKS - ABORT_TEXT;
+/// How many milliseconds the reason of an abort may take to be written.
+const WRITING_LOOKS: u32 = 200;
+/// The longest text of an error of which only the text is kept; JSON may take six bytes for one of them.
+const ABORT_REASON_LEN: usize = 500;
+const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
+const FLAGS_SIZE: usize = 5 * LINE;
+/// Runs of a rank whose announcements are kept.
+pub const ANNOUNCED: u64 = 64;
+/// After how far a rank came: whether it is within a run, its heartbeat, and one more than the runs after which it closed its
+/// session.
+const RUNNING: usize = 24;
+const HEARTBEAT: usize = 64;
+const CLOSED: usize = 72;
+
+/// A counter of one rank in one group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counter {
+    /// Barriers that the rank has arrived at.
+    Meet = 0,
+    /// Chunks that the rank has written to its staging.
+    Filled = 1,
+    /// Chunks of its peers that the rank has read.
+    Drained = 2,
+}
+
+/// A signal between the sender and the receiver of a put: the largest number of a put for which it was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signal {
+    /// The receiver's result may be written. The receiver gives it.
+    Free = 3,
+    /// It has been written. The sender gives it.
+    Landed = 4,
+}
+
+/// How far a rank came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// The repetition of the plan, from 0.
+    pub run: u64,
+    /// The bucket of that run.
+    pub bucket: u32,
+    /// Whether the rank is within that run.
+    pub running: bool,
+    /// The step that began last; `None` outside of a run.
+    pub step: Option<u32>,
+    /// A number that changes whenever the rank begins a step.
+    pub beats: u64,
+}
+
+/// The control segment of a run, as one process maps it.
+#[derive(Clone, Debug)]
+pub struct Control {
+    segment: Arc<Segment>,
+    ranks: u32,
+    groups: usize,
+}
+
+impl Control {
+    /// The bytes of a control segment.
+    pub fn size(ranks: u32, groups: usize) -> usize {
+        let ranks = ranks as usize;
+        RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
+    }
+
+    /// The control words in `segment`, for this many ranks and groups.
+    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control, RunError> {
+        let size = Control::size(ranks, groups);
+        if segment.len() < size {
+            let found = segment.len();
+            return Err(RunError::Invalid(format!("control segment: expected {size} bytes, found {found}")));
+        }
+        Ok(Control { segment, ranks, groups })
+    }
+
+    /// Sets every counter of a fresh segment to `first`.
+    pub fn preset(&self, first: u32) {
+        for group in 0..self.groups {
+            for rank in 0..self.ranks {
+                for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
+                    self.counter(group, rank, counter).store(first, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// The segment that holds the words.
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The number of groups.
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// The counter of a rank in a group. Both must exist.
+    #[inline]
+    pub fn counter(&self, group: usize, rank: u32, counter: Counter) -> &AtomicU32 {
+        self.word(self.flags_at(group, rank) + counter as usize * LINE)
+    }
+
+    /// A signal of the puts into a rank in a group. Both must exist.
+    #[inline]
+    pub fn signal(&self, group: usize, receiver: u32, signal: Signal) -> &AtomicU64 {
+        self.long(self.flags_at(group, receiver) + signal as usize * LINE)
+    }
+
+    /// The doorbell of a rank: a futex word that changes when it rings.
+    #[inline]
+    pub fn bell(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank))
+    }
+
+    /// The number of threads of a rank that sleep or are about to.
+    #[inline]
+    pub fn sleepers(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank) + 4)
+    }
+
+    /// Wakes those of `peers` that sleep. What they wait for must be stored before.
+    #[inline]
+    pub fn ring(&self, peers: impl Iterator<Item = u32>) {
+        // Orders the stores before with the loads below, against the sleeper that counts itself and then
+        // looks again at what it waits for.
+        fence(Ordering::SeqCst);
+        for peer in peers {
+            if self.sleepers(peer).load(Ordering::Relaxed) != 0 {
+                self.wake(peer);
+            }
+        }
+    }
+
+    #[cold]
+    fn wake(&self, rank: u32) {
+        let bell = self.bell(rank);
+        bell.fetch_add(1, Ordering::SeqCst);
+        futex_wake_all(bell);
+    }
+
+    /// The word in which `rank` announces a run: the run's number and one, then a digest of how it runs.
+    pub fn announcement(&self, rank: u32, run: u64) -> &AtomicU64 {
+        self.long(self.rank_at(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
+    }
+
+    /// Records that `rank` begins `step` of a run.
+    #[inline]
+    pub fn begin_step(&self, rank: u32, step: u32) {
+        let at = self.rank_at(rank) + LINE;
+        self.word(at).store(step.wrapping_add(1), Ordering::Relaxed);
+        let beats = self.long(at + 16);
+        beats.store(beats.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Records that `rank` is within no step.
+    pub fn end_step(&self, rank: u32) {
+        self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
+    }
+
+    /// The heartbeat of a rank.
+    pub(crate) fn heartbeat(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank) + LINE + HEARTBEAT)
+    }
+
+    /// Counts up the heartbeat of a rank; one thread of the rank does that.
+    pub(crate) fn publish_heartbeat(&self, rank: u32) {
+        advance(self.heartbeat(rank));
+    }
+
+    /// Counts up the heartbeat of the coordinator.
+    pub(crate) fn publish_coordinator_heartbeat(&self) {
+        advance(self.coordinator_heartbeat());
+    }
+
+    /// The coordinator's heartbeat.
+    pub(crate) fn coordinator_heartbeat(&self) -> &AtomicU32 {
+        self.word(0)
+    }
+
+    /// Records that `rank` closed its session after this many runs.
+    pub fn set_closed(&self, rank: u32, runs: u64) {
+        self.long(self.rank_at(rank) + LINE + CLOSED).store(runs.wrapping_add(1), Ordering::Release);
+    }
+
+    /// After how many runs `rank` closed its session, if it has.
+    pub fn closed(&self, rank: u32) -> Option<u64> {
+        self.long(self.rank_at(rank) + LINE + CLOSED).load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// Records that `rank` goes on, wherever it is.
+    pub fn beat(&self, rank: u32) {
+        self.long(self.rank_at(rank) + LINE + 16).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that `rank` begins a run, or ends its last when `run` is `None`.
+    pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
+        let at = self.rank_at(rank) + LINE;
+        self.word(at).store(0, Ordering::Relaxed);
+        if let Some((run, bucket)) = run {
+            self.long(at + 8).store(run, Ordering::Relaxed);
+            self.word(at + 4).store(bucket, Ordering::Relaxed);
+        }
+        self.word(at + RUNNING).store(u32::from(run.is_some()), Ordering::Relaxed);
+        self.long(at + 16).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How far a rank came.
+    pub fn progress(&self, rank: u32) -> Progress {
+        let at = self.rank_at(rank) + LINE;
+        Progress {
+            run: self.long(at + 8).load(Ordering::Relaxed),
+            bucket: self.word(at + 4).load(Ordering::Relaxed),
+            running: self.word(at + RUNNING).load(Ordering::Relaxed) != 0,
+            step: self.word(at).load(Ordering::Relaxed).checked_sub(1),
+            beats: self.long(at + 16).load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends the run for all ranks, for a reason that `rank` reports. The first caller's reason stays.
+    pub fn abort(&self, rank: u32, reason: &RunError) {
+        let state = self.word(ABORT);
+        let text = record(rank, reason);
+        if state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let len = text.len().min(ABORT_TEXT_LEN);
+            // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to
+            // 1 writes it; readers look at it after they saw state 2.
+            unsafe {
+                let to = self.segment.as_ptr().add(ABORT_TEXT);
+                std::ptr::copy_nonoverlapping(text.as_ptr(), to, len);
+            }
+            self.word(ABORT + 4).store(rank, Ordering::Relaxed);
+            self.word(ABORT + 8).store(len as u32, Ordering::Relaxed);
+            state.store(2, Ordering::SeqCst);
+        }
+        (0..self.ranks).for_each(|r| self.wake(r));
+    }
+
+    /// Whether the run has ended.
+    #[inline]
+    pub fn aborted(&self) -> bool {
+        self.word(ABORT).load(Ordering::Acquire) != 0
+    }
+
+    /// Why the run ended, as a [`RunError::Reported`].
+    pub fn abort_reason(&self) -> Option<RunError> {
+        let state = self.word(ABORT);
+        let mut looks = 0;
+        // The process that writes the reason may lose its processor, and may die meanwhile.
+        while state.load(Ordering::Acquire) == 1 && looks < WRITING_LOOKS {
+            std::thread::sleep(Duration::from_millis(1));
+            looks += 1;
+        }
+        match state.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(RunError::Aborted { rank: 0, reason: "the run ends".into() }),
+            _ => {
+                let reporter = self.word(ABORT + 4).load(Ordering::Relaxed);
+                let len = self.word(ABORT + 8).load(Ordering::Relaxed) as usize;
+                let mut text = vec![0; len.min(ABORT_TEXT_LEN)];
+                // SAFETY: the text lies within the segment and does not change after state 2.
+                unsafe {
+                    let from = self.segment.as_ptr().add(ABORT_TEXT);
+                    std::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
+                }
+                let unread = |_| RunError::Aborted { rank: reporter, reason: "the run ends".into() };
+                let cause = serde_json::from_slice(&text).unwrap_or_else(unread);
+                Some(match cause {
+                    RunError::Reported { .. } => cause,
+                    cause => RunError::Reported { reporter, cause: Box::new(cause) },
+                })
+            }
+        }
+    }
+
+    /// The same of a run that is known to have ended.
+    pub fn end_reason(&self) -> RunError {
+        self.abort_reason().unwrap_or_else(|| RunError::Aborted { rank: 0, reason: "the run ends".into() })
+    }
+
+    #[inline]
+    fn flags_at(&self, group: usize, rank: u32) -> usize {
+        debug_assert!(group < self.groups && rank < self.ranks);
+        let ranks = self.ranks as usize;
+        RANKS + ranks * RANK_SIZE + (group * ranks + rank as usize) * FLAGS_SIZE
+    }
+
+    fn rank_at(&self, rank: u32) -> usize {
+        debug_assert!(rank < self.ranks);
+        RANKS + rank as usize * RANK_SIZE
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset + 4 <= self.segment.len() && offset.is_multiple_of(4));
+        // SAFETY: the offset lies within the segment, is aligned, and these words are only ever accessed
+        // as atomics.
+        unsafe { AtomicU32::from_ptr(self.segment.as_ptr().add(offset).cast()) }
+    }
+
+    #[inline]
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset + 8 <= self.segment.len() && offset.is_multiple_of(8));
+        // SAFETY: as in `word`.
+        unsafe { AtomicU64::from_ptr(self.segment.as_ptr().add(offset).cast()) }
+    }
+}
+
+/// Counts up a word that one thread writes. 0 means that nothing counts it.
+fn advance(word: &AtomicU32) {
+    word.store(word.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
+}
+
+/// An error as stored in the segment. An error that is too long is reduced to the beginning of its text.
+fn record(rank: u32, reason: &RunError) -> Vec<u8> {
+    let whole = serde_json::to_vec(reason).unwrap_or_default();
+    if !whole.is_empty() && whole.len() <= ABORT_TEXT_LEN {
+        return whole;
+    }
+    let reason_text: String = reason.to_string().chars().take(ABORT_REASON_LEN).collect();
+    let rank = reason.culprit().unwrap_or(rank);
+    serde_json::to_vec(&RunError::Aborted { rank, reason: reason_text }).unwrap_or_default()
+}
+
+/// Whether a counter has reached `target`, whichever way both wrapped.
+#[inline]
+pub fn reached(counter: u32, target: u32) -> bool {
+    counter.wrapping_sub(target) as i32 >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control() -> Control {
+        let segment = Segment::create("test", Control::size(3, 2)).unwrap();
+        Control::new(Arc::new(segment), 3, 2).unwrap()
+    }
+
+    #[test]
+    fn counters_compare_across_the_wrap() {
+        assert!(reached(5, 5) && reached(6, 5) && !reached(4, 5));
+        assert!(reached(1, u32::MAX) && !reached(u32::MAX, 1));
+    }
+
+    #[test]
+    fn words_do_not_overlap() {
+        let c = control();
+        let mut value = 1;
+        for group in 0..2 {
+            for rank in 0..3 {
+                for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
+                    assert_eq!(c.counter(group, rank, counter).swap(value, Ordering::Relaxed), 0);
+                    value += 1;
+                }
+                for signal in [Signal::Free, Signal::Landed] {
+                    let word = c.signal(group, rank, signal);
+                    assert_eq!(word.swap(u64::from(value) << 32 | 1, Ordering::Relaxed), 0);
+                    value += 1;
+                }
+            }
+        }
+        for rank in 0..3 {
+            assert_eq!(c.bell(rank).load(Ordering::Relaxed), 0);
+            assert_eq!(c.progress(rank).step, None);
+            c.begin_run(rank, Some((9, 1)));
+            c.begin_step(rank, 4);
+            let p = c.progress(rank);
+            assert_eq!((p.run, p.bucket, p.step, p.beats), (9, 1, Some(4), 2));
+            assert_eq!((c.closed(rank), c.heartbeat(rank).load(Ordering::Relaxed)), (None, 0));
+            c.set_closed(rank, 0);
+            c.publish_heartbeat(rank);
+            assert_eq!((c.closed(rank), c.progress(rank)), (Some(0), p));
+        }
+        assert!(!c.aborted());
+    }
+
+    #[test]
+    fn the_first_abort_stays_with_all_that_is_known_of_it() {
+        let c = control();
+        let step =
+            |rank| RunError::Step { rank, step: 4, node: "y".into(), op: "add".into(), detail: "no".into() };
+        c.abort(1, &step(1));
+        c.abort(2, &step(2));
+        let reason = c.abort_reason().expect("it has ended");
+        assert_eq!((reason.culprit(), reason.reporter(), reason.step()), (Some(1), Some(1), Some(4)));
+        assert_eq!((reason.cause(), reason.to_string()), (&step(1), step(1).to_string()));
+        assert!(reason.is_consequence());
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_and_still_names_the_rank() {
+        let c = control();
+        c.abort(1, &RunError::Invalid("\u{1}\u{10ffff}".repeat(5000)));
+        let reason = c.abort_reason().expect("it has ended");
+        assert_eq!((reason.culprit(), reason.reporter()), (Some(1), Some(1)));
+        assert!(reason.to_string().starts_with("rank 1 stopped: \u{1}"), "{reason}");
+    }
+}

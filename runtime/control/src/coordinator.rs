@@ -1,0 +1,523 @@
+//! The coordinator of a run: compares what the ranks run, starts them together, watches them, and decides
+//! why a run ended.
+//!
+//! It talks to every rank over a control socket and reads how far each came from the control segment. Until all ranks have
+//! started it follows the machine of [`crate::joining`]. When something ends the run it sets the abort word, so that
+//! every wait ends, listens a moment longer for a better explanation (a rank that died explains why another one waited
+//! too long), and notifies every rank.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
+use crate::control::{Control, Progress};
+use crate::culprit;
+use crate::error::RunError;
+use crate::heartbeat::{ActiveClock, Observer, TICK};
+use crate::joining::{Answer, AnswerEffect, Coordinating, Fault, Order, Stage, Timeouts};
+use crate::steps::{LocateStep, StepName};
+use crate::terms::Term;
+
+/// How long after the first failure others are listened to.
+const GRACE: Duration = Duration::from_millis(150);
+/// A rank that hangs is noticed this much later than its peers' waits end, because they know more.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The name and version that ranks compare.
+pub(crate) fn version() -> String {
+    format!("symmc {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// What ranks run together.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// A hash of it.
+    pub hash: String,
+    /// What distinguishes it from others in error messages.
+    pub about: Vec<(String, String)>,
+}
+
+impl Identity {
+    /// What a rank says about itself: what it runs and under which terms.
+    ///
+    /// # Errors
+    /// The system does not say what identifies a content.
+    pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity, RunError> {
+        let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
+        let terms = terms.iter().map(Term::first).collect::<Result<_, _>>()?;
+        let Subject { hash: plan, about } = subject;
+        Ok(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
+    }
+}
+
+/// A plan by its hash, and by what `other` does not have alike.
+fn describe_plan(identity: &Identity, other: &Identity) -> String {
+    let differ = identity.about.iter().filter(|term| !other.about.contains(term));
+    let differ: Vec<String> = differ.map(|(name, value)| format!("{name} {value}")).collect();
+    match differ.is_empty() {
+        true => format!("the plan {} (of the same program, made otherwise)", identity.plan),
+        false => format!("the plan {} ({})", identity.plan, differ.join(", ")),
+    }
+}
+
+/// The terms of `a` that `b` does not have alike: `tokens=7, seed=1`.
+fn differing_terms(a: &[(String, String)], b: &[(String, String)]) -> String {
+    let differ: Vec<String> =
+        a.iter().filter(|t| !b.contains(t)).map(|(name, value)| format!("{name}={value}")).collect();
+    if differ.is_empty() { "without".into() } else { format!("with {}", differ.join(", ")) }
+}
+
+impl Identity {
+    /// Whether ranks that are alike in all but their contents are so identified.
+    fn differs_in_contents_alone(&self, other: &Identity) -> bool {
+        let text = |i: &Identity| {
+            let texts = i.terms.iter().filter(|(name, _)| !i.contents.contains(name));
+            texts.cloned().collect::<Vec<_>>()
+        };
+        let head = |i: &Identity| (i.protocol, i.version.clone(), i.plan.clone(), i.contents.clone());
+        head(self) == head(other) && text(self) == text(other)
+    }
+}
+
+/// What the coordinator expects of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// What its stage of joining says.
+    Joining,
+    /// It runs the plan.
+    Running,
+    /// It has run the plan.
+    Done,
+    /// It failed, or is gone.
+    Gone,
+}
+
+/// A rank as the coordinator sees it.
+#[derive(Debug)]
+pub(crate) struct Member {
+    channel: Channel,
+    phase: Phase,
+    identity: Option<Identity>,
+    /// The answer that it sent so far.
+    answer: String,
+    /// Its progress when it last changed, and when that was.
+    beats: u64,
+    since: Duration,
+    /// Since when its process was seen stopped.
+    stopped: Option<Duration>,
+}
+
+impl Member {
+    /// A rank at the other end of this channel.
+    pub fn new(channel: Channel) -> Self {
+        let (phase, since) = (Phase::Joining, Duration::ZERO);
+        Member { channel, phase, identity: None, answer: String::new(), beats: 0, since, stopped: None }
+    }
+
+    /// What the rank found.
+    pub fn into_answer(self) -> String {
+        self.answer
+    }
+}
+
+/// What the ranks are watched for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watched {
+    /// A job: ranks run from the start to the end.
+    Job,
+    /// A session: between runs ranks may take as long as their callers want, until one of them closes.
+    Session,
+}
+
+/// The processes of ranks, where a launcher started them.
+pub(crate) trait RankProcesses {
+    /// How the process of a rank ended, if it has.
+    fn ended(&mut self, rank: u32) -> Option<End>;
+
+    /// Whether the process of a rank is stopped by a signal.
+    fn is_stopped(&mut self, rank: u32) -> bool;
+}
+
+/// Watches the ranks of one run.
+pub(crate) struct Coordinator<'a> {
+    pub watched: Watched,
+    pub locate_step: LocateStep,
+    pub control: &'a Control,
+    /// The limit of every wait.
+    pub limit: Duration,
+    /// The ranks in order.
+    pub members: Vec<Member>,
+    pub joining: Coordinating,
+    pub clock: ActiveClock,
+    /// The processes of ranks, where this one started them; without them it is the process of rank 0.
+    pub processes: Option<&'a mut dyn RankProcesses>,
+    pub observer: Observer,
+}
+
+impl<'a> Coordinator<'a> {
+    /// Coordinates a job of ranks that were sent the shared memory just now.
+    pub fn new(locate_step: LocateStep, control: &'a Control, members: Vec<Member>, limit: Duration) -> Self {
+        let mut clock = ActiveClock::start();
+        let joining = Coordinating::welcomed(control.ranks(), Timeouts::new(limit), clock.now());
+        let (watched, observer) = (Watched::Job, Observer::new(control));
+        Coordinator {
+            watched,
+            locate_step,
+            control,
+            limit,
+            members,
+            joining,
+            clock,
+            processes: None,
+            observer,
+        }
+    }
+
+    /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
+    ///
+    /// # Errors
+    /// The cause.
+    pub fn run(&mut self) -> Result<(), RunError> {
+        let result = self.until_the_end();
+        match &result {
+            Ok(()) => tracing::debug!(target: "symmc::run", "all ranks have finished"),
+            Err(error) => tracing::warn!(target: "symmc::run", %error, "ending the run on all ranks"),
+        }
+        let verdict = ToRank::Verdict(result.as_ref().err().cloned());
+        // Rank 0 is last: it may end this process as soon as it is notified.
+        for member in self.members.iter().rev() {
+            // A rank that cannot be notified is gone.
+            let _ = member.channel.send(&verdict);
+        }
+        result
+    }
+
+    fn until_the_end(&mut self) -> Result<(), RunError> {
+        let mut errors: Vec<RunError> = Vec::new();
+        let mut last = None;
+        loop {
+            if let Err(error) = self.step(errors.is_empty()) {
+                let error = self.reported(error);
+                if errors.is_empty() {
+                    self.control.abort(error.reporter().unwrap_or(0), &error);
+                    last = Some(Instant::now() + GRACE);
+                }
+                errors.push(error);
+            }
+            let gone = self.members.iter().all(|m| m.phase == Phase::Gone);
+            if last.is_some_and(|last| gone || Instant::now() >= last) {
+                return Err(cause(errors));
+            }
+            if errors.is_empty() && self.members.iter().all(|m| m.phase == Phase::Done) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Errors that the coordinator found itself are reported by rank 0, if this is its process.
+    fn reported(&self, error: RunError) -> RunError {
+        if self.processes.is_none() { error.reported_by(0) } else { error }
+    }
+
+    /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
+    fn step(&mut self, goes_well: bool) -> Result<(), RunError> {
+        for rank in self.poll()? {
+            self.handle_message(rank)?;
+        }
+        let now = self.clock.now();
+        self.control.publish_coordinator_heartbeat();
+        if !goes_well {
+            return Ok(());
+        }
+        match self.joining.stage() {
+            Stage::Started => {
+                self.check_closed(now)?;
+                self.check_progress(now)
+            }
+            _ => self.check_joining(now),
+        }
+    }
+
+    /// The ranks that have something to say.
+    fn poll(&self) -> Result<Vec<usize>, RunError> {
+        let listening = |m: &Member| m.phase != Phase::Gone && m.phase != Phase::Done;
+        let ranks: Vec<usize> = (0..self.members.len()).filter(|&r| listening(&self.members[r])).collect();
+        let fd = |&r: &usize| PollFd::new(self.members[r].channel.fd(), PollFlags::POLLIN);
+        let mut fds: Vec<PollFd> = ranks.iter().map(fd).collect();
+        let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut fds, tick) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(RunError::of_call("waiting for the ranks", "poll", e)),
+        }
+        let speaks = |fd: &PollFd| fd.revents().is_some_and(|e| !e.is_empty());
+        Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| speaks(fd)).map(|(r, _)| r).collect())
+    }
+
+    /// Handles the next message of a rank, if it has come. Never waits for the rest of one.
+    fn handle_message(&mut self, rank: usize) -> Result<(), RunError> {
+        let now = self.clock.now();
+        let member = &mut self.members[rank];
+        let message = match member.channel.try_receive().inspect_err(|_| member.phase = Phase::Gone)? {
+            Arrival::Nothing => return Ok(()),
+            Arrival::Message(message) => message,
+            Arrival::End => {
+                member.phase = Phase::Gone;
+                return Err(self.died(rank as u32));
+            }
+        };
+        member.since = now;
+        match message {
+            FromRank::Hello(identity) => {
+                member.identity = Some(identity);
+                self.answered(rank, Answer::Hello)
+            }
+            FromRank::Digests(digests) => {
+                for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
+                    let digest = digests.iter().find(|(of, _)| of == name);
+                    digest.iter().for_each(|(_, digest)| value.clone_from(digest));
+                }
+                self.answered(rank, Answer::Digests)
+            }
+            FromRank::Ready => self.answered(rank, Answer::Ready),
+            FromRank::Answer(piece) => {
+                member.answer.push_str(&piece);
+                Ok(())
+            }
+            FromRank::Done if member.phase == Phase::Running => {
+                member.phase = Phase::Done;
+                Ok(())
+            }
+            FromRank::Failed(error) => {
+                member.phase = Phase::Gone;
+                Err(error.reported_by(rank as u32))
+            }
+            other => Err(self.unexpected(rank, &format!("{other:?}"))),
+        }
+    }
+
+    /// Records a rank's answer, and enters the next stage once all have answered.
+    fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
+        let now = self.clock.now();
+        match self.joining.answer(rank as u32, answer, now) {
+            AnswerEffect::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
+            AnswerEffect::Complete(Order::Compare) => self.compare_or_request_digests(now),
+            AnswerEffect::Complete(Order::Start) => {
+                self.members.iter_mut().for_each(|m| m.phase = Phase::Running);
+                self.broadcast(&ToRank::Start, now)
+            }
+            AnswerEffect::Complete(Order::Welcome) | AnswerEffect::Waiting => Ok(()),
+        }
+    }
+
+    fn unexpected(&mut self, rank: usize, found: &str) -> RunError {
+        let member = &mut self.members[rank];
+        let expected = format!("{:?}, phase {:?}", self.joining.stage(), member.phase);
+        member.phase = Phase::Gone;
+        RunError::Protocol { rank: rank as u32, detail: format!("unexpected {found} in {expected}") }
+    }
+
+    fn all(&self, phase: Phase) -> bool {
+        self.members.iter().all(|m| m.phase == phase)
+    }
+
+    fn broadcast(&mut self, message: &ToRank, now: Duration) -> Result<(), RunError> {
+        self.members.iter_mut().for_each(|m| m.since = now);
+        self.members.iter().try_for_each(|m| m.channel.send(message))
+    }
+
+    /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
+    /// asked for, once.
+    fn compare_or_request_digests(&mut self, now: Duration) -> Result<(), RunError> {
+        let identities: Vec<&Identity> = self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
+        let Some((first, others)) = identities.split_first() else { return Ok(()) };
+        let alike = others.iter().all(|other| other.terms == first.terms);
+        let is_first = self.joining.stage() == Stage::Comparing;
+        if !alike && is_first && others.iter().all(|o| o.differs_in_contents_alone(first)) {
+            self.joining.compared(true, now);
+            return self.broadcast(&ToRank::Digest, now);
+        }
+        self.expect_equal_identities()?;
+        self.joining.compared(false, now);
+        self.broadcast(&ToRank::Proceed, now)
+    }
+
+    /// Notices a rank that does not answer while the run opens.
+    fn check_joining(&mut self, now: Duration) -> Result<(), RunError> {
+        self.observer.sample(now);
+        if let Some(processes) = &mut self.processes {
+            for (rank, member) in (0..).zip(&mut self.members) {
+                let is_stopped = processes.is_stopped(rank);
+                member.stopped = is_stopped.then(|| member.stopped.unwrap_or(now));
+            }
+        }
+        let silence = |rank: u32| {
+            let stopped = self.members.get(rank as usize).and_then(|m| m.stopped);
+            // A process that this one started may take its time before the first heartbeat, unless it is stopped.
+            let started = || stopped.map_or(Duration::ZERO, |at| now.saturating_sub(at));
+            self.observer.silence(rank, now).or_else(|| self.processes.is_some().then(started))
+        };
+        let Some(Fault::Late(rank, waited)) = self.joining.overdue(now, &silence) else { return Ok(()) };
+        if let Some(member) = self.members.get_mut(rank as usize) {
+            member.phase = Phase::Gone;
+        }
+        Err(self.stuck(rank, waited))
+    }
+
+    /// Whether all ranks run the same version and plan.
+    fn expect_equal_identities(&self) -> Result<(), RunError> {
+        let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
+        let mut identities = (0..).zip(identities);
+        let Some((_, first)) = identities.next() else { return Ok(()) };
+        let name = |i: &Identity| format!("{}, protocol {}", i.version, i.protocol);
+        for (rank, other) in identities {
+            if (other.protocol, &other.version) != (first.protocol, &first.version) {
+                return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
+            }
+            if other.plan != first.plan {
+                let (expected, found) = (describe_plan(first, other), describe_plan(other, first));
+                return Err(RunError::PlanDiffers { rank, expected, found });
+            }
+            if other.terms != first.terms {
+                let (found, expected) = (
+                    differing_terms(&other.terms, &first.terms),
+                    differing_terms(&first.terms, &other.terms),
+                );
+                return Err(RunError::TermsDiffer { rank, expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notices that a session cannot run any more: a rank begins or waits in a run after another rank has closed its session,
+    /// or a rank closed its session longer ago than the limit.
+    fn check_closed(&mut self, now: Duration) -> Result<(), RunError> {
+        if self.watched == Watched::Job || self.all(Phase::Done) {
+            return Ok(());
+        }
+        let open = self.members.iter().zip(0..).filter(|(m, _)| m.phase == Phase::Running);
+        let progress: Vec<Progress> = open.map(|(_, rank)| self.control.progress(rank)).collect();
+        for (rank, member) in (0..).zip(&self.members).filter(|(_, m)| m.phase == Phase::Done) {
+            let runs = self.control.closed(rank);
+            let is_missed = |p: &Progress| p.running && runs.is_some_and(|runs| p.run >= runs);
+            if now.saturating_sub(member.since) > self.limit || progress.iter().any(is_missed) {
+                let left = || RunError::Left { rank, how: "closed its session".into() };
+                return Err(runs.map_or_else(left, |runs| RunError::closed(rank, runs)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notices ranks that begin no step for longer than the limit, and names the one that is furthest behind.
+    fn check_progress(&mut self, now: Duration) -> Result<(), RunError> {
+        let mut late: Vec<u32> = Vec::new();
+        for (rank, member) in (0..).zip(&mut self.members).filter(|(_, m)| m.phase == Phase::Running) {
+            let progress = self.control.progress(rank);
+            let idle = self.watched == Watched::Session && !progress.running;
+            if progress.beats != member.beats || idle {
+                member.beats = progress.beats;
+                member.since = now;
+            }
+            if now.saturating_sub(member.since) > self.limit + PATIENCE {
+                late.push(rank);
+            }
+        }
+        self.observer.sample(now);
+        let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
+        let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
+        let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));
+        // A late rank may wait for a rank that has not begun the run and does not count as late.
+        let furthest =
+            || late.iter().copied().min_by_key(behind).map(|rank| culprit::find(self.control, rank, &[]));
+        match silent.or_else(furthest) {
+            None => Ok(()),
+            Some(rank) => {
+                self.members[rank as usize].phase = Phase::Gone;
+                Err(self.stuck(rank, self.limit))
+            }
+        }
+    }
+
+    fn stuck(&self, rank: u32, waited: Duration) -> RunError {
+        let progress = self.control.progress(rank);
+        let at = match self.locate_step.name(&progress) {
+            Some(StepName { step, node, op }) => {
+                format!("at step {step} ({op} %{node}), run {}", progress.run)
+            }
+            None if self.watched == Watched::Session && progress.running => {
+                format!("in run {}", progress.run)
+            }
+            None if progress.beats > 0 => format!("after run {}", progress.run),
+            None => "before the first step".into(),
+        };
+        RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
+    }
+
+    /// The error of a rank whose socket closed.
+    fn died(&mut self, rank: u32) -> RunError {
+        let mut how = None;
+        if let Some(processes) = &mut self.processes {
+            let until = Instant::now() + GRACE;
+            how = processes.ended(rank);
+            while how.is_none() && Instant::now() < until {
+                // The socket closes a moment before the process can be reaped.
+                std::thread::sleep(Duration::from_millis(1));
+                how = processes.ended(rank);
+            }
+        }
+        match how {
+            Some(End { code: Some(REFUSED), .. }) => RunError::Refused { rank },
+            how => death(&self.locate_step, self.control, rank, how.map(|end| end.how)),
+        }
+    }
+}
+
+/// The exit code of a rank that the system refused something.
+const REFUSED: i32 = 2;
+
+/// How the process of a rank ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    /// `signal 9, SIGKILL` or `exit code 3`.
+    pub how: String,
+    /// Its exit code, if it ended by itself.
+    pub code: Option<i32>,
+}
+
+/// The error of a rank that is gone, and how if that is known.
+pub(crate) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how: Option<String>) -> RunError {
+    let how = how.unwrap_or_else(|| "its process is gone".into());
+    let progress = control.progress(rank);
+    match locate_step.name(&progress) {
+        Some(StepName { step, node, op }) => RunError::Died { rank, how, step, node, op, run: progress.run },
+        None if progress.beats == 0 => {
+            RunError::DiedOutside { rank, how, when: "before the first step".into() }
+        }
+        None => RunError::DiedOutside { rank, how, when: "between steps".into() },
+    }
+}
+
+/// The error that explains the others.
+pub fn cause(errors: Vec<RunError>) -> RunError {
+    let none = || RunError::system("the run", "failed without an error");
+    errors.into_iter().min_by_key(rank_among_errors).unwrap_or_else(none)
+}
+
+/// The less it is, the more an error explains.
+fn rank_among_errors(error: &RunError) -> u32 {
+    match error {
+        RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
+        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::TermsDiffer { .. } => 1,
+        RunError::SizesDiffer { .. } | RunError::Misplaced { .. } => 1,
+        RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
+        RunError::Bounds { .. } | RunError::Unsupported(_) => 1,
+        RunError::Step { .. } | RunError::Data { .. } | RunError::Left { .. } => 2,
+        RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
+        RunError::Protocol { .. } => 3,
+        RunError::Limit { .. } => 4,
+        RunError::Stuck { .. } | RunError::Absent { .. } | RunError::Unfinished { .. } => 5,
+        RunError::Aborted { .. } => 6,
+        RunError::Reported { cause, .. } => rank_among_errors(cause),
+    }
+}

@@ -1,0 +1,82 @@
+//! Finds the rank that keeps the others waiting.
+//!
+//! A rank that waits too long sees which peers have not come, and these may wait for another rank themselves. All ranks
+//! run the same steps, so a rank waits only for ranks that are not further than itself: the rank that is furthest
+//! behind waits for none.
+
+use crate::control::{Control, Progress};
+
+/// How far a rank is, in an order that all ranks share: the run, then the step.
+pub(crate) type Position = (u64, u64);
+
+/// How far a rank is.
+pub(crate) fn position(progress: &Progress) -> Position {
+    let run = progress.run.saturating_add(1);
+    match (progress.running, progress.step) {
+        (true, Some(step)) => (run, u64::from(step) + 1),
+        (true, None) => (run, 0),
+        (false, _) if progress.beats == 0 => (0, 0),
+        (false, _) => (run, u64::MAX),
+    }
+}
+
+/// The rank that keeps `reporter` waiting in the end. `missing` are the ranks that it waits for; there is one at least.
+pub fn find(control: &Control, reporter: u32, missing: &[u32]) -> u32 {
+    let of = |rank: &u32| position(&control.progress(*rank));
+    let others = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
+    // Of ranks that are equally far behind the first counts, so the missing ones go first.
+    let last = missing.iter().copied().chain(others).min_by_key(of);
+    let first = missing.first().copied().unwrap_or(reporter);
+    last.filter(|rank| of(rank) < of(&reporter)).unwrap_or(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::memory::Segment;
+
+    fn control() -> Control {
+        let segment = Segment::create("test", Control::size(4, 1)).expect("a segment");
+        Control::new(Arc::new(segment), 4, 1).expect("control words")
+    }
+
+    /// Puts a rank at a step of a run; outside of the run with no step.
+    fn put(control: &Control, rank: u32, run: u64, step: Option<u32>) {
+        control.begin_run(rank, Some((run, 0)));
+        match step {
+            Some(step) => control.begin_step(rank, step),
+            None => control.begin_run(rank, None),
+        }
+    }
+
+    #[test]
+    fn the_rank_that_is_furthest_behind_is_found_through_those_that_wait_for_it() {
+        let control = control();
+        put(&control, 0, 5, Some(7));
+        put(&control, 1, 5, Some(4));
+        put(&control, 2, 5, Some(2));
+        put(&control, 3, 6, Some(0));
+        // Rank 0 waits for rank 1, which waits for rank 2.
+        assert_eq!(find(&control, 0, &[1]), 2);
+        assert_eq!(find(&control, 0, &[2, 1]), 2);
+    }
+
+    #[test]
+    fn a_rank_between_runs_is_behind_those_that_run() {
+        let control = control();
+        put(&control, 0, 3, Some(1));
+        put(&control, 1, 3, Some(1));
+        put(&control, 2, 2, None);
+        put(&control, 3, 3, Some(9));
+        assert_eq!(find(&control, 0, &[1]), 2);
+        // A rank that never ran is furthest behind, and where all are equally far it is who is missing.
+        let fresh = super::tests::control();
+        put(&fresh, 0, 0, Some(0));
+        assert_eq!(find(&fresh, 0, &[3]), 3);
+        let all = super::tests::control();
+        (0..4).for_each(|rank| put(&all, rank, 1, Some(3)));
+        assert_eq!(find(&all, 0, &[2]), 2);
+    }
+}

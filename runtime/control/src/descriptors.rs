@@ -1,0 +1,208 @@
+//! Collects one descriptor from each peer over a socket that this rank listens to.
+//!
+//! Each peer connects, sends its number, then the descriptor. All connections are served as their packets come, so that a peer
+//! which stops between two packets delays no other, and it is the one that is blamed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::channel::{Arrival, Channel, accept, same_user};
+use crate::error::RunError;
+use crate::heartbeat::TICK;
+
+/// A peer that connected.
+struct Peer {
+    channel: Channel,
+    /// Its number, once it has sent that.
+    rank: Option<u32>,
+    /// Whether nothing more comes.
+    is_done: bool,
+}
+
+/// The descriptors of the ranks in `expected`, in that order. `what` they are is said in errors.
+///
+/// # Errors
+/// A rank has not sent its descriptor within `limit`, is gone, or sends something else. The error names a rank that began and
+/// did not finish before one that did not come.
+pub fn collect_descriptors(
+    listener: &OwnedFd,
+    expected: &[u32],
+    what: &str,
+    limit: Duration,
+) -> Result<Vec<OwnedFd>, RunError> {
+    let until = Instant::now() + limit;
+    let mut found: Vec<Option<OwnedFd>> = expected.iter().map(|_| None).collect();
+    let mut peers: Vec<Peer> = Vec::new();
+    while found.iter().any(Option::is_none) {
+        let missing = |rank: &u32| expected.iter().zip(&found).any(|(r, fd)| r == rank && fd.is_none());
+        if Instant::now() >= until {
+            let began = peers.iter().filter_map(|peer| peer.rank).find(|rank| missing(rank));
+            let rank = began.or_else(|| expected.iter().copied().find(missing)).unwrap_or_default();
+            let (at, limit_ms) = (format!("before passing {what}"), limit.as_millis() as u64);
+            return Err(RunError::Stuck { rank, at, limit_ms });
+        }
+        await_packets(listener, &peers)?;
+        while let Some(fd) = accept(listener, Instant::now())? {
+            if same_user(&fd)? {
+                peers.push(Peer { channel: Channel::new(fd, 0), rank: None, is_done: false });
+            }
+        }
+        for peer in peers.iter_mut().filter(|peer| !peer.is_done) {
+            let Some((rank, fd)) = peer.take_packet(what)? else { continue };
+            if let Some(place) = expected.iter().position(|r| *r == rank) {
+                found[place] = Some(fd);
+            }
+        }
+    }
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Waits for a connection or a packet, for a tick at most.
+fn await_packets(listener: &OwnedFd, peers: &[Peer]) -> Result<(), RunError> {
+    let listened = peers.iter().filter(|peer| !peer.is_done).map(|peer| peer.channel.fd());
+    let all = std::iter::once(listener.as_fd()).chain(listened);
+    let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(e) => Err(RunError::of_call("waiting for descriptors", "poll", e)),
+    }
+}
+
+impl Peer {
+    /// Takes the next packet, if it has come: the rank and its descriptor, once both are there.
+    fn take_packet(&mut self, what: &str) -> Result<Option<(u32, OwnedFd)>, RunError> {
+        let Some(rank) = self.rank else {
+            match self.channel.try_receive::<u32>() {
+                Ok(Arrival::Message(rank)) => {
+                    self.rank = Some(rank);
+                    self.channel.set_peer(rank);
+                }
+                Ok(Arrival::Nothing) => {}
+                // A process without a number is not a rank.
+                Ok(Arrival::End) | Err(RunError::Protocol { .. }) => self.is_done = true,
+                Err(error) => return Err(error),
+            }
+            return Ok(None);
+        };
+        match self.channel.try_receive_fds()? {
+            Arrival::Nothing => Ok(None),
+            Arrival::Message(mut fds) => {
+                self.is_done = true;
+                Ok(fds.pop().map(|fd| (rank, fd)))
+            }
+            Arrival::End => {
+                let (how, when) = ("its process is gone".into(), format!("before passing {what}"));
+                Err(RunError::DiedOutside { rank, how, when })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen, socket,
+    };
+
+    use super::*;
+
+    fn open() -> OwnedFd {
+        socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket")
+    }
+
+    /// A socket to listen to, and a way to connect to it.
+    fn meeting() -> (OwnedFd, impl Fn() -> Channel) {
+        let listener = open();
+        bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).expect("a name");
+        listen(&listener, Backlog::new(16).expect("a number")).expect("it listens");
+        let address: UnixAddr = getsockname(listener.as_raw_fd()).expect("its name");
+        let join = move || {
+            let fd = open();
+            connect(fd.as_raw_fd(), &address).expect("it is there");
+            Channel::new(fd, 0)
+        };
+        (listener, join)
+    }
+
+    fn send_all(channel: &Channel, rank: u32) {
+        channel.send(&rank).expect("sent");
+        let fd = std::fs::File::open("/dev/null").expect("it is there");
+        channel.send_fds(&[fd.as_fd()]).expect("sent");
+    }
+
+    const SOON: Duration = Duration::from_millis(200);
+
+    /// What a peer does that does not send everything.
+    #[derive(Clone, Copy, Debug)]
+    enum Stops {
+        BeforeConnecting,
+        BeforeNumber,
+        BeforeDescriptor,
+        InsteadOfDescriptor,
+        Closing,
+    }
+
+    /// Every rank stops at every point, before and after the others come: it is the one that is named.
+    #[test]
+    fn a_peer_that_stops_between_two_packets_is_named_and_delays_no_other() {
+        use Stops::{BeforeConnecting, BeforeDescriptor, BeforeNumber, Closing, InsteadOfDescriptor};
+        for stops in [BeforeConnecting, BeforeNumber, BeforeDescriptor, InsteadOfDescriptor, Closing] {
+            for victim in 1..4 {
+                for is_first in [true, false] {
+                    let (listener, join) = meeting();
+                    let mut open = Vec::new();
+                    let stop = |open: &mut Vec<Channel>| {
+                        if matches!(stops, BeforeConnecting) {
+                            return;
+                        }
+                        let channel = join();
+                        if !matches!(stops, BeforeNumber) {
+                            channel.send(&victim).expect("sent");
+                        }
+                        if matches!(stops, InsteadOfDescriptor) {
+                            channel.send(&"something else").expect("sent");
+                        }
+                        if !matches!(stops, Closing) {
+                            open.push(channel);
+                        }
+                    };
+                    if is_first {
+                        stop(&mut open);
+                    }
+                    for rank in (1..4).filter(|rank| *rank != victim) {
+                        let channel = join();
+                        send_all(&channel, rank);
+                        open.push(channel);
+                    }
+                    if !is_first {
+                        stop(&mut open);
+                    }
+                    let error = collect_descriptors(&listener, &[1, 2, 3], "its memory", SOON);
+                    let error = error.expect_err("one is missing");
+                    assert_eq!(error.culprit(), Some(victim), "{stops:?}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn descriptors_come_in_the_order_of_the_ranks_past_a_stranger_that_says_nothing() {
+        let (listener, join) = meeting();
+        let stranger = join();
+        let channels: Vec<Channel> = [3, 0, 2]
+            .map(|rank| (rank, join()))
+            .map(|(rank, channel)| {
+                send_all(&channel, rank);
+                channel
+            })
+            .into();
+        let found = collect_descriptors(&listener, &[0, 2, 3], "its memory", Duration::from_secs(60));
+        assert_eq!(found.expect("all are there").len(), 3);
+        drop((stranger, channels));
+    }
+}

@@ -1,0 +1,421 @@
+//! What ends a run.
+//!
+//! A [`RunError`] crosses process boundaries: every rank reports its own, and the coordinator picks the
+//! cause. It therefore holds text and numbers only, and is serialised on the control sockets.
+//!
+//! Three questions have one answer each: which rank is at fault ([`RunError::culprit`]), which rank noticed it
+//! ([`RunError::reporter`]), and at which step it happened ([`RunError::step`]). An error that one rank found reaches the
+//! others as [`RunError::Reported`], with its cause unchanged.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The kind of fault in the data of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum DataFault {
+    /// An index lies outside the axis that it indexes.
+    Index,
+    /// An integer is divided by zero.
+    Division,
+    /// Anything else: rows that do not fit, a maximum of no elements.
+    Other,
+}
+
+/// Why an op of a program cannot run.
+#[derive(Clone, PartialEq, Eq, Debug, Error, Serialize, Deserialize)]
+pub enum Mismatch {
+    /// The importer does not know the op.
+    #[error("it is opaque: it can be planned, not run")]
+    Opaque,
+    /// Nobody registered a kernel for the custom op.
+    #[error("no kernel is registered for it")]
+    NoKernel,
+    /// The kernel is made for another signature.
+    #[error("the kernel that is registered for it has another signature: {0}")]
+    Signature(String),
+    /// The backend has no form of the op, or not for these types or ranks.
+    #[error("{0}")]
+    Backend(String),
+}
+
+/// Why a run failed, with the rank, step and node as far as they are known.
+#[derive(Clone, PartialEq, Debug, Error, Serialize, Deserialize)]
+pub enum RunError {
+    /// The job or the environment does not describe a run that is possible. The text names the thing, what
+    /// was expected and what was found.
+    #[error("{0}")]
+    Invalid(String),
+    /// What is asked for needs something that this machine does not have or does not allow: a driver, a library, a system
+    /// call. The text names it.
+    #[error("{0}")]
+    Unsupported(String),
+    /// What a plan that has been checked says does not hold, or a backend refuses what it said that it runs.
+    #[error("{0}; this is a defect of symmc, please report it with the program and the command")]
+    Defect(String),
+    /// The program has an op that cannot run.
+    #[error("{}%{node} ({op}): {why}", rank_text(*rank))]
+    CannotRun {
+        /// The rank that found out, if it was one.
+        rank: Option<u32>,
+        /// The node: the name of its first result.
+        node: String,
+        /// The op of the node, with the name of a custom or opaque one.
+        op: String,
+        /// Why.
+        why: Mismatch,
+    },
+    /// A step failed on a rank.
+    #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
+    Step {
+        /// The rank.
+        rank: u32,
+        /// The index of the step in its bucket.
+        step: usize,
+        /// The node: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// What is wrong, with expected and found.
+        detail: String,
+    },
+    /// A step met data that its op does not take: an index outside its axis, rows that do not fit.
+    #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
+    Data {
+        /// The rank.
+        rank: u32,
+        /// The index of the step in its bucket.
+        step: usize,
+        /// The node: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// What kind of fault it is.
+        fault: DataFault,
+        /// What is wrong, with expected and found.
+        detail: String,
+    },
+    /// The program reads outside of an axis at the sizes of the run; no step ran.
+    #[error("%{node} ({op}): {detail}")]
+    Bounds {
+        /// The node of the imported program: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// The index, the axis and its extent.
+        detail: String,
+    },
+    /// There is no memory of this size.
+    #[error("{what} of {bytes} bytes cannot be allocated: {error}")]
+    Memory {
+        /// What it is for: `the symmetric arena`.
+        what: String,
+        /// Its size.
+        bytes: usize,
+        /// The system's answer.
+        error: String,
+    },
+    /// The system has no more threads, processes or files for this user or process.
+    #[error("{what}: {error}; is a limit on threads, processes or open files reached (ulimit -a)?")]
+    Exhausted {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        error: String,
+    },
+    /// A rank waited for its peers as long as the limit allows.
+    #[error(
+        "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit{behind}",
+        missing = peers_text(peers), behind = behind_text(*culprit, peers)
+    )]
+    Limit {
+        /// The rank that waited.
+        rank: u32,
+        /// The rank that all wait for in the end: one of `peers`, or a rank that these wait for themselves.
+        culprit: u32,
+        /// The ranks that did not come.
+        peers: Vec<u32>,
+        /// The index of the step.
+        step: usize,
+        /// The node of the step.
+        node: String,
+        /// Its op.
+        op: String,
+        /// The repetition of the plan, from 0.
+        run: u64,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// A rank's process ended although its work had not.
+    #[error("rank {rank} died ({how}) at step {step} ({op} %{node}), run {run}")]
+    Died {
+        /// The rank.
+        rank: u32,
+        /// `signal 9, SIGKILL` or `exit code 3`.
+        how: String,
+        /// The step that it had begun.
+        step: usize,
+        /// The node of that step.
+        node: String,
+        /// Its op.
+        op: String,
+        /// The repetition of the plan, from 0.
+        run: u64,
+    },
+    /// A rank's process ended before its first step, or after its last.
+    #[error("rank {rank} died ({how}) {when}")]
+    DiedOutside {
+        /// The rank.
+        rank: u32,
+        /// `signal 9, SIGKILL` or `exit code 3`.
+        how: String,
+        /// `before the first step` or `after the last step`.
+        when: String,
+    },
+    /// A rank's process ended by itself with exit code 2: memory, threads or files could not be had, not even to report it.
+    #[error(
+        "rank {rank} could not get what it needs of the system (exit code 2); its own message tells what"
+    )]
+    Refused {
+        /// The rank.
+        rank: u32,
+    },
+    /// A rank neither finished nor reported within the limit.
+    #[error("rank {rank} made no progress for {limit_ms} ms {at}")]
+    Stuck {
+        /// The rank.
+        rank: u32,
+        /// Where it was last seen: `at step 3 (all_reduce %x), run 0`.
+        at: String,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// Ranks did not come to the run within the limit.
+    #[error("{} did not join within {limit_ms} ms", peers_text(ranks))]
+    Absent {
+        /// The ranks that did not come.
+        ranks: Vec<u32>,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// A process came as a rank that it cannot be in this run.
+    #[error("{detail}")]
+    Misplaced {
+        /// The rank that it says it is.
+        rank: u32,
+        /// Why it cannot be that.
+        detail: String,
+    },
+    /// The ranks do not run the same plan.
+    #[error("rank {rank} has {found}, rank 0 has {expected}: all ranks must run the same plan")]
+    PlanDiffers {
+        /// The rank whose plan differs.
+        rank: u32,
+        /// What tells the plan of rank 0 from that of `rank`: `the program "mlp" (plan 1f…)`.
+        expected: String,
+        /// What tells the plan of `rank` from that of rank 0.
+        found: String,
+    },
+    /// The ranks do not run the same version.
+    #[error("rank {rank} runs {found}, rank 0 runs {expected}: all ranks must run the same version")]
+    VersionDiffers {
+        /// The rank whose version differs.
+        rank: u32,
+        /// The version of rank 0.
+        expected: String,
+        /// The version of `rank`.
+        found: String,
+    },
+    /// The ranks do not run the same plan in the same way: with the same sizes, seed or tensors.
+    #[error("rank {rank} runs {found}, rank 0 {expected}: all ranks must run alike")]
+    TermsDiffer {
+        /// The rank that differs.
+        rank: u32,
+        /// How rank 0 runs: `with tokens=5`.
+        expected: String,
+        /// How `rank` runs: `with tokens=6`.
+        found: String,
+    },
+    /// The ranks of a session do not run with the same sizes.
+    #[error(
+        "run {run}: rank {rank} runs it with {sizes}, rank {peer} with other sizes: all ranks must run alike"
+    )]
+    SizesDiffer {
+        /// The rank that found out.
+        rank: u32,
+        /// A rank that runs with other sizes.
+        peer: u32,
+        /// The run of the session, from 0.
+        run: u64,
+        /// The sizes of `rank`: `n=4`.
+        sizes: String,
+    },
+    /// A rank left the session that the others still run.
+    #[error("rank {rank} {how}")]
+    Left {
+        /// The rank that left.
+        rank: u32,
+        /// How: `closed its session after 3 runs`.
+        how: String,
+    },
+    /// The caller's limit for its own runs passed. The runs continue.
+    #[error("run {run} of rank {rank} has not ended within {limit_ms} ms, and goes on")]
+    Unfinished {
+        /// The rank whose caller waited.
+        rank: u32,
+        /// The first run that has not ended, from 0.
+        run: u64,
+        /// How long it waited, in milliseconds.
+        limit_ms: u64,
+    },
+    /// What another rank found, with the cause as that rank reported it.
+    #[error("{}", reported_text(*reporter, cause))]
+    Reported {
+        /// The rank that found it.
+        reporter: u32,
+        /// What it found.
+        cause: Box<RunError>,
+    },
+    /// The run ended elsewhere, and no cause is known.
+    #[error("rank {rank} stopped: {reason}")]
+    Aborted {
+        /// The rank that stopped.
+        rank: u32,
+        /// Why the run ended.
+        reason: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {error}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        error: String,
+    },
+    /// Something on a control socket that is not the protocol.
+    #[error("control socket of rank {rank}: {detail}")]
+    Protocol {
+        /// The rank at the other end.
+        rank: u32,
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+impl RunError {
+    /// Something that failed without an error number; system calls have [`RunError::of_call`].
+    pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+        RunError::System { what: what.into(), error: error.to_string() }
+    }
+
+    /// The error of ranks that want to run when `rank` has closed its session.
+    pub fn closed(rank: u32, runs: u64) -> Self {
+        let count = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
+        RunError::Left { rank, how: format!("closed its session after {count}") }
+    }
+
+    /// The rank at fault: that failed, died, stopped, left, did not come, or differs from the others. Unknown where the run
+    /// or the system is at fault, and no rank.
+    pub fn culprit(&self) -> Option<u32> {
+        match self {
+            RunError::Step { rank, .. }
+            | RunError::Data { rank, .. }
+            | RunError::Died { rank, .. }
+            | RunError::DiedOutside { rank, .. }
+            | RunError::Refused { rank }
+            | RunError::Stuck { rank, .. }
+            | RunError::Misplaced { rank, .. }
+            | RunError::PlanDiffers { rank, .. }
+            | RunError::VersionDiffers { rank, .. }
+            | RunError::TermsDiffer { rank, .. }
+            | RunError::SizesDiffer { peer: rank, .. }
+            | RunError::Left { rank, .. }
+            | RunError::Aborted { rank, .. }
+            | RunError::Protocol { rank, .. } => Some(*rank),
+            RunError::Limit { culprit, .. } => Some(*culprit),
+            RunError::CannotRun { rank, .. } => *rank,
+            RunError::Absent { ranks, .. } => ranks.first().copied(),
+            RunError::Reported { reporter, cause } => cause.culprit().or(Some(*reporter)),
+            RunError::Invalid(_)
+            | RunError::Bounds { .. }
+            | RunError::Unsupported(_)
+            | RunError::Defect(_)
+            | RunError::Memory { .. }
+            | RunError::Exhausted { .. }
+            | RunError::Unfinished { .. }
+            | RunError::System { .. } => None,
+        }
+    }
+
+    /// The rank that noticed it; unknown where a launcher did that is no rank, or where the error has not left its rank.
+    pub fn reporter(&self) -> Option<u32> {
+        match self {
+            RunError::Step { rank, .. }
+            | RunError::Data { rank, .. }
+            | RunError::Limit { rank, .. }
+            | RunError::SizesDiffer { rank, .. }
+            | RunError::Unfinished { rank, .. }
+            | RunError::Reported { reporter: rank, .. } => Some(*rank),
+            RunError::CannotRun { rank, .. } => *rank,
+            _ => None,
+        }
+    }
+
+    /// The index of the step in its bucket.
+    pub fn step(&self) -> Option<usize> {
+        match self.cause() {
+            RunError::Step { step, .. }
+            | RunError::Data { step, .. }
+            | RunError::Limit { step, .. }
+            | RunError::Died { step, .. } => Some(*step),
+            _ => None,
+        }
+    }
+
+    /// The original error, as the rank that found it reported it.
+    pub fn cause(&self) -> &RunError {
+        match self {
+            RunError::Reported { cause, .. } => cause.cause(),
+            own => own,
+        }
+    }
+
+    /// The same, found by `reporter`, unless its reporter is known already, or it only says that the run ended.
+    #[must_use]
+    pub fn reported_by(self, reporter: u32) -> RunError {
+        match self.reporter() {
+            _ if matches!(self, RunError::Aborted { .. }) => self,
+            Some(_) => self,
+            None => RunError::Reported { reporter, cause: Box::new(self) },
+        }
+    }
+
+    /// Whether this only repeats that the run ended elsewhere.
+    pub fn is_consequence(&self) -> bool {
+        matches!(self, RunError::Aborted { .. } | RunError::Reported { .. })
+    }
+}
+
+fn rank_text(rank: Option<u32>) -> String {
+    rank.map_or_else(String::new, |rank| format!("rank {rank}: "))
+}
+
+fn peers_text(peers: &[u32]) -> String {
+    let list = peers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    if peers.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }
+}
+
+/// The error of one rank, for all ranks: with the number of that rank, unless the text names a rank already.
+fn reported_text(reporter: u32, cause: &RunError) -> String {
+    let (text, name) = (cause.to_string(), format!("rank {reporter}"));
+    let is_named = cause.culprit().is_some() || text.starts_with(&name);
+    if is_named { text } else { format!("{name}: {text}") }
+}
+
+/// Names the rank that keeps the others waiting, unless the text has named it already.
+fn behind_text(culprit: u32, peers: &[u32]) -> String {
+    match peers {
+        [peer] if *peer == culprit => String::new(),
+        _ => format!("; rank {culprit} keeps the others waiting"),
+    }
+}

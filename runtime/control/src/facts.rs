@@ -1,0 +1,159 @@
+//! What this machine gives a process that runs ranks: memory that processes share, descriptors that they pass to each
+//! other, and limits.
+//!
+//! Everything here asks or tries. What it makes to try is gone when it returns, and nothing of the machine is changed.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket, socketpair};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, access};
+
+use crate::channel::Channel;
+use crate::error::RunError;
+use crate::memory::{Access, Segment};
+
+/// What may be limited of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limited {
+    /// Open descriptors.
+    Descriptors,
+    /// Bytes that it may lock in memory.
+    LockedMemory,
+    /// Bytes of a file, and so of a segment of shared memory.
+    FileSize,
+    /// Bytes of addresses.
+    Addresses,
+    /// Bytes to which the stack of the first thread may grow.
+    Stack,
+}
+
+/// The limit in force; none without one, or where the system does not say.
+pub fn limit(what: Limited) -> Option<u64> {
+    let resource = match what {
+        Limited::Descriptors => libc::RLIMIT_NOFILE,
+        Limited::LockedMemory => libc::RLIMIT_MEMLOCK,
+        Limited::FileSize => libc::RLIMIT_FSIZE,
+        Limited::Addresses => libc::RLIMIT_AS,
+        Limited::Stack => libc::RLIMIT_STACK,
+    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to the place it is given and keeps nothing.
+    let is_known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
+    (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Bytes of memory that a process can have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// All there are.
+    pub total: u64,
+    /// Those that can be had without swapping.
+    pub available: u64,
+    /// What the control group of the process may take, where it is limited.
+    pub group: Option<u64>,
+}
+
+/// The machine's memory; none where the system does not say.
+pub fn room() -> Option<Room> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let of = |name: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Room { total: of("MemTotal:")?, available: of("MemAvailable:")?, group: group_limit() })
+}
+
+/// The least limit of memory of the control group of this process and of those around it (version 2).
+fn group_limit() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = own.lines().find_map(|l| l.strip_prefix("0::"))?;
+    let folders = Path::new(path.strip_prefix('/')?).ancestors();
+    let limits = folders.filter_map(|folder| {
+        let file = Path::new("/sys/fs/cgroup").join(folder).join("memory.max");
+        std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
+    });
+    limits.min()
+}
+
+/// Bytes in all and bytes that are free of the file system of a folder; none where there is no such folder.
+pub fn space(folder: &str) -> Option<[u64; 2]> {
+    let found = statvfs(folder).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+    Some([bytes(found.blocks()), bytes(found.blocks_available())])
+}
+
+/// Whether this process may make files in a folder.
+pub fn is_writable(folder: &Path) -> bool {
+    access(folder, AccessFlags::W_OK | AccessFlags::X_OK).is_ok()
+}
+
+/// The bytes of a segment that is made to try.
+const TRIED: usize = 4096;
+/// How long descriptors may take within one process.
+const PASSING: Duration = Duration::from_secs(5);
+
+/// Makes a segment of shared memory.
+///
+/// # Errors
+/// The system refuses.
+pub fn try_shared_memory() -> Result<(), RunError> {
+    Segment::create("trial", TRIED).map(|_| ())
+}
+
+/// Passes a segment over a socket, as ranks pass their memory to each other, and maps what arrives. Sockets with abstract
+/// names, which ranks meet at, are tried as well.
+///
+/// # Errors
+/// The system refuses, or other memory arrives.
+pub fn try_passing() -> Result<(), RunError> {
+    let failed = |call: &str, e: nix::Error| RunError::of_call("opening a Unix socket", call, e);
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| failed("socket", e))?;
+    // The system draws a name in the abstract namespace for a socket that is bound to none.
+    bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| failed("bind", e))?;
+    let (here, there) =
+        socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| failed("socketpair", e))?;
+    let (here, there) = (Channel::new(here, 0), Channel::new(there, 0));
+    let segment = Segment::create("trial", TRIED)?;
+    let fd =
+        segment.fd().ok_or_else(|| RunError::system("passing memory", "a segment without a descriptor"))?;
+    here.send_fds(&[fd])?;
+    let arrived = there.receive_fds(1, Instant::now() + PASSING)?.pop();
+    let arrived = arrived.ok_or_else(|| RunError::system("passing memory", "no descriptor arrived"))?;
+    let mapped = Segment::map("trial", arrived, TRIED, Access::Read)?;
+    const MARK: u8 = 0x5c;
+    // SAFETY: both segments have this many bytes, and nobody else has them.
+    let same = unsafe {
+        segment.as_ptr().add(TRIED - 1).write_volatile(MARK);
+        mapped.as_ptr().add(TRIED - 1).read_volatile() == MARK
+    };
+    match same {
+        true => Ok(()),
+        false => Err(RunError::system("passing memory", "the memory that arrived is another")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_shared_and_passed_here() {
+        try_shared_memory().unwrap();
+        try_passing().unwrap();
+    }
+
+    #[test]
+    fn limits_and_room_are_those_of_the_system() {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        assert!(limit(Limited::Descriptors).is_none_or(|n| n >= open));
+        let room = room().expect("Linux says");
+        assert!(room.available <= room.total && room.group.is_none_or(|n| n > 0), "{room:?}");
+        let [all, free] = space("/").expect("a root");
+        assert!(free <= all && all > 0);
+        assert_eq!(space("/no such folder"), None);
+    }
+}

@@ -1,0 +1,251 @@
+//! Rank 0 gathers the ranks of a run that another launcher started.
+//!
+//! Every process that connects says which rank it is. When a rank is there twice, comes from another run, cannot
+//! begin or dies meanwhile, the others are still awaited for a moment, so that all of them learn the same. That holds too
+//! where this process has no descriptor left for them: one is kept for that case, and they are served one after another.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{getsockopt, sockopt};
+
+use crate::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
+use crate::error::RunError;
+use crate::heartbeat::{ActiveClock, TICK};
+use crate::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
+use crate::membership::Membership;
+
+/// How long ranks that have not come are awaited once the run cannot be.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
+
+/// How long a process that connected may take to say which rank it is, where others wait for its descriptor.
+const SAYING: Duration = Duration::from_millis(200);
+
+/// All ranks, and the machine that they have joined.
+pub(crate) struct GatheredRanks {
+    /// By rank.
+    pub channels: Vec<Channel>,
+    pub machine: Coordinating,
+    pub clock: ActiveClock,
+}
+
+/// A process that connected.
+struct Candidate {
+    channel: Channel,
+    /// Whether the process at the other end is this one.
+    own: bool,
+    /// The rank that it says it is.
+    rank: Option<u32>,
+    /// Whether it has closed its end.
+    gone: bool,
+}
+
+/// The processes that came so far.
+pub(crate) struct Gathering<'a> {
+    place: &'a Membership,
+    listener: &'a OwnedFd,
+    limit: Duration,
+    machine: Coordinating,
+    clock: ActiveClock,
+    candidates: Vec<Candidate>,
+    fault: Option<RunError>,
+    /// Given up for the descriptor of a process that comes when there is no other.
+    spare: Option<OwnedFd>,
+    /// Whether there are no descriptors left.
+    is_starved: bool,
+}
+
+impl<'a> Gathering<'a> {
+    /// Awaits the ranks of the run of `place` for `limit`.
+    pub fn new(place: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
+        let mut clock = ActiveClock::start();
+        let machine = Coordinating::new(place.ranks, Timeouts::new(limit), clock.now());
+        let spare = listener.try_clone().ok();
+        let (candidates, fault) = (Vec::new(), None);
+        Gathering { place, listener, limit, machine, clock, candidates, fault, spare, is_starved: false }
+    }
+
+    /// The run cannot be: processes that come are notified.
+    pub fn refuse(&mut self, error: RunError) {
+        if self.fault.is_none() {
+            tracing::warn!(target: "symmc::join", %error, "the ranks cannot start");
+            let now = self.clock.now();
+            self.machine.hasten(now + LINGER);
+            self.fault = Some(error);
+        }
+    }
+
+    /// Counts this process's own rank as there.
+    pub fn count_self(&mut self) {
+        self.count(self.place.rank);
+    }
+
+    /// Counts a rank as there.
+    fn count(&mut self, rank: u32) {
+        let now = self.clock.now();
+        // The machine orders the welcome by its next stage.
+        let _ = self.machine.answer(rank, Answer::Join, now);
+    }
+
+    /// A channel to each rank, once all have come.
+    ///
+    /// # Errors
+    /// Ranks did not come, or one that came cannot take part. All that came have been notified.
+    pub fn all(mut self) -> Result<GatheredRanks, RunError> {
+        while self.machine.stage() == Stage::Gathering {
+            let now = self.clock.now();
+            if let Some(Fault::Absent(ranks)) = self.machine.overdue(now, &|_| None) {
+                let limit_ms = self.limit.as_millis() as u64;
+                self.refuse(RunError::Absent { ranks, limit_ms }.reported_by(self.place.rank));
+                break;
+            }
+            if let Err(error) = self.step() {
+                self.refuse(error.reported_by(self.place.rank));
+            }
+        }
+        if let Some(error) = self.fault {
+            for candidate in &self.candidates {
+                // A process that cannot be notified is gone.
+                let _ = candidate.channel.send(&ToRank::Verdict(Some(error.clone())));
+            }
+            return Err(error);
+        }
+        self.reject_latecomers();
+        let mut candidates: Vec<Candidate> =
+            self.candidates.into_iter().filter(|g| g.rank.is_some()).collect();
+        candidates.sort_by_key(|candidate| candidate.rank);
+        let channels = candidates.into_iter().map(|candidate| candidate.channel).collect();
+        Ok(GatheredRanks { channels, machine: self.machine, clock: self.clock })
+    }
+
+    /// Refuses processes that came to a run that has all its ranks.
+    fn reject_latecomers(&mut self) {
+        while let Ok(Some(fd)) = accept(self.listener, Instant::now()) {
+            self.candidates.push(Candidate {
+                channel: Channel::new(fd, 0),
+                own: false,
+                rank: None,
+                gone: false,
+            });
+        }
+        let all = "all ranks of this run are there already: was a rank started twice?".to_string();
+        for candidate in self.candidates.iter().filter(|candidate| candidate.rank.is_none()) {
+            // A process that cannot be notified is gone.
+            let _ = candidate.channel.send(&ToRank::Verdict(Some(RunError::Invalid(all.clone()))));
+        }
+    }
+
+    /// Waits until a process connects, sends a message or closes its end.
+    fn step(&mut self) -> Result<(), RunError> {
+        let present: Vec<usize> = (0..self.candidates.len()).filter(|&g| !self.candidates[g].gone).collect();
+        let channels = present.iter().map(|&g| self.candidates[g].channel.fd());
+        let all = std::iter::once(self.listener.as_fd()).chain(channels);
+        let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(RunError::of_call("waiting for ranks", "poll", e)),
+        }
+        let events: Vec<bool> = fds.iter().map(|fd| fd.revents().is_some_and(|e| !e.is_empty())).collect();
+        let mut result = Ok(());
+        for (&candidate, _) in present.iter().zip(&events[1..]).filter(|(_, event)| **event) {
+            result = result.and(self.handle_message(candidate));
+        }
+        if events[0] {
+            result = result.and(self.accept_connection());
+        }
+        result
+    }
+
+    /// Accepts a connection.
+    fn accept_connection(&mut self) -> Result<(), RunError> {
+        let accepted = match accept(self.listener, Instant::now()) {
+            Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
+                self.is_starved = true;
+                return Err(error.reported_by(self.place.rank));
+            }
+            accepted => accepted?,
+        };
+        let Some(fd) = accepted else { return Ok(()) };
+        if self.is_starved {
+            self.refuse_at_once(fd);
+        } else if same_user(&fd)? {
+            let peer = getsockopt(&fd, sockopt::PeerCredentials);
+            let own = peer.is_ok_and(|peer| peer.pid() as u32 == std::process::id());
+            self.candidates.push(Candidate { channel: Channel::new(fd, 0), own, rank: None, gone: false });
+        }
+        Ok(())
+    }
+
+    /// Refuses a process with the reason, and closes its descriptor.
+    fn refuse_at_once(&mut self, fd: OwnedFd) {
+        let (channel, fault) = (Channel::new(fd, 0), self.fault.clone());
+        if let Ok(Some(FromRank::Join { rank, .. })) = channel.receive(Some(Instant::now() + SAYING)) {
+            self.count(rank);
+        }
+        // A process that cannot be notified is gone.
+        let _ = channel.send(&ToRank::Verdict(fault));
+    }
+
+    /// Handles the next message of a process.
+    fn handle_message(&mut self, at: usize) -> Result<(), RunError> {
+        let candidate = &mut self.candidates[at];
+        match (candidate.channel.try_receive(), candidate.rank) {
+            (Ok(Arrival::Nothing), _) => Ok(()),
+            (Ok(Arrival::Message(FromRank::Join { rank, ranks, run, left_ms })), None) => {
+                let until = self.clock.now().saturating_add(Duration::from_millis(left_ms));
+                self.machine.hasten(until);
+                self.admit(at, rank, ranks, &run)
+            }
+            (Ok(Arrival::Message(FromRank::Decline { rank, ranks, run, error })), None) => {
+                candidate.gone = true;
+                self.admit(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
+            }
+            (Ok(Arrival::Message(FromRank::Failed(error))), Some(rank)) => {
+                candidate.gone = true;
+                Err(error.reported_by(rank))
+            }
+            (Ok(Arrival::End), Some(rank)) => {
+                candidate.gone = true;
+                let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
+                Err(RunError::DiedOutside { rank, how, when }.reported_by(self.place.rank))
+            }
+            (Ok(Arrival::Message(other)), Some(rank)) => {
+                candidate.gone = true;
+                let detail = format!("unexpected {other:?} while the ranks joined");
+                Err(RunError::Protocol { rank, detail }.reported_by(self.place.rank))
+            }
+            (Err(error), rank) => {
+                candidate.gone = true;
+                // Without a number, a process that sends something else is not a rank.
+                let is_foreign = rank.is_none() && matches!(error, RunError::Protocol { .. });
+                if is_foreign { Ok(()) } else { Err(error.reported_by(self.place.rank)) }
+            }
+            (Ok(_), None) => {
+                candidate.gone = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Admits a process as the rank that it says it is.
+    fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
+        let expected = self.place.ranks;
+        if run != self.place.run || ranks != expected || rank >= expected {
+            let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
+            return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
+        }
+        let known = self.candidates.iter().any(|g| g.rank == Some(rank));
+        let candidate = &mut self.candidates[at];
+        if known || (rank == 0 && !candidate.own) {
+            let detail = format!("two processes say that they are rank {rank} of this run");
+            return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
+        }
+        candidate.rank = Some(rank);
+        candidate.channel.set_peer(rank);
+        tracing::debug!(target: "symmc::join", rank, ranks, "a rank joined");
+        self.count(rank);
+        Ok(())
+    }
+}

@@ -1,0 +1,213 @@
+//! How the ranks of sessions find each other.
+//!
+//! Wherever their numbers come from, the ranks of a session meet at one abstract socket whose name they all know
+//! ([`crate::join`]): from the environment of a launcher, because they are threads of one process, or because the first
+//! rank drew it and the caller's own means passed it on.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::error::RunError;
+use crate::membership::{DRAWN, Membership};
+use crate::process;
+
+/// Groups of threads that this process has made.
+static THREADS: AtomicU64 = AtomicU64::new(0);
+
+/// One rank's place in a group, in which it opens sessions together with the others.
+#[derive(Debug)]
+pub struct Group {
+    place: Membership,
+    within_process: bool,
+    /// Sessions that were opened.
+    sessions: AtomicU64,
+    /// The process that opened them; 0 before the first.
+    process: AtomicU32,
+}
+
+/// The caller's means to exchange bytes among ranks.
+pub trait Bootstrap {
+    /// Every rank's bytes, by rank. All ranks give equally many.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String>;
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn barrier(&mut self) -> Result<(), String> {
+        self.all_gather(&[0]).map(drop)
+    }
+}
+
+impl Group {
+    /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
+    /// where no launcher did.
+    ///
+    /// # Errors
+    /// Its variables contradict each other, or say that ranks are on several machines.
+    pub fn from_env() -> Result<Option<Group>, RunError> {
+        Ok(Membership::from_env()?.map(Group::of))
+    }
+
+    /// The place of a process that knows it otherwise.
+    pub fn of(place: Membership) -> Group {
+        Group { place, within_process: false, sessions: AtomicU64::new(0), process: AtomicU32::new(0) }
+    }
+
+    /// A place for each of `ranks` threads of this process.
+    pub fn threads(ranks: u32) -> Vec<Group> {
+        let number = THREADS.fetch_add(1, Ordering::Relaxed);
+        let run = format!("threads {number} of process {}", std::process::id());
+        let place = |rank| Membership { rank, ranks, run: run.clone() };
+        (0..ranks).map(|rank| Group { within_process: true, ..Group::of(place(rank)) }).collect()
+    }
+
+    /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
+    /// them call this at the same time.
+    ///
+    /// # Errors
+    /// These means fail, or the ranks do not fit each other.
+    pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group, RunError> {
+        let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
+        let mut mine = [0u8; 24];
+        mine[8..].copy_from_slice(&secret()?);
+        mine[..4].copy_from_slice(&rank.to_le_bytes());
+        mine[4..8].copy_from_slice(&ranks.to_le_bytes());
+        let all = means.all_gather(&mine).map_err(failed)?;
+        let says = |r: usize| all.get(r).filter(|said| said.len() == mine.len());
+        if all.len() != ranks as usize {
+            return Err(failed(format!("expected {ranks} answers, found {}", all.len())));
+        }
+        for r in 0..ranks {
+            let expected = [r.to_le_bytes(), ranks.to_le_bytes()].concat();
+            if says(r as usize).is_none_or(|said| said[..8] != expected) {
+                // An answer ends with the secret of a rank, which no message has.
+                let found = all.get(r as usize).map_or_else(String::new, |answer| describe_answer(answer));
+                return Err(failed(format!(
+                    "expected the answer of rank {r} of {ranks} as answer {r}, found {found}"
+                )));
+            }
+        }
+        let first = says(0).map(|said| said[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
+        let run = format!("{DRAWN}{}", first.unwrap_or_default());
+        means.barrier().map_err(failed)?;
+        Ok(Group::of(Membership { rank, ranks, run }))
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.place.rank
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.place.ranks
+    }
+
+    /// Tells the other ranks that this one does not come to the next session, and why; the error as all of them have it.
+    pub fn decline(&self, error: RunError) -> RunError {
+        match self.next_session() {
+            Ok(place) => place.decline(error),
+            Err(refusal) => refusal,
+        }
+    }
+
+    /// Whether all ranks are of this process.
+    pub fn is_within_process(&self) -> bool {
+        self.within_process
+    }
+
+    /// Where the ranks meet for one more session.
+    ///
+    /// # Errors
+    /// This is a fork of the process that opened sessions of the group, and would take its place.
+    pub fn next_session(&self) -> Result<Membership, RunError> {
+        let here = process::current();
+        let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
+        match first.err().filter(|owner| *owner != here) {
+            Some(owner) => Err(RunError::Invalid(format!(
+                "the group has sessions of process {owner}, of which this process is a fork: make a group of its own here"
+            ))),
+            None => {
+                let number = self.sessions.fetch_add(1, Ordering::Relaxed);
+                Ok(Membership { run: format!("{}, session {number}", self.place.run), ..self.place.clone() })
+            }
+        }
+    }
+}
+
+/// What an answer of [`Group::bootstrap`] says, without the secret that it ends with.
+fn describe_answer(answer: &[u8]) -> String {
+    let number = |at: usize| Some(u32::from_le_bytes(answer.get(at..at + 4)?.try_into().ok()?));
+    match (answer.len(), number(0), number(4)) {
+        (24, Some(rank), Some(ranks)) => format!("that of rank {rank} of {ranks}"),
+        (bytes, ..) => format!("{bytes} bytes, expected 24"),
+    }
+}
+
+/// 16 random bytes: the secret name under which ranks meet.
+///
+/// # Errors
+/// The system draws none.
+pub fn secret() -> Result<[u8; 16], RunError> {
+    let mut out = [0u8; 16];
+    let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));
+    read.map_err(|e| RunError::of_call("opening /dev/urandom", "open", e))?;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that answer as `change` makes of the own answer.
+    struct Answers<F>(Vec<Vec<u8>>, F);
+
+    impl<F: Fn(&[u8]) -> Vec<Vec<u8>>> Bootstrap for Answers<F> {
+        fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+            self.0.push(mine.to_vec());
+            Ok((self.1)(mine))
+        }
+    }
+
+    /// Every way in which answers do not fit: the message says how, and has no byte of the secret in any notation.
+    #[test]
+    fn no_message_has_the_secret() {
+        let with = |mine: &[u8], rank: u8, ranks: u8| {
+            let mut answer = mine.to_vec();
+            // The barrier has no such fields.
+            if answer.len() == 24 {
+                (answer[0], answer[4]) = (rank, ranks);
+            }
+            answer
+        };
+        type Change<'a> = &'a dyn Fn(&[u8]) -> Vec<Vec<u8>>;
+        let changes: [(Change<'_>, &str); 6] = [
+            (&|mine| vec![mine.to_vec()], "expected 2 answers, found 1"),
+            (&|mine| vec![mine.to_vec(); 1000], "expected 2 answers, found 1000"),
+            (&|mine| vec![with(mine, 1, 2), mine.to_vec()], "as answer 0, found that of rank 1 of 2"),
+            (&|mine| vec![mine.to_vec(), with(mine, 1, 3)], "as answer 1, found that of rank 1 of 3"),
+            (&|mine| vec![mine.to_vec(), mine[..20].to_vec()], "found 20 bytes, expected 24"),
+            (&|mine| vec![mine.to_vec(), [mine, &[0; 1 << 16]].concat()], "found 65560 bytes, expected 24"),
+        ];
+        for (change, expected) in changes {
+            let mut answers = Answers(Vec::new(), change);
+            let text = Group::bootstrap(0, 2, &mut answers).unwrap_err().to_string();
+            assert!(text.contains(expected) && text.len() < 200, "{text}");
+            let secret = &answers.0[0][8..];
+            let hex: String = secret.iter().map(|b| format!("{b:02x}")).collect();
+            let list = format!("{secret:?}");
+            assert!(!text.contains(&hex) && !text.contains(list.trim_matches(['[', ']'])), "{text}");
+        }
+        let mut both = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
+        let group = Group::bootstrap(0, 2, &mut both).unwrap();
+        let hex: String = both.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
+        let next = group.next_session().unwrap();
+        assert!(next.run.contains(&hex), "the ranks meet by it");
+        assert!(!format!("{group:?} {next:?} {}", next.shown_run()).contains(&hex));
+    }
+}

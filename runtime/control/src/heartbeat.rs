@@ -1,0 +1,128 @@
+//! Heartbeats: they distinguish a process that is stopped from one that is slow.
+//!
+//! Each rank's listening thread ([`crate::link`]) and the coordinator count up a word of the control segment every few
+//! milliseconds, whatever else their processes do. Others watch whether it changes. A process that is stopped, frozen
+//! or swapped out shows no change. A word that is 0 says nothing: that process has no thread for it.
+//!
+//! An observer that was stopped itself must not blame others for the time that it missed. So time is counted by
+//! [`ActiveClock`], in which a pause of the observer is short.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::control::Control;
+
+/// How often a process publishes its heartbeat, and looks for those of others.
+pub(crate) const TICK: Duration = Duration::from_millis(50);
+/// The longest step of an active clock. More passes between two looks only where the process did not run.
+const LONGEST_STEP: Duration = Duration::from_millis(500);
+/// Silence that is shorter says nothing on a busy machine.
+pub(crate) const SHORTEST_SILENCE: Duration = Duration::from_millis(400);
+
+/// Counts the time in which this process runs. It must be looked at every [`TICK`] or so.
+#[derive(Debug)]
+pub(crate) struct ActiveClock {
+    last: Instant,
+    active: Duration,
+}
+
+impl ActiveClock {
+    /// A clock that starts at 0.
+    pub fn start() -> ActiveClock {
+        ActiveClock::start_at(Duration::ZERO)
+    }
+
+    /// A clock that starts at this time.
+    pub fn start_at(active: Duration) -> ActiveClock {
+        ActiveClock { last: Instant::now(), active }
+    }
+
+    /// The time since the start, without most of each pause.
+    pub fn now(&mut self) -> Duration {
+        let now = Instant::now();
+        self.active += (now - self.last).min(LONGEST_STEP);
+        self.last = now;
+        self.active
+    }
+}
+
+/// What was seen of one word.
+#[derive(Clone, Copy, Debug, Default)]
+struct WordSample {
+    count: u32,
+    changed: Duration,
+}
+
+impl WordSample {
+    fn look(&mut self, word: &AtomicU32, now: Duration) {
+        let count = word.load(Ordering::Relaxed);
+        if count != self.count {
+            *self = WordSample { count, changed: now };
+        }
+    }
+
+    fn silence(&self, now: Duration) -> Option<Duration> {
+        (self.count != 0).then(|| now.saturating_sub(self.changed))
+    }
+}
+
+/// Watches the heartbeats of all ranks and of the coordinator.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    control: Control,
+    ranks: Vec<WordSample>,
+    coordinator: WordSample,
+}
+
+impl Observer {
+    /// Has seen nothing yet.
+    pub fn new(control: &Control) -> Observer {
+        let ranks = vec![WordSample::default(); control.ranks() as usize];
+        Observer { control: control.clone(), ranks, coordinator: WordSample::default() }
+    }
+
+    /// Looks at all words.
+    pub fn sample(&mut self, now: Duration) {
+        for (rank, seen) in (0..).zip(&mut self.ranks) {
+            seen.look(self.control.heartbeat(rank), now);
+        }
+        self.coordinator.look(self.control.coordinator_heartbeat(), now);
+    }
+
+    /// How long a rank has shown no heartbeat; `None` where it never showed one.
+    pub fn silence(&self, rank: u32, now: Duration) -> Option<Duration> {
+        self.ranks.get(rank as usize)?.silence(now)
+    }
+
+    /// The same of the coordinator.
+    pub fn silence_of_coordinator(&self, now: Duration) -> Option<Duration> {
+        self.coordinator.silence(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::memory::Segment;
+
+    #[test]
+    fn silence_is_counted_from_the_last_change_and_unknown_without_one() {
+        let segment = Segment::create("test", Control::size(2, 1)).expect("a segment");
+        let control = Control::new(Arc::new(segment), 2, 1).expect("control words");
+        let mut observer = Observer::new(&control);
+        let at = Duration::from_millis;
+        control.publish_heartbeat(1);
+        observer.sample(at(100));
+        assert_eq!((observer.silence(0, at(900)), observer.silence(1, at(900))), (None, Some(at(800))));
+        control.publish_heartbeat(1);
+        observer.sample(at(900));
+        assert_eq!(observer.silence(1, at(900)), Some(at(0)));
+        assert_eq!(observer.silence_of_coordinator(at(900)), None);
+        control.coordinator_heartbeat().store(u32::MAX, Ordering::Relaxed);
+        control.publish_coordinator_heartbeat();
+        observer.sample(at(950));
+        assert_eq!(observer.silence_of_coordinator(at(951)), Some(at(1)));
+    }
+}

@@ -1,0 +1,340 @@
+//! Ranks that another launcher started: torchrun, `mpirun` or Slurm.
+//!
+//! Each process finds its rank in the environment (`launchers`) and meets the others at an abstract Unix socket, where
+//! rank 0 coordinates. The name of the socket is made of the user and of what identifies the run, so runs
+//! do not meet each other; an abstract name vanishes with its process. Both sides accept only processes of
+//! the same user, by the kernel's word. All ranks are on one host.
+//!
+//! No rank waits longer than its limit for the others, and the earliest limit ends the wait of all: a rank that
+//! joins says how long it would still wait. What keeps one from running ends the run of all, also before it began. The
+//! order of messages and the timeouts are those of [`crate::joining`].
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, connect, listen, socket};
+use symmc_support::parallel;
+
+use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
+use crate::coordinator::{Coordinator, Member, Subject, Watched};
+use crate::domain::Domain;
+use crate::error::RunError;
+use crate::gather::{Gathering, LINGER};
+use crate::heartbeat::TICK;
+use crate::joined::{JoinedRank, await_coordinator};
+use crate::joining::{Notice, Task};
+use crate::link::{Link, LinkConfig};
+use crate::membership::Membership;
+use crate::opening::{CoordinatedBy, Opening};
+use crate::rank::{map_domain, receive_welcome};
+use crate::steps::LocateStep;
+use crate::terms::Term;
+use crate::trace::enter_coordinator_span;
+
+/// How long a rank that cannot begin looks for rank 0, to notify it.
+const DECLINING: Duration = Duration::from_secs(2);
+/// The pause between two attempts to connect: the first, and the longest.
+const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
+
+/// What ranks join for.
+#[derive(Clone)]
+pub struct Purpose {
+    /// What they run.
+    pub subject: Subject,
+    /// What else must be the same on all of them.
+    pub terms: Vec<Term>,
+    /// Groups of ranks that have flags of their own.
+    pub groups: usize,
+    /// Bytes of the symmetric arena of each rank.
+    pub arena: usize,
+    /// What they are watched for.
+    pub watched: Watched,
+    /// Names the steps that they run.
+    pub locate_step: LocateStep,
+    /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
+    pub first: u32,
+    /// No wait takes longer.
+    pub limit: Duration,
+}
+
+impl Membership {
+    /// Notifies the other ranks that this one cannot begin, and why, so that none waits for it. Returns the error as all ranks
+    /// get it. Ranks that cannot be reached in a moment are not notified.
+    pub fn decline(&self, error: RunError) -> RunError {
+        let error = error.reported_by(self.rank);
+        tracing::warn!(target: "symmc::join", %error, "declining to join, notifying the other ranks");
+        match self.rank {
+            0 => {
+                if let Ok(Some(listener)) = meeting_point(self) {
+                    refuse(self, &listener, LINGER, &error);
+                }
+            }
+            _ => {
+                let notified = connect_to(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
+                    let (rank, ranks, run) = (self.rank, self.ranks, self.run.clone());
+                    channel.send(&FromRank::Decline { rank, ranks, run, error: error.clone() })
+                });
+                // This rank fails in any case; the others find out at their limit.
+                let _ = notified;
+            }
+        }
+        error
+    }
+
+    /// The first message of this rank, which would wait for others so long.
+    fn join(&self, left: Duration) -> FromRank {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        FromRank::Join { rank: self.rank, ranks: self.ranks, run: self.run.clone(), left_ms }
+    }
+}
+
+/// Notifies the ranks that come in a moment that there will be no run.
+fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
+    let mut gathering = Gathering::new(place, listener, limit);
+    gathering.count_self();
+    gathering.refuse(error.clone());
+    // It ends with the error given.
+    let _ = gathering.all();
+}
+
+impl JoinedRank {
+    /// Joins as the rank of `place`; returns when all ranks have come and run the same.
+    ///
+    /// # Errors
+    /// The other ranks do not come or run something else.
+    pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank, RunError> {
+        let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
+        let identity = identity.map_err(|error| place.decline(error))?;
+        let until = Instant::now() + purpose.limit;
+        if place.rank != 0 {
+            return connect_rank(place, purpose, identity, until);
+        }
+        let Some(listener) = meeting_point(place)? else {
+            // Whoever is there says whether it is this run's.
+            return match connect_rank(place, purpose, identity, Instant::now() + DECLINING) {
+                Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
+                    "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
+                    place.shown_run()
+                ))),
+                Err(error) => Err(error),
+            };
+        };
+        let coordinator = start_coordinator(place, purpose, listener)?;
+        match connect_rank(place, purpose, identity, until) {
+            Ok(rank) => Ok(rank.with_coordinator(coordinator)),
+            Err(error) => Err(explained(await_coordinator(coordinator), error)),
+        }
+    }
+}
+
+/// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
+fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
+    match coordinator {
+        // The coordinator sees an error of rank 0 only as the end or the absence of rank 0.
+        Err(verdict) => match verdict.cause() {
+            RunError::DiedOutside { rank: 0, .. } => own.reported_by(0),
+            RunError::Absent { ranks, .. } if ranks.contains(&0) => own.reported_by(0),
+            _ => verdict,
+        },
+        Ok(()) => own.reported_by(0),
+    }
+}
+
+/// Starts the thread that gathers all ranks and coordinates them.
+fn start_coordinator(
+    place: &Membership,
+    purpose: &Purpose,
+    listener: OwnedFd,
+) -> Result<JoinHandle<Result<(), RunError>>, RunError> {
+    let listener = Arc::new(Mutex::new(Some(listener)));
+    let take =
+        |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let theirs = listener.clone();
+    let gathered = Gathered { place: place.clone(), purpose: purpose.clone() };
+    let work = move || take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener));
+    parallel::spawn(work).map_err(|e| {
+        let error = RunError::of_call("starting the thread that coordinates the ranks", "clone", e);
+        let error = error.reported_by(place.rank);
+        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.limit, &error));
+        error
+    })
+}
+
+/// Joins as the rank of `place`; returns when all ranks run the same.
+fn connect_rank(
+    place: &Membership,
+    purpose: &Purpose,
+    identity: Identity,
+    until: Instant,
+) -> Result<JoinedRank, RunError> {
+    let limit = purpose.limit;
+    tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
+    let channel = connect_to(place, until, limit)?;
+    let left = until.saturating_duration_since(Instant::now());
+    channel.send(&place.join(left))?;
+    let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
+    let mapped = await_welcome(place, &channel, &mut opening, limit)
+        .and_then(|(welcome, fds)| map_domain(&welcome, &mut fds.into_iter()));
+    let domain = mapped.map_err(|error| {
+        let error = error.reported_by(place.rank);
+        // The other ranks get this rank's error. A coordinator that is gone needs no notice.
+        let _ = channel.send(&FromRank::Failed(error.clone()));
+        error
+    })?;
+    let config = LinkConfig {
+        control: domain.control.clone(),
+        rank: place.rank,
+        by: CoordinatedBy::Rank0,
+        locate_step: purpose.locate_step.clone(),
+        limit,
+    };
+    let link = Link::new(channel, config, opening);
+    let agreed = link.agree(identity, &purpose.terms);
+    match agreed.and_then(|()| expect_arena(purpose, place.rank, &domain)) {
+        Ok(()) => Ok(JoinedRank::new(link, place.rank, domain)),
+        Err(error) => Err(link.report(error)),
+    }
+}
+
+/// The symmetric arena of ranks that run the same is as large as each of them expects.
+fn expect_arena(purpose: &Purpose, rank: u32, domain: &Domain) -> Result<(), RunError> {
+    match domain.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
+        true => Ok(()),
+        false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
+    }
+}
+
+/// The first message of rank 0, which names the missing ranks where the run cannot be.
+fn await_welcome(
+    place: &Membership,
+    channel: &Channel,
+    opening: &mut Opening,
+    limit: Duration,
+) -> Result<(Welcome, Vec<OwnedFd>), RunError> {
+    loop {
+        if channel.readable(Some(Instant::now() + TICK))? {
+            // The descriptors follow the message at once, unless rank 0 is stopped just then.
+            let until = Instant::now() + limit;
+            let received = receive_welcome(channel, until)
+                .map_err(|error| if Instant::now() >= until { opening.stuck(limit) } else { error });
+            let gone = || {
+                let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
+                RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
+            };
+            let (welcome, fds) = received?.ok_or_else(gone)?;
+            if welcome.ranks != place.ranks {
+                let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
+                return Err(RunError::Protocol { rank: 0, detail: found });
+            }
+            opening.expect_task(Notice::Welcome, Task::Greet)?;
+            return Ok((welcome, fds));
+        }
+        opening.expect_progress()?;
+    }
+}
+
+/// The socket at which ranks meet; `None` if there is one already.
+fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>, RunError> {
+    let failed = |call| move |e: Errno| RunError::of_call("opening the rendezvous point", call, e);
+    let fd = seqpacket().map_err(failed("socket"))?;
+    match bind(fd.as_raw_fd(), &place.address()?) {
+        Err(Errno::EADDRINUSE) => return Ok(None),
+        bound => bound.map_err(failed("bind"))?,
+    }
+    let backlog = Backlog::new(place.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
+    listen(&fd, backlog).map_err(failed("listen"))?;
+    Ok(Some(fd))
+}
+
+fn seqpacket() -> nix::Result<OwnedFd> {
+    socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
+}
+
+/// Connects to rank 0, which may not be there yet.
+fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Channel, RunError> {
+    let address = place.address()?;
+    let [mut pause, longest] = RETRY;
+    loop {
+        let fd = seqpacket().map_err(|e| RunError::of_call("opening a control socket", "socket", e))?;
+        bound_sending(&fd);
+        match connect(fd.as_raw_fd(), &address) {
+            Ok(()) if same_user(&fd)? => return Ok(Channel::new(fd, 0)),
+            Ok(()) => {
+                return Err(RunError::Invalid(format!(
+                    "the rendezvous point of {} belongs to another user",
+                    place.shown_run()
+                )));
+            }
+            Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::EAGAIN | Errno::EINTR) => {
+                if Instant::now() >= until {
+                    let limit_ms = limit.as_millis() as u64;
+                    return Err(RunError::Absent { ranks: vec![0], limit_ms });
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(longest);
+            }
+            Err(e) => return Err(RunError::of_call("connecting to rank 0", "connect", e)),
+        }
+    }
+}
+
+/// What rank 0 coordinates once all ranks have come.
+struct Gathered {
+    place: Membership,
+    purpose: Purpose,
+}
+
+impl Gathered {
+    /// Sends the shared memory to all ranks.
+    fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<(), RunError> {
+        let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
+        for (rank, channel) in (0..).zip(channels) {
+            let welcome = Welcome {
+                rank,
+                ranks: self.place.ranks,
+                groups: self.purpose.groups,
+                arena: self.purpose.arena,
+                first: self.purpose.first,
+                task: vec![],
+                files: 0,
+                limit: self.purpose.limit,
+            };
+            channel.send(&ToRank::Welcome(welcome))?;
+            channel.send_fds(&fds)?;
+        }
+        Ok(())
+    }
+
+    /// Gathers all ranks, then coordinates them.
+    fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
+        let Gathered { place, purpose } = self;
+        let limit = purpose.limit;
+        let _span = enter_coordinator_span();
+        let gathered = Gathering::new(place, &listener, limit).all()?;
+        let channels = gathered.channels;
+        // Who comes now belongs to no run any more.
+        drop(listener);
+        let created = Domain::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
+        let welcomed = created.and_then(|domain| self.welcome_all(&channels, &domain).map(|()| domain));
+        let domain = welcomed.map_err(|error| {
+            let error = error.reported_by(place.rank);
+            for channel in &channels {
+                // A rank that cannot be notified is gone.
+                let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
+            }
+            error
+        })?;
+        let members = channels.into_iter().map(Member::new).collect();
+        let mut coordinator = Coordinator {
+            watched: purpose.watched,
+            joining: gathered.machine,
+            clock: gathered.clock,
+            ..Coordinator::new(purpose.locate_step.clone(), &domain.control, members, limit)
+        };
+        coordinator.run()
+    }
+}

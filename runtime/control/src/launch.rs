@@ -1,0 +1,168 @@
+//! The launcher: one process for each rank, started by this one.
+//!
+//! A rank inherits one control socket and is handed the shared memory over it. Ranks die with the launcher
+//! (`PR_SET_PDEATHSIG`), and the launcher kills and reaps every rank before it returns, whatever happened. It waits no
+//! longer than the limit for the process of a rank to begin.
+
+use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde::Serialize;
+
+use crate::channel::{Channel, ToRank, Welcome};
+use crate::coordinator::{Coordinator, End, Member, RankProcesses};
+use crate::domain::Domain;
+use crate::error::RunError;
+use crate::memory::Segment;
+use crate::spawn::{CallFailure, RankCommand, RankProcess};
+use crate::steps::LocateStep;
+use crate::trace::enter_coordinator_span;
+
+/// How long ranks have to end by themselves after a run.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long reaping killed ranks may take.
+const REAP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Ranks that are to be started, and what they share.
+pub struct LaunchConfig<'a> {
+    /// The number of ranks.
+    pub ranks: u32,
+    /// Groups of ranks that have flags of their own.
+    pub groups: usize,
+    /// Bytes of the symmetric arena of each rank.
+    pub arena: usize,
+    /// Where counters start.
+    pub first: u32,
+    /// No wait takes longer.
+    pub limit: Duration,
+    /// Names the steps that ranks run.
+    pub locate_step: LocateStep,
+    /// For each rank its segments beside the task, which has number 0.
+    pub segments: &'a dyn Fn(u32) -> Vec<&'a Segment>,
+    /// The files that the task names.
+    pub files: Vec<BorrowedFd<'a>>,
+}
+
+/// Has one process for each rank do a task; what each of them answered.
+///
+/// # Errors
+/// A process cannot be started, or a rank failed, died or hung.
+pub fn launch_ranks(
+    config: LaunchConfig<'_>,
+    command: &RankCommand,
+    task: &impl Serialize,
+) -> Result<Vec<String>, RunError> {
+    let LaunchConfig { ranks, groups, arena, first, limit, locate_step, segments, files } = config;
+    let text = serde_json::to_vec(task).map_err(|e| RunError::system("writing the task of ranks", e))?;
+    let task = Segment::create("the task", text.len())?;
+    // SAFETY: the segment has as many bytes, and no other process has it yet.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), task.as_ptr(), text.len()) };
+    let domain = Domain::create(ranks, groups, arena, first)?;
+
+    let null = File::options().read(true).write(true).open("/dev/null");
+    let null = null.map_err(|e| RunError::of_call("opening /dev/null", "open", e))?;
+    let mut processes = Processes { children: Vec::new(), null };
+    let mut members = Vec::new();
+    for rank in 0..ranks {
+        let channel = processes.spawn(command, rank, limit)?;
+        let own: Vec<&Segment> = [&task].into_iter().chain(segments(rank)).collect();
+        let task = own.iter().map(|segment| segment.len()).collect();
+        let welcome = Welcome { rank, ranks, groups, arena, first, task, files: files.len(), limit };
+        channel.send(&ToRank::Welcome(welcome))?;
+        let fds = domain.fds().into_iter().chain(own.iter().map(|segment| segment.fd())).flatten();
+        channel.send_fds(&fds.chain(files.iter().copied()).collect::<Vec<_>>())?;
+        members.push(Member::new(channel));
+    }
+    let _span = enter_coordinator_span();
+    let mut coordinator = Coordinator {
+        processes: Some(&mut processes),
+        ..Coordinator::new(locate_step, &domain.control, members, limit)
+    };
+    coordinator.run()?;
+    let answers = std::mem::take(&mut coordinator.members).into_iter().map(Member::into_answer).collect();
+    drop(coordinator);
+    processes.await_exits();
+    Ok(answers)
+}
+
+/// The processes of the ranks. None outlives this value.
+struct Processes {
+    children: Vec<RankProcess>,
+    /// What they read from and write to.
+    null: File,
+}
+
+impl RankProcesses for Processes {
+    fn ended(&mut self, rank: u32) -> Option<End> {
+        let status = self.children.get_mut(rank as usize)?.ended()?;
+        Some(End { how: how(status), code: status.code() })
+    }
+
+    fn is_stopped(&mut self, rank: u32) -> bool {
+        self.children.get_mut(rank as usize).is_some_and(RankProcess::is_stopped)
+    }
+}
+
+impl Processes {
+    /// Starts the process of a rank; the launcher's end of its control socket.
+    fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel, RunError> {
+        let failed = |failure: CallFailure| {
+            let what = format!("starting rank {rank} ({})", command.program.display());
+            RunError::of_call(what, failure.call, failure.error)
+        };
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+        let (ours, theirs): (OwnedFd, OwnedFd) =
+            pair.map_err(|e| failed(CallFailure::new("socketpair", e)))?;
+        let child = RankProcess::start(command, &theirs, &self.null).map_err(failed)?;
+        self.children.push(child);
+        let begun = self.children.last().map_or(Ok(true), |child| child.await_begin(limit));
+        if begun.map_err(failed)? {
+            return Ok(Channel::new(ours, rank));
+        }
+        let (at, limit_ms) = ("before its program began".into(), limit.as_millis() as u64);
+        Err(RunError::Stuck { rank, at, limit_ms })
+    }
+
+    /// Lets the ranks end by themselves.
+    fn await_exits(&mut self) {
+        self.reap(Instant::now() + EXIT_TIMEOUT);
+    }
+
+    /// Waits until all have ended; whether they have.
+    fn reap(&mut self, until: Instant) -> bool {
+        let mut pause = Duration::from_micros(50);
+        loop {
+            if self.children.iter_mut().all(|child| child.ended().is_some()) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.children.iter_mut().for_each(RankProcess::kill);
+        self.reap(Instant::now() + REAP_TIMEOUT);
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(number), _) => match Signal::try_from(number) {
+            Ok(signal) => format!("signal {number}, {signal}"),
+            Err(_) => format!("signal {number}"),
+        },
+        (None, Some(code)) => format!("exit code {code}"),
+        (None, None) => "unknown status".into(),
+    }
+}

@@ -1,0 +1,424 @@
+//! What other launchers pass to the processes that they start: which rank each is, and of how many.
+//!
+//! A launcher is a row of [`FAMILIES`]: the variables in which it gives the rank, the number of ranks and how many of them
+//! are on this host, and what distinguishes one run from another. Those that give no such name (Hydra, which MPICH and Intel
+//! MPI use) are distinguished by the process that started all ranks.
+//!
+//! Where several launchers speak (`torchrun` within a Slurm step), a domain of one process gives way to a larger one, and
+//! the same rank of the same number is no contradiction. Anything else is refused with both named.
+
+use std::fmt;
+
+use crate::error::RunError;
+use crate::membership::Membership;
+
+/// Who says which rank this process is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Launch {
+    /// Whoever the environment shows.
+    #[default]
+    Auto,
+    /// Nobody: this process starts all ranks, whatever the environment says.
+    Local,
+    /// torchrun.
+    Torchrun,
+    /// An MPI launcher: Open MPI, MPICH, Intel MPI or MVAPICH.
+    Mpi,
+    /// Slurm's srun.
+    Slurm,
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Launch::Auto => "auto",
+            Launch::Local => "local",
+            Launch::Torchrun => "torchrun",
+            Launch::Mpi => "mpi",
+            Launch::Slurm => "slurm",
+        })
+    }
+}
+
+/// What the environment says about this process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Found {
+    /// Its place among the ranks that a launcher started; none if it starts them itself.
+    pub place: Option<Membership>,
+    /// The launcher that gave the place, for people.
+    pub launcher: Option<&'static str>,
+    /// What was found and does not count, for people.
+    pub note: Option<String>,
+}
+
+/// The variables of one launcher.
+#[derive(Debug)]
+struct Family {
+    /// The launcher, for people.
+    name: &'static str,
+    launch: Launch,
+    rank: &'static str,
+    /// The number of ranks: the first of these that is set.
+    size: &'static [&'static str],
+    /// How many of them are on this host.
+    local: Option<&'static str>,
+    /// The number of hosts: the first of these that is set.
+    hosts: &'static [&'static str],
+    /// Without these it is not this launcher that speaks.
+    needs: &'static [&'static str],
+    /// What identifies the run, as far as it is set.
+    run: &'static [&'static str],
+}
+
+const FAMILIES: [Family; 5] = [
+    Family {
+        name: "torchrun",
+        launch: Launch::Torchrun,
+        rank: "RANK",
+        size: &["WORLD_SIZE"],
+        local: Some("LOCAL_WORLD_SIZE"),
+        hosts: &[],
+        needs: &["WORLD_SIZE", "MASTER_PORT"],
+        run: &["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"],
+    },
+    Family {
+        name: "Open MPI",
+        launch: Launch::Mpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: &["OMPI_COMM_WORLD_SIZE"],
+        local: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        hosts: &[],
+        needs: &[],
+        run: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"],
+    },
+    Family {
+        name: "MVAPICH",
+        launch: Launch::Mpi,
+        rank: "MV2_COMM_WORLD_RANK",
+        size: &["MV2_COMM_WORLD_SIZE"],
+        local: Some("MV2_COMM_WORLD_LOCAL_SIZE"),
+        hosts: &[],
+        needs: &[],
+        run: &["MPISPAWN_ID"],
+    },
+    Family {
+        name: "MPI (PMI: MPICH, Intel MPI)",
+        launch: Launch::Mpi,
+        rank: "PMI_RANK",
+        size: &["PMI_SIZE"],
+        local: Some("MPI_LOCALNRANKS"),
+        hosts: &[],
+        needs: &[],
+        run: &["PMI_JOBID", "PMI_KVSNAME", "SLURM_JOB_ID", "SLURM_STEP_ID"],
+    },
+    Family {
+        name: "Slurm",
+        launch: Launch::Slurm,
+        rank: "SLURM_PROCID",
+        size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local: None,
+        hosts: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
+        needs: &["SLURM_STEP_ID"],
+        run: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_CLUSTER_NAME"],
+    },
+];
+
+/// Steps from this number on are no step of srun: the shell of salloc, the batch script, and others of Slurm's own.
+const SLURM_SHELLS: u64 = 0xffff_fff0;
+
+/// The value of a variable, if it is set.
+type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+impl Membership {
+    /// The place that the environment gives this process: [`find`](Self::find) with [`Launch::Auto`].
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub fn from_env() -> Result<Option<Membership>, RunError> {
+        Ok(Membership::find(Launch::Auto)?.place)
+    }
+
+    /// The place that a launcher gives this process through the environment: torchrun, `mpirun` and `mpiexec` of Open
+    /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
+    ///
+    /// # Errors
+    /// A variable is missing or no number, the ranks are on several hosts, two launchers contradict each other, or the
+    /// one that `launch` names says nothing.
+    pub fn find(launch: Launch) -> Result<Found, RunError> {
+        read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
+    }
+}
+
+/// Reads the environment; `starter` names the process that started all ranks, which have this variable.
+fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Result<Found, RunError> {
+    if launch == Launch::Local {
+        return Ok(Found::default());
+    }
+    let mut note = None;
+    let mut found: Vec<(&Family, u32, u32)> = Vec::new();
+    for family in FAMILIES.iter().filter(|f| launch == Launch::Auto || f.launch == launch) {
+        if get(family.rank).is_none() {
+            continue;
+        }
+        if !family.speaks(get) {
+            let says =
+                || format!("{} is set in the environment, but not {}", family.rank, family.missing(get));
+            match launch {
+                // The variables that a Slurm allocation gives its shell are not worth a word.
+                Launch::Auto if family.launch == Launch::Slurm => {}
+                Launch::Auto => note = Some(format!("{}: taken as no launcher's", says())),
+                _ => return Err(invalid(format!("--launch {launch}: {}", says()))),
+            }
+            continue;
+        }
+        let (rank, ranks) = family.place(get).map_err(|e| hinted(e, launch))?;
+        found.push((family, rank, ranks));
+    }
+    if launch == Launch::Auto {
+        found.retain(|f| f.2 > 1);
+    }
+    let Some(&(family, rank, ranks)) = found.first() else {
+        return match launch {
+            Launch::Auto => Ok(Found { note, ..Found::default() }),
+            _ => {
+                let names: Vec<&str> =
+                    FAMILIES.iter().filter(|f| f.launch == launch).map(|f| f.rank).collect();
+                let names = names.join(" nor ");
+                Err(invalid(format!("--launch {launch}: the environment does not set {names}")))
+            }
+        };
+    };
+    if let Some(other) = found.iter().find(|f| (f.1, f.2) != (rank, ranks)) {
+        return Err(invalid(format!(
+            "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {} of {} ({}); --launch {} or {} takes one of them, --launch local neither",
+            family.name,
+            family.rank,
+            other.0.name,
+            other.1,
+            other.2,
+            other.0.rank,
+            family.launch,
+            other.0.launch
+        )));
+    }
+    family.on_one_host(ranks, get).map_err(|e| hinted(e, launch))?;
+    let run = family.identity(get, starter);
+    let place = Some(Membership { rank, ranks, run });
+    Ok(Found { place, launcher: Some(family.name), note: None })
+}
+
+impl Family {
+    /// Whether it is this launcher that speaks, and of ranks that it started.
+    fn speaks(&self, get: Variables) -> bool {
+        let step = || get("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u64>().ok());
+        let shell = self.launch == Launch::Slurm && step().is_some_and(|id| id >= SLURM_SHELLS);
+        // A rank without a number of ranks is a rest of something; with one the rest is asked for.
+        let rest = self.launch == Launch::Torchrun && get("WORLD_SIZE").is_some();
+        !shell && (rest || self.needs.iter().all(|name| get(name).is_some()))
+    }
+
+    /// A variable that this launcher would have set.
+    fn missing(&self, get: Variables) -> String {
+        let missing = self.needs.iter().find(|name| get(name).is_none());
+        missing.map_or_else(|| "the step of srun".into(), |name| name.to_string())
+    }
+
+    /// This process's rank, and the number of ranks.
+    fn place(&self, get: Variables) -> Result<(u32, u32), String> {
+        let size = self.size.iter().find(|name| get(name).is_some()).or(self.size.first());
+        let size = size.copied().unwrap_or_default();
+        let number = |name: &str| -> Result<u32, String> {
+            let text = get(name)
+                .ok_or_else(|| format!("{} is set in the environment, but not {name}", self.rank))?;
+            text.trim().parse().map_err(|_| format!("{name}: expected a number, found {text:?}"))
+        };
+        let (me, ranks) = (number(self.rank)?, number(size)?);
+        if ranks == 0 {
+            return Err(format!("{size}: expected at least 1 rank, found 0"));
+        }
+        if me >= ranks {
+            return Err(format!("{}: expected a number below {ranks}, found {me}", self.rank));
+        }
+        if let Some(name) = self.needs.iter().find(|name| get(name).is_none()) {
+            return Err(format!("{} is set in the environment, but not {name}", self.rank));
+        }
+        Ok((me, ranks))
+    }
+
+    fn on_one_host(&self, ranks: u32, get: Variables) -> Result<(), String> {
+        let here = self.local.and_then(get);
+        let hosts = self.hosts.iter().find_map(|name| get(name));
+        if here.is_some_and(|n| n.trim() != ranks.to_string()) || hosts.is_some_and(|n| n.trim() != "1") {
+            return Err(format!(
+                "{}: the {ranks} ranks are on several hosts: host ranks share memory and must be on one",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+
+    /// What distinguishes this run from others of the user.
+    fn identity(&self, get: Variables, starter: &dyn Fn(&str) -> String) -> String {
+        let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
+        let parts = match parts.iter().all(String::is_empty) {
+            true => starter(self.rank),
+            false => parts.join("/"),
+        };
+        format!("{}/{parts}", self.rank)
+    }
+}
+
+fn invalid(text: String) -> RunError {
+    RunError::Invalid(text)
+}
+
+/// Says how to get around what a leftover variable causes.
+fn hinted(text: String, launch: Launch) -> RunError {
+    match launch {
+        Launch::Auto => invalid(format!("{text}; --launch local ignores the environment")),
+        _ => invalid(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(launch: Launch, variables: &[(&str, &str)]) -> Result<Found, String> {
+        let get = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+        read(launch, &get, &|rank| format!("the starter of {rank}")).map_err(|e| e.to_string())
+    }
+
+    /// The rank and the number of ranks.
+    fn place(variables: &[(&str, &str)]) -> Option<(u32, u32)> {
+        find(Launch::Auto, variables).unwrap().place.map(|p| (p.rank, p.ranks))
+    }
+
+    fn error(variables: &[(&str, &str)]) -> String {
+        find(Launch::Auto, variables).unwrap_err()
+    }
+
+    const TORCH: [(&str, &str); 5] = [
+        ("RANK", "2"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "a"),
+        ("MASTER_PORT", "1"),
+    ];
+    const OPEN_MPI: [(&str, &str); 4] = [
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("PMIX_NAMESPACE", "x"),
+    ];
+    const HYDRA: [(&str, &str); 6] = [
+        ("PMI_RANK", "1"),
+        ("PMI_SIZE", "3"),
+        ("PMI_FD", "7"),
+        ("MPI_LOCALRANKID", "1"),
+        ("MPI_LOCALNRANKS", "3"),
+        ("HYDI_CONTROL_FD", "9"),
+    ];
+    const STEP: [(&str, &str); 6] = [
+        ("SLURM_PROCID", "1"),
+        ("SLURM_NTASKS", "3"),
+        ("SLURM_STEP_NUM_TASKS", "3"),
+        ("SLURM_JOB_ID", "77"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NUM_NODES", "1"),
+    ];
+
+    #[test]
+    fn each_launcher_gives_a_place() {
+        assert_eq!(place(&[]), None);
+        assert_eq!(place(&TORCH), Some((2, 4)));
+        assert_eq!(place(&OPEN_MPI), Some((0, 2)));
+        assert_eq!(place(&HYDRA), Some((1, 3)));
+        assert_eq!(place(&[("MV2_COMM_WORLD_RANK", "1"), ("MV2_COMM_WORLD_SIZE", "2")]), Some((1, 2)));
+        assert_eq!(place(&STEP), Some((1, 3)));
+        let runs = [&TORCH[..], &OPEN_MPI, &HYDRA, &STEP];
+        let mut runs: Vec<String> = runs.map(|v| find(Launch::Auto, v).unwrap().place.unwrap().run).to_vec();
+        runs.sort();
+        runs.dedup();
+        assert_eq!(runs.len(), 4, "{runs:?}");
+    }
+
+    #[test]
+    fn hydra_names_no_run_and_its_ranks_meet_by_who_started_them() {
+        let run = |variables: &[(&str, &str)]| find(Launch::Auto, variables).unwrap().place.unwrap().run;
+        assert_eq!(run(&HYDRA), "PMI_RANK/the starter of PMI_RANK");
+        let with_id = [&HYDRA[..], &[("PMI_JOBID", "5")]].concat();
+        assert_eq!(run(&with_id), "PMI_RANK/5///");
+    }
+
+    #[test]
+    fn the_shell_of_a_slurm_job_is_no_rank() {
+        let batch =
+            [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "1")];
+        assert_eq!(find(Launch::Auto, &batch), Ok(Found::default()));
+        // salloc with an interactive step, and a batch script as newer versions tell it.
+        for id in ["4294967290", "4294967291"] {
+            let shell = [&batch[..], &[("SLURM_STEP_ID", id), ("SLURM_STEP_NUM_TASKS", "4")]].concat();
+            assert_eq!(find(Launch::Auto, &shell), Ok(Found::default()));
+        }
+        // srun --pty bash.
+        let pty = [&batch[..], &[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]].concat();
+        assert_eq!(find(Launch::Auto, &pty), Ok(Found::default()));
+        assert!(find(Launch::Slurm, &batch).unwrap_err().contains("SLURM_STEP_ID"));
+        // A step on one host of an allocation of two.
+        let part = [&STEP[..], &[("SLURM_NNODES", "2")]].concat();
+        assert_eq!(place(&part), Some((1, 3)));
+    }
+
+    #[test]
+    fn a_lone_rank_is_nobodys_and_noted() {
+        let found = find(Launch::Auto, &[("RANK", "1")]).unwrap();
+        assert_eq!(found.place, None);
+        assert!(found.note.is_some_and(|n| n.contains("RANK") && n.contains("WORLD_SIZE")));
+        assert_eq!(find(Launch::Auto, &[("WORLD_SIZE", "4")]), Ok(Found::default()));
+        assert_eq!(find(Launch::Local, &TORCH), Ok(Found::default()));
+        assert!(find(Launch::Torchrun, &[("RANK", "1")]).unwrap_err().contains("WORLD_SIZE"));
+        assert!(find(Launch::Mpi, &TORCH).unwrap_err().contains("PMI_RANK"));
+        // Where another launcher speaks, the rest of one is not worth a word.
+        let both = [&[("RANK", "1")], &HYDRA[..]].concat();
+        let found = find(Launch::Auto, &both).unwrap();
+        assert_eq!((found.place.map(|p| p.rank), found.note), (Some(1), None));
+    }
+
+    #[test]
+    fn launchers_within_launchers() {
+        // torchrun within a step of one task, and mpirun of one process.
+        let one = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_ID", "3")];
+        assert_eq!(place(&[&one[..], &TORCH].concat()), Some((2, 4)));
+        let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+        assert_eq!(place(&alone), None);
+        let asked = find(Launch::Mpi, &alone).unwrap().place.unwrap();
+        assert_eq!((asked.rank, asked.ranks), (0, 1));
+        // srun with PMI tells the same twice.
+        let pmi = [&STEP[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "3")]].concat();
+        assert_eq!(place(&pmi), Some((1, 3)));
+        let both = error(&[&TORCH[..], &HYDRA].concat());
+        for part in ["torchrun says rank 2 of 4", "rank 1 of 3", "PMI_RANK", "--launch torchrun or mpi"] {
+            assert!(both.contains(part), "{both}");
+        }
+        let asked = find(Launch::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().place;
+        assert_eq!(asked.map(|p| p.rank), Some(1));
+    }
+
+    #[test]
+    fn impossible_places_are_refused() {
+        assert!(error(&[("PMI_RANK", "0")]).contains("PMI_SIZE"));
+        assert!(error(&[("RANK", "0"), ("WORLD_SIZE", "2")]).contains("MASTER_PORT"));
+        let broken = |rank, size| error(&[("RANK", rank), ("WORLD_SIZE", size), ("MASTER_PORT", "1")]);
+        assert!(broken("x", "2").contains("expected a number"));
+        assert!(broken("2", "2").contains("below 2"));
+        assert!(broken("0", "0").contains("at least 1"));
+        assert!(broken("x", "2").contains("--launch local"));
+        let hosts = [("RANK", "0"), ("WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "8"), ("MASTER_PORT", "1")];
+        assert!(error(&hosts).contains("several hosts"));
+        let mpi = [("PMI_RANK", "0"), ("PMI_SIZE", "16"), ("MPI_LOCALNRANKS", "8")];
+        assert!(error(&mpi).contains("several hosts"));
+        let slurm = [&STEP[..5], &[("SLURM_STEP_NUM_NODES", "2")]].concat();
+        assert!(error(&slurm).contains("several hosts"));
+    }
+}

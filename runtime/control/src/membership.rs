@@ -1,0 +1,49 @@
+//! A process's place among the ranks of a run that another launcher started, and the address where they meet.
+
+use std::fmt;
+
+use nix::sys::socket::UnixAddr;
+use nix::unistd::getuid;
+
+use crate::error::RunError;
+
+/// This process's place in a run that another launcher started.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Membership {
+    /// This process's rank.
+    pub rank: u32,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// What distinguishes this run from others of the user.
+    pub run: String,
+}
+
+/// How the names of runs begin that their ranks drew at random: such a name is a secret of the ranks.
+pub(crate) const DRAWN: &str = "bootstrap ";
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Membership { rank, ranks, run: _ } = self;
+        let mut out = f.debug_struct("Membership");
+        out.field("rank", rank).field("ranks", ranks).field("run", &self.shown_run()).finish()
+    }
+}
+
+impl Membership {
+    /// What messages call the run, without a secret.
+    pub(crate) fn shown_run(&self) -> &str {
+        if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
+    }
+
+    /// The address where the ranks meet.
+    pub(crate) fn address(&self) -> Result<UnixAddr, RunError> {
+        let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
+        UnixAddr::new_abstract(name.as_bytes())
+            .map_err(|e| RunError::of_call("naming the rendezvous point", "bind", e))
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo), 64 bits.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}

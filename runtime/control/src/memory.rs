@@ -1,0 +1,206 @@
+//! Memory of a run: segments that ranks share, and memory of one rank.
+//!
+//! A shared segment is an anonymous file (`memfd_create`) with sealed size that is mapped by every process
+//! that was handed its descriptor. It has no name in any file system: the kernel frees it with the last
+//! process that holds it, however that process ends.
+//!
+//! All bytes of both start as zero. Segments are page aligned and never empty, so that every address within the asked length
+//! is valid. Files are never mapped here: another process that shortens one would end this process with SIGBUS.
+
+use std::ffi::CString;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
+
+use crate::error::RunError;
+
+/// From this size on a mapping is aligned to huge pages and asks for them.
+const HUGE: usize = 2 << 20;
+
+/// What a process may do with a segment that it maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+/// Mapped memory, shared or private. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Segment {
+    address: NonNull<u8>,
+    len: usize,
+    mapped: usize,
+    fd: Option<OwnedFd>,
+}
+
+// SAFETY: a segment owns its mapping and gives out raw pointers only; who dereferences them answers for
+// synchronisation.
+unsafe impl Send for Segment {}
+// SAFETY: as above; no method of a shared reference touches the memory.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` it is for is said in
+    /// errors and in `/proc/<pid>/maps`.
+    pub fn create(what: &str, len: usize) -> Result<Segment, RunError> {
+        let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
+        let label = CString::new(format!("symmc {what}")).unwrap_or_default();
+        let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
+            .map_err(failed("memfd_create"))?;
+        let size = i64::try_from(len.max(1)).map_err(|_| failed("ftruncate")(Errno::EFBIG))?;
+        ftruncate(&fd, size).map_err(failed("ftruncate"))?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(failed("fcntl"))?;
+        Segment::map(what, fd, len, Access::ReadWrite)
+    }
+
+    /// Maps the shared segment behind `fd`, which must have sealed size and at least `len` bytes.
+    pub fn map(what: &str, fd: OwnedFd, len: usize, access: Access) -> Result<Segment, RunError> {
+        let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed("fcntl"))?;
+        let size = usize::try_from(fstat(&fd).map_err(failed("fstat"))?.st_size).unwrap_or(0);
+        if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || size < len.max(1) {
+            let detail = format!("expected a segment of {len} bytes with sealed size, found {size} bytes");
+            return Err(RunError::system("mapping shared memory", detail));
+        }
+        let protection = match access {
+            Access::Read => ProtFlags::PROT_READ,
+            Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        };
+        let mapped = len.max(1);
+        let address = map_aligned(fd.as_fd(), mapped, protection).map_err(failed("mmap"))?;
+        Ok(Segment { address, len, mapped, fd: Some(fd) })
+    }
+
+    /// Memory of `len` bytes of zeros that only this process reaches.
+    pub fn private(what: &str, len: usize) -> Result<Segment, RunError> {
+        let mapped = len.max(1);
+        let size = NonZeroUsize::new(mapped).unwrap_or(NonZeroUsize::MIN);
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
+        let address = unsafe { mmap_anonymous(None, size, protection, flags) };
+        let address = address.map_err(|e| RunError::of_memory(what, len, "mmap", e))?.cast();
+        let segment = Segment { address, len, mapped, fd: None };
+        if mapped >= HUGE {
+            // SAFETY: the range is the mapping just made. Advice only; its failure changes nothing.
+            let _ = unsafe { madvise(segment.address.cast(), mapped, MmapAdvise::MADV_HUGEPAGE) };
+        }
+        Ok(segment)
+    }
+
+    /// Gives the pages of a shared segment back to the system, for all processes that map it. Its bytes are zero then.
+    pub fn forget(&self) -> Result<(), RunError> {
+        // SAFETY: the range is this segment's mapping; who uses it answers for what it holds.
+        let done = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_REMOVE) };
+        done.map_err(|e| RunError::of_call("giving shared memory back", "madvise", e))
+    }
+
+    /// The address of the first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The descriptor of a shared segment.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(|fd| fd.as_fd())
+    }
+
+    /// The address of `len` bytes from an offset on.
+    ///
+    /// # Errors
+    /// They do not lie within the segment.
+    pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8, RunError> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
+        fits.then(|| self.as_ptr().wrapping_add(offset)).ok_or_else(outside)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the range is this segment's own mapping, and nobody may use its addresses any more.
+        let _ = unsafe { munmap(self.address.cast(), self.mapped) };
+    }
+}
+
+/// Maps `fd`; a large mapping starts at a multiple of the huge page size.
+fn map_aligned(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> nix::Result<NonNull<u8>> {
+    let size = NonZeroUsize::new(len).unwrap_or(NonZeroUsize::MIN);
+    if len < HUGE {
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        return Ok(unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, fd, 0) }?.cast());
+    }
+    let span = size.checked_add(HUGE).ok_or(Errno::ENOMEM)?;
+    let reserve = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+    // SAFETY: a fresh inaccessible mapping that reserves addresses.
+    let start = unsafe { mmap_anonymous(None, span, ProtFlags::PROT_NONE, reserve) }?;
+    let from = start.as_ptr() as usize;
+    let at = from.next_multiple_of(HUGE);
+    let end = (at + len).next_multiple_of(4096);
+    // SAFETY: the parts of the reservation before and after the aligned range are unmapped, then the range
+    // itself is replaced; nothing else lies in the reservation.
+    unsafe {
+        if at > from {
+            munmap(start, at - from)?;
+        }
+        if from + span.get() > end {
+            let tail = NonNull::new(end as *mut _).ok_or(Errno::ENOMEM)?;
+            munmap(tail, from + span.get() - end)?;
+        }
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
+        let address = mmap(NonZeroUsize::new(at), size, protection, flags, fd, 0)?;
+        // Advice only; its failure changes nothing.
+        let _ = madvise(address, len, MmapAdvise::MADV_HUGEPAGE);
+        Ok(address.cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_shared_zeroed_and_of_fixed_size() {
+        for len in [0, 1, 5000, 3 << 20] {
+            let a = Segment::create("test", len).unwrap();
+            let fd = a.fd().unwrap().try_clone_to_owned().unwrap();
+            assert!(ftruncate(&fd, 1 << 30).is_err(), "the size is sealed");
+            let b = Segment::map("test", fd, len, Access::Read).unwrap();
+            if len > 0 {
+                // SAFETY: both mappings hold `len` bytes.
+                unsafe {
+                    assert_eq!(*b.as_ptr().add(len - 1), 0);
+                    *a.as_ptr().add(len - 1) = 7;
+                    assert_eq!(*b.as_ptr().add(len - 1), 7);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_segment_that_is_too_short_is_refused() {
+        let a = Segment::create("test", 100).unwrap();
+        let fd = a.fd().unwrap().try_clone_to_owned().unwrap();
+        assert!(Segment::map("test", fd, 101, Access::Read).is_err());
+    }
+}

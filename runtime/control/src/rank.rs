@@ -1,0 +1,184 @@
+//! The process of a rank that a launcher started: its task, and the memory that it received.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt};
+use serde::de::DeserializeOwned;
+
+use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome};
+use crate::control::Control;
+use crate::coordinator::Subject;
+use crate::domain::Domain;
+use crate::error::RunError;
+use crate::joined::JoinedRank;
+use crate::joining::{Notice, Task};
+use crate::link::{Link, LinkConfig};
+use crate::memory::{Access, Segment};
+use crate::opening::{CoordinatedBy, Opening, unexpected};
+use crate::steps::LocateStep;
+use crate::terms::Term;
+use crate::trace::enter_rank_span;
+
+/// How long a rank waits for its launcher's first message.
+const WELCOME: Duration = Duration::from_secs(30);
+
+/// A rank that a launcher started, until it joins the others.
+pub struct LaunchedRank {
+    /// `None` once the rank has joined.
+    channel: Option<Channel>,
+    welcome: Welcome,
+    /// `None` once the rank has joined.
+    domain: Option<Domain>,
+    /// The segments of the task, the first with its text. `None` once they were mapped.
+    segments: Vec<Option<OwnedFd>>,
+    files: Vec<OwnedFd>,
+}
+
+/// Does what the launcher behind the control socket `fd` started this process for. Failures are reported to the launcher and
+/// are not errors here.
+///
+/// # Errors
+/// `fd` is no control socket, or the launcher cannot be understood.
+pub fn rank_main(
+    fd: RawFd,
+    work: impl FnOnce(&mut LaunchedRank) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let channel = Channel::new(control_socket(fd)?, 0);
+    let (welcome, fds) =
+        receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
+    let _span = enter_rank_span(welcome.rank);
+    tracing::debug!(target: "symmc::join", ranks = welcome.ranks, "started by a launcher");
+    let mut fds = fds.into_iter();
+    let domain = map_domain(&welcome, &mut fds);
+    let segments = fds.by_ref().take(welcome.task.len()).map(Some).collect();
+    let mut rank =
+        LaunchedRank { channel: Some(channel), welcome, domain: None, segments, files: fds.collect() };
+    let worked = domain.and_then(|domain| {
+        rank.domain = Some(domain);
+        work(&mut rank)
+    });
+    match (worked, &rank.channel) {
+        (Err(error), Some(channel)) => channel.send(&FromRank::Failed(error)),
+        // Failures of a rank that joined were reported by its link.
+        _ => Ok(()),
+    }
+}
+
+/// The control socket that a launcher passed to this process.
+fn control_socket(fd: RawFd) -> Result<OwnedFd, RunError> {
+    let invalid = |detail: &dyn std::fmt::Display| {
+        let what = format!("descriptor {fd} is no control socket ({detail})");
+        RunError::Invalid(format!("{what}: ranks are started by a launcher"))
+    };
+    // SAFETY: asking for the flags of a descriptor touches no memory.
+    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(invalid(&"it is not open"));
+    }
+    // SAFETY: the descriptor is open, and nothing else in this process uses it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    getsockopt(&socket, sockopt::SockType).map_err(|e| match e {
+        Errno::ENOTSOCK | Errno::EBADF => invalid(&e),
+        other => RunError::of_call("looking at the control socket", "getsockopt", other),
+    })?;
+    Ok(socket)
+}
+
+impl LaunchedRank {
+    /// The rank.
+    pub fn rank(&self) -> u32 {
+        self.welcome.rank
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.welcome.ranks
+    }
+
+    /// What the launcher wants this rank to do.
+    ///
+    /// # Errors
+    /// It is something that this program does not know.
+    pub fn task<T: DeserializeOwned>(&mut self) -> Result<T, RunError> {
+        let segment = self.segment(0, "the task of a rank", Access::Read)?;
+        // SAFETY: the launcher wrote the task before it sent the segment, and never writes it again.
+        let text = unsafe { std::slice::from_raw_parts(segment.as_ptr(), segment.len()) };
+        serde_json::from_slice(text).map_err(|e| RunError::system("reading the task of a rank", e))
+    }
+
+    /// Maps a segment of the task, once.
+    ///
+    /// # Errors
+    /// It was not sent, or cannot be mapped.
+    pub fn segment(&mut self, index: usize, what: &str, access: Access) -> Result<Segment, RunError> {
+        let fd = self.segments.get_mut(index).and_then(Option::take);
+        let sent = fd.zip(self.welcome.task.get(index).copied());
+        let (fd, len) = sent.ok_or_else(|| RunError::system(format!("mapping {what}"), "it was not sent"))?;
+        Segment::map(what, fd, len, access)
+    }
+
+    /// Takes the files that the task names.
+    pub fn take_files(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.files)
+    }
+
+    /// Joins the other ranks; returns when all of them run the same under the same terms.
+    ///
+    /// # Errors
+    /// They do not, or one of them failed.
+    pub fn join(
+        &mut self,
+        subject: Subject,
+        terms: &[Term],
+        locate_step: LocateStep,
+    ) -> Result<JoinedRank, RunError> {
+        let joined = || RunError::system("joining the other ranks", "this rank has joined them already");
+        let Welcome { rank, limit, .. } = self.welcome;
+        let identity = Identity::new(subject, terms)?;
+        let domain = self.domain.take().ok_or_else(joined)?;
+        let opening = Opening::new(rank, CoordinatedBy::Launcher, limit, Duration::ZERO);
+        opening.expect_task(Notice::Welcome, Task::Greet)?;
+        let control = domain.control.clone();
+        let config = LinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
+        let link = Link::new(self.channel.take().ok_or_else(joined)?, config, opening);
+        match link.agree(identity, terms) {
+            Ok(()) => Ok(JoinedRank::new(link, rank, domain)),
+            Err(error) => Err(link.report(error)),
+        }
+    }
+}
+
+/// The first message, and the descriptors of the shared memory; `None` when the other end is gone.
+pub(crate) fn receive_welcome(
+    channel: &Channel,
+    until: Instant,
+) -> Result<Option<(Welcome, Vec<OwnedFd>)>, RunError> {
+    match channel.receive(Some(until))? {
+        Some(ToRank::Welcome(welcome)) => {
+            let count = 2 + welcome.ranks as usize + welcome.task.len() + welcome.files;
+            let fds = channel.receive_fds(count, until)?;
+            Ok(Some((welcome, fds)))
+        }
+        Some(ToRank::Verdict(Some(error))) => Err(error),
+        None => Ok(None),
+        other => Err(unexpected("a welcome", &other)),
+    }
+}
+
+/// Maps the shared memory of a run.
+pub(crate) fn map_domain(
+    welcome: &Welcome,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<Domain, RunError> {
+    let Welcome { ranks, groups, arena, .. } = *welcome;
+    let mut map = |what, len| {
+        let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
+        Segment::map(what, fd, len, Access::ReadWrite).map(Arc::new)
+    };
+    let control = Control::new(map("the control segment", Control::size(ranks, groups))?, ranks, groups)?;
+    let staging = map("the staging memory", Domain::staging_size(ranks, groups))?;
+    let arenas = (0..ranks).map(|_| map("the symmetric arena", arena)).collect::<Result<_, _>>()?;
+    Ok(Domain { arenas, control, staging })
+}

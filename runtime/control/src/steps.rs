@@ -1,0 +1,43 @@
+//! Names of the steps that ranks run, for the errors of ranks that died or stopped there.
+//!
+//! Whoever watches ranks sees numbers of runs, buckets and steps. Their names are known to the code that runs plans.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::control::Progress;
+
+/// A step by its names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepName {
+    /// The index of the step in its bucket.
+    pub step: usize,
+    /// The name of its node.
+    pub node: String,
+    /// Its op.
+    pub op: String,
+}
+
+/// Names the step that a rank had begun. Ranks that run no plan have none.
+#[derive(Clone, Default)]
+pub struct LocateStep(Option<Arc<Locate>>);
+
+type Locate = dyn Fn(&Progress) -> Option<StepName> + Send + Sync;
+
+impl LocateStep {
+    /// Names steps by this function.
+    pub fn new(locate: impl Fn(&Progress) -> Option<StepName> + Send + Sync + 'static) -> LocateStep {
+        LocateStep(Some(Arc::new(locate)))
+    }
+
+    /// The step that a rank had begun; `None` outside of a run.
+    pub fn name(&self, progress: &Progress) -> Option<StepName> {
+        self.0.as_ref()?(progress)
+    }
+}
+
+impl fmt::Debug for LocateStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "LocateStep(..)" } else { "LocateStep(none)" })
+    }
+}

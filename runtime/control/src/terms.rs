@@ -1,0 +1,93 @@
+//! What must be alike on ranks that joined by themselves, besides plan, sizes and number of runs.
+//!
+//! A term is a text, or content that is too large to be read only to be compared: a file of tensors. Of content,
+//! ranks first compare what the system says identifies it, the same file of the same age on one machine. Only where
+//! that differs does every rank read all of it, and digests of every byte are compared.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::RunError;
+
+/// Bytes that ranks must have alike.
+pub trait Content: Send + Sync {
+    /// What identifies the content without reading it. Contents of one identity are equal; others may be.
+    ///
+    /// # Errors
+    /// The system does not say.
+    fn identity(&self) -> std::io::Result<String>;
+
+    /// A digest of every byte.
+    ///
+    /// # Errors
+    /// The content cannot be read.
+    fn digest(&self) -> std::io::Result<String>;
+}
+
+/// Something that must be alike on all ranks.
+#[derive(Clone)]
+pub struct Term {
+    /// Its name: `seed`, `tensors`.
+    pub name: String,
+    /// Its value.
+    pub value: TermValue,
+}
+
+/// The value of a term.
+#[derive(Clone)]
+pub enum TermValue {
+    /// A text.
+    Text(String),
+    /// Content.
+    Content(Arc<dyn Content>),
+}
+
+impl Term {
+    /// A term that is a text.
+    pub fn text(name: impl Into<String>, value: impl Into<String>) -> Term {
+        Term { name: name.into(), value: TermValue::Text(value.into()) }
+    }
+
+    /// A term that is content.
+    pub fn content(name: impl Into<String>, content: Arc<dyn Content>) -> Term {
+        Term { name: name.into(), value: TermValue::Content(content) }
+    }
+
+    /// The name, and what is compared first.
+    pub(crate) fn first(&self) -> Result<(String, String), RunError> {
+        let value = match &self.value {
+            TermValue::Text(text) => text.clone(),
+            TermValue::Content(content) => content.identity().map_err(|e| self.unread(&e))?,
+        };
+        Ok((self.name.clone(), value))
+    }
+
+    /// The name and the digest of content.
+    pub(crate) fn digest(&self) -> Result<Option<(String, String)>, RunError> {
+        match &self.value {
+            TermValue::Text(_) => Ok(None),
+            TermValue::Content(content) => {
+                let digest = content.digest().map_err(|e| self.unread(&e))?;
+                Ok(Some((self.name.clone(), digest)))
+            }
+        }
+    }
+
+    /// Whether it is content.
+    pub(crate) fn is_content(&self) -> bool {
+        matches!(self.value, TermValue::Content(_))
+    }
+
+    fn unread(&self, error: &std::io::Error) -> RunError {
+        RunError::Invalid(format!("{}: {error}", self.name))
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            TermValue::Text(text) => write!(f, "{}={text}", self.name),
+            TermValue::Content(_) => write!(f, "{} (content)", self.name),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The runs of a session of the host: one after another, on the caller's thread or on one of the session.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use symmc_control::{Segment, enter_rank_span};
+use symmc_support::parallel;
+
+use super::session_rank::SessionRank;
+use crate::custom::panic_text;
+use crate::error::RunError;
+use crate::exec::{ExecConfig, RankMemory, Span};
+use crate::kernels::{Needs, Scratch};
+use crate::session::SizedProgram;
+
+/// What one run takes.
+pub(super) struct ResolvedRun {
+    pub sized: SizedProgram,
+    pub memory: RankMemory,
+    /// Whether ranks confirm to each other at the end of the run that no step refused its data.
+    pub agrees: bool,
+    /// Held as long as a run may use it.
+    pub _segments: Vec<Arc<Segment>>,
+}
+
+// SAFETY: the spans name memory that the segments hold, or that the caller lends to the session's runs, wherever they run.
+unsafe impl Send for ResolvedRun {}
+// SAFETY: as above; runs follow each other.
+unsafe impl Sync for ResolvedRun {}
+
+/// A run to be done.
+pub(super) struct PendingRun {
+    pub number: u64,
+    pub resolved: Arc<ResolvedRun>,
+    /// The bucket, where its steps are those of the plan that the session was opened with.
+    pub bucket: Option<usize>,
+    /// Inputs to be copied to the symmetric arena before: where from with how many bytes, and where to.
+    pub loads: Vec<(Span, usize)>,
+}
+
+// SAFETY: as for `ResolvedRun`.
+unsafe impl Send for PendingRun {}
+
+/// Runs that were put behind each other, and the thread that does them.
+#[derive(Default)]
+pub(super) struct RunQueue {
+    pub exec: ExecConfig,
+    state: Arc<QueueState>,
+    worker: Option<(mpsc::Sender<PendingRun>, JoinHandle<()>)>,
+}
+
+/// How far the runs are.
+#[derive(Default)]
+struct QueueState {
+    progress: Mutex<QueueProgress>,
+    changed: Condvar,
+    /// What kernels of each lane need at the largest sizes.
+    needs: [Needs; 2],
+}
+
+#[derive(Default)]
+struct QueueProgress {
+    put: u64,
+    done: u64,
+    failure: Option<RunError>,
+    /// `None` before the first run, and while one has it.
+    scratch: Option<[Scratch; 2]>,
+}
+
+impl QueueState {
+    fn progress(&self) -> MutexGuard<'_, QueueProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bytes of what kernels have beside operands and results; of a run in progress, as much as it may need.
+    fn scratch(&self) -> usize {
+        let progress = self.progress();
+        match &progress.scratch {
+            Some(scratch) => scratch.iter().map(Scratch::bytes).sum(),
+            None if progress.done == progress.put => 0,
+            None => self.needs.iter().map(Needs::bytes).sum(),
+        }
+    }
+
+    /// Does one run.
+    fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
+        let kept = self.progress().scratch.take();
+        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
+        // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
+        let work = AssertUnwindSafe(|| unsafe { one_run(joined, exec, pending, &mut scratch) });
+        let ran = catch_unwind(work).unwrap_or_else(|panic| {
+            Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_text(&*panic))))
+        });
+        let ran = ran.map_err(|error| joined.fail(error));
+        let mut progress = self.progress();
+        progress.scratch = Some(scratch);
+        progress.done += 1;
+        if let Err(error) = &ran {
+            progress.failure.get_or_insert(error.clone());
+        }
+        drop(progress);
+        self.changed.notify_all();
+        ran
+    }
+}
+
+/// A bucket whose steps have no names for whoever watches the ranks.
+const UNNAMED: usize = u32::MAX as usize;
+
+/// # Safety
+/// As [`Bound::run`].
+unsafe fn one_run(
+    joined: &SessionRank,
+    exec: &ExecConfig,
+    pending: &PendingRun,
+    scratch: &mut [Scratch; 2],
+) -> Result<(), RunError> {
+    let (comm, resolved) = (joined.comm(), &*pending.resolved);
+    let SizedProgram { bound, digest, text } = &resolved.sized;
+    let (number, bucket) = (pending.number, bound.bucket());
+    let _span = enter_rank_span(comm.rank());
+    tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
+    joined.alive()?;
+    comm.announce(pending.number, *digest, &|| text.to_string())?;
+    comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
+    for (from, offset) in &pending.loads {
+        let to = comm.arena().as_ptr().wrapping_add(*offset);
+        if from.ptr != to {
+            // SAFETY: both hold the bytes of the input: it was resolved so, and peers touch it in runs alone.
+            unsafe { std::ptr::copy(from.ptr, to, from.len) };
+        }
+    }
+    // SAFETY: by the caller.
+    unsafe { bound.run(&resolved.memory, comm, exec, scratch)? };
+    if resolved.agrees {
+        // A rank that refuses its data ends this wait: the run fails on all ranks, or on none.
+        comm.exchange(&[0])?;
+    }
+    comm.end_run();
+    tracing::trace!(target: "symmc::run", number, "finished a run");
+    Ok(())
+}
+
+impl RunQueue {
+    /// No runs yet, where kernels of each lane need this at the largest sizes.
+    pub fn new(exec: ExecConfig, needs: [Needs; 2]) -> RunQueue {
+        RunQueue { exec, state: Arc::new(QueueState { needs, ..QueueState::default() }), worker: None }
+    }
+
+    /// The bytes of what kernels have beside operands and results.
+    pub fn scratch_bytes(&self) -> usize {
+        self.state.scratch()
+    }
+
+    /// Frees what kernels have beside operands and results. Nothing is in progress.
+    pub fn free_scratch(&self) {
+        self.state.progress().scratch = None;
+    }
+
+    /// Has kernels find what they need beside operands and results, also for another program. Nothing is in progress.
+    pub fn serve(&mut self, more: &[Needs; 2]) {
+        self.end();
+        let mut needs = self.state.needs.clone();
+        needs.iter_mut().zip(more).for_each(|(needs, more)| needs.merge(more));
+        let done = self.state.progress().done;
+        let progress = Mutex::new(QueueProgress { put: done, done, ..QueueProgress::default() });
+        self.state = Arc::new(QueueState { progress, changed: Condvar::new(), needs });
+    }
+
+    /// Whether nothing is in progress.
+    pub fn idle(&self) -> Result<bool, RunError> {
+        let progress = self.state.progress();
+        match &progress.failure {
+            Some(error) => Err(error.clone()),
+            None => Ok(progress.done == progress.put),
+        }
+    }
+
+    pub fn failed(&self) -> Result<(), RunError> {
+        self.state.progress().failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Runs in this thread; nothing is in progress.
+    pub fn run_here(&self, joined: &SessionRank, pending: &PendingRun) -> Result<(), RunError> {
+        self.state.progress().put += 1;
+        self.state.run(joined, &self.exec, pending)
+    }
+
+    /// Starts the thread, if there is none.
+    pub fn prepare(&mut self, joined: &Arc<SessionRank>) -> Result<(), RunError> {
+        if self.worker.is_none() {
+            self.worker = Some(self.start(joined.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Has the thread do a run.
+    pub fn put(&self, pending: PendingRun) -> Result<(), RunError> {
+        self.state.progress().put += 1;
+        let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
+        sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
+    }
+
+    fn start(
+        &self,
+        joined: Arc<SessionRank>,
+    ) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
+        let (sender, runs) = mpsc::channel::<PendingRun>();
+        let (state, exec) = (self.state.clone(), self.exec);
+        let work = move || {
+            for pending in runs {
+                let failed = state.progress().failure.is_some();
+                match failed {
+                    // What comes behind a failure is not run.
+                    true => state.progress().done += 1,
+                    // The failure is kept for whoever waits.
+                    false => drop(state.run(&joined, &exec, &pending)),
+                }
+            }
+        };
+        let thread = parallel::spawn(work)
+            .map_err(|e| RunError::of_call("starting the thread of a session", "clone", e))?;
+        Ok((sender, thread))
+    }
+
+    /// Waits on this rank until nothing is in progress.
+    pub fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut progress = self.state.progress();
+        let _span = enter_rank_span(rank);
+        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.put, ?limit, "waiting for runs");
+        loop {
+            if let Some(error) = &progress.failure {
+                return Err(error.clone());
+            }
+            if progress.done == progress.put {
+                return Ok(());
+            }
+            let left =
+                until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let limit_ms = limit.unwrap_or_default().as_millis() as u64;
+                tracing::warn!(target: "symmc::run", run = progress.done, limit_ms, "timed out waiting for a run");
+                return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
+            }
+            let waited = self.state.changed.wait_timeout(progress, left);
+            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends the thread, once what is there has been done.
+    pub fn end(&mut self) {
+        if let Some((sender, thread)) = self.worker.take() {
+            drop(sender);
+            // Its failures were kept.
+            let _ = thread.join();
+        }
+    }
+}
