@@ -711,6 +711,8 @@ class Stubs(unittest.TestCase):
     def test_every_name_is_there_with_its_parameters(self):
         missing = []
         names = {node.name for node in self.tree.body if hasattr(node, "name")}
+        constants = {node.target.id for node in self.tree.body if isinstance(node, ast.AnnAssign)}
+        names |= {name for name in constants if not name.startswith("__")}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef):
                 self.compare(node, getattr(_symmc, node.name), missing, skip=0)
