@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::GroupId;
 use crate::named_enum;
-use crate::numerics::Rounding;
 
 /// Communication between the ranks of a group.
 ///
@@ -73,14 +72,6 @@ impl CollectiveKind {
             | CollectiveKind::AllToAll(_)
             | CollectiveKind::Broadcast { .. }
             | CollectiveKind::Permute { .. } => None,
-        }
-    }
-
-    /// How its result is rounded.
-    pub fn rounding(&self) -> Rounding {
-        match self.reduction() {
-            Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod) => Rounding::Accumulates,
-            Some(ReduceOp::Max | ReduceOp::Min) | None => Rounding::Keeps,
         }
     }
 

@@ -10,7 +10,7 @@
 //! every backend keep them. The check of plans has its own rules for results that lie on operands, and does not read them.
 
 use crate::attention::Bound;
-use crate::collective::Collective;
+use crate::collective::{Collective, CollectiveKind, ReduceOp};
 use crate::dim::Dim;
 use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
@@ -524,6 +524,16 @@ named_enum! {
     /// How a reduction combines elements. `sum`, `mean` and `prod` of floats accumulate in f32 or wider;
     /// `sum` and `prod` of bool and small integers give i64; `any` and `all` give bool.
     Reduction { Sum = "sum", Mean = "mean", Prod = "prod", Max = "max", Min = "min", Any = "any", All = "all" }
+}
+
+impl CollectiveKind {
+    /// How the result is rounded.
+    pub fn rounding(&self) -> Rounding {
+        match self.reduction() {
+            Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod) => Rounding::Accumulates,
+            Some(ReduceOp::Max | ReduceOp::Min) | None => Rounding::Keeps,
+        }
+    }
 }
 
 impl Reduction {
