@@ -83,19 +83,11 @@ fn again(graph: &Graph, rules: &[&[Rule]], report: &mut Report) -> (Graph, Repor
     (out, more)
 }
 
-/// The canonical form of a program.
+/// The canonical form of a program, with what was done.
 ///
 /// # Errors
 /// The graph breaks an invariant.
-pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
-    canonicalize_with_report(graph).map(|(graph, _)| graph)
-}
-
-/// [`canonicalize`], with what it did.
-///
-/// # Errors
-/// As [`canonicalize`].
-pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
+pub fn canonicalize(graph: &Graph) -> Result<(Graph, Report), PassError> {
     canonicalized(graph, JudgedSizes::Largest).map(|found| (found.graph, found.report))
 }
 

@@ -13,10 +13,9 @@ pub mod lower;
 pub mod rewrite;
 
 pub use canon::replaced::{Change, Replaced, changes};
-pub use canon::{CanonicalForms, canonical_forms, canonicalize, canonicalize_with_report};
+pub use canon::{CanonicalForms, canonical_forms, canonicalize};
 pub use error::PassError;
 pub use lower::{
     CoalesceConfig, CoalescedSet, Joining, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,
-    lower_with_report,
 };
 pub use rewrite::Report;

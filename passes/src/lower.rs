@@ -130,18 +130,7 @@ pub struct Report {
 ///
 /// # Errors
 /// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
-pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>), PassError> {
-    lower_with_report(graph, config).map(|(graph, decisions, _)| (graph, decisions))
-}
-
-/// [`lower()`], with what it did.
-///
-/// # Errors
-/// As [`lower()`].
-pub fn lower_with_report(
-    graph: &Graph,
-    config: &LowerConfig,
-) -> Result<(Graph, Vec<Decision>, Report), PassError> {
+pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, Report), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }

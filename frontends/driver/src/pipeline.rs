@@ -67,7 +67,7 @@ impl<'a> Pipeline<'a> {
                 let choice = BucketChoice { number: b, symbols, choice };
                 let lowering = lower_config(self.canonical, self.options, choice);
                 let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
-                let (graph, decisions, report) = symmc_passes::lower_with_report(self.canonical, &lowering)?;
+                let (graph, decisions, report) = symmc_passes::lower(self.canonical, &lowering)?;
                 let collectives = collectives(&graph);
                 let bytes = bytes_of_steps(&graph, &decisions);
                 let decided =

@@ -78,7 +78,7 @@ impl Chooser for AtSizes<'_> {
     fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, DriverError> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
-            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions)| decisions)
+            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions, _)| decisions)
         });
         Ok(chosen.into_iter().collect::<Result<_, PassError>>()?)
     }

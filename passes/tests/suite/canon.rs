@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use symmc_ir::{DType, text};
-use symmc_passes::canon::{LAST_RULES, RULES, canonicalize_with_report};
+use symmc_passes::canon::{LAST_RULES, RULES, canonicalize};
 
 use crate::common::{Case, bindings, check, difference};
 
@@ -15,7 +15,7 @@ use crate::common::{Case, bindings, check, difference};
 fn cases() {
     let seen: RefCell<BTreeSet<String>> = RefCell::default();
     check("canon", |case: &Case| {
-        let (out, report) = canonicalize_with_report(&case.program).unwrap();
+        let (out, report) = canonicalize(&case.program).unwrap();
         for word in &case.words {
             let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));
             let known = RULES.iter().copied().chain([LAST_RULES]).flatten().any(|r| r.name == rule);
@@ -31,7 +31,7 @@ fn cases() {
             );
             seen.borrow_mut().insert(word.clone());
         }
-        let (again, report) = canonicalize_with_report(&out).unwrap();
+        let (again, report) = canonicalize(&out).unwrap();
         let printed = text::print(&out);
         assert_eq!(printed, text::print(&again), "{}: a second time {:?} fired", case.at, report.fired);
         for which in [0, 1, 5] {

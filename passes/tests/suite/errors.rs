@@ -41,7 +41,7 @@ fn a_bucket_lies_within_its_symbol() {
         let mut config = config();
         config.symbols.insert(graph.symbols.keys().next().unwrap(), range);
         match lower(&graph, &config) {
-            Ok((out, _)) => {
+            Ok((out, ..)) => {
                 assert!(fits, "{range:?}");
                 let symbol = out.symbols.values().next().unwrap();
                 assert_eq!((symbol.min, symbol.max), range);

@@ -4,8 +4,7 @@ use symmc_ir::attention::is_causal;
 use symmc_ir::machine::Profile;
 use symmc_ir::text::op_name;
 use symmc_ir::{Graph, Op};
-use symmc_passes::lower::lower_with_report;
-use symmc_passes::{LowerConfig, canonicalize};
+use symmc_passes::{LowerConfig, canonicalize, lower};
 use symmc_torch::{ImportOptions, import_file};
 
 use crate::common::{bindings, difference};
@@ -41,7 +40,7 @@ fn attention_is_causal(graph: &Graph) -> bool {
 fn lowered(canonical: &Graph, machine: &str) -> Graph {
     let mut config = LowerConfig::new(Profile::builtin(machine).unwrap());
     config.symbols = canonical.symbols.iter().map(|(id, s)| (id, (s.min, s.max.min(64)))).collect();
-    let (out, choices, report) = lower_with_report(canonical, &config).unwrap();
+    let (out, choices, report) = lower(canonical, &config).unwrap();
     symmc_ir::verify::verify(&out).unwrap();
     assert!(report.distinct <= 4, "{report:?}");
     for choice in &choices {
@@ -53,8 +52,8 @@ fn lowered(canonical: &Graph, machine: &str) -> Graph {
 
 #[test]
 fn a_model_and_its_decomposed_form_are_the_same() {
-    let whole = canonicalize(&program("hf_llama_tp2", 2)).unwrap();
-    let parts = canonicalize(&program("hf_llama_tp2_core", 2)).unwrap();
+    let whole = canonicalize(&program("hf_llama_tp2", 2)).unwrap().0;
+    let parts = canonicalize(&program("hf_llama_tp2_core", 2)).unwrap().0;
     for graph in [&whole, &parts] {
         assert_eq!((count(graph, "rms_norm"), count(graph, "silu"), count(graph, "attention")), (5, 2, 2));
         assert!(attention_is_causal(graph));
@@ -77,7 +76,7 @@ fn values_are_kept() {
     ];
     for (name, ranks, machine, allowed) in programs {
         let source = program(name, ranks);
-        let out = lowered(&canonicalize(&source).unwrap(), machine);
+        let out = lowered(&canonicalize(&source).unwrap().0, machine);
         let worst = difference(&source, &out, &bindings(&out, 3), 5);
         assert!(worst <= allowed, "{name}: differs by {worst}");
     }
@@ -86,7 +85,7 @@ fn values_are_kept() {
 #[test]
 fn a_model_from_onnx_is_recognised_and_keeps_its_values() {
     let source = gpt();
-    let canonical = canonicalize(&source).unwrap();
+    let canonical = canonicalize(&source).unwrap().0;
     let found = ["layer_norm", "attention", "gelu", "softmax"].map(|op| count(&canonical, op));
     assert_eq!(found, [5, 2, 2, 0]);
     for machine in ["host", "h200x2"] {
@@ -99,7 +98,7 @@ fn a_model_from_onnx_is_recognised_and_keeps_its_values() {
 #[test]
 fn a_large_model_is_recognised_and_solved_once() {
     let source = program("llama70b_tp8_graph", 8);
-    let canonical = canonicalize(&source).unwrap();
+    let canonical = canonicalize(&source).unwrap().0;
     let all = |g: &Graph| ["rms_norm", "attention", "silu", "all_reduce"].map(|op| count(g, op));
     assert_eq!(all(&canonical), [161, 80, 80, 160]);
     assert!(attention_is_causal(&canonical));
