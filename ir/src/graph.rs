@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use petgraph::graph::DiGraph;
 
 use crate::dispatch::Dispatch;
 use crate::entity::Table;
@@ -302,20 +301,5 @@ impl Graph {
     /// A map from name to value.
     pub fn values_by_name(&self) -> IndexMap<&str, ValueId> {
         self.values.iter().map(|(id, v)| (v.name.as_str(), id)).collect()
-    }
-
-    /// The dependence graph: an edge from the node that defines a value to each node that uses it, weighted
-    /// with the value.
-    pub fn dependence(&self) -> DiGraph<NodeId, ValueId> {
-        let mut out = DiGraph::with_capacity(self.nodes.len(), self.nodes.len() * 2);
-        let at: Table<NodeId, _> = self.nodes.keys().map(|n| out.add_node(n)).collect();
-        for (id, node) in self.nodes.iter() {
-            for &v in &node.inputs {
-                if let Some(def) = self.def_node(v) {
-                    out.add_edge(at[def], at[id], v);
-                }
-            }
-        }
-        out
     }
 }

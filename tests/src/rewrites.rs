@@ -137,7 +137,7 @@ struct Form {
 
 /// The forms of a program that differ in more than variants.
 fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
-    let canonical = canonicalize(graph).map_err(|e| e.to_string())?.0;
+    let (canonical, _) = canonicalize(graph).map_err(|e| e.to_string())?;
     let mut seen = BTreeSet::from([text::print(graph)]);
     let mut out = Vec::new();
     let mut add = |name: String, form: Graph, numerics: Numerics| {
@@ -154,7 +154,7 @@ fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
         for machine in Profile::builtin_names() {
             let profile = Profile::builtin(machine).ok_or("no such machine")?;
             let config = LowerConfig { numerics, ..LowerConfig::new(profile) };
-            let (mut lowered, _, _) = lower(&canonical, &config).map_err(|e| e.to_string())?;
+            let (mut lowered, ..) = lower(&canonical, &config).map_err(|e| e.to_string())?;
             for node in lowered.nodes.values_mut() {
                 if let Op::Collective(c) = &mut node.op {
                     c.variant = None;

@@ -24,7 +24,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, RoundingHistory, Runs, SeedConfig, Tolerance};
 use symmc_ir::machine::Capabilities;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
-use symmc_planner::{BucketInput, NextRun, PlanConfig, Planner};
+use symmc_plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig, PlanError, Planner};
 use symmc_runtime::Registry;
 use symmc_runtime::host::{HostConfig, HostSession, LaneThreads};
 use symmc_runtime::job::{Job, launch};
@@ -183,21 +184,28 @@ fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedP
     let config = PlanConfig { bind, order: order(r), profile, ..PlanConfig::default() };
     *story +=
         &format!(", variants given, {} buckets, {:?}, bound {:?}", buckets.len(), config.order, config.bind);
-    let planner = Planner::new(graph, &buckets, &config).map_err(|e| e.to_string())?;
-    let mut made = planner.plan().map_err(|e| e.to_string())?;
-    if r.one_in(4) {
-        let limit = tighter(made.arenas.symmetric, r);
-        *story += &format!(", exit barriers kept for {limit} bytes");
-        let next_run = planner.next_runs().last().copied().unwrap_or(NextRun::Unknown);
-        let mut schedules = planner.schedule(config.order, next_run).map_err(|e| e.to_string())?;
-        loop {
-            made = schedules.plan().map_err(|e| e.to_string())?;
-            if made.arenas.symmetric <= limit || !schedules.keep_barriers().map_err(|e| e.to_string())? {
-                break;
-            }
-        }
-    }
+    let keeps_barriers = r.one_in(4);
+    let made = planned(graph, &buckets, &config, keeps_barriers.then_some(r), story);
+    let made = made.map_err(|e| e.to_string())?;
     CheckedPlan::new(made).map_err(|e| format!("does not check: {e:?}"))
+}
+
+/// The plan of lowered programs; if `tight` is given, with exit barriers kept for a smaller symmetric arena.
+fn planned(
+    graph: &Graph,
+    buckets: &[BucketInput],
+    config: &PlanConfig,
+    tight: Option<&mut SplitMix>,
+    story: &mut String,
+) -> Result<Plan, PlanError> {
+    let planner = Planner::new(graph, buckets, config)?;
+    let made = planner.plan()?;
+    let Some(r) = tight else { return Ok(made) };
+    let most = tighter(made.arenas.symmetric, r);
+    *story += &format!(", barriers kept for {most} bytes");
+    let mut schedules = planner.schedule(config.order, planner.next_runs()[0])?;
+    while schedules.symmetric_bound()? > most && schedules.keep_barriers()? {}
+    schedules.plan()
 }
 
 /// The plan of a program by all passes.

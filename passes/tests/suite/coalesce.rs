@@ -142,14 +142,13 @@ fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
             coalescible(&graph, &config, &CoalesceConfig { joining, reach, kept: BTreeSet::new() }).unwrap()
         });
         found[0] += packed.len();
-        let (out, _, _) =
-            lower(&graph, &LowerConfig { coalesced: packed.clone(), ..config.clone() }).unwrap();
+        let (out, ..) = lower(&graph, &LowerConfig { coalesced: packed.clone(), ..config.clone() }).unwrap();
         compare(&graph, &out, case);
         // Both at once: members of sets that are packed leave the others.
         for coalesced in [Vec::new(), packed] {
             let alone = coalesced.is_empty();
             let config = LowerConfig { coalesced, together: together.clone(), ..config.clone() };
-            let (out, _, _) = lower(&graph, &config).unwrap();
+            let (out, ..) = lower(&graph, &config).unwrap();
             compare(&graph, &out, case);
             if alone {
                 found[1] += out.dispatches.len();
@@ -182,7 +181,7 @@ fn many_small_collectives_are_one() {
         let coalesce = CoalesceConfig { joining: Joining::Packed, reach, kept: kept.into_iter().collect() };
         let sets = coalescible(&graph, &config, &coalesce).unwrap();
         assert_eq!(sets.iter().map(Vec::len).collect::<Vec<_>>(), [size]);
-        let (out, _, _) = lower(&graph, &LowerConfig { coalesced: sets, ..config.clone() }).unwrap();
+        let (out, ..) = lower(&graph, &LowerConfig { coalesced: sets, ..config.clone() }).unwrap();
         let left = out.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
         assert_eq!(left, 65 - size);
         compare(&graph, &out, 1);

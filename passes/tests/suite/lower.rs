@@ -157,8 +157,8 @@ fn cases() {
                 case.at
             );
         }
-        let (again, choices_again, _) = lower(&case.program, &config).unwrap();
-        assert!(again == out && choices_again == choices, "{}: another result the second time", case.at);
+        let (again, same_choices, _) = lower(&case.program, &config).unwrap();
+        assert!(again == out && same_choices == choices, "{}: another result the second time", case.at);
         print(&out, &choices)
     });
     let seen = seen.into_inner();

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use symmc_ir::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::*;
-use symmc_passes::{LowerConfig, canonicalize, lower};
+use symmc_passes::canon::canonicalize;
+use symmc_passes::{LowerConfig, lower};
 
 use crate::common::{bindings, difference};
 
@@ -244,7 +245,7 @@ fn check(choices: &[u16]) {
     let exact = !RECOGNISED.iter().any(|r| report.fired.contains_key(r));
     let mut config = LowerConfig::new(Profile::builtin("h200x2").unwrap());
     config.symbols.insert(source.symbols.keys().next().unwrap(), (1, 4));
-    let (lowered, _, _) = lower(&canonical, &config).unwrap();
+    let (lowered, ..) = lower(&canonical, &config).unwrap();
     symmc_ir::verify::verify(&lowered).unwrap();
     for which in [0, 2, 3] {
         let bindings = bindings(&source, which);

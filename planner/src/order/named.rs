@@ -18,6 +18,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
+use petgraph::graph::DiGraph;
+use petgraph::visit::DfsPostOrder;
 use symmc_ir::named_enum;
 
 use super::memory::Memory;
@@ -77,23 +79,17 @@ fn depth_first(
     roots: impl Iterator<Item = u32>,
     arrange: impl Fn(&[u32]) -> Vec<u32>,
 ) -> Vec<u32> {
+    let steps = 0..tasks.len() as u32;
+    let needs = |s: u32| arrange(tasks.before.of(s as usize)).into_iter().map(move |needed| (s, needed));
+    let mut graph: DiGraph<(), ()> = DiGraph::with_capacity(tasks.len(), 0);
+    steps.clone().for_each(|_| _ = graph.add_node(()));
+    graph.extend_with_edges(steps.flat_map(needs));
+    let mut walk = DfsPostOrder::empty(&graph);
     let mut out = Vec::with_capacity(tasks.len());
-    let mut done = vec![false; tasks.len()];
-    let mut stack: Vec<(u32, bool)> = Vec::new();
     for root in roots {
-        stack.push((root, false));
-        while let Some((s, ready)) = stack.pop() {
-            if done[s as usize] {
-                continue;
-            }
-            if ready {
-                done[s as usize] = true;
-                out.push(s);
-                continue;
-            }
-            stack.push((s, true));
-            let needed = arrange(tasks.before.of(s as usize));
-            stack.extend(needed.iter().rev().filter(|&&b| !done[b as usize]).map(|&b| (b, false)));
+        walk.move_to(root.into());
+        while let Some(step) = walk.next(&graph) {
+            out.push(step.index() as u32);
         }
     }
     out

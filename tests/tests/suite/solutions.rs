@@ -34,7 +34,7 @@ fn shared_solutions_change_no_lowering() {
     let shared = Solutions::default();
     for seed in 0..150 {
         let mut r = SplitMix(seed ^ 0x50_1f);
-        let graph = canonicalize(&idioms::program(seed).graph).expect("a canonical form").0;
+        let (graph, _) = canonicalize(&idioms::program(seed).graph).expect("a canonical form");
         for _ in 0..5 {
             let config = config(&graph, &mut r);
             let lowered = |config: &LowerConfig| {

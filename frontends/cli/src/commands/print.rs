@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
+use petgraph::graph::{DiGraph, NodeIndex};
+use symmc::unstable::ir::entity::Entity;
 use symmc::unstable::ir::{Node, NodeId, text};
 use symmc::{Graph, Program};
 
@@ -83,9 +85,21 @@ fn range(graph: &Graph) -> String {
     if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
 }
 
+/// The dependence graph: an edge from the node that defines a value to each node that uses it.
+fn dependence(graph: &Graph) -> DiGraph<NodeId, ()> {
+    let mut out = DiGraph::with_capacity(graph.nodes.len(), graph.nodes.len() * 2);
+    let indices: Vec<NodeIndex> = graph.nodes.keys().map(|node| out.add_node(node)).collect();
+    for (id, node) in graph.nodes.iter() {
+        for defining in node.inputs.iter().filter_map(|&operand| graph.def_node(operand)) {
+            out.add_edge(indices[defining.index()], indices[id.index()], ());
+        }
+    }
+    out
+}
+
 /// The dependence graph in Graphviz form: one box for each node, collectives filled, one edge for each use.
 fn dot(graph: &Graph) -> String {
-    let dependence = graph.dependence();
+    let dependence = dependence(graph);
     let label = |node| {
         let node: &Node = &graph.nodes[node];
         let ty = node
