@@ -30,11 +30,22 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran, RunErro
         threads.into_iter().map(|started| started?.join().unwrap_or_else(died)).collect()
     });
     if results.iter().any(Result::is_err) {
-        let errors = (0..).zip(results).filter_map(|(rank, result)| Some(result.err()?.reported_by(rank)));
-        return Err(cause(errors.collect()));
+        let errors: Vec<(u32, RunError)> =
+            (0..).zip(results).filter_map(|(rank, result)| Some((rank, result.err()?))).collect();
+        return Err(cause_among_threads(errors));
     }
     let (outputs, times) = results.into_iter().flatten().unzip();
     Ok(Ran { outputs, times })
+}
+
+/// The error that explains the others. Threads do not die: peers see the death of a rank where it has ended with an error of its
+/// own.
+fn cause_among_threads(errors: Vec<(u32, RunError)>) -> RunError {
+    let of_death =
+        |error: &RunError| matches!(error.cause(), RunError::Died { .. } | RunError::DiedOutside { .. });
+    let only_deaths = errors.iter().all(|(_, error)| of_death(error));
+    let explaining = errors.into_iter().filter(|(_, error)| only_deaths || !of_death(error));
+    cause(explaining.map(|(rank, error)| error.reported_by(rank)).collect())
 }
 
 fn rank_job<'a>(job: &'a Job<'_>, rank: u32) -> RankJob<'a> {
