@@ -12,7 +12,7 @@
 //! - [`codegen`]: what steps become on a GPU: kernels, calls of libraries, compiled code.
 //! - [`program`]: the steps of a rank with their code loaded, and how they are put on streams and recorded.
 //! - [`session`]: one rank of a plan that stays, on memory, streams and communicators of its own or of its caller.
-//! - [`bench`]: times of collectives. [`config`] says how jobs and measurements use the GPUs.
+//! - [`mod@bench`]: times of collectives. [`config`] says how jobs and measurements use the GPUs.
 //!
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.

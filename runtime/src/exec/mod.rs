@@ -1,8 +1,8 @@
 //! Executes the steps of a checked plan on one rank.
 //!
-//! An [`Executor`] holds a plan for one rank. [`Executor::run`] picks the bucket that serves the bindings,
-//! resolves every operand to an address and every extent to a number ([`Bound`], once for each binding),
-//! and walks the steps: kernels run here, collectives go to a [`Communicator`].
+//! An [`Executor`] holds a plan for one rank. [`Executor::bind`] picks the bucket that serves the bindings, and resolves
+//! every operand to a place in memory and every extent to a number ([`Bound`], once for each binding). A session walks the
+//! steps of that: kernels run here, collectives go to a [`Communicator`].
 //!
 //! ```text
 //! Plan ──► PreparedBucket (one bucket: graph, layouts, places) ──bind──► Bound (numbers) ──► run (addresses)

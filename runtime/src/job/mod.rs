@@ -1,6 +1,6 @@
 //! Jobs: a plan runs some times on all its ranks, from given inputs to the outputs of the last run.
 //!
-//! A job is a session on each rank: opened, given the inputs, run, and asked for the outputs ([`run`]). It is the same for every
+//! A job is a session on each rank: opened, given the inputs, run, and asked for the outputs. It is the same for every
 //! device; callers say how a session is opened there ([`OpenSession`]). Ranks are
 //! - processes that this one starts ([`launch`]),
 //! - processes that another launcher started ([`run_rank`]), or

@@ -7,7 +7,7 @@
 //!
 //! A [`DevicePtr`] is packed into 64 bits, so that structs of kernel parameters can hold it in the place of the address that
 //! the kernel gets. Which words of a parameter are pointers follows from the types of its fields
-//! ([`Plain`](crate::device::launch::Plain)), never from the value of a word.
+//! (`Plain` in `launch.rs`), never from the value of a word.
 //!
 //! Ports begin at multiples of [`PORT_ALIGNMENT`] bytes, which sessions demand of the memory that callers bind. Nothing is
 //! chosen for more alignment than that.
