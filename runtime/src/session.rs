@@ -164,7 +164,8 @@ pub trait DeviceSession: Send {
     /// It has another size, or a run failed.
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError>;
 
-    /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together.
+    /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together, and set
+    /// no other sizes before that run.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).

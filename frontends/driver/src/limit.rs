@@ -9,8 +9,9 @@
 //! 3. The *next run*: whether dropped exit barriers may rely on the next run being of the same bucket.
 //! 4. The *exit barriers*: one after another is kept where the arena holds the most, until the plan fits.
 //!
-//! The rungs do not depend on the limit, only which of them fit does. The fastest plan that fits is taken, so a smaller limit never
-//! gives a faster plan. Leaner variants can be faster by the estimate of the whole run, so they are tried also where the cheapest
+//! The rungs do not depend on the limit, only which of them fit does. The fastest plan that fits is taken. Candidates that cannot
+//! beat the best plan so far are left out, and parts of candidates are combined by bucket, so a smaller limit can give a faster plan
+//! in rare cases of several buckets. Leaner variants can be faster by the estimate of the whole run, so they are tried also where the cheapest
 //! plan fits. What a plan takes is known before its blocks have offsets, as a lower bound: only plans whose bound fits are
 //! packed.
 

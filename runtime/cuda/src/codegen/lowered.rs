@@ -1,5 +1,5 @@
-//! What the steps of a rank become, before anything is compiled or loaded: launches with addresses, and the code that they
-//! name. Nothing here touches a device.
+//! What the steps of a rank become, before anything is compiled or loaded: launches with symbolic pointers, and the code that
+//! they name. Nothing here touches a device.
 
 use std::sync::Arc;
 

@@ -254,6 +254,10 @@ impl DeviceProgram {
         lanes: &Streams,
         nccl: &Communicators,
     ) -> Result<Vec<[Event; 2]>, CudaError> {
+        // Steps of the communication lane begin after the work that the compute stream holds, too.
+        let start = Event::new()?;
+        start.record(&lanes.compute)?;
+        lanes.comm.wait(&start)?;
         let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
             let stream = lanes.of(step.on.stream);

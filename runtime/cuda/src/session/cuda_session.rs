@@ -159,7 +159,8 @@ impl CudaSession {
         &self.device
     }
 
-    /// The copies that are part of what was run last, as it was recorded; none if something was set or lent since.
+    /// The copies in the graph of the last run, with the addresses that it was recorded with; none if something was set or bound
+    /// since. Small programs are enqueued piece by piece, at other addresses than their graph.
     ///
     /// # Errors
     /// The driver does not say.

@@ -535,6 +535,8 @@ impl DeviceSession for CudaSession {
 
     fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
         let _context = self.entered()?;
+        // Runs that are on other streams have ended before the steps begin.
+        self.until_idle(None)?;
         let recording = self.next()?;
         let start = Event::timed()?;
         let events = self.put_timed(&recording, &start).map_err(|error| self.fail(error.into()))?;

@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use indexmap::{IndexMap, IndexSet};
 
-use super::fused::Candidates;
+use super::fused::{Candidates, Filled};
 use super::machine::Machine;
 use super::search::{BUDGET, Search, all_measure};
 use crate::cudnn::{Planner, Prepared};
 use crate::device::cache::{Cache, name_of};
 use crate::device::driver::{Device, Event, version};
-use crate::device::launch::{Kernel, Start};
+use crate::device::launch::{DevicePtr, Kernel, Start};
 use crate::error::CudaError;
 use crate::exchange::{Exchange, of_rank_0};
 
@@ -153,6 +153,15 @@ fn both<T>(exchange: &dyn Exchange, prepared: Vec<Option<T>>) -> Result<Vec<Opti
     Ok(prepared.into_iter().enumerate().map(|(i, p)| p.filter(|_| everywhere(i))).collect())
 }
 
+/// The operands that are filled before attentions are timed: those that may be written. Inputs keep their data.
+fn operands_to_fill<'x>(
+    all: &[&'x Candidates],
+    may_write: impl Fn(DevicePtr) -> bool,
+) -> impl Iterator<Item = &'x Filled> {
+    let filled = all.iter().flat_map(|candidates| &candidates.filled);
+    filled.filter(move |filled| may_write(filled.at))
+}
+
 /// Whether the library computes attentions of one shape faster than kernels.
 fn measure(
     search: &Search<'_>,
@@ -169,8 +178,8 @@ fn measure(
         return Ok(false);
     }
     let stream = search.stream;
-    for filled in some.iter().flat_map(|x| &x.filled) {
-        // SAFETY: the operands exist, and hold nothing yet.
+    for filled in operands_to_fill(&some, |at| search.may_write(at)) {
+        // SAFETY: the operands exist, and no data in them have to stay.
         unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
     }
     // As in a program, where a kernel follows others.
@@ -212,6 +221,7 @@ mod tests {
     use super::super::search::Products;
     use super::*;
     use crate::cudnn::{Attention, Band, Tensor};
+    use crate::device::launch::PortBases;
     use crate::exchange::tests::{Pair, Rank};
 
     fn candidates(queries: usize, at: u64) -> Candidates {
@@ -262,6 +272,19 @@ mod tests {
         });
         let expected = vec![true, false, true];
         assert_eq!(chosen, [(expected.clone(), vec![2, 1]), (expected, vec![])]);
+    }
+
+    #[test]
+    fn masks_that_callers_filled_are_not_written_for_measurements() {
+        let mask = |at: u64| Filled { at: at.into(), bytes: 64, byte: 1 };
+        let mut of_input = candidates(64, 4096);
+        of_input.filled = vec![mask(0x2000)];
+        let mut of_arena = candidates(64, 4096);
+        of_arena.filled = vec![mask(0x9000), mask(0x2040)];
+        let input = 0x2000..0x3000;
+        let may_write = |at: DevicePtr| !input.contains(&at.resolve(PortBases::NONE));
+        let filled: Vec<Filled> = operands_to_fill(&[&of_input, &of_arena], may_write).copied().collect();
+        assert_eq!(filled, [mask(0x9000)]);
     }
 
     #[test]

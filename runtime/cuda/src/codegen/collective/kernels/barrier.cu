@@ -180,7 +180,7 @@ __device__ __forceinline__ void move_all_rows(const BarrierParams& call) {
     for (; i < units; i += step) move_row_units<U, N, 1, I>(call, i, 0, row);
 }
 
-/// Pull all-gather along an axis that is not the first: `count` bytes at each `from` are rows of `slice` bytes, which the rows of the
+/// Pull all-gather along an axis that is not the first: `count` bytes at each `from` are rows of `row` bytes, which the rows of the
 /// other ranks follow at the `to` of the same index. `U` is what addresses and rows are multiples of.
 template <class U, u32 N, bool EXIT>
 __device__ __forceinline__ void move_rows(const BarrierParams& call) {
