@@ -45,6 +45,11 @@ impl Bound {
     pub fn constant(&self, input: usize) -> Option<&[u8]> {
         self.constants.get(input)?.as_ref().map(Words::bytes)
     }
+
+    /// Whether an output replaces the data of an input.
+    pub fn is_replaced(&self, input: usize) -> bool {
+        self.outputs.iter().any(|output| output.mutates == Some(input))
+    }
 }
 
 /// A value where it lies.

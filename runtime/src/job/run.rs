@@ -136,14 +136,13 @@ fn give_inputs<'d>(
 ) -> Result<Vec<(usize, InputData<'d>)>, RunError> {
     let on_host = session.device() == DeviceName::Host;
     let bound = session.bound()?;
-    let replaced = |input: usize| bound.outputs.iter().any(|output| output.mutates == Some(input));
     let (mut lent, mut copied) = (Vec::new(), Vec::new());
     for (index, (input, data)) in bound.inputs.iter().zip(inputs).enumerate() {
         match data {
             // The program has the data of constants.
             _ if bound.constant(index).is_some() => {}
             InputData::Memory(bytes)
-                if on_host && !replaced(index) && is_aligned(bytes, input.dtype.size()) =>
+                if on_host && !bound.is_replaced(index) && is_aligned(bytes, input.dtype.size()) =>
             {
                 lent.push((index, extent(bytes.as_ptr(), bytes.len())));
             }
@@ -181,10 +180,9 @@ fn renewed_inputs<'d>(
     copied: Vec<(usize, InputData<'d>)>,
 ) -> Result<Vec<(usize, InputData<'d>)>, RunError> {
     let bound = session.bound()?;
-    let replaced = |input: usize| bound.outputs.iter().any(|output| output.mutates == Some(input));
     let is_renewed = |index: usize| {
         let input = &bound.inputs[index];
-        input.kind == InputKind::Argument && input.fixed.is_some() && !replaced(index)
+        input.kind == InputKind::Argument && input.fixed.is_some() && !bound.is_replaced(index)
     };
     Ok(copied.into_iter().filter(|(index, _)| is_renewed(*index)).collect())
 }
