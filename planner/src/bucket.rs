@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
+use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, Op, Table, ValueId};
 use symmc_pack::{Block, Packing};
 use symmc_plan::{
@@ -15,6 +16,7 @@ use symmc_plan::{
 use crate::barriers::{self, Costs};
 use crate::error::PlanError;
 use crate::fixed::FixedMemory;
+use crate::lanes::{self, Laned};
 use crate::liveness::ExitChoice;
 use crate::place::{Class, Member, MemorySpace, Shares};
 use crate::placed::{ScheduledProgram, Sized, sized};
@@ -38,6 +40,7 @@ pub fn bucket(
     fixed: &FixedMemory,
     decisions: &[Decided],
     config: &symmc_pack::Config,
+    profile: Option<&Profile>,
 ) -> Result<Bucket, PlanError> {
     let sized = sized(&program.prepared, &program.placed, symbols)?;
     let ordinary = pack_arena(&sized, ArenaKind::Ordinary, 0, config)?;
@@ -69,7 +72,8 @@ pub fn bucket(
         })
         .collect();
     let waits = waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents);
-    let steps = writer.steps(waits, decisions);
+    let laned = lanes::assign(&program.prepared, &program.placed.steps, waits, symbols, profile);
+    let steps = writer.steps(laned, decisions);
     let copies = writer.copies()?;
     let totals =
         Totals { barrier_bytes: writer.costs.dropped, ..totals(&ordinary, &symmetric, &steps, &copies) };
@@ -163,14 +167,14 @@ impl Writer<'_> {
         }
     }
 
-    fn steps(&self, waits: Vec<Vec<usize>>, decisions: &[Decided]) -> Vec<Step> {
+    fn steps(&self, laned: Vec<Laned>, decisions: &[Decided]) -> Vec<Step> {
         let (graph, placed) = (self.graph(), &self.program.placed);
         let decided = decisions.iter().flat_map(|d| d.decision.nodes.iter().zip(&d.blocks));
         let blocks: HashMap<&str, u32> = decided.filter_map(|(node, &b)| Some((node.as_str(), b?))).collect();
-        let list = placed.steps.list.iter().zip(waits).zip(placed.live.exits.iter().zip(&self.costs.each));
-        list.map(|((step, waits), (exit, &exit_bytes))| Step {
+        let list = placed.steps.list.iter().zip(laned).zip(placed.live.exits.iter().zip(&self.costs.each));
+        list.map(|((step, Laned { lane, waits }), (exit, &exit_bytes))| Step {
             node: graph.node_name(step.node).to_string(),
-            lane: step.lane,
+            lane,
             waits,
             blocks: step.nodes().find_map(|n| blocks.get(graph.node_name(n)).copied()),
             exit: match exit {

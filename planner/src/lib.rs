@@ -6,13 +6,14 @@
 //! The way through: `prepare` inserts the copies that placement forces; `order` makes candidates, of which
 //! `schedule` takes one; `liveness` says when memory may be written again, with regard to peers; `place` merges
 //! values that share memory, `keep` keeps some from it; [`symmc_pack`] finds offsets; `waits` orders the two lanes;
-//! `bucket` and `pipeline` write it all down. Each is a page of its own.
+//! `lanes` moves collectives that overlap nothing to the compute lane; `bucket` and `pipeline` write it all down. Each is a page of its own.
 
 mod barriers;
 mod bucket;
 mod error;
 mod fixed;
 mod flight;
+mod lanes;
 mod liveness;
 mod order;
 mod pipeline;

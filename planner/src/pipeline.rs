@@ -266,13 +266,21 @@ impl Schedules<'_> {
 
     /// Packs all buckets.
     fn buckets(&self) -> Result<Vec<Bucket>, PlanError> {
-        let Planner { lowered, program_of, nodes, fixed_memory, config, .. } = self.planner;
+        let Planner { lowered, program_of, nodes, fixed_memory, config, profile, .. } = self.planner;
         let inputs = lowered.iter().zip(program_of).collect();
         // Buckets share the budget of the exact search.
         let exact = config.pack.exact / lowered.len().max(1) as u64;
         let pack = symmc_pack::Config { exact, ..config.pack };
         let buckets = parallel::map(inputs, *nodes, |(b, &p)| {
-            bucket(&self.programs[p], p, &b.graph.symbols, fixed_memory, &b.decisions, &pack)
+            bucket(
+                &self.programs[p],
+                p,
+                &b.graph.symbols,
+                fixed_memory,
+                &b.decisions,
+                &pack,
+                profile.as_ref(),
+            )
         });
         buckets.into_iter().collect()
     }

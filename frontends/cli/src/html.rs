@@ -192,7 +192,7 @@ fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
         let waits: Vec<String> = step.waits.iter().map(ToString::to_string).collect();
         let lane = match step.lane {
             Lane::Compute => "compute",
-            Lane::Comm => "collectives",
+            Lane::Comm => "communication",
         };
         let exit = match step.exit {
             Some(ExitBarrier::Kept) => "kept",

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::{Contention, Operations, ProductRate, Profile, Throughput, VERSION};
-use symmc_ir::{CollectiveKind, Dim, Graph, InputId, Op, Splits, Variant, text};
+use symmc_ir::{CollectiveKind, Dim, Graph, InputId, Splits, Variant, text};
 use symmc_planner::{BucketInput, Order, PlanConfig};
 
 use crate::error::{Error, ErrorKind};
@@ -204,16 +204,8 @@ impl Tuning<'_> {
     /// No product waits for a collective, nor the other way round, except for the last step, which needs all collectives.
     fn check_lanes(&self, planned: &Planned) -> Result<(), Error> {
         let bucket = &planned.plan.buckets[0];
-        let communicates = |node: &str| {
-            let of = planned.graph.nodes.iter().find(|(n, _)| planned.graph.node_name(*n) == node);
-            of.is_some_and(|(_, node)| matches!(node.op, Op::Collective(_)))
-        };
         let last = bucket.steps.len().saturating_sub(1);
-        let waits = bucket.steps[..last].iter().find(|s| {
-            let other = |&w: &usize| communicates(&bucket.steps[w].node) != communicates(&s.node);
-            s.waits.iter().any(other)
-        });
-        match waits {
+        match bucket.steps[..last].iter().find(|step| !step.waits.is_empty()) {
             None => Ok(()),
             Some(step) => Err(Error::new(
                 ErrorKind::Defect,

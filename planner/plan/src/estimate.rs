@@ -92,16 +92,23 @@ impl ReadProgram {
             bucket.steps[at].waits.iter().for_each(|&w| wait(w))
         });
         let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
-        let compute: u64 = timed.iter().filter(|t| !t.communicates).map(|t| t.time).sum();
-        let communication = (0..timed.len()).filter(|&s| timed[s].communicates);
-        let communication = communication.map(|step| CommunicationEstimate {
-            step,
-            node: self.communicating(runs[step]),
-            us: us(timed[step].time),
-            exposed_us: us(exposed[step]),
-            overlapped_us: us(overlapped[step]),
-        });
-        let communication = communication.collect();
+        let mut compute = 0;
+        let mut communication = Vec::new();
+        for (step, timed) in timed.iter().enumerate() {
+            let Some(node) = self.communicating(runs[step]) else {
+                compute += timed.time;
+                continue;
+            };
+            // On the compute lane nothing else runs meanwhile.
+            let exposed = if timed.communicates { exposed[step] } else { timed.time };
+            communication.push(CommunicationEstimate {
+                step,
+                node,
+                us: us(timed.time),
+                exposed_us: us(exposed),
+                overlapped_us: us(overlapped[step]),
+            });
+        }
         let (total_us, compute_us) = (us(total), us(compute));
         Ok(Estimate { total_us, compute_us, exposed_us: us(total.saturating_sub(compute)), communication })
     }
@@ -139,9 +146,13 @@ impl ReadProgram {
         Some(start(of)? + inner == start(to)? + before)
     }
 
-    /// The node of a step that communicates.
-    fn communicating(&self, run: Run) -> NodeId {
-        run.nodes().find(|&n| self.graph.nodes[n].op.as_collective().is_some()).unwrap_or(run.first)
+    /// The first node of a step that communicates, if one does.
+    fn communicating(&self, run: Run) -> Option<NodeId> {
+        run.nodes().find(|&n| match self.graph.nodes[n].op {
+            Op::Collective(_) => true,
+            Op::Custom(op) => self.graph.customs.get(op).is_some_and(|custom| custom.group.is_some()),
+            _ => false,
+        })
     }
 }
 

@@ -40,7 +40,7 @@ impl Placement {
     }
 
     /// The step in which all ranks meet: a collective without elements.
-    fn barrier(&self, group: usize) -> BoundStep {
+    fn barrier(&self, group: usize, lane: Lane) -> BoundStep {
         let nothing = || BoundRegion::even(MemorySpace::Symmetric, 0);
         let meeting = BoundCollective {
             kind: CollectiveKind::AllGather,
@@ -59,7 +59,7 @@ impl Placement {
         };
         BoundStep {
             index: 0,
-            lane: Lane::Comm,
+            lane,
             waits: Vec::new(),
             node: "(all ranks)".into(),
             op_name: "barrier between programs".into(),
@@ -91,10 +91,11 @@ impl Bound {
             step.waits.iter_mut().for_each(|earlier| *earlier += 1);
         }
         // Steps of the barrier's lane follow it; of the other lane, those after the first follow that one.
-        if let Some(first) = bound.steps.iter_mut().find(|step| step.lane != Lane::Comm) {
+        let lane = bound.steps.first().map_or(Lane::Compute, |step| step.lane);
+        if let Some(first) = bound.steps.iter_mut().find(|step| step.lane != lane) {
             first.waits.push(0);
         }
-        bound.steps.insert(0, placement.barrier(group));
+        bound.steps.insert(0, placement.barrier(group, lane));
         bound
     }
 }

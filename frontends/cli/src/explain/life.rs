@@ -95,6 +95,12 @@ fn contract<'a>(planned: &Planned<'a>, node: &Node) -> Option<(Contract, &'a str
     Some((variant.contract(&c.kind)?, &planned.graph.groups[c.group].name, variant.name()))
 }
 
+/// Whether a step runs a collective.
+fn communicates(planned: &Planned<'_>, s: usize) -> bool {
+    let nodes = planned.runs.get(s).into_iter().flat_map(|run| run.nodes());
+    nodes.map(|n| &planned.graph.nodes[n]).any(|node| node.op.as_collective().is_some())
+}
+
 /// What peers do to the value during a step.
 fn peers(planned: &Planned<'_>, touch: &Touch<'_>) -> Option<String> {
     let step = step(planned.bucket, touch.step);
@@ -131,8 +137,13 @@ fn occupied(planned: &Planned<'_>, b: &Buffer, touches: &[Touch<'_>]) -> String 
             step(bucket, s),
             step(bucket, y)
         );
-    } else if last.is_some_and(|s| within(s) && s < b.last && bucket.steps[s].lane == Lane::Comm) {
-        let _ = write!(out, ": until then {} may be in flight", step(bucket, last.unwrap_or(b.last)));
+    } else if let Some(s) = last.filter(|&s| within(s) && s < b.last && communicates(planned, s)) {
+        let what = match bucket.steps[s].lane {
+            Lane::Comm => "may be in flight",
+            // Values are placed before collectives move to the compute lane.
+            Lane::Compute => "was placed as if in flight",
+        };
+        let _ = write!(out, ": until then {} {what}", step(bucket, s));
     } else if last == Some(b.last) {
         out.push_str(", its last use");
     } else {

@@ -155,7 +155,8 @@ fn collectives_of_one_group_run_as_one_step() {
          arg %y: u8[8, 3]\n\
          param %p: i32[5, 7]\nparam %q: u8[3]\n%a: i32[4, 96] = neg %x\n%b: u8[8, 3] = add %y, %y\n",
         "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: u8[8, 3] = all_reduce %b op=max group=@w\n\
-         %t: i32[4, 96] = neg %r\n%u: u8[8, 3] = add %s, %s\nreturn %t\nreturn %u\n",
+         %v: i32[4, 96] = all_reduce %x op=min group=@w\n%t: i32[4, 96] = add %r, %v\n%u: u8[8, 3] = add %s, %s\n\
+         return %t\nreturn %u\n",
     );
     let gathers = "%r: i32[20, 7] = all_gather %p group=@w\n%s: u8[12] = all_gather %q group=@w\n\
          %t: i32[20, 7] = neg %r\n%u: u8[12] = add %s, %s\nreturn %t\nreturn %u\n";
@@ -165,6 +166,7 @@ fn collectives_of_one_group_run_as_one_step() {
     let cases: [(&str, &[&[&str]]); 6] = [
         (gathers, &[&["r", "s"]]),
         (mixed, &[&["r", "s", "g"]]),
+        // The third one, of an argument, is where peers have left the operands of these.
         (sums, &[&["r", "s"]]),
         // A group of another name with the same cells.
         (&gathers.replace("all_gather %q group=@w", "all_gather %q group=@u"), &[&["r", "s"]]),

@@ -112,9 +112,9 @@ pub struct Step {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
-    /// Everything that computes.
+    /// Steps that compute, and collectives that overlap no computation.
     Compute,
-    /// Collectives.
+    /// Collectives that run concurrently with computation.
     Comm,
 }
 

@@ -150,10 +150,10 @@ impl Bench<'_> {
         let ordinary = |region| located(MemorySpace::Ordinary, region, &[rows, hidden]);
         let add = Op::Binary(BinaryOp::Add);
         let norm = Op::RmsNorm { axes: 1, eps: Float(EPS), round_first: false };
-        let kernel = |index: usize, op: &Op, operands, result: usize, waits: Vec<usize>| BoundStep {
+        let kernel = |index: usize, op: &Op, operands, result: usize| BoundStep {
             index,
             lane: Lane::Compute,
-            waits,
+            waits: vec![],
             node: format!("step{index}"),
             op_name: format!("step{index}"),
             work: Work::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
@@ -162,14 +162,12 @@ impl Bench<'_> {
         for mut step in self.reductions(rows, hidden) {
             let first = out.len();
             step.index = first;
-            // The sum before this has read the reduction.
-            step.waits = first.checked_sub(2).into_iter().collect();
             out.push(step);
             let reduced = located(MemorySpace::Symmetric, REDUCED, &[rows, hidden]);
             let operands = vec![reduced, ordinary(RESIDUAL)];
-            out.push(kernel(first + 1, &add, operands, ADDED, vec![first]));
+            out.push(kernel(first + 1, &add, operands, ADDED));
             let operands = vec![ordinary(ADDED), located(MemorySpace::Ordinary, WEIGHT, &[hidden])];
-            out.push(kernel(first + 2, &norm, operands, NORMED, vec![]));
+            out.push(kernel(first + 2, &norm, operands, NORMED));
         }
         out
     }

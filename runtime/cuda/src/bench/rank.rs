@@ -149,7 +149,7 @@ impl<'a> Bench<'a> {
             let at = |i: usize| BoundRegion::even(space, i * self.region);
             BoundStep {
                 index,
-                lane: Lane::Comm,
+                lane: Lane::Compute,
                 waits: vec![],
                 node: format!("call{index}"),
                 op_name: kind.name().to_string(),

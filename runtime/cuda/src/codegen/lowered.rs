@@ -14,13 +14,10 @@ use crate::codegen::setting::{Dry, Setting};
 use crate::codegen::{agreement, collective, dispatch};
 use crate::error::CudaError;
 use crate::nccl::Front;
-use crate::program::order::{self, StreamStep};
 
 /// The steps of a rank as launches.
 #[derive(Debug)]
 pub struct Lowered {
-    /// How each step is ordered.
-    pub(crate) assigned: Vec<StreamStep>,
     /// What is done in the place of each step.
     pub(crate) work: Vec<Vec<Command>>,
     pub(crate) source: Source,
@@ -36,11 +33,10 @@ impl Lowered {
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
         let at = |value: &_| setting.addresses.at(value);
         let mut l = Lowering::new(&at, setting.machine);
-        let assigned = order::assign(list);
         let work = list.iter().map(|step| lower_step(rank, step, setting, &mut l));
         let work = work.collect::<Result<_, CudaError>>()?;
         let Lowering { source, assertions, .. } = l;
-        Ok(Lowered { assigned, work, source, assertions })
+        Ok(Lowered { work, source, assertions })
     }
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The

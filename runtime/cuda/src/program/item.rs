@@ -1,13 +1,13 @@
 //! Pieces of work with everything looked up.
 
 use smallvec::SmallVec;
+use symmc_plan::Lane;
 
 use crate::codegen::compute::gemm::Prepared;
 use crate::cudnn;
 use crate::device::driver::{Function, Node};
 use crate::device::launch::{DevicePtr, Kernel, Start};
 use crate::nccl::call::NcclCall;
-use crate::program::order::StreamStep;
 
 /// A piece of work: which of which step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -43,7 +43,12 @@ impl Nodes {
 
 /// A step with everything looked up, its kernels loaded.
 pub(super) struct LoadedStep {
-    pub on: StreamStep,
+    /// The lane whose stream it runs on.
+    pub lane: Lane,
+    /// Earlier steps, of the other lane, that it waits for.
+    pub waits: Vec<usize>,
+    /// Whether a step of the other lane waits for it.
+    pub is_awaited: bool,
     pub work: Vec<Ready>,
 }
 

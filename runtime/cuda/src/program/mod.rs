@@ -1,13 +1,13 @@
 //! A program on one device: from resolved steps to a graph that replays with no work of the host.
 //!
-//! `order.rs` says which stream runs each step; one that the other stream waits for is an event. A kernel behind
-//! another one in its stream is launched by programmatic dependent launch (PDL), and waits within.
+//! The lanes of the plan are streams, and a step that the other lane waits for records an event. A kernel after another one in
+//! its stream is launched by programmatic dependent launch (PDL), and waits within. Steps of two lanes of which none waits for the
+//! other run in any order.
 //!
 //! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
 //! recorded or enqueued, and recordings can take other bases (`rebased`).
 
 mod item;
-pub(crate) mod order;
 mod rebased;
 
 use std::cell::RefCell;
@@ -113,7 +113,7 @@ impl DeviceProgram {
         if let (Some(search), None) = (parts.search, parts.settled) {
             agreement::agreed(list, &lowered.alike(list), search.exchange)?;
         }
-        DeviceProgram::load(lowered, parts)
+        DeviceProgram::load(list, lowered, parts)
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
@@ -126,12 +126,12 @@ impl DeviceProgram {
         source: &Source,
         parts: &Parts<'_>,
     ) -> Result<DeviceProgram, CudaError> {
-        let (assigned, source) = (order::assign(list), source.clone());
-        DeviceProgram::load(Lowered { assigned, work: lowered, source, assertions: Assertions::new() }, parts)
+        let lowered = Lowered { work: lowered, source: source.clone(), assertions: Assertions::new() };
+        DeviceProgram::load(list, lowered, parts)
     }
 
-    fn load(lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
-        let Lowered { assigned, work: lowered, source, assertions } = lowered;
+    fn load(list: &[BoundStep], lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
+        let Lowered { work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
             Some(settled) => settled.module.clone(),
@@ -153,13 +153,18 @@ impl DeviceProgram {
             Loader { module: module.as_deref(), functions, products, attentions: vec![].into_iter() };
         let (prepared, attentions) = loader.choose(&lowered, parts)?;
         loader.attentions = prepared.into_iter();
-        let mut steps = Vec::with_capacity(lowered.len());
-        for (on, commands) in assigned.into_iter().zip(lowered) {
+        let mut steps: Vec<LoadedStep> = Vec::with_capacity(lowered.len());
+        for (step, commands) in list.iter().zip(lowered) {
             let mut work = Vec::with_capacity(commands.len());
             for command in commands {
                 work.extend(loader.load(command)?);
             }
-            steps.push(LoadedStep { on, work });
+            for &earlier in &step.waits {
+                if let Some(earlier) = steps.get_mut(earlier) {
+                    earlier.is_awaited = true;
+                }
+            }
+            steps.push(LoadedStep { lane: step.lane, waits: step.waits.clone(), is_awaited: false, work });
         }
         let workspace = parts.machine.workspace;
         drop(loader);
@@ -209,7 +214,7 @@ impl DeviceProgram {
 
     /// Enqueues one run; `put` enqueues each piece of work.
     fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<(), CudaError> {
-        let both = self.steps.iter().any(|s| s.on.stream == Lane::Comm);
+        let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
         if both {
             let start = Event::new()?;
             start.record(&lanes.compute)?;
@@ -218,9 +223,9 @@ impl DeviceProgram {
         let mut ends: Vec<Option<Event>> = self.steps.iter().map(|_| None).collect();
         let mut starts = [Start::After; 2];
         for (index, step) in self.steps.iter().enumerate() {
-            let stream = lanes.of(step.on.stream);
-            let start = &mut starts[usize::from(step.on.stream == Lane::Comm)];
-            for event in step.on.waits.iter().filter_map(|&w| ends[w].as_ref()) {
+            let stream = lanes.of(step.lane);
+            let start = &mut starts[usize::from(step.lane == Lane::Comm)];
+            for event in step.waits.iter().filter_map(|&w| ends[w].as_ref()) {
                 stream.wait(event)?;
                 *start = Start::After;
             }
@@ -228,7 +233,7 @@ impl DeviceProgram {
                 put(Place { step: index, number }, work, stream, *start)?;
                 *start = work.next();
             }
-            if step.on.awaited {
+            if step.is_awaited {
                 let end = Event::new()?;
                 end.record(stream)?;
                 ends[index] = Some(end);
@@ -260,8 +265,8 @@ impl DeviceProgram {
         lanes.comm.wait(&start)?;
         let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
-            let stream = lanes.of(step.on.stream);
-            for &wait in &step.on.waits {
+            let stream = lanes.of(step.lane);
+            for &wait in &step.waits {
                 stream.wait(&events[wait][1])?;
             }
             let pair = [Event::timed()?, Event::timed()?];
@@ -272,7 +277,7 @@ impl DeviceProgram {
             pair[1].record(stream)?;
             events.push(pair);
         }
-        if let Some(last) = self.steps.iter().rposition(|s| s.on.stream == Lane::Comm) {
+        if let Some(last) = self.steps.iter().rposition(|s| s.lane == Lane::Comm) {
             lanes.compute.wait(&events[last][1])?;
         }
         Ok(events)

@@ -1,0 +1,192 @@
+//! The lane of each step of a bucket.
+//!
+//! Orders are chosen, and values are placed, with every collective on the communication lane. A collective that has
+//! nothing to run concurrently with moves to the compute lane: two steps of one lane follow each other faster than two
+//! steps of different lanes. On machines where synchronising two lanes takes time ([`Profile::crossing`]), few light compute
+//! steps next to it do not count, because they take less.
+//!
+//! The new lanes order at least what the old ones ordered: compute steps keep their order, and a collective waits for the
+//! one before it if that is on the other lane.
+
+use symmc_ir::machine::Profile;
+use symmc_ir::{NodeId, Op, OpCost};
+use symmc_plan::{Lane, Symbols};
+
+use crate::prepare::Prepared;
+use crate::steps::{StepInfo, Steps, is_view};
+
+/// How many light steps next to a collective still take less time than synchronising two lanes.
+const MOST_LIGHT_STEPS: usize = 2;
+/// The most bytes that a light step reads and writes.
+const MOST_LIGHT_BYTES: u64 = 1 << 20;
+
+/// The lane of a step, and the steps of the other lane that it waits for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Laned {
+    pub lane: Lane,
+    pub waits: Vec<usize>,
+}
+
+/// The lanes of the steps of a bucket, from their waits with every collective on the communication lane.
+pub fn assign(
+    prepared: &Prepared,
+    steps: &Steps,
+    waits: Vec<Vec<usize>>,
+    symbols: &Symbols,
+    profile: Option<&Profile>,
+) -> Vec<Laned> {
+    let crossing_takes_time = profile.is_some_and(|profile| profile.crossing() > 0);
+    let is_light = |s: usize| crossing_takes_time && is_light(prepared, &steps.list[s], symbols);
+    let steps = steps.list.iter().zip(waits).map(|(step, waits)| Laned { lane: step.lane, waits }).collect();
+    move_collectives(steps, is_light)
+}
+
+/// Moves collectives that have nothing to run concurrently with to the compute lane.
+fn move_collectives(steps: Vec<Laned>, is_light: impl Fn(usize) -> bool) -> Vec<Laned> {
+    let moves = find_moves(&steps, is_light);
+    let lane = |s: usize| if moves[s] { Lane::Compute } else { steps[s].lane };
+    let mut previous_collective = None;
+    // For each lane how many steps of the other one are known to have completed.
+    let mut completed = [0; 2];
+    let mut out = Vec::with_capacity(steps.len());
+    for (s, step) in steps.iter().enumerate() {
+        let own = lane(s);
+        let collective = previous_collective.filter(|_| step.lane == Lane::Comm);
+        let awaited = step.waits.iter().copied().chain(collective).filter(|&w| lane(w) != own).max();
+        // A lane runs in order, so waiting for the latest step covers all before it.
+        let known = &mut completed[own as usize];
+        let waits = awaited.filter(|w| w + 1 > *known);
+        *known = waits.map_or(*known, |w| w + 1);
+        out.push(Laned { lane: own, waits: waits.into_iter().collect() });
+        if step.lane == Lane::Comm {
+            previous_collective = Some(s);
+        }
+    }
+    out
+}
+
+/// For each step whether it is a collective that moves.
+fn find_moves(steps: &[Laned], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
+    let computes = |s: usize| steps[s].lane == Lane::Compute;
+    // The first compute step that is ordered after each collective.
+    let mut first_after = vec![steps.len(); steps.len()];
+    for (s, step) in steps.iter().enumerate().filter(|(s, _)| computes(*s)) {
+        step.waits.iter().for_each(|&w| first_after[w] = first_after[w].min(s));
+    }
+    for s in (1..steps.len()).rev() {
+        first_after[s - 1] = first_after[s - 1].min(first_after[s]);
+    }
+    // The end of the compute steps that are ordered before each collective.
+    let mut end_before = 0;
+    let mut moves = vec![false; steps.len()];
+    for (s, step) in steps.iter().enumerate().filter(|(s, _)| !computes(*s)) {
+        let awaited = step.waits.iter().filter(|&&w| computes(w)).map(|w| w + 1);
+        end_before = awaited.fold(end_before, usize::max);
+        let mut concurrent = (end_before..first_after[s]).filter(|&c| computes(c));
+        moves[s] = concurrent.by_ref().take(MOST_LIGHT_STEPS).all(&is_light) && concurrent.next().is_none();
+    }
+    moves
+}
+
+/// Whether a compute step takes little more than its launch, at the upper ends of the ranges.
+fn is_light(prepared: &Prepared, step: &StepInfo, symbols: &Symbols) -> bool {
+    let graph = &prepared.graph;
+    let is_step = |n: &NodeId| !is_view(graph, &prepared.base, *n);
+    let nodes = || step.nodes().filter(is_step).map(|n| &graph.nodes[n]);
+    let moves_bytes = |op: &Op| matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort) && !op.is_opaque();
+    let is_inner =
+        |v| step.dispatch.is_some_and(|d| graph.def_node(prepared.base[v]).is_some_and(|n| d.has(n)));
+    let read = nodes().flat_map(|n| n.inputs.iter().copied()).filter(|&v| !is_inner(v));
+    let bytes =
+        read.chain(step.writes.iter().copied()).map(|v| graph.ty(v).bytes().upper(symbols).max(0) as u64);
+    nodes().all(|n| moves_bytes(&n.op)) && bytes.fold(0, u64::saturating_add) <= MOST_LIGHT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use symmc_support::random::SplitMix;
+
+    use super::*;
+
+    const COMPUTE: Lane = Lane::Compute;
+    const COMM: Lane = Lane::Comm;
+
+    fn steps(list: &[(Lane, &[usize])]) -> Vec<Laned> {
+        list.iter().map(|(lane, waits)| Laned { lane: *lane, waits: waits.to_vec() }).collect()
+    }
+
+    /// The lanes and waits of steps of which none is light.
+    fn moved(list: &[(Lane, &[usize])]) -> Vec<Laned> {
+        move_collectives(steps(list), |_| false)
+    }
+
+    #[test]
+    fn collectives_with_nothing_to_overlap_move_to_the_compute_lane() {
+        let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2]), (COMM, &[3])];
+        assert_eq!(moved(&list), steps(&[(COMPUTE, &[][..]); 5]));
+    }
+
+    #[test]
+    fn collectives_that_overlap_computation_keep_their_lane_and_order() {
+        // Step 1 may run concurrently with 2. Step 3 is between 2 and 4, and follows 1 as the lane says.
+        let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMM, &[2]), (COMPUTE, &[3])];
+        let expected = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[1]), (COMPUTE, &[])];
+        assert_eq!(moved(&list), steps(&expected));
+    }
+
+    #[test]
+    fn only_collectives_that_are_bounded_on_both_sides_move() {
+        // Step 1 does not wait for 0, and 4 does not wait for 3.
+        let list = [(COMPUTE, &[][..]), (COMM, &[]), (COMM, &[0]), (COMM, &[]), (COMPUTE, &[2])];
+        let expected = [(COMPUTE, &[][..]), (COMM, &[]), (COMPUTE, &[1]), (COMM, &[2]), (COMPUTE, &[])];
+        assert_eq!(moved(&list), steps(&expected));
+    }
+
+    #[test]
+    fn few_light_steps_do_not_keep_a_collective_on_its_lane() {
+        // Steps 2 and 3 may run concurrently with 1.
+        let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])];
+        let lane_of_1 = |list: &[(Lane, &[usize])], light: &[usize]| {
+            move_collectives(steps(list), |s| light.contains(&s))[1].lane
+        };
+        assert_eq!(lane_of_1(&list, &[2]), COMM);
+        assert_eq!(lane_of_1(&list, &[2, 3]), COMPUTE);
+        // If 1 does not wait for 0, that is a third one.
+        let list = [(COMPUTE, &[][..]), (COMM, &[]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])];
+        assert_eq!(lane_of_1(&list, &[0, 2, 3]), COMM);
+    }
+
+    #[test]
+    fn steps_stay_ordered_as_they_were() {
+        let mut rng = SplitMix(7);
+        for _ in 0..2000 {
+            let count = 1 + rng.below(12);
+            let mut list: Vec<Laned> = Vec::new();
+            for s in 0..count {
+                let lane = if rng.one_in(2) { COMPUTE } else { COMM };
+                let others: Vec<usize> = (0..s).filter(|&w| list[w].lane != lane).collect();
+                let wait = others.get(rng.below(4)).copied();
+                list.push(Laned { lane, waits: wait.into_iter().collect() });
+            }
+            let after = move_collectives(list.clone(), |s| s % 3 == 0);
+            let (old, new) = (ordered_before(&list), ordered_before(&after));
+            for s in 0..count {
+                assert!(old[s].iter().all(|earlier| new[s].contains(earlier)), "{list:?} became {after:?}");
+                assert!(after[s].waits.iter().all(|&w| after[w].lane != after[s].lane));
+            }
+        }
+    }
+
+    /// For each step the steps that are ordered before it.
+    fn ordered_before(list: &[Laned]) -> Vec<BTreeSet<usize>> {
+        let mut out: Vec<BTreeSet<usize>> = Vec::new();
+        for (s, step) in list.iter().enumerate() {
+            let in_lane = (0..s).rev().find(|&earlier| list[earlier].lane == step.lane);
+            let direct = step.waits.iter().copied().chain(in_lane);
+            out.push(direct.flat_map(|d| out[d].iter().copied().chain([d]).collect::<Vec<_>>()).collect());
+        }
+        out
+    }
+}
