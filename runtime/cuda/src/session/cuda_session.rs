@@ -9,7 +9,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use symmc_runtime::host::{Comm, HostConfig, SessionRank};
 use symmc_runtime::job::SessionRequest;
-use symmc_runtime::session::{Arrangement, Ports, ended, gave_back};
+use symmc_runtime::session::{Arrangement, Port, Ports, ended, gave_back};
 
 use super::context::{ExecutionContext, Sizes};
 use super::flight::Flight;
@@ -23,8 +23,7 @@ use crate::program::Settled;
 
 /// A plan on one rank and its GPU.
 pub struct CudaSession {
-    /// What the next run takes, unless something was set since.
-    pub(super) ready: Option<Arc<Recording>>,
+    pub(super) last: LastRun,
     /// `None` while it is given back, and once the session has ended.
     pub(super) context: Option<ExecutionContext>,
     /// By sizes.
@@ -50,7 +49,43 @@ pub struct CudaSession {
 /// A program of the session while calls are about another one.
 pub(super) struct ParkedProgram {
     pub ports: Ports<Memory>,
-    pub ready: Option<Arc<Recording>>,
+    pub last: LastRun,
+}
+
+/// What is known of the next run of a program from the last one.
+#[derive(Default)]
+pub(super) enum LastRun {
+    /// Nothing. All ports are resolved again.
+    #[default]
+    Unknown,
+    /// The next run uses this recording, too.
+    Same(Arc<Recording>),
+    /// The caller bound other memory for these ports since. Only they are resolved again.
+    Rebound(Arc<Recording>, Vec<Port>),
+}
+
+impl LastRun {
+    /// The recording that the next run uses, if it is known.
+    pub fn recording(&self) -> Option<&Arc<Recording>> {
+        match self {
+            LastRun::Same(recording) => Some(recording),
+            LastRun::Unknown | LastRun::Rebound(..) => None,
+        }
+    }
+
+    /// Notes that the caller bound other memory for a port.
+    pub fn rebind(&mut self, port: Port) {
+        *self = match std::mem::take(self) {
+            LastRun::Unknown => LastRun::Unknown,
+            LastRun::Same(recording) => LastRun::Rebound(recording, vec![port]),
+            LastRun::Rebound(recording, mut ports) => {
+                if !ports.contains(&port) {
+                    ports.push(port);
+                }
+                LastRun::Rebound(recording, ports)
+            }
+        };
+    }
 }
 
 // SAFETY: handles of the driver and of the vendor's libraries may be used from any thread, one at a time.
@@ -126,7 +161,7 @@ impl CudaSession {
         let arrangement = Arrangement::new(executor.plan(), None);
         let ports = Ports::new(executor, (ALIGN, config.callers))?;
         Ok(CudaSession {
-            ready: None,
+            last: LastRun::Unknown,
             context: None,
             settled: Recent::new(gpu.kept),
             joined: None,
@@ -165,7 +200,7 @@ impl CudaSession {
     /// # Errors
     /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, RunError> {
-        Ok(self.ready.as_ref().map_or(Ok(vec![]), |ready| ready.copies())?)
+        Ok(self.last.recording().map_or(Ok(vec![]), |recording| recording.copies())?)
     }
 
     /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but

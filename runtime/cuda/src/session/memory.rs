@@ -6,7 +6,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
 use symmc_runtime::session::{Extent, Port, PortDevice, Ports, SizedProgram};
 
-use super::cuda_session::CudaSession;
+use super::cuda_session::{CudaSession, LastRun};
 use super::recording::{Move, RecordingKey};
 use crate::device::driver::{Holder, Memory};
 use crate::device::launch::Address;
@@ -100,11 +100,35 @@ impl CudaSession {
         context.resources._memory.iter().map(|memory| ("memory", of(memory))).collect()
     }
 
+    /// What the next run takes, if it differs from the last one by memory that the caller bound for inputs that the plan holds
+    /// nowhere else and for outputs that replace no input.
+    fn resolve_rebound(&self) -> Result<Option<Resolved>, RunError> {
+        let LastRun::Rebound(recording, ports) = &self.last else { return Ok(None) };
+        let bound = &self.ports.sized()?.bound;
+        let mut bases = recording.key().bases.to_vec();
+        for &port in ports {
+            let (index, is_alone) = match port {
+                Port::Input(i) => {
+                    let is_replaced = bound.outputs.iter().any(|output| output.mutates == Some(i));
+                    (i, self.ports.fixed(i).is_none() && !is_replaced)
+                }
+                Port::Output(k) => (bound.inputs.len() + k, bound.outputs[k].mutates.is_none()),
+            };
+            let (Some(lent), true) = (self.ports.lending().of(port), is_alone) else { return Ok(None) };
+            bases[index] = lent.address;
+        }
+        let key = RecordingKey { bases: bases.into(), ..recording.key().clone() };
+        Ok(Some(Resolved { key, memory: self.ports.memories().cloned().collect() }))
+    }
+
     /// What the next run takes.
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
         let SizedProgram { bound, text, .. } = self.ports.sized()?;
         let (bound, sizes) = (bound.clone(), text.clone());
         self.ports.check_lending()?;
+        if let Some(resolved) = self.resolve_rebound()? {
+            return Ok(resolved);
+        }
         let arena = self.context()?.resources.arena.address();
         let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];

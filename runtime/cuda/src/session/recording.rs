@@ -131,6 +131,11 @@ impl Recording {
         Recording { executable: self.executable.clone(), key: key.clone(), by_graph, memory: memory.into() }
     }
 
+    /// What tells it from others.
+    pub fn key(&self) -> &RecordingKey {
+        &self.key
+    }
+
     /// Whether memory of the session must be kept until its runs have ended.
     pub fn holds(&self) -> bool {
         !self.memory.is_empty()

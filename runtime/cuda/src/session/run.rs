@@ -22,7 +22,7 @@ use symmc_runtime::session::{
 use tracing::span::EnteredSpan;
 
 use super::context::ExecutionContext;
-use super::cuda_session::CudaSession;
+use super::cuda_session::{CudaSession, LastRun};
 use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
@@ -74,20 +74,20 @@ impl CudaSession {
 
     /// The recording of the next run, once peers know its sizes.
     pub(super) fn next(&mut self) -> Result<Arc<Recording>, RunError> {
-        if let Some(ready) = &self.ready {
-            let ready = ready.clone();
+        if let Some(recording) = self.last.recording().cloned() {
             self.announce()?;
-            return Ok(ready);
+            return Ok(recording);
         }
         let resolved = self.resolve()?;
         self.announce()?;
-        let ready = self.recording(resolved).map_err(|error| self.fail(error))?;
-        Ok(self.ready.insert(ready).clone())
+        let recording = self.recording(resolved).map_err(|error| self.fail(error))?;
+        self.last = LastRun::Same(recording.clone());
+        Ok(recording)
     }
 
     /// The next run for a recording of the caller, once peers know its sizes. It needs no graph of the session's own.
     fn next_elsewhere(&mut self) -> Result<Arc<Recording>, RunError> {
-        if self.ready.is_some() {
+        if self.last.recording().is_some() {
             return self.next();
         }
         let resolved = self.resolve()?;
@@ -311,7 +311,7 @@ impl CudaSession {
     /// What kernels reported, in words of the first run whose program it may be.
     fn reported(&self) -> Option<RunError> {
         let context = self.context.as_ref()?;
-        let captured = context.resources.programs.captured.iter().chain(&self.ready);
+        let captured = context.resources.programs.captured.iter().chain(self.last.recording());
         let all = self.flight.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
             let (bound, assertions) = (&*executable.bound, executable.program.assertions());
@@ -427,7 +427,7 @@ fn inputs_at(bound: &Bound, bases: &[Address]) -> Vec<Range<Address>> {
 impl DeviceSession for CudaSession {
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.ports.set(bindings)?;
-        self.ready = None;
+        self.last = LastRun::Unknown;
         Ok(())
     }
 
@@ -463,7 +463,10 @@ impl DeviceSession for CudaSession {
             self.ports.lend(port, before, arena, Vec::new())?;
             return Err(error);
         }
-        self.ready = None;
+        match memory {
+            Some(_) => self.last.rebind(port),
+            None => self.last = LastRun::Unknown,
+        }
         Ok(())
     }
 

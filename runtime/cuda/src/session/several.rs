@@ -9,7 +9,7 @@ use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use symmc_runtime::session::{Arrangement, Port, Ports, ended, expect_agreement, gave_back, proposal};
 
 use super::context::Sizes;
-use super::cuda_session::{CudaSession, ParkedProgram};
+use super::cuda_session::{CudaSession, LastRun, ParkedProgram};
 use super::gpu::ALIGN;
 use super::recent::Recent;
 use crate::codegen::refusal::accept;
@@ -34,7 +34,7 @@ impl CudaSession {
         agreed?;
         let number = arrangement.count() - 1;
         self.arrangement = arrangement;
-        self.parked.push(Some(ParkedProgram { ports, ready: None }));
+        self.parked.push(Some(ParkedProgram { ports, last: LastRun::Unknown }));
         self.make_room().map_err(|error| self.fail(error))?;
         Ok(number)
     }
@@ -131,8 +131,8 @@ impl CudaSession {
 
     /// Forgets the last recording of each program.
     pub(super) fn drop_recordings(&mut self) {
-        self.ready = None;
-        self.parked.iter_mut().flatten().for_each(|parked| parked.ready = None);
+        self.last = LastRun::Unknown;
+        self.parked.iter_mut().flatten().for_each(|parked| parked.last = LastRun::Unknown);
     }
 
     /// How large everything is for all open programs.
@@ -155,9 +155,9 @@ impl CudaSession {
         }
         let next = self.parked.get_mut(program).and_then(Option::take).ok_or_else(ended)?;
         let ports = std::mem::replace(&mut self.ports, next.ports);
-        let ready = std::mem::replace(&mut self.ready, next.ready);
+        let last = std::mem::replace(&mut self.last, next.last);
         if self.arrangement.is_open(self.program) {
-            self.parked[self.program] = Some(ParkedProgram { ports, ready });
+            self.parked[self.program] = Some(ParkedProgram { ports, last });
         }
         self.program = program;
         Ok(())
