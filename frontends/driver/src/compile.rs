@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
 use symmc_ir::Graph;
-use symmc_ir::machine::TargetBackend;
 use symmc_passes::CanonicalForms;
 use symmc_plan::{Plan, Replacement};
 
+use crate::backends::lower_for_backend;
 use crate::error::DriverError;
 use crate::options::CompileOptions;
 use crate::pipeline::{Choice, Pipeline};
@@ -64,18 +64,6 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     let elapsed: Duration = clock.report.stages.iter().map(|(_, elapsed)| *elapsed).sum();
     tracing::info!(target: "symmc::compile", buckets = plan.buckets.len(), ?elapsed, "compiled a plan");
     Ok((plan, clock.report))
-}
-
-/// The plan as a backend runs it.
-fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan, DriverError> {
-    match backend {
-        #[cfg(feature = "cuda")]
-        TargetBackend::Cuda => crate::gpus::lower_for_gpus(plan),
-        // Without the feature, plans for GPUs are made for other machines to lower.
-        #[cfg(not(feature = "cuda"))]
-        TargetBackend::Cuda => Ok(plan),
-        TargetBackend::Host => Ok(plan),
-    }
 }
 
 /// A plan that was just made, if it checks.

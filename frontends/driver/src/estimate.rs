@@ -5,16 +5,13 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::Profile;
-#[cfg(feature = "cuda")]
-use symmc_ir::machine::TargetBackend;
 use symmc_ir::{Bindings, Graph, Symbol, SymbolId};
 use symmc_plan::{Bucket, Estimate, ReadPlan, ReadProgram};
 
+use crate::backends::expect_supported;
 use crate::compile::canonical_forms;
 use crate::divide::{BucketRequest, Ranges};
 use crate::error::DriverError;
-#[cfg(feature = "cuda")]
-use crate::gpus::refuse_for_gpus;
 use crate::options::CompileOptions;
 use crate::pipeline::Pipeline;
 use crate::search::plan_buckets;
@@ -85,9 +82,6 @@ fn plan_to_estimate(
     let plan = plan_buckets(&pipeline, buckets)?.plan;
     let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
     let plan = ReadPlan::of(Arc::new(plan), graph.clone(), programs.map_err(DriverError::defect)?);
-    #[cfg(feature = "cuda")]
-    if options.profile.backend == TargetBackend::Cuda {
-        refuse_for_gpus(&plan, &[])?;
-    }
+    expect_supported(&plan, options.profile.backend)?;
     Ok(plan)
 }

@@ -8,17 +8,17 @@
 //! - `options` and `error` are the interface.
 //! - `ranges` and `divide` make the buckets, `refine` cuts and joins planned ones.
 //! - `pipeline` lowers and plans all buckets for one choice of variants; `attempt` is a plan with its costs.
+//! - `backends` asks the backend of the machine whether it runs a plan.
 //! - `variants` searches for the choice that costs least, `limit` for the fastest plan within a limit, and `search` combines them.
 //!
 //! Deliberately not here: files, names of symbols and inputs as users write them, and runs.
 
 mod attempt;
+mod backends;
 mod compile;
 mod divide;
 mod error;
 mod estimate;
-#[cfg(feature = "cuda")]
-mod gpus;
 mod limit;
 mod options;
 mod pipeline;
@@ -27,9 +27,9 @@ mod refine;
 mod search;
 mod variants;
 
+#[cfg(feature = "cuda")]
+pub use backends::refuse_for_gpus;
 pub use compile::{CompileReport, canonical, compile, lowered};
 pub use error::DriverError;
 pub use estimate::{estimate, estimate_at, estimate_plain};
-#[cfg(feature = "cuda")]
-pub use gpus::refuse_for_gpus;
 pub use options::CompileOptions;

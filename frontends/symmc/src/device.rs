@@ -1,13 +1,20 @@
-//! What runs a plan on each rank: the CPU, or GPUs.
+//! The devices that run plans, in jobs and in sessions: the CPU, or GPUs. Everything that the facade knows of a backend is here.
 
 use serde::{Deserialize, Serialize};
 #[cfg(feature = "cuda")]
-use symmc_cuda::CudaConfig;
+use symmc_cuda::{CudaConfig, CudaSession};
+#[cfg(feature = "cuda")]
+pub use symmc_cuda::{Gpu, Progress};
+
+use symmc_check::CheckedPlan;
+use symmc_control::{Group, Term};
 use symmc_plan::ReadPlan;
-use symmc_runtime::host::expect_kernels;
+use symmc_runtime::host::{HostSession, expect_kernels};
 use symmc_runtime::job::{SessionRequest, open_on_host};
-use symmc_runtime::session::DeviceSession;
+use symmc_runtime::session::{DeviceSession, Taken};
 use symmc_runtime::{Registry, RunError};
+
+use crate::session::SessionConfig;
 
 /// What runs a plan on each rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -42,5 +49,58 @@ impl Device {
             #[cfg(feature = "cuda")]
             Device::Gpus(gpus) => Ok(Box::new(gpus.open(request, symmc_cuda::Progress::Told)?)),
         }
+    }
+}
+
+/// The device that a [`Session`](crate::Session) runs on.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum SessionDevice {
+    /// The CPU of this machine.
+    #[default]
+    Host,
+    /// A GPU.
+    #[cfg(feature = "cuda")]
+    Gpu(Gpu),
+}
+
+impl SessionDevice {
+    pub(crate) fn budget(
+        &self,
+        plan: &CheckedPlan,
+        rank: u32,
+        config: &SessionConfig,
+    ) -> Result<Taken, RunError> {
+        match self {
+            SessionDevice::Host => HostSession::budget(plan, rank, &config.kernels, &config.runtime()),
+            #[cfg(feature = "cuda")]
+            SessionDevice::Gpu(gpu) => symmc_cuda::session::budget(plan, rank, gpu, &config.runtime()),
+        }
+    }
+
+    /// Opens the session of a rank of a group.
+    pub(crate) fn open(
+        &self,
+        plan: &CheckedPlan,
+        group: &Group,
+        config: &SessionConfig,
+    ) -> Result<Box<dyn DeviceSession>, RunError> {
+        match self {
+            SessionDevice::Host => {
+                let terms = vec![Term::text("device", "host")];
+                Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.runtime(), terms)?))
+            }
+            #[cfg(feature = "cuda")]
+            SessionDevice::Gpu(gpu) => Ok(Box::new(CudaSession::open(plan, group, gpu, &config.runtime())?)),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl SessionConfig {
+    /// The same on a GPU.
+    #[must_use]
+    pub fn with_gpu(self, gpu: Gpu) -> Self {
+        SessionConfig { device: SessionDevice::Gpu(gpu), ..self }
     }
 }

@@ -140,13 +140,14 @@ pub use symmc_runtime::job::{Ran, RunTimes};
 pub use workload::{Draw, Workload, bindings};
 
 // Sessions.
+pub use device::SessionDevice;
+#[cfg(feature = "cuda")]
+pub use device::{Gpu, Progress};
 pub use session::buffer::Buffer;
 pub use session::slot::Slot;
 pub use session::{
     Bootstrap, Group, Memory, Recordings, Session, SessionConfig, Storage, Taken, Value, ValueKind,
 };
-#[cfg(feature = "cuda")]
-pub use session::{Gpu, Progress};
 
 // What this machine can do.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};

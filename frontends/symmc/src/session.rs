@@ -11,17 +11,16 @@ use std::time::Duration;
 
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
-use symmc_runtime::host::{self, HostConfig, HostSession};
+use symmc_runtime::host::{self, HostConfig};
 pub use symmc_runtime::session::Storage;
-use symmc_runtime::session::{DeviceSession, Port, RawStream};
+use symmc_runtime::session::{Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
 pub use symmc_control::{Bootstrap, Group};
-#[cfg(feature = "cuda")]
-pub use symmc_cuda::{Gpu, Progress};
 pub use symmc_runtime::session::{Recordings, Taken};
 pub use values::{Value, ValueKind};
 
+use crate::device::SessionDevice;
 use crate::error::Error;
 use crate::run::in_reach;
 use crate::workload::find_symbol;
@@ -42,9 +41,8 @@ pub struct SessionConfig {
     /// Whether [`Session::open_program`] may open other programs. On the host it reserves addresses for them; on a GPU they may be
     /// opened in any session.
     pub extendable: bool,
-    /// The GPU that it runs on; on the host without one.
-    #[cfg(feature = "cuda")]
-    pub gpu: Option<Gpu>,
+    /// The device that it runs on.
+    pub device: SessionDevice,
 }
 
 impl Default for SessionConfig {
@@ -55,8 +53,7 @@ impl Default for SessionConfig {
             chaos: None,
             symmetric: 0,
             extendable: false,
-            #[cfg(feature = "cuda")]
-            gpu: None,
+            device: SessionDevice::default(),
         }
     }
 }
@@ -92,14 +89,8 @@ impl SessionConfig {
         SessionConfig { extendable, ..self }
     }
 
-    /// The same on a GPU.
-    #[cfg(feature = "cuda")]
-    #[must_use]
-    pub fn with_gpu(self, gpu: Gpu) -> Self {
-        SessionConfig { gpu: Some(gpu), ..self }
-    }
-
-    fn host(&self) -> HostConfig {
+    /// What the runtime takes of it.
+    pub(crate) fn runtime(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
         let (limit, callers, extendable) = (in_reach(self.limit), self.symmetric, self.extendable);
         HostConfig { limit, chaos: self.chaos, threads, callers, extendable, ..HostConfig::default() }
@@ -163,7 +154,7 @@ impl Session {
     /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, the other ranks do not
     /// come within the limit, or run another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
-        let device = Session::on_device(plan, group, config)?;
+        let device = config.device.open(plan, group, config)?;
         Session::of(plan, OwnDevice::new(device), group.rank(), config.kernels.clone())
     }
 
@@ -203,24 +194,7 @@ impl Session {
     /// # Errors
     /// The plan has no such rank, or an op has no kernel there.
     pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<Taken, Error> {
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = &config.gpu {
-            return Ok(symmc_cuda::session::budget(plan, rank, gpu, &config.host())?);
-        }
-        Ok(HostSession::budget(plan, rank, &config.kernels, &config.host())?)
-    }
-
-    fn on_device(
-        plan: &CheckedPlan,
-        group: &Group,
-        config: &SessionConfig,
-    ) -> Result<Box<dyn DeviceSession>, Error> {
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = &config.gpu {
-            return Ok(Box::new(symmc_cuda::CudaSession::open(plan, group, gpu, &config.host())?));
-        }
-        let terms = vec![symmc_control::Term::text("device", "host")];
-        Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.host(), terms)?))
+        Ok(config.device.budget(plan, rank, config)?)
     }
 
     /// The rank.

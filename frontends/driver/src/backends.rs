@@ -1,0 +1,71 @@
+//! What the driver asks of the backend of a profile: whether it can run each step of a plan, and what the steps take besides the
+//! arenas. Without the feature of a backend, its plans are made for other machines, which ask there.
+
+use symmc_check::CheckedPlan;
+#[cfg(feature = "cuda")]
+use symmc_cuda::codegen::refusal::{self, Refusal};
+use symmc_ir::machine::TargetBackend;
+use symmc_plan::ReadPlan;
+
+use crate::error::DriverError;
+
+/// The plan as a backend runs it, with what its steps take besides the arenas.
+///
+/// # Errors
+/// The first steps that the backend cannot run.
+pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan, DriverError> {
+    match backend {
+        #[cfg(feature = "cuda")]
+        TargetBackend::Cuda => {
+            let found = refusal::on_gpus(&plan);
+            refuse(&found.refusals)?;
+            Ok(plan.with_workspaces(&found.workspaces))
+        }
+        #[cfg(not(feature = "cuda"))]
+        TargetBackend::Cuda => Ok(plan),
+        TargetBackend::Host => Ok(plan),
+    }
+}
+
+/// Whether a backend runs every step of a plan.
+///
+/// # Errors
+/// The first steps that it cannot run.
+pub fn expect_supported(
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] plan: &ReadPlan,
+    backend: TargetBackend,
+) -> Result<(), DriverError> {
+    match backend {
+        #[cfg(feature = "cuda")]
+        TargetBackend::Cuda => refuse_for_gpus(plan, &[]),
+        #[cfg(not(feature = "cuda"))]
+        TargetBackend::Cuda => Ok(()),
+        TargetBackend::Host => Ok(()),
+    }
+}
+
+/// Refuses a plan of which GPUs cannot run every step. `gpus` is the GPU of each rank, one each if it is empty. Custom and
+/// opaque ops are not looked at.
+///
+/// # Errors
+/// The first steps that GPUs cannot run, and why.
+#[cfg(feature = "cuda")]
+pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<(), DriverError> {
+    refuse(&refusal::refusals(plan, gpus))
+}
+
+/// How many steps that GPUs cannot run are named.
+#[cfg(feature = "cuda")]
+const NAMED: usize = 5;
+
+#[cfg(feature = "cuda")]
+fn refuse(refusals: &[Refusal]) -> Result<(), DriverError> {
+    let Some(first) = refusals.first() else { return Ok(()) };
+    let named: Vec<String> = refusals.iter().take(NAMED).map(Refusal::to_string).collect();
+    let more = match refusals.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!("\nand {more} more"),
+    };
+    let message = named.join("\n") + &more;
+    Err(DriverError::Unsupported { node: first.node.clone(), op: first.op.to_string(), message })
+}
