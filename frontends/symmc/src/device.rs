@@ -9,12 +9,10 @@ pub use symmc_cuda::{Gpu, Progress};
 use symmc_check::CheckedPlan;
 use symmc_control::{Group, Term};
 use symmc_plan::ReadPlan;
-use symmc_runtime::host::{HostSession, expect_kernels};
+use symmc_runtime::host::{HostConfig, HostSession, expect_kernels};
 use symmc_runtime::job::{SessionRequest, open_on_host};
 use symmc_runtime::session::{DeviceSession, Taken};
 use symmc_runtime::{Registry, RunError};
-
-use crate::session::SessionConfig;
 
 /// What runs a plan on each rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -69,12 +67,13 @@ impl SessionDevice {
         &self,
         plan: &CheckedPlan,
         rank: u32,
-        config: &SessionConfig,
+        kernels: &Registry,
+        config: &HostConfig,
     ) -> Result<Taken, RunError> {
         match self {
-            SessionDevice::Host => HostSession::budget(plan, rank, &config.kernels, &config.runtime()),
+            SessionDevice::Host => HostSession::budget(plan, rank, kernels, config),
             #[cfg(feature = "cuda")]
-            SessionDevice::Gpu(gpu) => symmc_cuda::session::budget(plan, rank, gpu, &config.runtime()),
+            SessionDevice::Gpu(gpu) => symmc_cuda::session::budget(plan, rank, gpu, config),
         }
     }
 
@@ -83,24 +82,16 @@ impl SessionDevice {
         &self,
         plan: &CheckedPlan,
         group: &Group,
-        config: &SessionConfig,
+        kernels: &Registry,
+        config: &HostConfig,
     ) -> Result<Box<dyn DeviceSession>, RunError> {
         match self {
             SessionDevice::Host => {
                 let terms = vec![Term::text("device", "host")];
-                Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.runtime(), terms)?))
+                Ok(Box::new(HostSession::open(plan, group, kernels, config, terms)?))
             }
             #[cfg(feature = "cuda")]
-            SessionDevice::Gpu(gpu) => Ok(Box::new(CudaSession::open(plan, group, gpu, &config.runtime())?)),
+            SessionDevice::Gpu(gpu) => Ok(Box::new(CudaSession::open(plan, group, gpu, config)?)),
         }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl SessionConfig {
-    /// The same on a GPU.
-    #[must_use]
-    pub fn with_gpu(self, gpu: Gpu) -> Self {
-        SessionConfig { device: SessionDevice::Gpu(gpu), ..self }
     }
 }

@@ -20,6 +20,8 @@ pub use symmc_control::{Bootstrap, Group};
 pub use symmc_runtime::session::{Recordings, Taken};
 pub use values::{Value, ValueKind};
 
+#[cfg(feature = "cuda")]
+use crate::device::Gpu;
 use crate::device::SessionDevice;
 use crate::error::Error;
 use crate::run::in_reach;
@@ -89,8 +91,14 @@ impl SessionConfig {
         SessionConfig { extendable, ..self }
     }
 
-    /// What the runtime takes of it.
-    pub(crate) fn runtime(&self) -> HostConfig {
+    /// The same on a GPU.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn with_gpu(self, gpu: Gpu) -> Self {
+        SessionConfig { device: SessionDevice::Gpu(gpu), ..self }
+    }
+
+    fn runtime(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
         let (limit, callers, extendable) = (in_reach(self.limit), self.symmetric, self.extendable);
         HostConfig { limit, chaos: self.chaos, threads, callers, extendable, ..HostConfig::default() }
@@ -154,7 +162,7 @@ impl Session {
     /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, the other ranks do not
     /// come within the limit, or run another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
-        let device = config.device.open(plan, group, config)?;
+        let device = config.device.open(plan, group, &config.kernels, &config.runtime())?;
         Session::of(plan, OwnDevice::new(device), group.rank(), config.kernels.clone())
     }
 
@@ -194,7 +202,7 @@ impl Session {
     /// # Errors
     /// The plan has no such rank, or an op has no kernel there.
     pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<Taken, Error> {
-        Ok(config.device.budget(plan, rank, config)?)
+        Ok(config.device.budget(plan, rank, &config.kernels, &config.runtime())?)
     }
 
     /// The rank.
