@@ -37,13 +37,11 @@ const MAX_NODES: usize = 64;
 pub struct OutOfBounds {
     /// The name of the node's first result.
     pub node: String,
-    /// The name of its op.
     pub op: &'static str,
     /// The index, the axis and its extent.
     pub message: String,
 }
 
-/// The bounds checks of a program (see the [module](self)).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BoundsChecks {
     checks: Vec<BoundsCheck>,
@@ -89,7 +87,6 @@ impl BoundsChecks {
         self.covered.contains(&node)
     }
 
-    /// Whether no size can violate a check.
     pub fn is_empty(&self) -> bool {
         self.checks.is_empty()
     }

@@ -22,11 +22,9 @@ use crate::types::Type;
 pub struct BuildError {
     /// The name of the node's first result.
     pub name: String,
-    /// Which rule is broken, with what was found and what was expected.
     pub message: String,
 }
 
-/// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Builder {
     graph: Graph,
@@ -42,13 +40,11 @@ impl Builder {
         Builder { graph, taken: HashMap::new() }
     }
 
-    /// Continues a graph.
     pub fn from_graph(graph: Graph) -> Self {
         let taken = graph.values.values().map(|v| (v.name.clone(), 1)).collect();
         Builder { graph, taken }
     }
 
-    /// The graph so far.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
@@ -63,7 +59,6 @@ impl Builder {
         self.graph
     }
 
-    /// Adds a symbol.
     pub fn symbol(&mut self, name: impl Into<String>, min: i64, max: i64) -> SymbolId {
         self.graph.symbols.push(Symbol { name: name.into(), min, max, alias: None })
     }
@@ -77,7 +72,6 @@ impl Builder {
         }
     }
 
-    /// Adds an input.
     pub fn input(
         &mut self,
         kind: InputKind,
@@ -125,30 +119,21 @@ impl Builder {
         Ok(self.push(name, op, inputs, types))
     }
 
-    /// What is wrong with a node, with the names of symbols.
     fn error(&self, name: &str, message: &str) -> BuildError {
         let message = with_symbol_names(message, &self.graph.symbols);
         BuildError { name: name.to_string(), message }
     }
 
     /// [`node`](Self::node) for an op with one result.
-    ///
-    /// # Errors
-    /// As [`node`](Self::node).
     pub fn op(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<ValueId, BuildError> {
         self.node(name, op, inputs).map(|r| r[0])
     }
 
     /// [`node_as`](Self::node_as) for an op with one result.
-    ///
-    /// # Errors
-    /// As [`node_as`](Self::node_as).
     pub fn op_as(&mut self, name: &str, op: Op, inputs: &[ValueId], ty: Type) -> Result<ValueId, BuildError> {
         self.node_as(name, op, inputs, vec![ty]).map(|r| r[0])
     }
 
-    /// Adds a reshape.
-    ///
     /// # Errors
     /// The numbers of elements differ, or the operand is none of this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
@@ -159,9 +144,6 @@ impl Builder {
     }
 
     /// Adds a collective without a variant.
-    ///
-    /// # Errors
-    /// As [`node`](Self::node).
     pub fn collective(
         &mut self,
         name: &str,

@@ -110,18 +110,15 @@ pub fn check_size(shape: &[Dim]) -> Result<(), String> {
 pub struct Bindings(Vec<Option<i64>>);
 
 impl Bindings {
-    /// No symbol bound.
     pub fn new() -> Self {
         Bindings::default()
     }
-    /// Binds `symbol` to `value`, replacing an earlier value.
     pub fn set(&mut self, symbol: SymbolId, value: i64) {
         if self.0.len() <= symbol.index() {
             self.0.resize(symbol.index() + 1, None);
         }
         self.0[symbol.index()] = Some(value);
     }
-    /// The value of `symbol`.
     pub fn get(&self, symbol: SymbolId) -> Option<i64> {
         self.0.get(symbol.index()).copied().flatten()
     }
@@ -202,7 +199,6 @@ impl Dim {
         }
     }
 
-    /// The expression plus a constant.
     fn plus(&self, constant: i64) -> Self {
         match (&self.0, constant) {
             (_, 0) => self.clone(),
@@ -211,7 +207,6 @@ impl Dim {
         }
     }
 
-    /// The terms and the constant of the polynomial.
     fn parts(&self) -> (&[Term], i64) {
         match &self.0 {
             Repr::Const(c) => (&[], *c),
@@ -219,7 +214,6 @@ impl Dim {
         }
     }
 
-    /// The value, if the expression is a constant.
     pub fn as_const(&self) -> Option<i64> {
         match self.0 {
             Repr::Const(c) => Some(c),
@@ -343,13 +337,11 @@ impl Dim {
         }
     }
 
-    /// The larger of two expressions.
     pub fn max_with(&self, other: &Dim) -> Dim {
         let ([low, high], known) = self.ordered(other);
         if known { high.clone() } else { Dim::atom(Atom::Max(low.clone(), high.clone())) }
     }
 
-    /// The smaller of two expressions.
     pub fn min_with(&self, other: &Dim) -> Dim {
         let ([low, high], known) = self.ordered(other);
         if known { low.clone() } else { Dim::atom(Atom::Min(low.clone(), high.clone())) }
@@ -491,7 +483,6 @@ impl Dim {
         }
     }
 
-    /// The expression with every symbol replaced by what `map` gives for it.
     pub fn substitute(&self, map: &impl Fn(SymbolId) -> Dim) -> Dim {
         self.map_atoms(|atom| match atom {
             Atom::Symbol(s) => map(*s),
@@ -502,7 +493,6 @@ impl Dim {
         })
     }
 
-    /// The expression with every atom of its polynomial replaced by what `map` gives for it.
     fn map_atoms(&self, map: impl Fn(&Atom) -> Dim) -> Dim {
         let (terms, constant) = self.parts();
         terms.iter().fold(Dim::from(constant), |sum, t| {
@@ -534,7 +524,6 @@ impl Atom {
         }
     }
 
-    /// See [`Dim::within`].
     fn within(&self, symbols: &Table<SymbolId, Symbol>) -> Dim {
         let Some((a, b)) = self.arguments() else { return Dim::atom(self.clone()) };
         let (a, b) = (a.within(symbols), b.within(symbols));
@@ -682,7 +671,6 @@ impl Mul for Dim {
     }
 }
 
-/// See [`Dim::display`].
 pub struct DisplayDim<'a> {
     dim: &'a Dim,
     symbols: &'a Table<SymbolId, Symbol>,

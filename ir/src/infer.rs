@@ -423,7 +423,6 @@ fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
     Ok(Type::new(q.dtype, shape))
 }
 
-/// The type of the log-sum-exp of each row of queries.
 fn log_sum_exp_of(q: &Type) -> Type {
     Type::new(q.dtype.wide(), q.shape[..q.rank() - 1].to_vec())
 }
@@ -476,7 +475,6 @@ fn rotary(operands: &[&Type], width: usize) -> Result<(), String> {
     })
 }
 
-/// The last extent, and those before it.
 fn split_last(ty: &Type) -> (Option<&Dim>, &[Dim]) {
     match ty.shape.split_last() {
         Some((last, rest)) => (Some(last), rest),
@@ -599,7 +597,6 @@ fn permute(x: &Type, perm: &[usize]) -> Result<Type, String> {
     Ok(Type::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
 }
 
-/// The shape of `x` indexed by `indices` from `axis` on.
 fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String> {
     want(axis.saturating_add(indices.len()) <= x.rank(), || {
         format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())

@@ -61,7 +61,6 @@ impl Tensor {
         Some(Tensor { dtype, shape, data })
     }
 
-    /// The dtype.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -106,7 +105,6 @@ impl Tensor {
         part.read(&mut data)?;
         Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: Data::Own(data) }))
     }
-    /// The bytes of all elements, mutably.
     pub fn data_mut(&mut self) -> &mut [u8] {
         if let Data::Shared(part) = &self.data {
             self.data = Data::Own(part.bytes().to_vec());
@@ -116,7 +114,6 @@ impl Tensor {
             Data::Shared(_) => &mut [],
         }
     }
-    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
@@ -233,7 +230,6 @@ fn bytes<const N: usize>(data: &[u8], i: usize) -> [u8; N] {
     out
 }
 
-/// Element `i` of `data` as `f64`.
 pub fn read_f64(dtype: DType, data: &[u8], i: usize) -> f64 {
     match dtype {
         DType::Bool | DType::U8 => f64::from(data[i]),
@@ -303,7 +299,6 @@ mod tests {
     use super::*;
     use symmc_support::Backing;
 
-    /// Four bytes.
     struct Four;
 
     impl Backing for Four {

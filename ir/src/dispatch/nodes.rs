@@ -108,7 +108,6 @@ pub fn contract_of_several(collective: &Collective) -> Option<Contract> {
 
 type Checked = Result<(), (NodeId, String)>;
 
-/// The nodes of a dispatch.
 struct Nodes<'a> {
     graph: &'a Graph,
     dispatch: &'a Dispatch,

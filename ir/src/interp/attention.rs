@@ -7,7 +7,6 @@ use super::elementwise::float_max;
 use super::error::OpError;
 use crate::attention::{Bound, Operands, visible};
 
-/// What an attention row may see.
 enum Mask<'a> {
     None,
     /// Nonzero attends.
@@ -16,7 +15,6 @@ enum Mask<'a> {
     Float(&'a [f64]),
 }
 
-/// The attributes of attention.
 pub(super) struct Scores<'a> {
     pub scale: f64,
     pub cap: Option<f64>,

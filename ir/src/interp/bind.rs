@@ -24,9 +24,6 @@ pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, Inte
 }
 
 /// [`bindings_from`] for some of the inputs, each named by its value.
-///
-/// # Errors
-/// As [`bindings_from`].
 pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Bindings, InterpError> {
     let mut bindings = Bindings::new();
     for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
@@ -109,7 +106,6 @@ pub(super) fn check_count(graph: &Graph, rank: usize, found: usize) -> Result<()
     if found == expected { Ok(()) } else { Err(InterpError::InputCount { rank, expected, found }) }
 }
 
-/// The tensor has the dtype and, under the bindings, the shape of the input.
 pub(super) fn check_input(
     graph: &Graph,
     bindings: &Bindings,
@@ -148,7 +144,6 @@ pub(super) fn extents(graph: &Graph, bindings: &Bindings, value: ValueId) -> Res
     Ok(shape)
 }
 
-/// Why a value has no shape under the bindings.
 fn no_extent(graph: &Graph, bindings: &Bindings, value: ValueId) -> InterpError {
     let name = graph.name_of(value).to_string();
     let unbound = graph.ty(value).shape.iter().flat_map(Dim::symbols).find(|&s| bindings.get(s).is_none());

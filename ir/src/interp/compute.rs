@@ -12,7 +12,6 @@ use crate::op::Op;
 use crate::text;
 use crate::types::DType;
 
-/// The dtype and shape of a result.
 pub(super) type ResultType<'a> = (DType, &'a [usize]);
 
 pub(super) fn compute(
@@ -95,7 +94,6 @@ fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>, OpError> 
     bounds.iter().map(add).collect()
 }
 
-/// An op some of whose results are permuted.
 fn permuted(
     op: &Op,
     perm: &[usize],

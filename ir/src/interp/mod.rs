@@ -70,9 +70,6 @@ pub fn run(
 }
 
 /// [`run`] with kernels for custom ops.
-///
-/// # Errors
-/// As [`run`], or a custom kernel fails.
 pub fn run_with(
     graph: &Graph,
     bindings: &Bindings,
@@ -84,9 +81,6 @@ pub fn run_with(
 
 /// [`run_with`] with noise on every rounding: outputs that differ much from those of [`run_with`] are
 /// sensitive to rounding errors.
-///
-/// # Errors
-/// As [`run_with`].
 pub fn run_with_noise(
     graph: &Graph,
     bindings: &Bindings,
@@ -98,7 +92,6 @@ pub fn run_with_noise(
     Run { noise: Some(noise), ..run }.finish()
 }
 
-/// The state of a run between two nodes.
 struct Run<'a> {
     graph: &'a Graph,
     bindings: &'a Bindings,
@@ -322,7 +315,6 @@ fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
     Ok(())
 }
 
-/// Every node type-checks.
 fn check_types(graph: &Graph) -> Result<(), InterpError> {
     for (id, node) in graph.nodes.iter() {
         let error = |message: String| {

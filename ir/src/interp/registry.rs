@@ -28,7 +28,6 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// No kernel.
     pub fn new() -> Self {
         Registry::default()
     }

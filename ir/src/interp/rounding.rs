@@ -50,7 +50,6 @@ impl RoundingHistory {
         *self == RoundingHistory::EXACT
     }
 
-    /// Whether the value follows a step function of a rounded value.
     pub fn may_flip(&self) -> bool {
         self.may_flip
     }
@@ -60,7 +59,6 @@ impl RoundingHistory {
         self.may_overflow
     }
 
-    /// The float types to which something was rounded.
     pub fn types(&self) -> impl Iterator<Item = DType> + use<> {
         let set = self.rounded_to;
         FLOATS.into_iter().enumerate().filter_map(move |(i, dtype)| (set >> i & 1 == 1).then_some(dtype))
@@ -102,7 +100,6 @@ pub enum Runs {
     Several,
 }
 
-/// The history of each value of a program.
 pub fn rounding_histories(graph: &Graph, runs: Runs) -> Table<ValueId, RoundingHistory> {
     let mut histories = Table::filled(RoundingHistory::EXACT, graph.values.len());
     loop {
@@ -116,7 +113,6 @@ pub fn rounding_histories(graph: &Graph, runs: Runs) -> Table<ValueId, RoundingH
     }
 }
 
-/// The history of each output of a program.
 pub fn output_histories(graph: &Graph, runs: Runs) -> Vec<RoundingHistory> {
     let histories = rounding_histories(graph, runs);
     graph.outputs.iter().map(|output| histories[output.value]).collect()

@@ -20,7 +20,6 @@ struct SameKind<'k> {
     bytes: u64,
 }
 
-/// The collectives of a step by their kinds.
 fn by_kind<'k>(collectives: &[(&'k CollectiveKind, u64)]) -> SmallVec<[SameKind<'k>; 2]> {
     let mut out: SmallVec<[SameKind<'k>; 2]> = SmallVec::new();
     let name = |kind: &CollectiveKind| -> CollectiveName { kind.named() };

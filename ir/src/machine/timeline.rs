@@ -20,7 +20,6 @@ pub fn nanoseconds(us: f64) -> u64 {
     (us * 1000.0).clamp(0.0, 1e12) as u64
 }
 
-/// A step of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimedStep {
     /// Whether it runs on the communication lane.
@@ -37,7 +36,6 @@ pub struct TimedStep {
 }
 
 impl TimedStep {
-    /// A step that computes.
     pub fn compute(time: u64) -> TimedStep {
         TimedStep { communicates: false, time, fills: time >= LONG, taken: 0, rate: FULL }
     }

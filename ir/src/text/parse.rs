@@ -28,8 +28,6 @@ pub fn parse(text: &str) -> Result<Graph, ParseError> {
     Parser::new(text).and_then(Parser::program).map_err(|failure| failure.locate(text))
 }
 
-/// The dim of this text over these symbols.
-///
 /// # Errors
 /// The text is no dim, or names a symbol that the table does not have.
 pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, ParseError> {
@@ -48,7 +46,6 @@ pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, P
 /// More than the bytes of a line as a rule.
 const BYTES_OF_LINE: usize = 128;
 
-/// The graph so far and what its names mean.
 pub(super) struct Parser<'a> {
     pub cursor: Cursor<'a>,
     graph: Graph,
@@ -329,7 +326,6 @@ fn duplicate(what: &str, name: &str, at: usize) -> Failure {
     Failure::new(at, format!("the {what} {} is already defined", quote(name)))
 }
 
-/// The bytes of hexadecimal digits.
 fn unhex(digits: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| char::from(c).to_digit(16);
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();

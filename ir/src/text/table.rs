@@ -36,7 +36,6 @@ macro_rules! ops {
             $(kind $kind:ident { $($(@ $kind_at:tt)? $kind_key:ident),* })?
             : $meaning:literal => $example:literal;)*
     })*) => {
-        /// Every op, by kind.
         pub const SECTIONS: &[Section] = &[$(Section {
             title: $title,
             about: $about,
@@ -100,7 +99,6 @@ macro_rules! ops {
             }
         }
 
-        /// Writes the attributes of an op.
         pub(super) fn write_attributes(op: &Op, out: &mut Writer<'_>) {
             match op {
                 $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
@@ -160,7 +158,6 @@ macro_rules! ops {
             out
         }
 
-        /// The dims among the attributes of an op, to be changed. Kinds of collectives have none.
         pub fn op_dims_mut(op: &mut Op) -> SmallVec<[&mut Dim; 2]> {
             let mut out = SmallVec::new();
             match op {

@@ -14,7 +14,6 @@ use memmap2::Mmap;
 
 /// Bytes that do not change while this value lives.
 pub trait Backing: Send + Sync {
-    /// The bytes.
     fn bytes(&self) -> &[u8];
 
     /// How many they are, without a look at them.
@@ -50,7 +49,6 @@ pub trait Backing: Send + Sync {
     }
 }
 
-/// A part of a backing.
 #[derive(Clone)]
 pub struct Part {
     backing: Arc<dyn Backing>,
@@ -64,25 +62,19 @@ impl Part {
         within.then_some(Part { backing, range })
     }
 
-    /// What it is a part of.
     pub fn backing(&self) -> &Arc<dyn Backing> {
         &self.backing
     }
 
-    /// Which bytes of that it is.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.backing.bytes().get(self.range.clone()).unwrap_or_default()
     }
 
     /// A copy of its bytes.
-    ///
-    /// # Errors
-    /// As [`Backing::read`].
     pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
         self.read_from(0, into)
     }
@@ -109,7 +101,6 @@ impl fmt::Debug for Part {
     }
 }
 
-/// A mapped file.
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
@@ -136,10 +127,6 @@ impl Stamp {
 }
 
 impl Mapped {
-    /// Maps a file.
-    ///
-    /// # Errors
-    /// The file cannot be opened or mapped.
     pub fn open(path: &Path) -> std::io::Result<Mapped> {
         let file = File::open(path)?;
         let stamp = Stamp::of(&file)?;
@@ -149,7 +136,6 @@ impl Mapped {
         Ok(Mapped { path: path.to_path_buf(), file, map, stamp })
     }
 
-    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -28,9 +28,6 @@ pub fn start<'scope, T: Send + 'scope>(
 }
 
 /// Starts a thread that lives on by itself, as [`start`].
-///
-/// # Errors
-/// As [`start`].
 pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     MmapOptions::new().len(THREAD).map_anon().map(drop)?;
     Builder::new().spawn(work)

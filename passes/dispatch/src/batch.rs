@@ -37,7 +37,6 @@ fn place_beside(facts: &Facts<'_>, before: &[NodeId], id: NodeId) -> Option<usiz
     (may_pass && parted).then_some(before.len() - back)
 }
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let batch = walk.facts.capabilities().batch?;
     if let Op::RotaryEmbedding { .. } = walk.facts.node(id).op {

@@ -21,7 +21,6 @@ pub struct Facts<'a> {
     pub communicated: Table<ValueId, bool>,
     /// The nodes that use each value, in program order.
     pub users: Table<ValueId, Vec<NodeId>>,
-    /// Whether a value is an output.
     pub returned: Table<ValueId, bool>,
     /// The number of the dispatch of each collective that the program runs as one step with others.
     pub set_of: Table<NodeId, Option<usize>>,
@@ -68,7 +67,6 @@ impl<'a> Facts<'a> {
         self.graph.def_node(self.base[value])
     }
 
-    /// Where a value lies in its base.
     pub fn layout(&self, value: ValueId) -> Option<Layout> {
         let graph = self.graph;
         if self.base[value] == value {

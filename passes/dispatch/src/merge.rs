@@ -39,7 +39,6 @@ pub fn merge(facts: &Facts<'_>, units: Vec<Unit>) -> Vec<Unit> {
 struct Merging<'a> {
     facts: &'a Facts<'a>,
     units: Vec<Unit>,
-    /// The unit of each node, by index.
     unit_of: Table<NodeId, Option<usize>>,
     /// Whether nodes depend on no computation but element-wise one.
     is_early: Table<NodeId, bool>,

@@ -186,7 +186,6 @@ impl Product {
         (fits && out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
     }
 
-    /// Its rows at all sizes.
     pub fn rows_of(&self, facts: &Facts<'_>) -> Dim {
         let left = facts.graph.ty(self.left);
         left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())

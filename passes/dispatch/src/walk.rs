@@ -16,7 +16,6 @@ use crate::facts::Facts;
 pub struct Unit {
     /// What its kernel is; none for a node that runs by itself.
     pub form: Option<Form>,
-    /// Its nodes, in program order.
     pub nodes: Vec<NodeId>,
 }
 
@@ -31,9 +30,7 @@ pub struct Walk<'a> {
     waits: Vec<Option<NodeId>>,
     /// The open units that read a value and wait for a collective, by index.
     readers: HashMap<(ValueId, Option<NodeId>), BTreeSet<usize>>,
-    /// The last node so far.
     last: Option<NodeId>,
-    /// The unit of each node so far.
     unit_of: Table<NodeId, Option<usize>>,
 }
 
@@ -110,7 +107,6 @@ impl<'a> Walk<'a> {
         unit
     }
 
-    /// Puts a node and the nodes of open units into the first of them; gives its index.
     fn merge(&mut self, id: NodeId, units: &[usize], form: Form) -> usize {
         let to = units[0];
         let mut added = vec![id];
@@ -128,7 +124,6 @@ impl<'a> Walk<'a> {
         to
     }
 
-    /// Adds nodes to a unit.
     fn grow(&mut self, unit: usize, added: Vec<NodeId>) {
         let waits = added.iter().filter_map(|&n| self.facts.needs[n]).max().max(self.waits[unit]);
         let mut first_new = self.units[unit].nodes.len();
@@ -148,7 +143,6 @@ impl<'a> Walk<'a> {
         self.units[unit].nodes.sort_unstable();
     }
 
-    /// Lets a unit grow no more.
     fn close(&mut self, unit: usize) {
         let open = self.units[unit].form.and_then(|form| self.open.get_mut(&form));
         if open.is_some_and(|open| open.remove(&unit)) {
@@ -169,7 +163,6 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The unit of a node, if it has been put into one.
     pub fn unit_of(&self, id: NodeId) -> Option<usize> {
         self.unit_of[id]
     }
@@ -218,7 +211,6 @@ impl<'a> Walk<'a> {
         (fits && self.is_open(unit)).then_some(unit)
     }
 
-    /// Whether a unit may still grow.
     pub fn is_open(&self, unit: usize) -> bool {
         let open = self.units[unit].form.and_then(|form| self.open.get(&form));
         open.is_some_and(|open| open.contains(&unit))

@@ -5,7 +5,6 @@ use symmc_ir::{BinaryOp, DType, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "silu",

@@ -11,7 +11,6 @@ use super::seen::linear::View;
 use super::seen::{self, operands, rows};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "attention",
@@ -193,7 +192,6 @@ enum Unseen {
     Zero,
 }
 
-/// What attention sees.
 #[derive(Default)]
 struct Seen {
     bounds: Vec<Bound>,

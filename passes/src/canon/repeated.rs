@@ -77,7 +77,6 @@ impl Repeated {
 struct Search<'g> {
     graph: &'g Graph,
     users: &'g Table<ValueId, Vec<NodeId>>,
-    /// The gradient of attention.
     node: NodeId,
 }
 

@@ -263,7 +263,6 @@ fn reshaped(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
     (0..other.len()).find(is_same)
 }
 
-/// The graph that is being built.
 struct Rebuilt<'g> {
     from: &'g Graph,
     used: Table<ValueId, Used>,

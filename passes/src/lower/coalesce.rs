@@ -59,7 +59,6 @@ pub enum Joining {
 /// How the collectives of a program are coalesced.
 #[derive(Clone, Debug)]
 pub struct CoalesceConfig {
-    /// How those of a set run.
     pub joining: Joining,
     /// Which collectives can be in one set.
     pub reach: Reach,
@@ -167,7 +166,6 @@ struct Candidate {
     /// Its [`Kinship`], by number.
     kin: usize,
     bytes: u64,
-    /// Its time alone.
     alone_us: f64,
     /// The time of copies if it is coalesced.
     copies_us: f64,
@@ -392,7 +390,6 @@ struct Open {
     kin: usize,
     members: Set,
     bytes: u64,
-    /// The time that it saves.
     saved_us: f64,
     alone_us: f64,
     copies_us: f64,

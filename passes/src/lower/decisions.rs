@@ -19,9 +19,7 @@ pub struct Decided {
     pub root: usize,
     /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
     pub steps: Vec<usize>,
-    /// The name of the way taken.
     pub chosen: String,
-    /// The bytes of the estimates.
     pub bytes: u64,
     /// The name and cost of every way, cheapest first.
     pub alternatives: Vec<(String, Cost)>,
@@ -39,13 +37,9 @@ const MAX_DEPTH: usize = 16;
 
 /// What decides about one region.
 pub struct Chooser<'a> {
-    /// Its e-graph.
     pub graph: &'a Graph,
-    /// Its nodes.
     pub imported: &'a Imported,
-    /// How its classes are used.
     pub uses: &'a Uses,
-    /// The nodes that are run.
     pub taken: &'a Taken,
     /// For every class the cheapest node.
     pub best: &'a Taken,

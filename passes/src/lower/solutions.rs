@@ -56,10 +56,6 @@ impl Solutions {
         self.counts.made.load(Relaxed)
     }
 
-    /// The solutions for one context.
-    ///
-    /// # Errors
-    /// A rule does not parse, which the tests exclude.
     pub(super) fn within(&self, context: Context) -> Result<Arc<Scope>, String> {
         let mut scopes = locked(&self.scopes);
         // Contexts of one compilation differ in their ranges most often.
@@ -90,7 +86,6 @@ impl Solutions {
 
 /// The solutions for one context.
 pub struct Scope {
-    /// The context.
     pub context: Arc<Context>,
     rules: Arc<RuleSets>,
     known: Mutex<HashMap<Arc<Form>, Known>>,

@@ -132,7 +132,6 @@ fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, Collecti
     credits.iter().filter_map(of).collect()
 }
 
-/// The rules of a lowering.
 pub struct RuleSets {
     /// All that the numerics classes of the plan allow.
     pub all: Vec<Rewrite<Lang, Facts>>,
@@ -142,9 +141,6 @@ pub struct RuleSets {
 
 impl RuleSets {
     /// The rules for plans of these classes.
-    ///
-    /// # Errors
-    /// A rule does not parse, which the tests exclude.
     pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
         Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::EXACT)? })
     }
@@ -156,9 +152,7 @@ impl RuleSets {
 
 /// A region as an e-graph to which rules were applied.
 pub struct Saturated {
-    /// The e-graph.
     pub graph: Graph,
-    /// The nodes of the region.
     pub imported: Imported,
     fired: Vec<(String, usize)>,
 }

@@ -36,7 +36,6 @@ pub use copying::{Copied, copy_inputs, copy_outputs, keeps_effects, moves_elemen
 
 /// An equation and when it holds.
 pub struct Rule {
-    /// The name by which reports count it.
     pub name: &'static str,
     /// What equals what, for people.
     pub equation: &'static str,
@@ -47,31 +46,24 @@ pub struct Rule {
 /// A node with one result that is about to be added.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Its op.
     pub op: Op,
     /// Its operands, values of the graph under construction.
     pub inputs: Vec<ValueId>,
-    /// The type of its result.
     pub ty: Type,
 }
 
-/// What replaces a node.
 #[derive(Clone, Debug)]
 pub enum Rewrite {
-    /// A value that exists.
     Value(ValueId),
     /// Another node with the same result type.
     Node(Op, Vec<ValueId>),
 }
 
-/// What a pass did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// How often each rule fired, in order of the first time.
     pub fired: IndexMap<&'static str, usize>,
-    /// Nodes before.
     pub nodes_before: usize,
-    /// Nodes after.
     pub nodes_after: usize,
     /// Whether a rule asked for a value that several nodes or outputs of the source need. Fewer may need it in the result.
     pub met_shared: bool,
@@ -196,22 +188,18 @@ impl<'r> Rewriter<'r> {
         }
     }
 
-    /// The type of a value.
     pub fn ty(&self, value: ValueId) -> &Type {
         self.graph.ty(value)
     }
 
-    /// The extents of a value.
     pub fn shape(&self, value: ValueId) -> &[Dim] {
         &self.graph.ty(value).shape
     }
 
-    /// The graph under construction.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The symbols of the graph.
     pub fn symbols(&self) -> &Table<SymbolId, Symbol> {
         &self.graph.symbols
     }
@@ -223,12 +211,10 @@ impl<'r> Rewriter<'r> {
         (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
     }
 
-    /// The contents of a value, where they are known.
     pub fn known(&self, value: ValueId) -> Option<&Known> {
         self.known[value].as_ref()
     }
 
-    /// Which ranks hold the same bits of a value.
     pub fn replication(&self, value: ValueId) -> &Replication {
         &self.replication[value]
     }

@@ -24,13 +24,10 @@ pub struct Split {
 /// A bound whose operand is not a value yet.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Limit {
-    /// The bound.
     pub bound: Bound,
-    /// What its operand is, if it has one.
     pub operand: BoundOperand,
 }
 
-/// What the operand of a bound is.
 #[derive(Clone, PartialEq, Debug)]
 pub enum BoundOperand {
     /// A sum of these; nothing if there is no operand.
@@ -47,12 +44,7 @@ pub enum BoundOperand {
         by: i64,
     },
     /// Where the elements that equal that of the row begin, or end, along an axis along which they never fall.
-    Segment {
-        /// The element of the row.
-        leaf: Leaf,
-        /// The axis.
-        axis: usize,
-    },
+    Segment { leaf: Leaf, axis: usize },
 }
 
 /// Takes a condition about scores of this shape apart, if it is a conjunction.

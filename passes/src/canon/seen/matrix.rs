@@ -14,7 +14,6 @@ const MAX_ELEMENTS: usize = 1 << 24;
 enum End {
     /// That of all columns.
     Open,
-    /// At a column.
     At(usize),
     /// At the index of the row plus this.
     Row(i64),

@@ -32,7 +32,6 @@ use crate::rewrite::Rewriter;
 /// How far facts are followed, one inside the other.
 const MAX_DEPTH: usize = 64;
 
-/// What is known of the elements of a value.
 pub fn fact(cx: &Rewriter, value: ValueId) -> Rc<Fact> {
     let facts = cx.facts();
     if let Some(known) = facts.of.borrow().get(&value) {

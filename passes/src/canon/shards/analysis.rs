@@ -16,10 +16,14 @@ use super::terms::{TermId, Terms};
 /// What a value is to the shards of a gathered value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Fact {
-    /// All shards.
     Gathered(Gathered),
     /// What a rank computes from its own shard, of the rank of this number.
-    Piece { rank: i64, group: GroupId, shard: TermId, base: NodeId },
+    Piece {
+        rank: i64,
+        group: GroupId,
+        shard: TermId,
+        base: NodeId,
+    },
 }
 
 /// What may stand for a value.
@@ -31,13 +35,10 @@ pub struct Replacement {
     pub base: NodeId,
 }
 
-/// Gathered values of a graph (see the [module](self)).
 pub struct Analysis<'g> {
     graph: &'g Graph,
-    /// The terms of all replacements.
     pub terms: Terms<'g>,
     facts: Table<ValueId, Option<Fact>>,
-    /// What may stand for each value.
     pub replacements: Table<ValueId, Option<Replacement>>,
     /// For each all_gather another one with which it must be replaced.
     joined: HashMap<NodeId, NodeId>,

@@ -7,11 +7,9 @@ use super::terms::{TermId, Terms};
 /// A value that is the shards of all ranks one after another along an axis, or a window of that.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gathered {
-    /// The axis.
     pub axis: usize,
     /// The group whose ranks have the shards.
     pub group: GroupId,
-    /// The number of its ranks.
     pub ranks: i64,
     /// The shard of a rank, of the extent of the value divided by the ranks unless there is a window.
     pub shard: TermId,
@@ -26,9 +24,7 @@ pub struct Gathered {
 /// Positions along the gathered axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// The first.
     pub start: i64,
-    /// How many.
     pub len: i64,
 }
 

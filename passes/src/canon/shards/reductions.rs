@@ -11,9 +11,7 @@ use super::terms::{TermId, Terms};
 /// A reduction over axes that include that of the shards.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceParams<'a> {
-    /// How elements are combined.
     pub op: Reduction,
-    /// The axes.
     pub axes: &'a [usize],
     /// Whether they stay, with extent 1.
     pub keep: bool,
@@ -116,9 +114,7 @@ const MOST_COMPARED: usize = 8;
 /// The largest or smallest element along an axis and its position.
 #[derive(Clone, Copy, Debug)]
 pub struct Best {
-    /// The element.
     pub value: TermId,
-    /// Its position.
     pub place: TermId,
 }
 

@@ -12,7 +12,6 @@ pub enum JudgedSizes {
 }
 
 impl JudgedSizes {
-    /// The bytes of a value.
     pub fn bytes(self, graph: &Graph, ty: &Type) -> i64 {
         let (least, most) = ty.bytes().bounds(&graph.symbols);
         match self {
