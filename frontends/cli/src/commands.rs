@@ -41,7 +41,6 @@ mod bench {
     }
 }
 
-/// Runs the command.
 pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
     match args.command {
         Command::Plan(args) => plan::plan(&args),

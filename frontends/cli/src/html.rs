@@ -30,7 +30,6 @@ const DRAWN: usize = 4000;
 /// How many values of a buffer a drawing names.
 const NAMED: usize = 8;
 
-/// The whole page.
 pub fn html(plan: &CheckedPlan) -> Result<String> {
     let name = escaped(&plan.source.name);
     let mut out = format!(

@@ -138,7 +138,6 @@ pub fn names_plan(args: &ProgramArgs) -> Result<bool> {
     }
 }
 
-/// A plan from its file.
 pub fn plan(path: &Path) -> Result<Plan> {
     if path.is_file() && !is_plan(path) {
         bail!("{}: expected a plan (JSON); make one with symmc plan PROGRAM -o FILE", path.display());

@@ -17,7 +17,6 @@ pub struct Planned<'a> {
 }
 
 impl<'a> Planned<'a> {
-    /// A bucket of a plan.
     pub fn new(plan: &'a CheckedPlan, bucket: &'a Bucket) -> Result<Self> {
         let program = plan.program(bucket.program)?;
         let runs = program.runs(bucket).collect::<Result<Vec<Run>, _>>()?;
@@ -28,7 +27,6 @@ impl<'a> Planned<'a> {
         Ok(Planned { bucket, program, graph: &program.graph, runs, step_of })
     }
 
-    /// The node of a name.
     fn node(&self, name: &str) -> Option<NodeId> {
         self.graph.def_node(self.program.named(name)?).filter(|&n| self.graph.node_name(n) == name)
     }

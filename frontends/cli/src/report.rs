@@ -27,7 +27,6 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
     report_with_times(plan, None)
 }
 
-/// The whole report.
 pub fn report_with_times(plan: &CheckedPlan, times: Option<&Times>) -> Result<String> {
     let mut out = String::new();
     writeln!(out, "{}: {}", plan.source.name, sizes(plan))?;

@@ -9,7 +9,6 @@ use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Run, Unresolved};
 use symmc_planner::BucketInput;
 use symmc_support::parallel;
 
-/// See the [module](self).
 pub struct Attempt {
     /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
@@ -17,7 +16,6 @@ pub struct Attempt {
     pub joined: Vec<JoinedSets>,
     /// For each bucket the overlap and the exit barriers that were assumed when variants were chosen; none where buckets are missing.
     pub chosen_with: Vec<Seen>,
-    /// The plan.
     pub plan: Plan,
     /// Whether the tightest offsets were searched for.
     pub is_packed: bool,
@@ -49,9 +47,6 @@ pub struct Seen {
 
 impl Attempt {
     /// The plan of these inputs, where a MiB of memory is worth so many microseconds.
-    ///
-    /// # Errors
-    /// A program of the plan cannot be read, which is a defect.
     pub fn new(
         inputs: Vec<BucketInput>,
         plan: Plan,

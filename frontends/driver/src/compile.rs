@@ -14,7 +14,6 @@ use crate::pipeline::{Choice, Pipeline};
 use crate::ranges;
 use crate::refine::refined;
 
-/// What a compilation did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CompileReport {
     /// The stages in order, with the time that each took.
@@ -78,7 +77,6 @@ fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Checke
     }
 }
 
-/// A plan that was just made, if it checks.
 fn prove(plan: Plan) -> Result<CheckedPlan, DriverError> {
     CheckedPlan::or_back(plan).map_err(|refused| {
         let (plan, findings) = *refused;
@@ -101,15 +99,10 @@ pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>, Dr
 }
 
 /// The graph in canonical form, with decomposed ops recognised.
-///
-/// # Errors
-/// As [`compile`].
 pub fn canonical(graph: &Graph) -> Result<Graph, DriverError> {
     canonical_forms(graph).map(|forms| forms.usual)
 }
 
-/// The canonical forms of a graph.
-///
 /// # Errors
 /// The number of ranks is open, or the graph breaks an invariant.
 pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, DriverError> {

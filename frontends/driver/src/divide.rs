@@ -21,7 +21,6 @@ pub type Ranges = IndexMap<SymbolId, (i64, i64)>;
 /// A bucket that is asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BucketRequest {
-    /// Its ranges.
     pub ranges: Ranges,
     /// Whether its steps have an order of their own, also if another bucket runs the same program.
     pub own_order: bool,

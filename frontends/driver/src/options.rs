@@ -10,10 +10,8 @@ use symmc_planner::{Order, PlanConfig};
 
 use crate::error::DriverError;
 
-/// How to compile a graph.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
-    /// The machine that the choices are made for.
     pub profile: Profile,
     /// The largest value of each bucket of a symbol, ascending. A symbol that is missing is divided where other variants become
     /// faster, and where the machine has a kernel for several steps at small sizes only.
@@ -22,7 +20,6 @@ pub struct CompileOptions {
     pub bound: BTreeSet<InputId>,
     /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
     pub variants: Option<Vec<Variant>>,
-    /// How the steps are ordered.
     pub order: Order,
     /// How much more memory than the leanest order the chosen one may take at most to overlap communication with computation,
     /// as a fraction.
@@ -33,7 +30,6 @@ pub struct CompileOptions {
     pub symm_limit: Option<u64>,
     /// Whether several collectives may become one where a run is estimated to be faster for it.
     pub coalesce: bool,
-    /// The changes of rounding that the plan may make.
     pub numerics: Numerics,
     /// Solutions of regions that compilations of one program share.
     pub solutions: Solutions,

@@ -17,12 +17,9 @@ use crate::divide::{BucketRequest, Ranges};
 use crate::error::DriverError;
 use crate::options::CompileOptions;
 
-/// What the passes and the planner are asked for.
 #[derive(Clone, Copy)]
 pub struct Pipeline<'a> {
-    /// The program.
     pub source: &'a Graph,
-    /// What is asked for.
     pub options: &'a CompileOptions,
     /// The program in canonical form.
     pub canonical: &'a Graph,
@@ -57,9 +54,6 @@ impl<'a> Pipeline<'a> {
     }
 
     /// The buckets with a variant for each collective.
-    ///
-    /// # Errors
-    /// A pass cannot lower the program.
     pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, DriverError> {
         let nodes = buckets.len() * self.canonical.nodes.len();
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
@@ -103,26 +97,17 @@ impl<'a> Pipeline<'a> {
     }
 
     /// What a plan of these inputs costs.
-    ///
-    /// # Errors
-    /// The plan cannot be read, which is a defect.
     pub fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, DriverError> {
         Attempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
             .map_err(DriverError::Defect)
     }
 
     /// The plan of these inputs, with the tightest offsets that are found.
-    ///
-    /// # Errors
-    /// The program cannot be planned.
     pub fn plan(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
         symmc_planner::plan(self.source, inputs, &self.plan_config(buckets))
     }
 
     /// A plan for estimates: offsets are not searched for long, which takes most of the time of some programs.
-    ///
-    /// # Errors
-    /// The program cannot be planned.
     pub fn plan_on_trial(
         &self,
         buckets: &[BucketRequest],
@@ -168,9 +153,7 @@ pub struct Choice {
 pub struct BucketChoice<'a> {
     /// Its position among the buckets.
     pub number: usize,
-    /// Its ranges.
     pub symbols: &'a Ranges,
-    /// What holds for all buckets.
     pub choice: &'a Choice,
 }
 

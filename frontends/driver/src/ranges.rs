@@ -25,7 +25,6 @@ pub fn buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Bucket
     Ok(divided_ranges(canonical, options)?.into_iter().map(BucketRequest::new).collect())
 }
 
-/// As [`buckets`].
 fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ranges>, DriverError> {
     let mut all = bucket_ranges(canonical, &options.buckets)?;
     let unasked = unasked(canonical, options);

@@ -32,22 +32,11 @@ const LEVELS: &str = "off, error, warn, info, debug or trace";
 /// A filter that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogError {
-    /// A level that does not exist.
     #[error("{origin}: unknown level {found:?}: expected {LEVELS}, or TARGET=LEVEL")]
-    Level {
-        /// The variable or argument with the filter.
-        origin: String,
-        /// The level.
-        found: String,
-    },
+    Level { origin: String, found: String },
     /// A target that does not exist.
     #[error("{origin}: unknown target {found:?}: expected {}", target_names())]
-    Target {
-        /// The variable or argument with the filter.
-        origin: String,
-        /// The target.
-        found: String,
-    },
+    Target { origin: String, found: String },
     /// The program has a subscriber of its own.
     #[error("the process has another subscriber of tracing: set the filter there")]
     OtherSubscriber,

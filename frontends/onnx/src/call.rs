@@ -141,7 +141,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// All operands.
     pub fn tensors(&mut self) -> Lowered<Vec<ValueId>> {
         let count = self.node.input.len();
         if count == 0 {
@@ -356,7 +355,6 @@ impl<'c, 'p> Call<'c, 'p> {
 
     // Results.
 
-    /// The names of the results.
     pub fn result_count(&self) -> usize {
         self.results.len()
     }

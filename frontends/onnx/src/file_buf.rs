@@ -19,7 +19,6 @@ pub(crate) struct FileBuf {
     file: Arc<Mapped>,
     /// The mapping, whose pages are not touched.
     mapping: Bytes,
-    /// The position in the file.
     at: usize,
     /// The bytes from `start` on: at least one from `at` on unless that is the end.
     window: Vec<u8>,

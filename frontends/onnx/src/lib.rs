@@ -71,10 +71,8 @@ use ranks::Ranks;
 use scope::Scope;
 use symbols::Symbols;
 
-/// What the files leave open.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// The name of the graph.
     pub name: String,
     /// The number of ranks, if it is known otherwise than from the program.
     pub ranks: Option<u32>,
@@ -90,7 +88,6 @@ impl Default for ImportOptions {
     }
 }
 
-/// The contents of a mapped file.
 struct Contents(Arc<Mapped>);
 
 impl AsRef<[u8]> for Contents {
@@ -140,10 +137,8 @@ impl Source {
     }
 }
 
-/// An imported program.
 #[derive(Clone, Debug)]
 pub struct Imported {
-    /// The program.
     pub graph: Graph,
     /// The data of its parameters by their source names, for each file.
     pub weights: Vec<IndexMap<String, Arc<Tensor>>>,
@@ -156,9 +151,6 @@ pub struct Imported {
 }
 
 /// Imports a program from the files of its ranks, that of rank 0 first, or from one of them.
-///
-/// # Errors
-/// See [`Reason`]; the error names the file.
 pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, ImportError> {
     let mut models = Vec::with_capacity(files.len());
     for file in files {
@@ -199,10 +191,6 @@ fn repeated(files: &[Source]) -> Option<&str> {
     files.iter().map(|f| f.name.as_str()).find(|name| !names.insert(*name))
 }
 
-/// Imports a program from the files of its ranks.
-///
-/// # Errors
-/// See [`import`].
 pub fn import_files(paths: &[PathBuf], options: &ImportOptions) -> Result<Imported, ImportError> {
     let files = paths.iter().map(|p| Source::open(p)).collect::<Result<Vec<_>, _>>()?;
     import(&files, options)

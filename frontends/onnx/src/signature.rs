@@ -54,7 +54,6 @@ pub(crate) fn inputs<'p>(
     Ok(())
 }
 
-/// Adds the outputs.
 pub(crate) fn outputs<'p>(lowering: &mut Lowering<'p>, graph: &'p proto::Graph) -> Result<(), Reason> {
     if graph.output.is_empty() {
         return Err(Reason::Model("no outputs".into()));

@@ -22,7 +22,6 @@ use crate::{evaluate, fold};
 const MAX_NODES: usize = 1 << 18;
 
 impl<'p> Lowering<'p> {
-    /// Lowers the nodes of the program.
     pub fn run(&mut self, nodes: &'p [proto::Node]) -> Result<(), Reason> {
         self.run_nodes(nodes)?;
         self.notes.extend(self.opaque.notes());

@@ -61,7 +61,6 @@ struct Limits {
     tensors: Limit,
 }
 
-/// An opened archive.
 pub(crate) struct Archive<'a> {
     zip: ZipArchive<Cursor<&'a [u8]>>,
     /// Entry name without the root folder, to index.
@@ -196,7 +195,6 @@ impl<'a> Archive<'a> {
         }
     }
 
-    /// Whether the archive has an entry.
     pub fn contains(&self, entry: &str) -> bool {
         self.entries.contains_key(entry)
     }

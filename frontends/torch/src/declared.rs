@@ -19,7 +19,6 @@ pub(crate) struct Writes {
 pub(crate) struct Declared {
     /// The target without `torch.ops.` (`mylib.f.default`).
     pub target: String,
-    /// The schema as it was given.
     pub text: String,
     pub writes: Writes,
 }

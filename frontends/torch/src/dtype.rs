@@ -48,11 +48,9 @@ fn unsupported(code: u32) -> String {
 /// How an operand takes part in promotion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Weight {
-    /// A Python scalar.
     Scalar,
     /// A tensor without axes.
     NoAxes,
-    /// A tensor with axes.
     Tensor,
 }
 

@@ -18,7 +18,6 @@ use crate::scope::tensor_names;
 /// What an op does beside giving results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
-    /// Nothing.
     Pure,
     Writes(Writes),
     /// It changes the shape or the storage of an operand.
@@ -29,7 +28,6 @@ pub(crate) enum Effect {
     Outside,
     /// Its name says that it writes, and nothing what.
     Unclear,
-    /// Nothing tells.
     Unknown,
 }
 

@@ -40,7 +40,6 @@ struct Use {
     size: Option<Source>,
 }
 
-/// Settles ranks and groups.
 pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<Ranks, ImportError> {
     let mut world = options.ranks.map(|ranks| Source { who: "the caller".into(), ranks });
     if options.ranks == Some(0) {

@@ -74,10 +74,8 @@ use signature::Stores;
 use stored::Store;
 use symbols::Symbols;
 
-/// An imported program.
 #[derive(Clone, Debug)]
 pub struct Imported {
-    /// The program.
     pub graph: Graph,
     /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
     /// that exported it.
@@ -98,9 +96,6 @@ pub struct Imported {
 }
 
 /// Imports a program from the bytes of a `.pt2` file.
-///
-/// # Errors
-/// See [`ImportError`].
 pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportError> {
     let (mut archive, model, text) = open(bytes, options)?;
     let program = parse(&format!("models/{model}.json"), &text)?;
@@ -174,10 +169,6 @@ fn stores<'s, 'a>(
     })
 }
 
-/// Imports a program from a `.pt2` file.
-///
-/// # Errors
-/// See [`ImportError`].
 pub fn import_file(path: &Path, options: &ImportOptions) -> Result<Imported, ImportError> {
     let bytes =
         std::fs::read(path).map_err(|source| ImportError::Io { path: path.display().to_string(), source })?;

@@ -27,7 +27,6 @@ impl From<ImportError> for Stop {
     }
 }
 
-/// A program on its way to a graph.
 pub(crate) struct Lowering<'p> {
     pub builder: Builder,
     pub scope: Scope<'p>,
@@ -81,7 +80,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// The type that the program declares for a value.
     pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
         self.typed(name, dtype::from_schema)
     }

@@ -17,7 +17,6 @@ pub(crate) enum Binding {
     Nothing(String),
 }
 
-/// The names of one graph.
 pub(crate) struct Scope<'p> {
     pub graph: &'p schema::Graph<'p>,
     /// What the names of values start with, so that they are unique among all graphs.
@@ -51,7 +50,6 @@ impl<'p> Scope<'p> {
         self.last_read.insert(name, usize::MAX);
     }
 
-    /// Whether any node or output reads a name.
     pub fn is_read(&self, name: &str) -> bool {
         self.last_read.contains_key(name)
     }

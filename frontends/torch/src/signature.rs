@@ -84,7 +84,6 @@ pub(crate) struct Inputs {
     parameters: Vec<(String, Type)>,
 }
 
-/// The stored tensors of an archive.
 pub(crate) struct Stores<'s, 'a> {
     pub archive: &'s mut Archive<'a>,
     pub weights: Store,

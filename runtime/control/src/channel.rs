@@ -70,9 +70,19 @@ pub(crate) struct Welcome {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
-    Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
+    Join {
+        rank: u32,
+        ranks: u32,
+        run: String,
+        left_ms: u64,
+    },
     /// The only message of a rank that would join and cannot begin.
-    Decline { rank: u32, ranks: u32, run: String, error: RunError },
+    Decline {
+        rank: u32,
+        ranks: u32,
+        run: String,
+        error: RunError,
+    },
     /// What the rank runs.
     Hello(Identity),
     /// The digests of its contents, by name.
@@ -81,9 +91,7 @@ pub(crate) enum FromRank {
     Ready,
     /// A piece of what the rank found, as text, for the launcher.
     Answer(String),
-    /// The rank has run what it was to run.
     Done,
-    /// The rank failed.
     Failed(RunError),
 }
 
@@ -115,7 +123,6 @@ pub struct Channel {
 pub enum Arrival<T> {
     /// Nothing yet.
     Nothing,
-    /// A message.
     Message(T),
     /// The end: the other end is gone, and all that it sent has been read.
     End,
@@ -128,18 +135,15 @@ struct Packet {
 }
 
 impl Channel {
-    /// A channel on a connected socket.
     pub fn new(fd: OwnedFd, peer: u32) -> Self {
         bound_sending(&fd);
         Channel { fd, peer }
     }
 
-    /// Names the rank at the other end.
     pub fn set_peer(&mut self, peer: u32) {
         self.peer = peer;
     }
 
-    /// The descriptor, to wait for messages.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

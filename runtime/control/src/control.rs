@@ -91,7 +91,6 @@ impl Control {
         RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
     }
 
-    /// The control words in `segment`, for this many ranks and groups.
     pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control, RunError> {
         let size = Control::size(ranks, groups);
         if segment.len() < size {
@@ -112,17 +111,14 @@ impl Control {
         }
     }
 
-    /// The segment that holds the words.
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// The number of groups.
     pub fn groups(&self) -> usize {
         self.groups
     }
@@ -176,7 +172,6 @@ impl Control {
         self.long(self.rank_at(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
     }
 
-    /// Records that `rank` begins `step` of a run.
     #[inline]
     pub fn begin_step(&self, rank: u32, step: u32) {
         let at = self.rank_at(rank) + LINE;
@@ -190,7 +185,6 @@ impl Control {
         self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
-    /// The heartbeat of a rank.
     pub(crate) fn heartbeat(&self, rank: u32) -> &AtomicU32 {
         self.word(self.rank_at(rank) + LINE + HEARTBEAT)
     }
@@ -200,17 +194,14 @@ impl Control {
         advance(self.heartbeat(rank));
     }
 
-    /// Counts up the heartbeat of the coordinator.
     pub(crate) fn publish_coordinator_heartbeat(&self) {
         advance(self.coordinator_heartbeat());
     }
 
-    /// The coordinator's heartbeat.
     pub(crate) fn coordinator_heartbeat(&self) -> &AtomicU32 {
         self.word(0)
     }
 
-    /// Records that `rank` closed its session after this many runs.
     pub fn set_closed(&self, rank: u32, runs: u64) {
         self.long(self.rank_at(rank) + LINE + CLOSED).store(runs.wrapping_add(1), Ordering::Release);
     }
@@ -237,7 +228,6 @@ impl Control {
         self.long(at + 16).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How far a rank came.
     pub fn progress(&self, rank: u32) -> Progress {
         let at = self.rank_at(rank) + LINE;
         Progress {

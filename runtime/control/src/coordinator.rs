@@ -33,7 +33,6 @@ pub(crate) fn version() -> String {
 /// What ranks run together.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// A hash of it.
     pub hash: String,
     /// What distinguishes it from others in error messages.
     pub about: Vec<(String, String)>,
@@ -86,7 +85,6 @@ impl Identity {
 enum Phase {
     /// What its stage of joining says.
     Joining,
-    /// It runs the plan.
     Running,
     /// It has run the plan.
     Done,
@@ -110,7 +108,6 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// A rank at the other end of this channel.
     pub fn new(channel: Channel) -> Self {
         let (phase, since) = (Phase::Joining, Duration::ZERO);
         Member { channel, phase, identity: None, answer: String::new(), beats: 0, since, stopped: None }
@@ -136,7 +133,6 @@ pub(crate) trait RankProcesses {
     /// How the process of a rank ended, if it has.
     fn ended(&mut self, rank: u32) -> Option<End>;
 
-    /// Whether the process of a rank is stopped by a signal.
     fn is_stopped(&mut self, rank: u32) -> bool;
 }
 
@@ -145,9 +141,7 @@ pub(crate) struct Coordinator<'a> {
     pub watched: Watched,
     pub locate_step: LocateStep,
     pub control: &'a Control,
-    /// The limit of every wait.
     pub limit: Duration,
-    /// The ranks in order.
     pub members: Vec<Member>,
     pub joining: Coordinating,
     pub clock: ActiveClock,

@@ -13,7 +13,6 @@ use crate::channel::{Arrival, Channel, accept, same_user};
 use crate::error::RunError;
 use crate::heartbeat::TICK;
 
-/// A peer that connected.
 struct Peer {
     channel: Channel,
     /// Its number, once it has sent that.

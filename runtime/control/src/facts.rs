@@ -15,16 +15,13 @@ use crate::channel::Channel;
 use crate::error::RunError;
 use crate::memory::{Access, Segment};
 
-/// What may be limited of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limited {
-    /// Open descriptors.
     Descriptors,
     /// Bytes that it may lock in memory.
     LockedMemory,
     /// Bytes of a file, and so of a segment of shared memory.
     FileSize,
-    /// Bytes of addresses.
     Addresses,
     /// Bytes to which the stack of the first thread may grow.
     Stack,

@@ -42,7 +42,6 @@ struct Candidate {
     gone: bool,
 }
 
-/// The processes that came so far.
 pub(crate) struct Gathering<'a> {
     place: &'a Membership,
     listener: &'a OwnedFd,
@@ -77,12 +76,10 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// Counts this process's own rank as there.
     pub fn count_self(&mut self) {
         self.count(self.place.rank);
     }
 
-    /// Counts a rank as there.
     fn count(&mut self, rank: u32) {
         let now = self.clock.now();
         // The machine orders the welcome by its next stage.
@@ -158,7 +155,6 @@ impl<'a> Gathering<'a> {
         result
     }
 
-    /// Accepts a connection.
     fn accept_connection(&mut self) -> Result<(), RunError> {
         let accepted = match accept(self.listener, Instant::now()) {
             Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
@@ -188,7 +184,6 @@ impl<'a> Gathering<'a> {
         let _ = channel.send(&ToRank::Verdict(fault));
     }
 
-    /// Handles the next message of a process.
     fn handle_message(&mut self, at: usize) -> Result<(), RunError> {
         let candidate = &mut self.candidates[at];
         match (candidate.channel.try_receive(), candidate.rank) {

@@ -20,7 +20,6 @@ static THREADS: AtomicU64 = AtomicU64::new(0);
 pub struct Group {
     place: Membership,
     within_process: bool,
-    /// Sessions that were opened.
     sessions: AtomicU64,
     /// The process that opened them; 0 before the first.
     process: AtomicU32,
@@ -98,12 +97,10 @@ impl Group {
         Ok(Group::of(Membership { rank, ranks, run }))
     }
 
-    /// This rank.
     pub fn rank(&self) -> u32 {
         self.place.rank
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.place.ranks
     }

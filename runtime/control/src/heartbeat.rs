@@ -27,12 +27,10 @@ pub(crate) struct ActiveClock {
 }
 
 impl ActiveClock {
-    /// A clock that starts at 0.
     pub fn start() -> ActiveClock {
         ActiveClock::start_at(Duration::ZERO)
     }
 
-    /// A clock that starts at this time.
     pub fn start_at(active: Duration) -> ActiveClock {
         ActiveClock { last: Instant::now(), active }
     }
@@ -75,7 +73,6 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Has seen nothing yet.
     pub fn new(control: &Control) -> Observer {
         let ranks = vec![WordSample::default(); control.ranks() as usize];
         Observer { control: control.clone(), ranks, coordinator: WordSample::default() }

@@ -42,7 +42,6 @@ const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(
 /// What ranks join for.
 #[derive(Clone)]
 pub struct Purpose {
-    /// What they run.
     pub subject: Subject,
     /// What else must be the same on all of them.
     pub terms: Vec<Term>,
@@ -52,7 +51,6 @@ pub struct Purpose {
     pub arena: usize,
     /// What they are watched for.
     pub watched: Watched,
-    /// Names the steps that they run.
     pub locate_step: LocateStep,
     /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
     pub first: u32,
@@ -309,7 +307,6 @@ impl Gathered {
         Ok(())
     }
 
-    /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, purpose } = self;
         let limit = purpose.limit;

@@ -77,12 +77,10 @@ impl JoinedRank {
         JoinedRank { close_timeout, ..self }
     }
 
-    /// The rank.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The memory that it shares with the others.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }

@@ -30,13 +30,11 @@ const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ranks that are to be started, and what they share.
 pub struct LaunchConfig<'a> {
-    /// The number of ranks.
     pub ranks: u32,
     /// Groups of ranks that have flags of their own.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
-    /// Where counters start.
     pub first: u32,
     /// No wait takes longer.
     pub limit: Duration,

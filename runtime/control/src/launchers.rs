@@ -20,11 +20,9 @@ pub enum Launch {
     Auto,
     /// Nobody: this process starts all ranks, whatever the environment says.
     Local,
-    /// torchrun.
     Torchrun,
     /// An MPI launcher: Open MPI, MPICH, Intel MPI or MVAPICH.
     Mpi,
-    /// Slurm's srun.
     Slurm,
 }
 
@@ -131,9 +129,6 @@ type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
     /// The place that the environment gives this process: [`find`](Self::find) with [`Launch::Auto`].
-    ///
-    /// # Errors
-    /// As [`find`](Self::find).
     pub fn from_env() -> Result<Option<Membership>, RunError> {
         Ok(Membership::find(Launch::Auto)?.place)
     }

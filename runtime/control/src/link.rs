@@ -35,17 +35,13 @@ type Verdict = Result<(), RunError>;
 
 /// Where the rank of a link is, and who coordinates its run.
 pub(crate) struct LinkConfig {
-    /// The control words of the run.
     pub control: Control,
     pub rank: u32,
     pub by: CoordinatedBy,
-    /// Names the steps of the run in errors.
     pub locate_step: LocateStep,
-    /// The limit of every wait.
     pub limit: Duration,
 }
 
-/// An open link.
 #[derive(Debug)]
 pub(crate) struct Link {
     state: Arc<LinkState>,

@@ -10,9 +10,7 @@ use crate::error::RunError;
 /// This process's place in a run that another launcher started.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Membership {
-    /// This process's rank.
     pub rank: u32,
-    /// The number of ranks.
     pub ranks: u32,
     /// What distinguishes this run from others of the user.
     pub run: String,

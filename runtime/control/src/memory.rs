@@ -27,9 +27,7 @@ const HUGE: usize = 2 << 20;
 /// What a process may do with a segment that it maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Only read.
     Read,
-    /// Read and write.
     ReadWrite,
 }
 
@@ -105,17 +103,14 @@ impl Segment {
         done.map_err(|e| RunError::of_call("giving shared memory back", "madvise", e))
     }
 
-    /// The address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address.as_ptr()
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

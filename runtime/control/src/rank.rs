@@ -87,12 +87,10 @@ fn control_socket(fd: RawFd) -> Result<OwnedFd, RunError> {
 }
 
 impl LaunchedRank {
-    /// The rank.
     pub fn rank(&self) -> u32 {
         self.welcome.rank
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.welcome.ranks
     }

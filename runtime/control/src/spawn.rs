@@ -25,7 +25,6 @@ use crate::heartbeat::{ActiveClock, TICK};
 /// follows its last argument.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankCommand {
-    /// The program.
     pub program: PathBuf,
     /// Its arguments. The number of the control socket's descriptor is appended as one more.
     pub args: Vec<String>,
@@ -45,7 +44,6 @@ pub(crate) struct RankProcess {
 /// A system call that failed while a process was started.
 #[derive(Debug)]
 pub(crate) struct CallFailure {
-    /// The name of the call.
     pub call: &'static str,
     pub error: io::Error,
 }
@@ -128,13 +126,11 @@ impl RankProcess {
         Ok(false)
     }
 
-    /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.look();
         self.status
     }
 
-    /// Whether it is stopped by a signal.
     pub fn is_stopped(&mut self) -> bool {
         self.look();
         self.status.is_none() && self.is_stopped

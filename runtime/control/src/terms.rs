@@ -29,26 +29,20 @@ pub trait Content: Send + Sync {
 pub struct Term {
     /// Its name: `seed`, `tensors`.
     pub name: String,
-    /// Its value.
     pub value: TermValue,
 }
 
-/// The value of a term.
 #[derive(Clone)]
 pub enum TermValue {
-    /// A text.
     Text(String),
-    /// Content.
     Content(Arc<dyn Content>),
 }
 
 impl Term {
-    /// A term that is a text.
     pub fn text(name: impl Into<String>, value: impl Into<String>) -> Term {
         Term { name: name.into(), value: TermValue::Text(value.into()) }
     }
 
-    /// A term that is content.
     pub fn content(name: impl Into<String>, content: Arc<dyn Content>) -> Term {
         Term { name: name.into(), value: TermValue::Content(content) }
     }
@@ -73,7 +67,6 @@ impl Term {
         }
     }
 
-    /// Whether it is content.
     pub(crate) fn is_content(&self) -> bool {
         matches!(self.value, TermValue::Content(_))
     }

@@ -27,7 +27,6 @@ pub enum Ended {
         /// A rank whose process has shown no heartbeat since half of the limit.
         silent: Option<u32>,
     },
-    /// The run was aborted.
     Aborted,
 }
 
@@ -81,7 +80,6 @@ impl Waiter {
         Waiter { control, rank, limit, spin, budget: AtomicU32::new(spin.max_ns) }
     }
 
-    /// The longest wait.
     pub fn limit(&self) -> Duration {
         self.limit
     }

@@ -34,10 +34,7 @@ pub enum Refusal {
     Absent,
     /// Another user could have put it there.
     #[error("not loaded: {}; {}", found, found.remedy())]
-    Untrusted {
-        /// Why.
-        found: Untrusted,
-    },
+    Untrusted { found: Untrusted },
     /// The loader did not open it.
     #[error("{0}")]
     Loader(String),

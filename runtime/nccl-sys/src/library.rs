@@ -84,7 +84,6 @@ impl Nccl {
         &self.path
     }
 
-    /// The version that the library says it is.
     pub fn version(&self) -> Version {
         self.version
     }

@@ -22,7 +22,6 @@ pub struct Wanted {
     pub in_wheel: &'static str,
 }
 
-/// NCCL.
 pub const NCCL: Wanted = Wanted {
     variable: PATH_VARIABLE,
     names: ["libnccl.so.2", "libnccl.so"],
@@ -38,7 +37,6 @@ pub struct Search {
     pub toolkit: Option<PathBuf>,
     /// The root of a Python virtual environment.
     pub virtual_env: Option<PathBuf>,
-    /// The folders of the `PATH`.
     pub path: Vec<PathBuf>,
     /// The user's home, where `pip install --user` puts packages.
     pub home: Option<PathBuf>,

@@ -27,7 +27,6 @@ use crate::report::decided;
 use crate::say;
 use crate::units::{count, micros};
 
-/// Runs a program or a plan and compares the results.
 pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
     refuse_idle(args)?;
     let place = place(args)?;

@@ -215,7 +215,6 @@ impl Count {
 }
 
 impl Schema {
-    /// The attribute of this name.
     pub fn attribute(&self, name: &str) -> Option<&AttributeSchema> {
         self.attributes.iter().find(|a| a.name == name)
     }

@@ -14,7 +14,6 @@ pub(super) const ROWS: &[Row] = &[
     row("aten._embedding_bag_dense_backward", "take, index_add", backward),
 ];
 
-/// How the rows of a bag become one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Sum,

@@ -44,7 +44,6 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// Those of a run with this limit.
     pub fn new(limit: Duration) -> Timeouts {
         let [starting, digesting, answer] = [10_000, 600_000, 1_000].map(Duration::from_millis);
         Timeouts { limit, quiet: limit.max(answer), starting, digesting, answer }
@@ -71,7 +70,6 @@ pub(crate) enum Stage {
     Digesting,
     /// Ranks load their memory.
     Loading,
-    /// All ranks run.
     Started,
 }
 
@@ -102,11 +100,9 @@ impl Answer {
 /// What the coordinator does once all ranks have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Order {
-    /// Send `Welcome`.
     Welcome,
     /// Compare what the ranks run, and call [`Coordinating::compared`].
     Compare,
-    /// Send `Start`.
     Start,
 }
 
@@ -157,7 +153,6 @@ impl Coordinating {
         machine
     }
 
-    /// The present stage.
     pub fn stage(&self) -> Stage {
         self.stage
     }
@@ -167,7 +162,6 @@ impl Coordinating {
         self.until = self.until.min(until);
     }
 
-    /// The ranks that owe an answer.
     pub fn owing(&self) -> Vec<u32> {
         let numbered = (0..).zip(&self.answered);
         numbered.filter(|(_, answered)| !**answered).map(|(rank, _)| rank).collect()
@@ -243,7 +237,6 @@ pub(crate) enum Notice {
     Start,
 }
 
-/// What a rank does next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Task {
     /// Map the shared memory and send `Hello`.
@@ -252,7 +245,6 @@ pub(crate) enum Task {
     Digest,
     /// Load the memory and send `Ready`.
     Load,
-    /// Run.
     Run,
 }
 
