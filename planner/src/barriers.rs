@@ -101,7 +101,6 @@ struct Droppable {
 
 /// The class of an operand that peers read.
 struct Operand {
-    /// Its bytes.
     size: u64,
     /// When it is occupied, with the barrier and without it.
     with: Block,

@@ -24,7 +24,6 @@ use crate::waits::{Extent, waits};
 /// How a collective was chosen, and what follows for its steps.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decided {
-    /// What the plan says of it.
     pub decision: Decision,
     /// Of each of its nodes the most blocks of its kernel on GPUs, if the machine's profile says so; missing ones are none.
     pub blocks: Vec<Option<u32>>,

@@ -36,7 +36,6 @@ pub struct BucketInput {
     pub decisions: Vec<Decided>,
 }
 
-/// How to plan.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlanConfig {
     /// The name of the machine profile that the choices were made with.
@@ -47,7 +46,6 @@ pub struct PlanConfig {
     /// The profile that estimates the time of steps, which their order depends on; `None` takes the
     /// built-in one of the name `machine`, and constants if there is none.
     pub profile: Option<Profile>,
-    /// How the steps are ordered.
     pub order: Order,
     /// How much more memory than the leanest order an order may take at most to overlap communication with
     /// computation, as a fraction.
@@ -110,16 +108,12 @@ pub struct Planner<'a> {
     profile: Option<Profile>,
     fixed: Vec<Fixed>,
     fixed_memory: FixedMemory,
-    /// Nodes of all lowered programs.
     nodes: usize,
     config: &'a PlanConfig,
 }
 
 impl<'a> Planner<'a> {
     /// Prepares the buckets `lowered`, which stand for the program `source` over disjoint ranges of its symbols.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn new(
         source: &'a Graph,
         lowered: &'a [BucketInput],
@@ -171,9 +165,6 @@ impl<'a> Planner<'a> {
     }
 
     /// The plan in the order of the configuration.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn plan(&self) -> Result<Plan, PlanError> {
         let next_runs = self.next_runs();
         let schedules = self.schedule(self.config.order, next_runs[0])?;
@@ -192,9 +183,6 @@ impl<'a> Planner<'a> {
     }
 
     /// Orders and places the programs, with every exit barrier dropped that lifetimes can stand in for.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn schedule(&self, order: Order, next_run: NextRun) -> Result<Schedules<'_>, PlanError> {
         let rules = Rules {
             bound: &self.bound,
@@ -257,9 +245,6 @@ impl Schedules<'_> {
     }
 
     /// The plan with these schedules.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn plan(&self) -> Result<Plan, PlanError> {
         self.write(self.buckets()?)
     }

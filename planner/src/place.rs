@@ -18,7 +18,6 @@ use crate::liveness::Liveness;
 use crate::prepare::Prepared;
 use crate::steps::{Operand, Steps};
 
-/// The memory of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemorySpace {
     /// A buffer in this arena.
@@ -30,7 +29,6 @@ pub enum MemorySpace {
 /// Values that share memory.
 #[derive(Clone, Debug)]
 pub struct Class {
-    /// The memory.
     pub space: MemorySpace,
     /// Bytes.
     pub size: Dim,
@@ -78,7 +76,6 @@ pub enum Shares {
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Apart(pub BTreeSet<u32>);
 
-/// The classes of a program.
 #[derive(Clone, Debug)]
 pub struct Classes {
     /// Merged classes are empty.
@@ -172,7 +169,6 @@ fn level(steps: &Steps) -> BTreeSet<ValueId> {
 struct InWindow {
     /// Its base.
     value: ValueId,
-    /// The group that communicates.
     group: GroupId,
     /// Whether it is the operand of an all-gather.
     gathered: bool,

@@ -36,18 +36,14 @@ pub struct Prepared {
     pub bytes: Table<ValueId, Dim>,
     /// The bases that must lie in the symmetric arena, bound inputs among them.
     pub symmetric: Table<ValueId, bool>,
-    /// The copies that placement forced.
     pub copies: Vec<Copied>,
 }
 
-/// A copy that was inserted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// The result of the copy node.
     pub value: ValueId,
-    /// What it copies.
     pub of: ValueId,
-    /// Why it is needed.
     pub reason: CopyReason,
     /// The input that could be bound instead.
     pub bind: Option<usize>,

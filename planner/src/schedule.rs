@@ -29,7 +29,6 @@ pub struct Rules<'a> {
     pub bound: &'a BTreeSet<usize>,
     /// What the next run may be.
     pub next_run: NextRun,
-    /// How the steps are ordered.
     pub order: Order,
     /// How much more memory than the leanest order an order may take at most, as a fraction.
     pub slack: f64,

@@ -20,7 +20,6 @@ pub struct StepInfo {
     pub node: NodeId,
     /// The dispatch that it runs, if it is one.
     pub dispatch: Option<Dispatch>,
-    /// The lane that runs it.
     pub lane: Lane,
     /// The bases whose memory it reads, each once, in order of its operands.
     pub reads: Vec<ValueId>,
@@ -99,12 +98,9 @@ impl StepInfo {
     }
 }
 
-/// An operand of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operand {
-    /// The value.
     pub value: ValueId,
-    /// The node that reads it.
     pub node: NodeId,
     /// Which results of the step may lie on it, element on element, where it is read last. The others may not share bytes
     /// with it.
@@ -131,13 +127,11 @@ fn awaits_readers(graph: &Graph, reader: NodeId, writer: NodeId) -> bool {
 /// The cross-rank side of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Peers {
-    /// The group that communicates.
     pub group: GroupId,
     /// What its variant touches on peers, and when.
     pub contract: Contract,
 }
 
-/// A program as a list of steps.
 #[derive(Clone, Debug)]
 pub struct Steps {
     /// In the order in which they run.
@@ -232,7 +226,6 @@ impl Steps {
     }
 }
 
-/// The steps that read each base.
 #[derive(Clone, Debug)]
 pub struct Readers {
     start: Vec<u32>,

@@ -25,9 +25,7 @@ type Touches = [u32; 2];
 pub struct Extent {
     /// The index of the class in [`Classes::list`].
     pub class: usize,
-    /// The arena that holds it.
     pub arena: ArenaKind,
-    /// Its first byte.
     pub start: u64,
     /// The byte behind its last.
     pub end: u64,
@@ -35,7 +33,6 @@ pub struct Extent {
     pub wraps: Option<u32>,
 }
 
-/// The waits of each step.
 pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Extent]) -> Vec<Vec<usize>> {
     let followed = predecessors(extents, classes, &last_touches(steps, live, classes));
     // Values that lie inside of a larger one, with that.

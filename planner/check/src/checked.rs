@@ -21,9 +21,6 @@ pub struct CheckedPlan {
 
 impl CheckedPlan {
     /// Checks a plan.
-    ///
-    /// # Errors
-    /// Every finding.
     pub fn new(plan: Plan) -> Result<Self, Vec<CheckError>> {
         CheckedPlan::or_back(plan).map_err(|refused| refused.1)
     }
@@ -42,7 +39,6 @@ impl CheckedPlan {
         }
     }
 
-    /// What the proof looked at.
     pub fn report(&self) -> &Report {
         &self.report
     }

@@ -8,17 +8,11 @@ use super::overlap::Overlaps;
 use super::place::Location;
 use super::program::{PlannedProgram, Programs};
 
-/// What the rules for one step need.
 pub struct Context<'a> {
-    /// The plan.
     pub plan: &'a Plan,
-    /// All programs.
     pub programs: &'a Programs,
-    /// The index of the bucket.
     pub index: usize,
-    /// The bucket.
     pub bucket: &'a Bucket,
-    /// Its program.
     pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: &'a Symbols,

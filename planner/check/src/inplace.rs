@@ -38,7 +38,6 @@ pub struct Reading {
     pub node: NodeId,
     /// Its number among the operands of the node.
     pub operand: usize,
-    /// The form of the dispatch of the node.
     pub form: Option<Form>,
 }
 

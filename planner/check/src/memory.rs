@@ -21,15 +21,11 @@ pub const START: u32 = u32::MAX;
 /// A past access to the memory of this rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// The base value that it touched.
     pub value: ValueId,
-    /// The step, or [`START`].
     pub step: u32,
     /// The tick at which it ended, on every rank that made it.
     pub end: u32,
-    /// The lane.
     pub lane: u8,
-    /// Whether it wrote.
     pub write: bool,
     /// Who touched.
     pub who: Who,
@@ -69,7 +65,6 @@ struct Piece {
 pub struct Span {
     /// In which space.
     pub space: Space,
-    /// The first byte.
     pub low: u64,
     /// The byte behind the last.
     pub high: u64,
@@ -78,7 +73,6 @@ pub struct Span {
     pub simple: bool,
 }
 
-/// The history of a space.
 #[derive(Clone, Debug, Default)]
 struct History {
     pieces: BTreeMap<u64, Piece>,
@@ -108,7 +102,6 @@ impl<T: Copy> Loose<T> {
     }
 }
 
-/// See the [module](self).
 #[derive(Clone, Debug, Default)]
 pub struct MemoryOfRank {
     spaces: BTreeMap<Space, History>,
@@ -200,7 +193,6 @@ impl MemoryOfRank {
         self.spaces.retain(|_, history| !(history.loose.is_empty() && history.pieces.is_empty()));
     }
 
-    /// Whether no access is kept.
     pub fn is_empty(&self) -> bool {
         self.spaces.is_empty()
     }

@@ -41,7 +41,6 @@ pub struct Numbered {
 /// Bytes of a memory, by rank and binding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// The memory.
     pub memory: Memory,
     /// The first byte on rank 0 of the group that `rank` names.
     pub start: Dim,
@@ -54,7 +53,6 @@ pub struct Range {
 /// Where a base value lies.
 #[derive(Clone, Debug)]
 pub struct Location {
-    /// Its bytes.
     pub range: Range,
     /// The memory that steps write, if it is not the caller's memory of an input.
     pub space: Option<Space>,

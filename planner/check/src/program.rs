@@ -16,7 +16,6 @@ use super::fixed::FixedMemory;
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
 
-/// A planned program.
 pub struct PlannedProgram {
     read: ReadProgram,
     /// The index of each of its groups in [`Programs::groups`].
@@ -29,7 +28,6 @@ impl PlannedProgram {
         self.groups.get(group.index()).copied().unwrap_or(0)
     }
 
-    /// The program alone.
     pub fn into_read(self) -> ReadProgram {
         self.read
     }
@@ -45,25 +43,19 @@ impl Deref for PlannedProgram {
 
 /// A group of ranks, the same in all programs that have one of this name.
 pub struct Group {
-    /// Its name.
     pub name: String,
-    /// Its members.
     pub members: Members,
     /// The number of ranks in each cell.
     pub size: u32,
 }
 
-/// The programs of a plan.
 pub struct Programs {
-    /// The imported program.
     pub source: Graph,
-    /// The planned ones.
     pub planned: Vec<PlannedProgram>,
     /// All groups of all programs, each name once.
     pub groups: Vec<Group>,
     /// The index of each group in `groups` by its name.
     group_of: HashMap<String, usize>,
-    /// The fixed memory of the plan.
     pub fixed: FixedMemory,
 }
 

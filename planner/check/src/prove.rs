@@ -16,9 +16,6 @@ use super::step::{self, Schedule};
 use super::{buffer, place, time};
 
 /// Proves a plan safe (see the [crate](super)).
-///
-/// # Errors
-/// As [`prove`].
 pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
     prove(plan).map(|proof| proof.report)
 }
@@ -64,7 +61,6 @@ fn proof(plan: &Plan) -> Result<Proof, Findings> {
 /// What a proof leaves behind.
 #[derive(Clone, Debug)]
 pub struct Proof {
-    /// What it looked at.
     pub report: Report,
     /// The imported program as it read it.
     pub source: Graph,

@@ -20,11 +20,8 @@ const PEER_ALIGNMENT: i64 = 16;
 
 /// A bucket, resolved.
 pub struct Schedule<'a> {
-    /// The index of the bucket.
     pub index: usize,
-    /// The bucket.
     pub bucket: &'a Bucket,
-    /// Its program.
     pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: Symbols,
@@ -32,7 +29,6 @@ pub struct Schedule<'a> {
     pub locations: Table<ValueId, Option<Location>>,
     /// Which of them share bytes in one run.
     pub overlaps: Overlaps,
-    /// The steps, in order.
     pub steps: Vec<Step>,
     /// The inputs that lie in fixed memory, or in that of the outputs that replace them, and whether the caller writes them
     /// before each run.
@@ -50,9 +46,7 @@ impl Schedule<'_> {
 /// A step, resolved. All values are bases.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The number of its lane.
     pub lane: usize,
-    /// The steps that it waits for.
     pub waits: Vec<usize>,
     /// What the rank itself reads.
     pub reads: Vec<ValueId>,
@@ -73,7 +67,6 @@ pub struct Step {
 /// How a step orders the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sync {
-    /// The group, an index of [`Programs::groups`].
     pub group: usize,
     /// Whether it touches no peer before every peer has arrived.
     pub entry: bool,

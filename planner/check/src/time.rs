@@ -115,7 +115,6 @@ enum Content {
 
 /// Accesses of one step to one value of one examined rank, all reads or all writes.
 struct Touch<'a> {
-    /// The bucket that runs.
     bucket: usize,
     /// The position of the rank among those examined.
     examined: usize,

@@ -48,7 +48,6 @@ pub enum LimitKind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PartLimit {
-    /// What is not covered.
     pub kind: LimitKind,
     /// The bucket and sizes of one such case, at the upper end of a bucket if there is one, and what was compared there.
     pub at: String,
@@ -114,7 +113,6 @@ impl ComparedPart {
         self.limits.iter().any(PartLimit::is_partial)
     }
 
-    /// Adds limits of another comparison of the part.
     pub(crate) fn add_limits(&mut self, limits: &[PartLimit]) {
         for limit in limits {
             add_limit(&mut self.limits, limit.clone(), true);
@@ -142,7 +140,6 @@ pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces:
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SourceComparison {
-    /// How each bucket compares.
     pub buckets: Vec<SourceStatus>,
     /// The parts that were compared on drawn values.
     pub parts: Vec<ComparedPart>,

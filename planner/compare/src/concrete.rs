@@ -39,21 +39,17 @@ pub enum Precision {
 /// What a leaf of a concrete region holds.
 #[derive(Clone, Debug)]
 pub struct Leaf {
-    /// The class of its elements.
     pub class: Class,
     /// The position of the first one in the class.
     pub offset: i64,
     /// The distance along each axis.
     pub strides: Vec<i64>,
-    /// The dtype that the program gives it.
     pub dtype: DType,
     /// Which ranks hold the same elements, if that is known.
     pub replication: Option<Replication>,
-    /// The data, if they are part of the program.
     pub data: Option<std::sync::Arc<Tensor>>,
 }
 
-/// A region at given sizes.
 pub struct Concrete {
     /// The program: an argument for each leaf, the root as its one output.
     pub graph: Graph,
@@ -63,13 +59,9 @@ pub struct Concrete {
 
 /// A region with what does not depend on sizes.
 pub struct Template<'a> {
-    /// Its program.
     pub program: &'a Numbered<'a>,
-    /// The region.
     pub region: &'a Region,
-    /// Its axes.
     pub axes: AxisSets<'a>,
-    /// The ranks that run it.
     pub ranks: u32,
     /// Which ranks hold the same bits of the elements of a class.
     pub replication: &'a HashMap<Class, Replication>,

@@ -17,13 +17,10 @@ pub struct Class(pub u32);
 /// The elements of a value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Elements {
-    /// The class.
     pub class: Class,
     /// The position of the first element.
     pub offset: Dim,
-    /// The extents.
     pub shape: Vec<Dim>,
-    /// The distance of neighbours along each axis.
     pub strides: Vec<Dim>,
 }
 

@@ -35,7 +35,6 @@ const NOISY_RUNS: u64 = 4;
 const ENOUGH: i64 = 2048;
 const MOST_DRAWS: i64 = 24;
 
-/// The result of a comparison.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verdict {
     /// Equal, over this many elements.
@@ -69,7 +68,6 @@ pub struct Pair {
     pub thorough: bool,
 }
 
-/// Compares a pair.
 pub fn judge(pair: &Pair) -> Verdict {
     match judged(pair) {
         Ok(verdict) => verdict,

@@ -38,7 +38,6 @@ enum Term {
     Node { op: Op, operands: Vec<Elements>, results: Vec<Type>, result: usize, use_: u32 },
 }
 
-/// See the [module](self).
 #[derive(Default)]
 pub struct Numbering {
     terms: HashMap<Term, Class>,
@@ -60,7 +59,6 @@ struct Part {
 
 /// The elements of all values of one program that its outputs need.
 pub struct Numbered<'a> {
-    /// The program.
     pub graph: &'a Graph,
     /// The type of each value over the symbols of the numbering.
     pub types: Table<ValueId, Type>,

@@ -59,7 +59,6 @@ pub struct Shared {
     pub bounds: BoundsChecks,
 }
 
-/// The regions of a pair of values.
 pub struct Regions {
     pub of_source: Region,
     pub of_planned: Region,
@@ -74,9 +73,7 @@ pub struct PartOutcome {
     pub verdict: Verdict,
     /// The bucket and sizes of a difference.
     pub at: String,
-    /// What was not compared.
     pub limits: Vec<PartLimit>,
-    /// The elements that were compared.
     pub elements: u64,
     /// The text of the pair at the least sizes of the source. Equal parts of different programs have equal texts.
     pub alike: Option<String>,
@@ -89,7 +86,6 @@ impl PartOutcome {
     }
 }
 
-/// The two programs of a comparison.
 pub struct Programs<'p, 'a> {
     pub source: &'p Numbered<'a>,
     pub planned: &'p Numbered<'a>,

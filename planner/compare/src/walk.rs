@@ -32,7 +32,6 @@ struct Suspect {
     at: String,
 }
 
-/// See the [module](self).
 pub(crate) struct Walk<'a, 's> {
     buckets: &'a [(usize, &'a Bucket)],
     ranks: u32,

@@ -1,6 +1,5 @@
 //! Blocks, and their lifetimes over sections.
 
-/// A block of memory to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
     /// The first instant at which it is alive.

@@ -49,7 +49,6 @@ pub use block::Block;
 pub use table::{Names, Table, TableError};
 pub use verify::{Verified, VerifyError, verify};
 
-/// How much to search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
     /// The number of block placements after which no further order is tried. The first packing and the first order come
@@ -81,7 +80,6 @@ impl Default for Config {
 /// Offsets and what they reach.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Packing {
-    /// The offset of each block.
     pub offsets: Vec<u64>,
     /// The highest end of a block.
     pub peak: u64,
@@ -98,31 +96,15 @@ pub struct Packing {
 /// A problem that has no packing.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum PackError {
-    /// Two blocks with given offsets overlap in time and bytes.
     #[error("blocks {first} and {second} have given offsets, are alive together and overlap")]
-    Overlap {
-        /// The index of one block.
-        first: usize,
-        /// The index of the other.
-        second: usize,
-    },
-    /// A given offset is no multiple of the block's alignment.
+    Overlap { first: usize, second: usize },
     #[error("block {block} is given offset {offset}, which is no multiple of its alignment {align}")]
-    Misaligned {
-        /// The index of the block.
-        block: usize,
-        /// Its given offset.
-        offset: u64,
-        /// Its alignment.
-        align: u64,
-    },
+    Misaligned { block: usize, offset: u64, align: u64 },
     /// The sizes add up to more than 2^62 bytes.
     #[error("the sizes of the blocks add up to more than 2^62 bytes")]
     TooLarge,
 }
 
-/// Packs `blocks`.
-///
 /// # Errors
 /// Given offsets that contradict each other or an alignment, or sizes beyond 2^62 bytes.
 pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {

@@ -53,7 +53,6 @@ impl Union {
     }
 }
 
-/// See the [module](self).
 pub struct Occupancy {
     /// The number of leaves, a power of two; node 1 is the root, node `i` has the children `2i`, `2i + 1`.
     leaves: usize,

@@ -13,7 +13,6 @@ pub enum Fit {
 
 /// An order and the gaps to take.
 pub struct Order {
-    /// Its name, for people.
     pub name: &'static str,
     pub fit: Fit,
     keys: Vec<Key>,

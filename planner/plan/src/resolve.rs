@@ -21,7 +21,6 @@ pub type Symbols = Table<SymbolId, Symbol>;
 /// A program of a plan, read from its text.
 #[derive(Clone, Debug)]
 pub struct ReadProgram {
-    /// The program.
     pub graph: Graph,
     /// Where each value lies within its base.
     pub layouts: Table<ValueId, Layout>,
@@ -30,20 +29,16 @@ pub struct ReadProgram {
     names: HashMap<String, ValueId>,
 }
 
-/// A text that is no program.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum Unread {
-    /// It does not parse.
     #[error("{0}")]
     Text(ParseError),
-    /// The graph is not valid: at least one violation.
     #[error("{}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Invalid(Vec<Violation>),
 }
 
 /// What a bucket says of something that its program does not have.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[allow(missing_docs)]
 pub enum Unresolved {
     #[error("it has symbols {found:?}, its program {expected:?}")]
     BucketSymbols { expected: Vec<String>, found: Vec<String> },
@@ -62,7 +57,6 @@ pub enum Unresolved {
 /// Where a base value lies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// The memory.
     pub memory: Memory,
     /// The position of its first byte in the memory.
     pub offset: Dim,
@@ -75,15 +69,11 @@ pub struct Placed {
 pub struct Run {
     /// The node, or the first one of the dispatch.
     pub first: NodeId,
-    /// The dispatch.
     pub dispatch: Option<Dispatch>,
 }
 
 impl ReadProgram {
     /// Reads a program, which must be valid.
-    ///
-    /// # Errors
-    /// The text does not parse, or what it says is not valid.
     pub fn read(text: &str) -> Result<ReadProgram, Unread> {
         let graph = text::parse(text).map_err(Unread::Text)?;
         verify_derived(&graph).map_err(Unread::Invalid)?;
@@ -93,17 +83,14 @@ impl ReadProgram {
         Ok(ReadProgram { graph, layouts, dispatch_of, inner, names })
     }
 
-    /// The value of a name.
     pub fn named(&self, name: &str) -> Option<ValueId> {
         self.names.get(name).copied()
     }
 
-    /// Where the elements of a value lie in its base.
     pub(crate) fn layout(&self, value: ValueId) -> &Layout {
         &self.layouts[value]
     }
 
-    /// The base of a value.
     pub fn base(&self, value: ValueId) -> ValueId {
         self.layouts[value].base
     }
@@ -125,9 +112,6 @@ impl ReadProgram {
     }
 
     /// The symbols with the ranges of a bucket.
-    ///
-    /// # Errors
-    /// The bucket has other symbols.
     pub fn symbols(&self, bucket: &Bucket) -> Result<Symbols, Unresolved> {
         let symbols = &self.graph.symbols;
         let ranged = |s: &Symbol| {
@@ -164,7 +148,6 @@ impl ReadProgram {
         (out, errors)
     }
 
-    /// Where the value of this name lies.
     pub(crate) fn place(&self, name: &str, place: &Place, symbols: &Symbols) -> Result<Placed, Unresolved> {
         let dim = |text: &str| {
             // Most offsets are numbers.
@@ -194,9 +177,6 @@ impl ReadProgram {
     }
 
     /// What each step runs.
-    ///
-    /// # Errors
-    /// Its name is that of no step.
     pub fn runs(&self, bucket: &Bucket) -> impl Iterator<Item = Result<Run, Unresolved>> {
         let unknown = |(step, s): (usize, &Step)| Unresolved::StepUnknown { step, found: s.node.clone() };
         bucket.steps.iter().enumerate().map(move |s| self.run(&s.1.node).ok_or_else(|| unknown(s)))

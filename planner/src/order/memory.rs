@@ -13,7 +13,6 @@ pub fn bytes(of: Bytes) -> u64 {
 /// Live bytes while an order runs.
 pub struct Memory<'a> {
     tasks: &'a Tasks,
-    /// What is live.
     pub live: Bytes,
     /// How many steps have still to end that touch each class.
     pub left: Vec<u32>,

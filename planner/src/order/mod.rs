@@ -61,7 +61,6 @@ pub struct Overlaps<'a> {
 }
 
 impl<'a> Overlaps<'a> {
-    /// Those of this order.
     pub fn new(tasks: &'a Tasks, order: &'a [u32]) -> Overlaps<'a> {
         Overlaps { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
     }

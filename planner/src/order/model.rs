@@ -25,7 +25,6 @@ use crate::steps::{Readers, StepInfo, Steps};
 /// What ordering needs to know about the steps, in program order.
 #[derive(Clone)]
 pub struct Tasks {
-    /// The lane of each step.
     pub lane: Vec<Lane>,
     /// For each step the steps that must come before it, ascending, each once.
     pub before: Lists,
@@ -35,7 +34,6 @@ pub struct Tasks {
     pub touches: Lists,
     /// For each class the steps that touch it.
     pub users: Lists,
-    /// The classes.
     pub classes: Vec<Class>,
     /// For each step the classes that its result may be written over, if no other step needs them any more.
     pub over: Lists,
@@ -48,7 +46,6 @@ pub struct Tasks {
 /// Values that share memory in an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class {
-    /// Its bytes.
     pub bytes: u64,
     /// The index of its arena: [`symmc_plan::ArenaKind`].
     pub arena: usize,
@@ -72,12 +69,10 @@ impl Lists {
         Lists { start, items }
     }
 
-    /// The list of this row.
     pub fn of(&self, row: usize) -> &[u32] {
         &self.items[self.start[row] as usize..self.start[row + 1] as usize]
     }
 
-    /// The number of rows.
     pub fn len(&self) -> usize {
         self.start.len() - 1
     }
@@ -155,7 +150,6 @@ impl Tasks {
         }
     }
 
-    /// The number of steps.
     pub fn len(&self) -> usize {
         self.lane.len()
     }
@@ -327,7 +321,6 @@ impl InPlace<'_> {
     }
 }
 
-/// What a step moves.
 fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), in_place: &InPlace<'_>) -> Moved {
     let graph = &program.graph;
     let own = |base: ValueId| {

@@ -25,7 +25,6 @@ use super::model::Tasks;
 
 /// An order of the steps with what may be in flight.
 pub struct Overlapped {
-    /// The steps in order.
     pub order: Vec<u32>,
     /// For each place of the order the first place behind it at which bytes that the step used may be written again.
     pub joined: Vec<u32>,

@@ -41,7 +41,6 @@ fn of(job: Job) -> (usize, u32) {
     ((job & 0xFFFF) as usize, (job >> 16) as u32)
 }
 
-/// See the [module](self).
 pub struct Skyline<'a> {
     problem: &'a Exact,
     pub capacity: u32,

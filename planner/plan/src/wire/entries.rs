@@ -7,9 +7,7 @@ use symmc_ir::collective::ExitBarrier;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buffer {
-    /// Which arena.
     pub arena: ArenaKind,
-    /// Where it starts in the arena.
     pub offset: u64,
     /// Its size at the upper bound of the bucket, rounded up to a multiple of [`ALIGN`](super::ALIGN).
     pub size: u64,
@@ -18,7 +16,6 @@ pub struct Buffer {
     /// The last step at which it is occupied, counting the cross-rank rules. When `last < first` it is
     /// occupied from `first` through the end of the run and on to `last` of the next run.
     pub last: usize,
-    /// What peers do to it.
     pub reach: Reach,
 }
 
@@ -36,9 +33,7 @@ pub enum ArenaKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
-    /// Nothing.
     Local,
-    /// They read it.
     Read,
     /// They write it (and may read it).
     Written,
@@ -48,7 +43,6 @@ pub enum Reach {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
-    /// The memory.
     pub memory: Memory,
     /// The position of its first byte in the memory, a dim.
     pub offset: String,
@@ -69,13 +63,10 @@ pub struct ByRank {
     pub stride: String,
 }
 
-/// Memory that a place names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// A buffer of the bucket.
     Buffer(usize),
-    /// Fixed memory of the plan.
     Fixed(usize),
     /// The caller's memory of an input; only read.
     Input(usize),
@@ -89,7 +80,6 @@ pub enum Memory {
 pub struct Step {
     /// The node: the name of its first result.
     pub node: String,
-    /// The lane that runs it.
     pub lane: Lane,
     /// Earlier steps of other lanes that must have completed on this rank before it starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -112,9 +102,7 @@ pub struct Step {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
-    /// Everything that computes.
     Compute,
-    /// Collectives.
     Comm,
 }
 
@@ -124,18 +112,15 @@ pub enum Lane {
 pub struct ForcedCopy {
     /// The `copy` node of the planned program.
     pub node: String,
-    /// The value that it copies.
     pub of: String,
     /// What it moves, at the upper bound of the bucket.
     pub bytes: u64,
-    /// Why it is needed.
     pub reason: CopyReason,
     /// The index of the input that a caller can bind to avoid it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<usize>,
 }
 
-/// Why placement forced a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyReason {
@@ -166,7 +151,6 @@ pub struct Totals {
     pub copies: u64,
     /// What they move: the sum of their bytes.
     pub copied: u64,
-    /// The number of exit barriers dropped.
     pub barriers_dropped: u64,
     /// The number of droppable exit barriers kept.
     pub barriers_kept: u64,
