@@ -37,9 +37,6 @@ impl PreparedBucket {
 
     /// Resolves the program to find its needs at these sizes, also at sizes at which it cannot run: a view that
     /// reaches beyond its base starts at the start of the base. The result must not run.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind).
     pub fn bind_for_size(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
         self.resolve(symbols, Purpose::Size)
     }
@@ -73,11 +70,9 @@ impl PreparedBucket {
     }
 }
 
-/// The use of a resolved program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Run,
-    /// Only its sizes.
     Size,
 }
 

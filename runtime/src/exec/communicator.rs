@@ -5,7 +5,6 @@ use crate::error::RunError;
 
 /// Moves data between ranks, for one rank.
 pub trait Communicator: Sync {
-    /// Notes that this rank begins a step.
     fn begin(&self, step: usize) {
         let _ = step;
     }

@@ -77,7 +77,6 @@ impl Executor {
         needs
     }
 
-    /// The plan.
     pub fn plan(&self) -> &ReadPlan {
         &self.plan
     }
@@ -100,7 +99,6 @@ impl Executor {
         })
     }
 
-    /// The values of the symbols by name.
     fn by_name(&self, bindings: &Bindings) -> IndexMap<String, i64> {
         let symbols = self.source().symbols.iter();
         let named = symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), bindings.get(id)?)));

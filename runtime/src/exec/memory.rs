@@ -7,14 +7,11 @@ use crate::error::RunError;
 /// Bytes somewhere; empty when the pointer is null.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// The first byte.
     pub ptr: *mut u8,
-    /// The number of bytes.
     pub len: usize,
 }
 
 impl Span {
-    /// No memory.
     pub const NONE: Span = Span { ptr: std::ptr::null_mut(), len: 0 };
 
     /// The bytes of a slice, to be written.
@@ -32,7 +29,6 @@ impl Span {
 /// mapped: if another process shortens or writes the file, reading is an error, where touching a mapping would end the process
 /// with SIGBUS.
 pub trait InputSource: fmt::Debug + Send + Sync {
-    /// The number of bytes.
     fn size(&self) -> usize;
 
     /// Copies the bytes from `at` on, as many as `into` takes.
@@ -45,14 +41,11 @@ pub trait InputSource: fmt::Debug + Send + Sync {
 /// The data of an input on the host.
 #[derive(Clone, Copy, Debug)]
 pub enum InputData<'a> {
-    /// In memory.
     Memory(&'a [u8]),
-    /// To be read.
     Source(&'a dyn InputSource),
 }
 
 impl InputData<'_> {
-    /// The number of bytes.
     pub fn size(self) -> usize {
         match self {
             InputData::Memory(bytes) => bytes.len(),

@@ -21,7 +21,6 @@ pub(super) struct StepRun<'a> {
 }
 
 impl StepRun<'_> {
-    /// The error of this step.
     pub fn failed(&self, detail: String) -> RunError {
         let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
         RunError::Step { rank: self.rank, step, node, op, detail }
