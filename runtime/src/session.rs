@@ -58,13 +58,10 @@ pub struct Recordings {
 pub struct TracedStep {
     /// The name of its first result.
     pub node: String,
-    /// Its op.
     pub op: String,
-    /// The lane that ran it.
     pub lane: Lane,
     /// When it began, in microseconds from the start of the run.
     pub start_us: f64,
-    /// How long it took.
     pub us: f64,
 }
 
@@ -114,7 +111,6 @@ pub trait DeviceSession: Send {
     /// in progress nobody else writes it, nor reads what the run writes.
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError>;
 
-    /// The device.
     fn device(&self) -> DeviceName;
 
     /// So many zeros of the device, which are the caller's and outlive the session.

@@ -31,7 +31,6 @@ pub struct Arrangement {
 
 type Cells = Vec<Vec<u32>>;
 
-/// What a program takes.
 #[derive(Clone, Debug)]
 struct Program {
     is_open: bool,
@@ -134,7 +133,6 @@ impl Arrangement {
         self.taking().fold(buffers, |sum, program| sum.saturating_add(pages(program.fixed)))
     }
 
-    /// Where a program lies.
     pub fn placement(&self, number: usize) -> Placement {
         let end = self.symmetric();
         let takes = |program: &&Program| program.is_open || self.room.is_some();

@@ -22,7 +22,6 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// All of it.
     pub fn total(&self) -> usize {
         let Taken { ordinary, symmetric, flags, scratch, held } = *self;
         [ordinary, symmetric, flags, scratch, held].into_iter().fold(0, usize::saturating_add)
@@ -34,7 +33,6 @@ impl Taken {
 pub enum Constants {
     /// They are read where the program has them.
     Read,
-    /// They are copied to the device.
     Copied,
 }
 

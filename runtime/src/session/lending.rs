@@ -26,7 +26,6 @@ enum Unchecked {
 /// How many are looked at one by one, each beside all others.
 const FEW: usize = 8;
 
-/// An input or an output.
 #[derive(Clone, Debug)]
 struct Slot {
     /// `input %x`.
@@ -95,7 +94,6 @@ impl Lending {
         self.slot(port)?.memory
     }
 
-    /// An input or output by its name.
     pub fn name(&self, port: Port) -> String {
         self.slot(port).map_or_else(|| format!("{port:?}"), |slot| slot.name.clone())
     }

@@ -10,13 +10,10 @@ use symmc_ir::Tensor;
 use super::port::Extent;
 use crate::error::RunError;
 
-/// A device of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeviceName {
-    /// The host.
     Host,
-    /// The GPU of this number.
     Gpu(u32),
 }
 
@@ -31,10 +28,8 @@ impl fmt::Display for DeviceName {
 
 /// Bytes of a device, which are there as long as this value is.
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
-    /// Whose they are.
     fn device(&self) -> DeviceName;
 
-    /// Where they are.
     fn extent(&self) -> Extent;
 
     /// Copies data to the bytes from `at` on.
@@ -81,9 +76,7 @@ impl DeviceMemory for Segment {
 /// Bytes of a device, and what keeps them there.
 #[derive(Clone)]
 pub struct Kept {
-    /// The bytes.
     pub extent: Extent,
-    /// What keeps them.
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 

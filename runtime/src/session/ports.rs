@@ -20,7 +20,6 @@ use crate::kernels::Needs;
 /// The program at some sizes.
 #[derive(Clone, Debug)]
 pub struct SizedProgram {
-    /// Everything resolved.
     pub bound: Arc<Bound>,
     /// What ranks compare before a run.
     pub digest: u32,
@@ -59,10 +58,8 @@ struct Location {
 
 /// The device of a session: what the rules of [`Ports`] need of it.
 pub trait PortDevice {
-    /// Its memory.
     type Memory: DeviceMemory;
 
-    /// The inputs and outputs of the session.
     fn ports(&mut self) -> &mut Ports<Self::Memory>;
 
     /// The symmetric arena.
@@ -208,7 +205,6 @@ impl<M> Ports<M> {
         })
     }
 
-    /// The plan.
     pub fn plan(&self) -> &ReadPlan {
         self.executor.plan()
     }
@@ -337,7 +333,6 @@ impl<M> Ports<M> {
         }
     }
 
-    /// All memory of the session's own.
     pub fn memories(&self) -> impl Iterator<Item = &Arc<M>> {
         self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref())
     }
@@ -353,7 +348,6 @@ impl<M> Ports<M> {
         self.renewed[input]
     }
 
-    /// What the caller lends.
     pub fn lending(&self) -> &Lending {
         &self.lending
     }
