@@ -6,9 +6,7 @@ use symmc_ir::{DType, Dim, Graph, Symbol, SymbolId, Table, Type, verify};
 /// A declared type and another that a value has, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// The declared type.
     pub expected: String,
-    /// That of the value.
     pub found: String,
 }
 
@@ -43,8 +41,6 @@ pub fn shown(ty: &Type, symbols: &Table<SymbolId, Symbol>) -> String {
     format!("{}[{}]", ty.dtype, dims.join(", "))
 }
 
-/// A graph that verifies.
-///
 /// # Errors
 /// The first invariants that it breaks.
 pub fn verified(graph: Graph) -> Result<Graph, String> {

@@ -19,7 +19,6 @@ use crate::rule::{Lowered, Stop};
 /// All methods that emit fail where the operands break the typing rule of the op, or extents grow beyond the limits
 /// of [`symmc_ir::dim`].
 pub trait Emit {
-    /// What the reader fails with.
     type Error;
 
     /// The graph that is being built.
@@ -34,17 +33,14 @@ pub trait Emit {
         Stop::Broken(with_symbol_names(&message, &self.builder().graph().symbols))
     }
 
-    /// The type of a value.
     fn ty(&self, v: ValueId) -> &Type {
         self.builder().graph().ty(v)
     }
 
-    /// The dtype of a value.
     fn dtype(&self, v: ValueId) -> DType {
         self.ty(v).dtype
     }
 
-    /// The extents of a value.
     fn shape(&self, v: ValueId) -> Vec<Dim> {
         self.ty(v).shape.clone()
     }
@@ -108,7 +104,6 @@ pub trait Emit {
 
     // Element-wise.
 
-    /// `x` in a dtype.
     fn cast(&mut self, x: ValueId, dtype: DType) -> Lowered<ValueId, Self::Error> {
         if self.dtype(x) == dtype {
             return Ok(x);
@@ -117,7 +112,6 @@ pub trait Emit {
         self.emit_as("cast", Op::Cast, &[x], ty)
     }
 
-    /// One operand, element by element.
     fn unary(&mut self, op: UnaryOp, x: ValueId) -> Lowered<ValueId, Self::Error> {
         self.emit(op.name(), Op::Unary(op), &[x])
     }
@@ -287,7 +281,6 @@ pub trait Emit {
 
     // Views.
 
-    /// The same elements under another shape.
     fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
@@ -321,7 +314,6 @@ pub trait Emit {
         Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
     }
 
-    /// The axes in another order.
     fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Lowered<ValueId, Self::Error> {
         if perm.iter().copied().eq(0..self.rank(x)) {
             return Ok(x);
@@ -338,7 +330,6 @@ pub trait Emit {
         self.permute(x, perm)
     }
 
-    /// `x` broadcast to a shape.
     fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
@@ -687,7 +678,6 @@ pub trait Emit {
     }
 }
 
-/// The number of elements of these extents.
 pub fn product(extents: &[Dim]) -> Dim {
     extents.iter().cloned().fold(Dim::from(1), |a, b| a * b)
 }

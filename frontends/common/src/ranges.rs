@@ -20,12 +20,7 @@ const OPEN: i64 = 1 << 40;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Extent {
     /// Its range, both ends included; an end that is left out stays that of the program.
-    Range {
-        /// The least value.
-        min: Option<i64>,
-        /// The largest value.
-        max: Option<i64>,
-    },
+    Range { min: Option<i64>, max: Option<i64> },
     /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new: in steps, `2*pairs`, or what it
     /// has beyond others, `past + rest`.
     Is(String),
@@ -73,14 +68,11 @@ pub struct Given {
     pub recorded: Vec<Vec<usize>>,
 }
 
-/// A symbol as the file of a program has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Declared {
-    /// Its name in the program.
     pub name: String,
     /// Its name elsewhere, if that is another.
     pub alias: Option<String>,
-    /// The least value.
     pub min: i64,
     /// The largest value, if the file says one.
     pub max: Option<i64>,
@@ -89,7 +81,6 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// For messages.
     fn shown(&self) -> String {
         match &self.alias {
             Some(alias) => format!("{} ({alias})", self.name),
@@ -132,15 +123,11 @@ pub fn identifier(name: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("symbol `{symbol}`: expected {expected}, found {found}")]
 pub struct RangeError {
-    /// The name by which it is told of.
     pub symbol: String,
-    /// What could be said of it.
     pub expected: String,
-    /// What is said.
     pub found: String,
 }
 
-/// The symbols of a program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Settled {
     /// Those that are left.

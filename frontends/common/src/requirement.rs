@@ -52,9 +52,6 @@ pub fn require_at_most(builder: &mut Builder, label: &str, count: &Dim, limit: &
 }
 
 /// Requires two expressions to be equal for the sizes of each run.
-///
-/// # Errors
-/// As [`require_at_most`].
 pub fn require_equal(builder: &mut Builder, label: &str, found: &Dim, expected: &Dim) -> Result<(), String> {
     require_at_most(builder, label, found, expected)?;
     require_at_most(builder, label, expected, found)

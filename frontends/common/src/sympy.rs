@@ -17,10 +17,6 @@ use expr::limited;
 /// Deepest nesting that is read; a bound on the parser's stack.
 const MAX_DEPTH: usize = 100;
 
-/// Parses an expression.
-///
-/// # Errors
-/// One sentence about the first place that cannot be read.
 pub fn parse(text: &str) -> Result<Expr<'_>, String> {
     let mut p = Parser { text, at: 0 };
     let e = p.sum(0)?;
