@@ -23,7 +23,6 @@ const NEW_FILE_MODE: u32 = 0o666;
 pub enum Destination {
     /// Nothing, a file, or a symbolic link: a new file takes its place.
     File,
-    /// A folder.
     Folder,
     /// A device, a pipe, a socket, or a name of an open descriptor, such as `/dev/stdout`.
     Stream,
@@ -145,7 +144,6 @@ fn refuse_folder(path: &Path) -> io::Result<()> {
     if is_folder { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
 }
 
-/// The folder that a path lies in.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

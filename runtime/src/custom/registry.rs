@@ -17,7 +17,6 @@ use crate::error::RunError;
 
 type Kernel = dyn Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync;
 
-/// A registered kernel.
 #[derive(Clone)]
 pub(crate) struct Entry {
     pub signature: Signature,
@@ -31,7 +30,6 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// No kernel.
     pub const fn new() -> Self {
         Registry { entries: BTreeMap::new() }
     }

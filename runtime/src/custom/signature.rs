@@ -32,12 +32,10 @@ impl Signature {
         self
     }
 
-    /// Positions of the operands that it reads of peers.
     pub fn reads(&self) -> &[usize] {
         &self.reads
     }
 
-    /// Positions of the results that it writes of peers.
     pub fn writes(&self) -> &[usize] {
         &self.writes
     }

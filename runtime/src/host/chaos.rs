@@ -23,7 +23,6 @@ enum Delay {
 }
 
 impl Chaos {
-    /// The delays of `rank` under `seed`.
     pub fn new(seed: u64, rank: u32) -> Self {
         Chaos { seed: mix(seed ^ mix(u64::from(rank) + 1)) }
     }

@@ -17,7 +17,6 @@ use symmc_control::{Control, Domain, Segment, Spin, Waiter};
 use super::chaos::Chaos;
 use crate::error::RunError;
 
-/// How a rank communicates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommConfig {
     /// The longest wait for peers.
@@ -31,7 +30,6 @@ pub struct CommConfig {
 }
 
 impl CommConfig {
-    /// Suitable for `ranks` ranks on this machine.
     pub fn new(ranks: u32, limit: Duration) -> Self {
         CommConfig { limit, chaos: None, spin: Spin::for_threads(ranks as usize), first: 0 }
     }
@@ -64,7 +62,6 @@ pub(super) struct GroupState {
 }
 
 impl Comm {
-    /// The communicator of `rank` in `domain`.
     pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
         let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
         if rank >= ranks || domain.arenas.len() != ranks as usize {
@@ -88,12 +85,10 @@ impl Comm {
         })
     }
 
-    /// The rank.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.domain.control.ranks()
     }
@@ -113,7 +108,6 @@ impl Comm {
         &self.domain.arenas[self.rank as usize]
     }
 
-    /// The control words of the run.
     pub fn control(&self) -> &Control {
         &self.domain.control
     }

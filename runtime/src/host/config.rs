@@ -37,7 +37,6 @@ pub enum LaneThreads {
     /// One runs all steps in the order of the plan.
     #[default]
     One,
-    /// One for each lane.
     Each,
 }
 

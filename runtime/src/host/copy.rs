@@ -3,7 +3,6 @@
 //! Results that are too large for the caches are stored around them (non-temporal stores): the processor
 //! then does not read the destination first.
 
-/// How a result is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stores {
     /// Through the caches.

@@ -30,7 +30,6 @@ unsafe impl Send for ResolvedRun {}
 // SAFETY: as above; runs follow each other.
 unsafe impl Sync for ResolvedRun {}
 
-/// A run to be done.
 pub(super) struct PendingRun {
     pub number: u64,
     pub resolved: Arc<ResolvedRun>,
@@ -84,7 +83,6 @@ impl QueueState {
         }
     }
 
-    /// Does one run.
     fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
         let kept = self.progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));

@@ -15,13 +15,9 @@ use crate::error::{DataFault, RunError};
 pub(super) struct StepInfo<'a> {
     /// The index of the step in its bucket.
     pub step: usize,
-    /// The name of its node.
     pub node: &'a str,
-    /// Its op, for people.
     pub op: &'a str,
-    /// The ranks of this rank's cell, in the order of the group.
     pub cell: &'a [u32],
-    /// The index of the group.
     pub group: usize,
 }
 
@@ -158,7 +154,6 @@ impl<'a> Rendezvous<'a> {
         Ok(unsafe { arena.as_ptr().add(offset) })
     }
 
-    /// An error of this step.
     #[cold]
     pub fn fail(&self, detail: String) -> RunError {
         step_error(self.comm, &self.info, detail)

@@ -51,15 +51,11 @@ impl SessionRank {
         SessionRank::new(joined, config.comm(plan.ranks))
     }
 
-    /// What the rank communicates by.
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
     /// As [`JoinedRank::start`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn start(&self) -> Result<(), RunError> {
         self.joined.start()
     }
@@ -70,25 +66,16 @@ impl SessionRank {
     }
 
     /// As [`JoinedRank::alive`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn alive(&self) -> Result<(), RunError> {
         self.joined.alive()
     }
 
     /// As [`JoinedRank::send_answer`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
         self.joined.send_answer(answer)
     }
 
     /// As [`JoinedRank::conclude`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
         self.joined.conclude(result)
     }

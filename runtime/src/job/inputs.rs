@@ -19,10 +19,8 @@ use symmc_support::{Backing, Part};
 use crate::error::RunError;
 use crate::exec::{InputData, InputSource};
 
-/// A file as the launcher found it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct FileStamp {
-    /// Its size.
     pub bytes: usize,
     /// When it was last written, in seconds and nanoseconds.
     pub modified: Option<(i64, i64)>,
@@ -116,7 +114,6 @@ pub(super) enum PlacedInput<'a> {
 }
 
 impl PlacedInput<'_> {
-    /// Its data.
     pub fn data(&self) -> InputData<'_> {
         match self {
             PlacedInput::Memory(bytes) => InputData::Memory(bytes),
@@ -130,7 +127,6 @@ impl PlacedInput<'_> {
 pub(super) struct TensorInput(Arc<Tensor>);
 
 impl TensorInput {
-    /// This tensor.
     pub fn new(tensor: &Arc<Tensor>) -> TensorInput {
         TensorInput(tensor.clone())
     }

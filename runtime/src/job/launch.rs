@@ -27,7 +27,6 @@ pub struct PlanText {
     plan: String,
     /// The value of each symbol of the imported program, by id.
     bindings: Vec<Option<i64>>,
-    /// How it runs.
     pub config: HostConfig,
 }
 
@@ -111,16 +110,11 @@ impl PlanText {
         }
     }
 
-    /// The plan.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub fn read_plan(&self) -> Result<ReadPlan, RunError> {
         let plan = Plan::from_json(&self.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
         ReadPlan::read(Arc::new(plan)).map_err(unread_plan)
     }
 
-    /// The values of the imported program's symbols.
     pub fn bindings(&self) -> Bindings {
         let mut bindings = Bindings::new();
         for (id, value) in self.bindings.iter().enumerate() {
@@ -130,9 +124,6 @@ impl PlanText {
     }
 
     /// Joins the other ranks that were told the same.
-    ///
-    /// # Errors
-    /// As [`LaunchedRank::join`].
     pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank, RunError> {
         let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
         let joined = rank.join(plan_subject(plan), &terms, locate_steps(plan))?;

@@ -16,7 +16,6 @@ pub(super) struct TensorSlot {
 }
 
 impl TensorSlot {
-    /// The tensor with these bytes.
     pub fn tensor(&self, data: Vec<u8>) -> Result<Tensor, RunError> {
         Tensor::new(self.dtype, self.shape.clone(), data)
             .ok_or_else(|| RunError::system("reading an output", "its size does not fit its shape"))

@@ -18,7 +18,6 @@ use symmc_control::{JoinedRank, Membership, Term, Watched};
 /// A run of a plan on all its ranks.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
-    /// The plan.
     pub plan: &'a CheckedPlan,
     /// The values of the imported program's symbols.
     pub bindings: Bindings,
@@ -28,7 +27,6 @@ pub struct Job<'a> {
     pub repeats: u32,
     /// The last run goes step by step, and the times of the steps are written to this file.
     pub trace: Option<PathBuf>,
-    /// How it runs.
     pub config: HostConfig,
 }
 
@@ -56,7 +54,6 @@ pub struct RankJob<'a> {
     pub trace: Option<PathBuf>,
     /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
     pub settings: &'a [Term],
-    /// How it runs.
     pub config: HostConfig,
 }
 

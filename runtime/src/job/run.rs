@@ -21,11 +21,9 @@ use crate::session::{DeviceName, DeviceSession, Extent, Port};
 pub struct SessionRequest<'a> {
     /// The rank, which the session runs as and leaves to the job.
     pub rank: &'a Arc<SessionRank>,
-    /// The plan.
     pub plan: &'a ReadPlan,
     /// The values of the imported program's symbols, the only ones that the session runs with.
     pub bindings: &'a Bindings,
-    /// How it runs.
     pub config: &'a HostConfig,
 }
 

@@ -47,11 +47,9 @@ impl<'a> View<'a> {
         debug_assert!(aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
         View { dtype, shape, strides, ptr, memory: PhantomData }
     }
-    /// The dtype.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// The extent of each axis.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
@@ -59,7 +57,6 @@ impl<'a> View<'a> {
     pub fn strides(&self) -> &'a [isize] {
         self.strides
     }
-    /// The first element.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
@@ -75,7 +72,6 @@ impl<'a> ViewMut<'a> {
         // SAFETY: by the caller.
         ViewMut { view: unsafe { View::new(dtype, shape, strides, ptr) }, memory: PhantomData }
     }
-    /// The first element.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.view.ptr.cast_mut()
     }
