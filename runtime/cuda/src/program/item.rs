@@ -12,7 +12,6 @@ use crate::program::order::StreamStep;
 /// A piece of work: which of which step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place {
-    /// The step.
     pub step: usize,
     /// Its number among the work of the step.
     pub number: usize,
@@ -123,7 +122,6 @@ impl PortUses {
         (!found.by_library).then_some(&found.places)
     }
 
-    /// How many ports there are.
     pub fn count(&self) -> usize {
         self.0.len()
     }

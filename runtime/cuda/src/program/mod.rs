@@ -40,15 +40,10 @@ pub use self::item::{Nodes, Place};
 /// What a program runs with on its rank.
 #[derive(Debug)]
 pub struct Parts<'a> {
-    /// The GPU.
     pub device: &'a Arc<Device>,
-    /// Where everything lies.
     pub addresses: &'a AddressMap,
-    /// The peers' memory.
     pub peers: &'a Peers,
-    /// What compute steps are lowered for.
     pub machine: &'a Machine,
-    /// The communicators of the library's own collectives.
     pub nccl: &'a Communicators,
     /// How algorithms of matrix products are chosen; the heuristic's first without.
     pub search: Option<&'a Search<'a>>,
@@ -86,13 +81,11 @@ impl std::fmt::Debug for Settled {
 /// A program that is compiled and loaded.
 pub struct DeviceProgram {
     steps: Vec<LoadedStep>,
-    /// Where data can be out of range.
     assertions: Assertions,
     /// Memory for one matrix product at a time.
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
     settled: Settled,
-    /// How many pieces of work it has.
     pieces: usize,
     uses: PortUses,
 }
@@ -169,7 +162,6 @@ impl DeviceProgram {
         Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
     }
 
-    /// What was chosen for it.
     pub fn settled(&self) -> &Settled {
         &self.settled
     }
@@ -188,7 +180,6 @@ impl DeviceProgram {
         lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(bases, lanes, nccl)))
     }
 
-    /// Where data can be out of range.
     pub fn assertions(&self) -> &Assertions {
         &self.assertions
     }
