@@ -9,9 +9,7 @@ use crate::error::CudaError;
 /// The start of each memory that a place can name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AddressMap {
-    /// The ordinary arena.
     pub ordinary: Address,
-    /// This rank's symmetric arena.
     pub symmetric: Address,
     /// The memory of each input: its port, or its place in the symmetric arena if the plan holds it there.
     inputs: Vec<DevicePtr>,
@@ -66,7 +64,6 @@ impl AddressMap {
         }
     }
 
-    /// The first element of a value.
     pub fn at(&self, value: &Located) -> DevicePtr {
         self.start(value.space) + value.offset as u64
     }

@@ -20,25 +20,18 @@ pub enum Command {
     Nccl(NcclCall),
     /// Copies bytes; the two ranges do not overlap.
     Copy {
-        /// Where to.
         to: DevicePtr,
-        /// Where from.
         from: DevicePtr,
-        /// How many.
         bytes: usize,
     },
     /// Stores a word.
     Store {
         /// Where, at a multiple of 4.
         at: DevicePtr,
-        /// What.
         word: u32,
     },
-    /// Sets bytes to zero.
     Zero {
-        /// Where.
         at: DevicePtr,
-        /// How many.
         bytes: usize,
     },
 }

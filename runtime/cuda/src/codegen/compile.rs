@@ -27,7 +27,6 @@ pub struct Source {
 }
 
 impl Source {
-    /// No code.
     pub fn new() -> Source {
         Source::default()
     }
@@ -56,12 +55,10 @@ impl Source {
         name
     }
 
-    /// Whether there is no function.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// The names of the functions.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.functions.keys().map(String::as_str)
     }

@@ -24,7 +24,6 @@ pub struct Lowered {
     /// What is done in the place of each step.
     pub(crate) work: Vec<Vec<Command>>,
     pub(crate) source: Source,
-    /// Where data can be out of range.
     pub(crate) assertions: Assertions,
 }
 
@@ -45,9 +44,6 @@ impl Lowered {
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The
     /// symmetric arena of rank `r` is at `addresses.symmetric` and `r` × 2^36 bytes.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn dry(
         bound: &Arc<Bound>,
         ranks: u32,
@@ -63,7 +59,6 @@ impl Lowered {
         agreement::words(list, &self.work)
     }
 
-    /// What is done in the place of each step.
     pub fn work(&self) -> &[Vec<Command>] {
         &self.work
     }

@@ -29,7 +29,6 @@ use crate::nccl::by_library;
 pub struct Refusal {
     /// The name of its first result.
     pub node: String,
-    /// Its op.
     pub op: String,
     /// Why: what was found and what was expected.
     pub reason: String,

@@ -55,7 +55,6 @@ impl<'a> Running<'a> {
         Ok(Running { me, ..running })
     }
 
-    /// The parameters that all kernels share.
     pub fn group(&self) -> GroupParams {
         let peers = self.peers;
         let control = peers.arena.next_multiple_of(control::PAGE) + control::flags_at(self.bound.group);

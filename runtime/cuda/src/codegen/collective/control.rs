@@ -49,7 +49,6 @@ pub struct Control {
 }
 
 impl Control {
-    /// Its bytes.
     pub fn bytes(&self) -> usize {
         let staging = 2 * self.exchanging * MAX_BLOCKS * self.staged;
         (self.staging_at() + staging).next_multiple_of(PAGE)
@@ -145,7 +144,6 @@ pub struct Missed {
 pub struct Unfit {
     /// The number of the program in its session, modulo 256.
     pub program: u8,
-    /// The step.
     pub step: usize,
     /// The rank whose sizes they are.
     pub rank: u32,

@@ -103,9 +103,7 @@ plain! {
     /// Of all-to-alls with sizes on the device.
     #[derive(PartialEq, Debug, Default)]
     pub(super) struct SplitsParams extends GroupParams as base {
-        /// The operands.
         pub from: [DevicePtr; MAX_RANKS],
-        /// The result.
         pub to: DevicePtr,
         /// The table of each number: `[block][sender][receiver]`.
         pub sizes: [Address; MAX_RANKS],

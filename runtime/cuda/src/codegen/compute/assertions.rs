@@ -8,7 +8,6 @@ use symmc_runtime::kernels::KernelError;
 /// A device-side assertion: a place in the program where data can be out of range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assertion {
-    /// The step.
     pub step: usize,
     /// What data can do there.
     pub fault: Fault,
@@ -20,10 +19,7 @@ pub enum Fault {
     /// Index beyond an axis.
     Index(Indexed),
     /// End a group before the one in front of it, or beyond so many rows.
-    GroupEnd {
-        /// The rows.
-        rows: usize,
-    },
+    GroupEnd { rows: usize },
     /// Divide an integer by zero.
     Divisor,
 }
@@ -33,18 +29,15 @@ pub enum Fault {
 pub struct Indexed {
     /// The axis of the first operand.
     pub axis: usize,
-    /// Its extent.
     pub extent: usize,
 }
 
-/// The assertions of a program.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Assertions {
     list: Vec<Assertion>,
 }
 
 impl Assertions {
-    /// No assertions.
     pub fn new() -> Assertions {
         Assertions::default()
     }

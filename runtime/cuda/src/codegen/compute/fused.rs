@@ -41,7 +41,6 @@ impl Candidates {
 /// Memory that is set before kernels and the library are timed: so that all columns are seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filled {
-    /// Where it begins.
     pub at: DevicePtr,
     /// How long it is.
     pub bytes: usize,

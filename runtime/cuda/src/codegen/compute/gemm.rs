@@ -21,7 +21,6 @@ use crate::error::{CudaError, trust_loader_path};
 /// A matrix of a product: `[rows, columns]` with one unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Matrix {
-    /// The first element.
     pub at: DevicePtr,
     /// Elements between neighbours along the axis without unit stride.
     pub step: usize,
@@ -44,7 +43,6 @@ pub enum Order {
 /// f32 (f64 for f64), without TF32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
-    /// The dtype of all three.
     pub dtype: DType,
     /// Rows of the result.
     pub m: usize,
@@ -54,16 +52,13 @@ pub struct Gemm {
     pub k: usize,
     /// The number of products.
     pub batch: usize,
-    /// The left operand.
     pub a: Matrix,
-    /// The right operand.
     pub b: Matrix,
     /// The result; its rows are contiguous.
     pub c: Matrix,
 }
 
 impl Gemm {
-    /// The pointers to the matrices.
     pub(crate) fn pointers(&self) -> [DevicePtr; 3] {
         [self.a.at, self.b.at, self.c.at]
     }
@@ -173,7 +168,6 @@ impl GemmPlanner {
         Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
     }
 
-    /// The version of the library.
     pub(crate) fn version(&self) -> usize {
         // SAFETY: the library is there; it only tells its version.
         unsafe { sys::cublasLtGetVersion() }
@@ -286,7 +280,6 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The product.
     pub(crate) fn gemm(&self) -> Gemm {
         self.gemm
     }

@@ -18,9 +18,7 @@ pub struct Operation<'a> {
     pub index: usize,
     /// The op; the dims of its attributes are numbers.
     pub op: &'a Op,
-    /// Its operands.
     pub operands: &'a [Located],
-    /// Its results.
     pub results: &'a [Located],
 }
 

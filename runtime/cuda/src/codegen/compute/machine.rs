@@ -16,7 +16,6 @@ const STATIC_SHARED: usize = 2048;
 /// What compute steps are lowered for.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
-    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// The peak bandwidth of its memory in GB/s; 0 where nobody knows.
     pub bandwidth: u32,
@@ -33,7 +32,6 @@ pub struct Machine {
     pub wgmma: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
-    /// Who computes attention.
     pub attention: Attentions,
 }
 
@@ -51,7 +49,6 @@ impl Machine {
         attention: Attentions::Kernels,
     };
 
-    /// A device, without any memory.
     pub fn of(device: &Device) -> Machine {
         Machine {
             multiprocessors: device.multiprocessors(),

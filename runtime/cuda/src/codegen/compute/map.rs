@@ -61,14 +61,12 @@ pub(super) enum Statement<'a> {
 }
 
 impl Statement<'_> {
-    /// The type of the value.
     pub fn kind(&self) -> &'static str {
         match self {
             Statement::Load { kind, .. } | Statement::Computed { kind, .. } => kind,
         }
     }
 
-    /// The bytes of the value.
     pub fn bytes(&self) -> usize {
         size(self.kind())
     }
@@ -126,7 +124,6 @@ impl Map {
         self.push(Def::Computed(kind, expression))
     }
 
-    /// Stores a value.
     pub fn store(&mut self, at: DevicePtr, strides: Strides, value: Val) {
         self.stores.push(Store { at, strides, value });
     }

@@ -61,9 +61,6 @@ pub(super) fn lower(
 }
 
 /// What steps do on the device, as one kernel.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
@@ -155,9 +152,6 @@ pub(super) struct OfProduct {
 }
 
 /// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.
-///
-/// # Errors
-/// As [`super::lower`].
 pub(super) fn of_product(
     step: &Operation<'_>,
     product: &Located,

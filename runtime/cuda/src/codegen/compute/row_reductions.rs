@@ -29,9 +29,6 @@ use crate::error::CudaError;
 const KEPT_BYTES: [usize; 2] = [192, 96];
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let reduces = |step: &&Operation<'_>| matches!(step.op, Op::Reduce { .. });
     let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])

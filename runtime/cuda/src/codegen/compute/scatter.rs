@@ -110,9 +110,6 @@ pub(super) fn put(
 }
 
 /// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
     for step in steps {

@@ -50,7 +50,6 @@ pub struct Search<'a> {
     pub exchange: &'a dyn Exchange,
     /// How to choose; measured if all ranks say so.
     pub products: Products,
-    /// The GPU.
     pub device: &'a Device,
     /// Where products are timed.
     pub stream: &'a Stream,

@@ -84,7 +84,6 @@ impl Arrangement<'_> {
 /// What a kernel does with the sums of all its products at one position: its epilogue.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Epilogue {
-    /// What stands in front of the kernel.
     pub layouts: String,
     /// Parameters of the kernel, as CUDA C declares them.
     pub declared: Vec<String>,

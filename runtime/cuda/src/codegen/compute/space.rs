@@ -8,7 +8,6 @@ use crate::device::launch::DevicePtr;
 /// One axis of one operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Axis {
-    /// Its extent.
     pub n: usize,
     /// The distance of neighbours, in elements.
     pub stride: isize,

@@ -26,19 +26,15 @@ pub(super) const MMA: &str = include_str!("kernels/mma.cuh");
 pub(super) const WGMMA: &str = include_str!("kernels/wgmma.cuh");
 /// MMA instructions by dtype.
 pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
-/// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
-/// The gradients of attention.
 pub(super) const ATTENTION_GRADIENT: &str = include_str!("kernels/attention_gradient.cuh");
 /// Attention by tensor cores.
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
 /// Attention of few rows, as decoding has it.
 pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
-/// Rotary position embeddings.
 pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
 /// Stores at positions that are data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
-/// Sorting.
 pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
 
 /// The type of a stored element.
