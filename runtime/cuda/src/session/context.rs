@@ -158,7 +158,6 @@ impl ExecutionContext {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// What it takes of the device.
     pub fn taken(&self) -> Taken {
         let bytes: Vec<usize> = self.resources._memory.iter().map(Memory::len).collect();
         let [ordinary, words] = [0, 1].map(|at| bytes.get(at).copied().unwrap_or(0));

@@ -154,7 +154,6 @@ impl CudaSession {
         ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
     }
 
-    /// The GPU.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

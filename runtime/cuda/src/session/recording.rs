@@ -69,7 +69,6 @@ pub(super) struct Recording {
     memory: Vec<Arc<Memory>>,
 }
 
-/// Copies on a stream.
 fn copy(moves: &[Move], stream: &Stream) -> Result<(), CudaError> {
     // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
     moves.iter().try_for_each(|m| unsafe { stream.copy(m.to, m.from, m.bytes) })
@@ -188,7 +187,6 @@ impl Recording {
         Some(far)
     }
 
-    /// How many copies there are in a run.
     pub fn copied(&self) -> usize {
         self.key.moves.iter().map(Vec::len).sum()
     }

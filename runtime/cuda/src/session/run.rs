@@ -345,7 +345,6 @@ impl CudaSession {
         self.failure.insert(error).clone()
     }
 
-    /// Waits until all runs have ended.
     pub(super) fn until_idle(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
         if !self.flight.pending {
             return self.look().map(drop);
