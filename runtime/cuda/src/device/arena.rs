@@ -106,7 +106,6 @@ impl SymmetricArena {
         Ok(SymmetricArena { memory: Arc::new(Shared::Mapped { _mappings: mappings }), addresses, rank, len })
     }
 
-    /// Who allocated it.
     pub fn source(&self) -> ArenaSource {
         match *self.memory {
             Shared::Mapped { .. } => ArenaSource::Vmm,
@@ -114,12 +113,10 @@ impl SymmetricArena {
         }
     }
 
-    /// Where this rank's memory starts.
     pub fn address(&self) -> Address {
         self.addresses[self.rank]
     }
 
-    /// Where each rank's memory starts, as this rank maps it.
     pub fn addresses(&self) -> Vec<Address> {
         self.addresses.clone()
     }
@@ -129,7 +126,6 @@ impl SymmetricArena {
         self.len
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -33,15 +33,12 @@ pub enum ComputeMode {
 pub struct Gpu {
     /// Its number among the GPUs that this process sees.
     pub ordinal: u32,
-    /// Its product name.
     pub name: String,
     /// The compute capability, major and minor.
     pub capability: [u32; 2],
-    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory: u64,
-    /// Who may have contexts on it.
     pub mode: ComputeMode,
     /// Whether processes can pass its memory to each other as file descriptors.
     pub shares: bool,
@@ -56,7 +53,6 @@ pub struct Gpu {
 pub struct Machine {
     /// The version of CUDA that the driver offers, major and minor.
     pub cuda: [u32; 2],
-    /// Its GPUs, by number.
     pub gpus: Vec<Gpu>,
 }
 

@@ -22,7 +22,6 @@ pub enum Start {
     Dependent,
 }
 
-/// The launch of a kernel.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Kernel {
     /// The name of the function, unmangled.
@@ -36,7 +35,6 @@ pub struct Kernel {
     pub cluster: u32,
     /// Bytes of dynamic shared memory; above 48 KiB the function is allowed it when it is loaded.
     pub shared: u32,
-    /// The parameters, in order.
     pub params: Vec<Param>,
 }
 
@@ -47,7 +45,6 @@ impl Kernel {
         Kernel { entry, grid, block, cluster: 1, shared: 0, params }
     }
 
-    /// The pointers to ports.
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
         self.params.iter().flat_map(Param::ports)
     }
@@ -222,7 +219,6 @@ impl PlainParam {
         &self.words
     }
 
-    /// Which words are pointers to ports.
     pub fn ports(&self) -> &[(u32, DevicePtr)] {
         &self.ports
     }
@@ -249,7 +245,6 @@ impl Param {
         Param::Value(PlainParam { words, ports })
     }
 
-    /// The pointers to ports.
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
         let (words, map) = match self {
             Param::Value(plain) => (&plain.ports[..], None),
@@ -296,7 +291,6 @@ const COLUMNS: u32 = 64;
 pub struct TensorMap {
     /// The first element, at a multiple of 16.
     at: DevicePtr,
-    /// How many rows there are.
     rows: u64,
     /// How many columns.
     columns: u64,

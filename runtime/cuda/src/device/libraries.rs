@@ -19,7 +19,6 @@ use crate::device::driver;
 use crate::error::CudaError;
 use crate::nccl as comms;
 
-/// A library that is there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     /// Its version, as its vendor writes it.
@@ -38,7 +37,6 @@ impl Found {
 /// Why no library can be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unusable {
-    /// What was found.
     pub found: String,
     /// What to do.
     pub remedy: String,
@@ -66,7 +64,6 @@ impl From<CudaError> for Unusable {
 pub struct Library {
     /// What its vendor calls it.
     pub name: &'static str,
-    /// What was found, or why nothing was.
     pub found: Result<Found, Unusable>,
 }
 
@@ -125,7 +122,6 @@ pub fn cudnn() -> Result<Found, Unusable> {
 /// NCCL, and what symmc makes of its version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FoundNccl {
-    /// The library.
     pub library: Found,
     /// Whether it has collectives by copy engines.
     pub copy_engines: bool,

@@ -35,11 +35,8 @@ pub struct DevicePtr(u64);
 /// What a [`DevicePtr`] points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PtrTarget {
-    /// An address.
     Fixed(Address),
-    /// A byte of an input or output.
     Port {
-        /// The number of the port.
         port: u32,
         /// Bytes from its base.
         offset: u64,
@@ -55,7 +52,6 @@ impl DevicePtr {
         (port < MAX_PORTS).then_some(DevicePtr(PORT_TAG | (port as u64) << OFFSET_BITS))
     }
 
-    /// What it points to.
     pub fn target(self) -> PtrTarget {
         if self.0 & PORT_TAG == 0 {
             return PtrTarget::Fixed(self.0);

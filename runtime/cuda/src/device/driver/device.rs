@@ -187,7 +187,6 @@ impl Device {
         self.ordinal
     }
 
-    /// Its product name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -297,7 +296,6 @@ pub fn version() -> Result<[u32; 2], CudaError> {
 /// Whose memory an address is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// A GPU's, by its number.
     Gpu(u32),
     /// The host's, or nobody's.
     Host,

@@ -16,7 +16,6 @@ use super::stream::{Params, Stream};
 use crate::device::launch::{Address, Kernel, PortBases};
 use crate::error::{CudaError, checked};
 
-/// A node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node(sys::CUgraphNode);
 
@@ -228,9 +227,7 @@ impl Node {
 pub struct Copied {
     /// Whether an end of it is memory of the host.
     pub host: bool,
-    /// Where to, on the device.
     pub to: Address,
-    /// Where from, on the device.
     pub from: Address,
     /// How many bytes.
     pub bytes: usize,

@@ -30,22 +30,18 @@ impl Memory {
         Ok(Memory { device: device.clone(), at, len })
     }
 
-    /// The GPU.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The first byte.
     pub fn address(&self) -> Address {
         self.at
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -100,12 +96,10 @@ impl Pinned {
         self.at.addr() as Address
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -24,7 +24,6 @@ const IDLE_BYTES: usize = 64 << 20;
 
 static MODULES: LazyLock<SharedModules<ModuleHandle>> = LazyLock::new(|| SharedModules::new(IDLE_BYTES));
 
-/// The driver's handle of a module.
 #[derive(Clone, Copy, Debug)]
 struct ModuleHandle(sys::CUmodule);
 
@@ -118,7 +117,6 @@ impl Drop for Module {
 pub struct Function(sys::CUfunction);
 
 impl Function {
-    /// The driver's handle.
     pub(super) fn handle(self) -> sys::CUfunction {
         self.0
     }

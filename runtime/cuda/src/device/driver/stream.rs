@@ -35,13 +35,11 @@ impl LentStream {
         LentStream(stream.cast())
     }
 
-    /// The driver's handle.
     pub(crate) fn handle(self) -> sys::CUstream {
         self.0
     }
 }
 
-/// A sequence of device work.
 #[derive(Debug)]
 pub struct Stream {
     pub(super) device: Arc<Device>,
@@ -86,7 +84,6 @@ impl Stream {
         Stream { device: device.clone(), handle: stream.handle(), lent: true }
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> sys::CUstream {
         self.handle
     }

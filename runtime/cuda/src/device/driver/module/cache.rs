@@ -12,7 +12,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// What identifies loaded code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CodeKey {
-    /// The number of the GPU.
     pub gpu: u32,
     /// The id of the GPU's context, unique within the process.
     pub context: u64,
