@@ -7,9 +7,7 @@ use crate::error::CudaError;
 
 /// How ranks tell each other small things before they share memory. All ranks call in the same order.
 pub trait Exchange {
-    /// This rank.
     fn rank(&self) -> u32;
-    /// The number of ranks.
     fn ranks(&self) -> u32;
     /// Every rank's bytes, by rank. All ranks give equally many.
     ///

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct BenchConfig {
     /// The larger side of each collective, in bytes.
     pub bytes: Vec<usize>,
-    /// The type of the elements.
     pub dtype: String,
     /// Replays of each graph that count.
     pub replays: usize,
@@ -55,9 +54,7 @@ impl BenchConfig {
 /// One measured case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// The collective's name.
     pub collective: String,
-    /// The variant's name.
     pub variant: String,
     /// Of a variant whose exit barrier can be dropped: whether it was kept.
     pub exit: Option<bool>,
@@ -81,7 +78,6 @@ pub struct Measurements {
     pub multiprocessors: u32,
     /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
     pub copies: Vec<(usize, [f64; 3])>,
-    /// Collectives.
     pub collectives: Vec<Measured>,
     /// All-reduces with a residual and a norm.
     pub norms: Vec<MeasuredNorm>,
@@ -94,7 +90,6 @@ pub struct MeasuredNorm {
     pub rows: usize,
     /// Elements of a row.
     pub hidden: usize,
-    /// How.
     pub how: How,
     /// Microseconds: least, median, most. `None` if it cannot run.
     pub us: Option<[f64; 3]>,

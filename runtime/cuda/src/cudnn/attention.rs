@@ -21,9 +21,7 @@ pub struct Tensor {
 pub struct Bias {
     /// The first element.
     pub at: DevicePtr,
-    /// Its type.
     pub dtype: DType,
-    /// Its extents.
     pub extents: [i64; 4],
     /// Elements between neighbours.
     pub strides: [i64; 4],
@@ -80,11 +78,8 @@ pub struct Attention {
     pub band: Band,
     /// What is added to the scores.
     pub bias: Option<Bias>,
-    /// The queries.
     pub q: Tensor,
-    /// The keys.
     pub k: Tensor,
-    /// The values.
     pub v: Tensor,
     /// The result; an operand of the gradients.
     pub r: Tensor,
@@ -155,7 +150,6 @@ impl Attention {
         }
     }
 
-    /// All pointers.
     pub(crate) fn pointers(&self) -> impl Iterator<Item = DevicePtr> {
         let tensors = [self.q, self.k, self.v, self.r].map(|tensor| tensor.at);
         let gradients = self
@@ -180,7 +174,6 @@ impl Attention {
         (0..count).map(|number| self.part(number, count)).collect()
     }
 
-    /// Part `number` of so many.
     fn part(&self, number: usize, count: usize) -> Attention {
         if count == 1 {
             return *self;

@@ -87,7 +87,6 @@ impl Planner {
         Ok(Planner { context: Arc::new(context), plans: Mutex::default() })
     }
 
-    /// The version of the library.
     pub(crate) fn version(&self) -> usize {
         self.context.cudnn.version
     }
@@ -240,7 +239,6 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The attention.
     pub(crate) fn attention(&self) -> &Attention {
         &self.attention
     }

@@ -71,7 +71,6 @@ functions! {
     execute = "cudnnBackendExecute"(Handle, Handle, Handle) -> Status;
 }
 
-/// A loaded library.
 pub(super) struct Cudnn {
     pub functions: Functions,
     pub version: usize,

@@ -30,9 +30,7 @@ use crate::exchange::Exchange;
 
 /// What communicators are made with.
 pub struct Making<'a> {
-    /// The ranks of the run.
     pub exchange: &'a dyn Exchange,
-    /// The GPU of this rank.
     pub device: &'a Arc<Device>,
     /// This rank's symmetric arena: where it starts and its bytes, as many on all ranks. All of them are zero.
     pub arena: (Address, usize),
@@ -217,7 +215,6 @@ impl Communicators {
         made.map(|m| m.comm).ok_or_else(missing)
     }
 
-    /// The library, which there is where there are calls.
     pub(super) fn library(&self) -> Result<&'static Nccl, CudaError> {
         self.library.ok_or_else(|| CudaError::Unsupported("a call of NCCL without a communicator".into()))
     }

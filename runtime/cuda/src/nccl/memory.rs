@@ -66,12 +66,10 @@ impl WindowMemory {
         Ok(memory)
     }
 
-    /// Where each rank's memory starts, as this rank maps it.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// The bytes of each rank's memory.
     pub fn bytes(&self) -> usize {
         self.len
     }
