@@ -110,9 +110,6 @@ impl DeviceProgram {
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn of_work(
         list: &[BoundStep],
         lowered: Vec<Vec<Command>>,
@@ -167,9 +164,6 @@ impl DeviceProgram {
     }
 
     /// Records `runs` runs, one after another, into one graph.
-    ///
-    /// # Errors
-    /// The driver refuses a launch.
     pub fn record(
         &self,
         bases: PortBases<'_>,
@@ -186,9 +180,6 @@ impl DeviceProgram {
 
     /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
     /// there begins after it.
-    ///
-    /// # Errors
-    /// The driver refuses a launch, or a library the addresses.
     pub fn enqueue(
         &self,
         bases: PortBases<'_>,
@@ -236,9 +227,6 @@ impl DeviceProgram {
     /// Puts one run on the streams, not as a graph, with an event before and after each step. What lies between
     /// the two events of a step is its time on the device; steps begin later than in a graph, because the host
     /// launches them one by one.
-    ///
-    /// # Errors
-    /// The driver refuses a launch.
     pub fn enqueue_timed(
         &self,
         bases: PortBases<'_>,
