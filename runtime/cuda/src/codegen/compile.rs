@@ -63,7 +63,6 @@ impl Source {
         self.functions.keys().map(String::as_str)
     }
 
-    /// The text that is compiled.
     pub fn text(&self) -> String {
         let mut out = String::new();
         self.preludes.iter().for_each(|p| out.push_str(p));
@@ -77,9 +76,6 @@ impl Source {
 }
 
 /// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
-///
-/// # Errors
-/// NVRTC is not there, or refuses the code.
 pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, CudaError> {
     let version = version()?;
     let text = source.text();
@@ -102,9 +98,6 @@ pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, Cud
 pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
 
 /// The version of NVRTC, major and minor.
-///
-/// # Errors
-/// It is not there.
 pub(crate) fn version() -> Result<[i32; 2], CudaError> {
     trust_loader_path("libnvrtc.so")?;
     // SAFETY: tries to load the library; nothing else.
@@ -122,9 +115,6 @@ pub(crate) fn version() -> Result<[i32; 2], CudaError> {
 }
 
 /// The same as a text, and one of the library's functions.
-///
-/// # Errors
-/// It is not there.
 pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
     let [major, minor] = version()?;
     // SAFETY: the function is only looked up.

@@ -28,10 +28,6 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers the steps of a rank.
-    ///
-    /// # Errors
-    /// A step has no form on a GPU.
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
         let at = |value: &_| setting.addresses.at(value);
         let mut l = Lowering::new(&at, setting.machine);
@@ -69,10 +65,6 @@ impl Lowered {
     }
 }
 
-/// Lowers a step of a rank.
-///
-/// # Errors
-/// The step has no form on a GPU.
 pub(crate) fn lower_step(
     rank: u32,
     step: &BoundStep,

@@ -76,9 +76,6 @@ fn distinct(refusals: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
 }
 
 /// Whether GPUs run all steps of a plan: those that symmc has kernels for, and no custom op.
-///
-/// # Errors
-/// The first step that they do not run, and why.
 pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
     expect_kernels(plan, &Registry::new())?;
     match refusals(plan, gpus).into_iter().next() {

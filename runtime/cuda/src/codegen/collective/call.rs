@@ -12,7 +12,6 @@ use super::peers::Peers;
 use crate::device::launch::{Address, DevicePtr};
 use crate::error::CudaError;
 
-/// One collective of one rank.
 pub(super) struct Running<'a> {
     pub bound: &'a BoundCollective,
     peers: &'a Peers,

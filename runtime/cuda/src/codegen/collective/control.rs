@@ -40,7 +40,6 @@ const WORDS: usize = MAX_BLOCKS * 16;
 /// What the control region behind the arena of each rank holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Control {
-    /// The groups of the plan.
     pub groups: usize,
     /// The most ranks of a cell that runs an all-to-all with sizes on the device; 0 if none does.
     pub exchanging: usize,
@@ -127,13 +126,10 @@ struct Status {
 pub struct Missed {
     /// The number of the program in its session, modulo 256.
     pub program: u8,
-    /// The step that waited.
     pub step: usize,
     /// The rank that did not come. Others may be missing too.
     pub peer: u32,
-    /// The group of the step.
     pub group: usize,
-    /// The block that waited.
     pub block: u32,
     /// What it waited for: the number of a barrier, or the flag of an epoch of LL.
     pub awaited: u64,

@@ -14,7 +14,6 @@ use crate::error::CudaError;
 /// Operations that reach peers.
 pub(super) const DEVICE: &str = include_str!("kernels/device.cu");
 
-/// The kernels.
 const KERNELS: &str = concat!(
     include_str!("kernels/waits.cu"),
     include_str!("kernels/elements.cu"),

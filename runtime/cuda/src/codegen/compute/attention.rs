@@ -36,7 +36,6 @@ const MOST_SPLITS: usize = 64;
 /// Dynamic shared memory that a block may have.
 pub(super) const MOST_SHARED: usize = 160 << 10;
 
-/// The extents of one attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extents {
     /// Heads of keys over the batch.
@@ -97,7 +96,6 @@ impl Algorithm {
     }
 }
 
-/// How the work is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Split {
     algorithm: Algorithm,
@@ -256,7 +254,6 @@ pub(super) fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
     width
 }
 
-/// An attention to be lowered.
 struct Lowered<'a> {
     x: Extents,
     dtype: DType,
@@ -413,7 +410,6 @@ impl Lowered<'_> {
         Kernel::flat(entry, rows, 128, params.map(Into::into).collect())
     }
 
-    /// The kernels of an algorithm.
     fn kernels(
         &self,
         algorithm: Algorithm,

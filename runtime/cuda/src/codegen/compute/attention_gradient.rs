@@ -187,7 +187,6 @@ impl Places {
     }
 }
 
-/// The two kernels.
 fn own_kernels(
     scores: &Scores<'_>,
     x: &Extents,

@@ -159,9 +159,6 @@ pub struct GemmPlanner {
 
 impl GemmPlanner {
     /// A planner for the device, whose context is current.
-    ///
-    /// # Errors
-    /// cuBLASLt is not there, or does not start.
     pub fn new(device: &Arc<Device>) -> Result<GemmPlanner, CudaError> {
         present()?;
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
@@ -175,9 +172,6 @@ impl GemmPlanner {
 
     /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
     /// heuristic names.
-    ///
-    /// # Errors
-    /// The library has no algorithm for it.
     pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared, CudaError> {
         let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
         let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
@@ -185,9 +179,6 @@ impl GemmPlanner {
     }
 
     /// Algorithms for a product whose matrices have at least these alignments, the most promising first.
-    ///
-    /// # Errors
-    /// The library refuses the product.
     pub(crate) fn candidates(
         &self,
         gemm: &Gemm,
@@ -226,9 +217,6 @@ impl GemmPlanner {
     }
 
     /// Prepares a product by this algorithm with `workspace` bytes of memory beside it.
-    ///
-    /// # Errors
-    /// The library does not run the product so.
     pub(crate) fn prepare_as(
         &self,
         gemm: &Gemm,
@@ -290,9 +278,6 @@ impl Prepared {
     }
 
     /// Enqueues the product.
-    ///
-    /// # Errors
-    /// The library refuses.
     ///
     /// # Safety
     /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the

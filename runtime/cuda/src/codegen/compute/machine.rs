@@ -4,7 +4,6 @@ use crate::codegen::compile;
 use crate::device::driver::{self, Device};
 use crate::device::launch::Address;
 
-/// Bytes of the status word.
 pub const STATUS_BYTES: usize = 16;
 
 /// Bytes of workspace that matrix products want; other steps say what they need ([`workspace`](super::workspace)).
@@ -66,10 +65,8 @@ impl Machine {
     }
 }
 
-/// Who computes attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attentions {
-    /// Generated kernels.
     Kernels,
     /// Generated kernels or cuDNN, as is chosen when a program is loaded.
     Chosen,

@@ -18,7 +18,6 @@ use crate::device::launch::{DevicePtr, Kernel, Param};
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// The most blocks of a launch.
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
 /// The number of a value within a map.

@@ -194,7 +194,6 @@ fn empty(op: impl std::fmt::Display) -> CudaError {
     CudaError::Unsupported(format!("{op} of no elements"))
 }
 
-/// A result with one element for each row.
 fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
     Split {
         at: l.at(result),
@@ -221,7 +220,6 @@ impl Pass {
         beside && self.n >= 16 && self.rows >= 32
     }
 
-    /// Blocks of threads.
     fn blocks(&self) -> usize {
         if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
     }

@@ -119,9 +119,6 @@ pub(crate) fn prepare(
 impl Search<'_> {
     /// The algorithm of each product, `None` for the heuristic's first. All ranks call this with products of the
     /// same shapes.
-    ///
-    /// # Errors
-    /// A peer failed, or the device.
     fn choose(
         &self,
         planner: Option<&GemmPlanner>,

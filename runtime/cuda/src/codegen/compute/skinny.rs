@@ -316,7 +316,6 @@ fn gemv(gemm: &Gemm) -> Option<Config> {
     })
 }
 
-/// Tensor cores.
 fn by_tensor_cores(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
     // Pairs of columns are no boxes of lines.

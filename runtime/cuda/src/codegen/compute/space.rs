@@ -5,7 +5,6 @@ use symmc_runtime::exec::Located;
 
 use crate::device::launch::DevicePtr;
 
-/// One axis of one operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Axis {
     pub n: usize,
