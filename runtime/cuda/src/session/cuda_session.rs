@@ -160,9 +160,6 @@ impl CudaSession {
 
     /// The copies in the graph of the last run, with the addresses that it was recorded with; none if something was set or bound
     /// since. Small programs are enqueued piece by piece, at other addresses than their graph.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, RunError> {
         Ok(self.ready.as_ref().map_or(Ok(vec![]), |ready| ready.copies())?)
     }

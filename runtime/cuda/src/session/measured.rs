@@ -128,9 +128,6 @@ impl CudaSession {
     }
 
     /// Runs a graph, and waits for its end; its time on the device in microseconds.
-    ///
-    /// # Errors
-    /// As [`DeviceSession::run`].
     fn replay(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
         begin.record(&self.context()?.resources.streams.compute)?;

@@ -9,7 +9,6 @@ use super::recording::{Recording, RecordingKey};
 use crate::device::driver::{Memory, Stream};
 use crate::program::DeviceProgram;
 
-/// The programs of a session.
 pub(super) struct Programs {
     pub recent: Recent<RecordingKey, Arc<Recording>>,
     /// What had to go while it may still run.

@@ -90,9 +90,6 @@ fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>, Cuda
 
 impl Recording {
     /// Records a program in this memory. With `is_noted` it can get other bases later.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn new(
         program: Arc<DeviceProgram>,
         bound: Arc<Bound>,
@@ -141,9 +138,6 @@ impl Recording {
     }
 
     /// Puts one run on streams, as what they record or run.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
         copy(&self.key.moves[0], &streams.compute)?;
         self.executable.program.enqueue(self.key.bases(), streams, nccl)?;
@@ -151,9 +145,6 @@ impl Recording {
     }
 
     /// The same step by step, with an event before and after each.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn put_timed(&self, streams: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
         copy(&self.key.moves[0], &streams.compute)?;
         let events = self.executable.program.enqueue_timed(self.key.bases(), streams, nccl)?;
@@ -161,10 +152,6 @@ impl Recording {
         Ok(events)
     }
 
-    /// What is copied in a run.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
         self.executable.graph.copies()
     }

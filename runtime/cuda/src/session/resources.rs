@@ -71,9 +71,6 @@ impl<P, M> Resources<P, M> {
     /// Replays a graph of one of the programs and waits for it as [`wait::until_idle`]; its time on the device
     /// in microseconds.
     ///
-    /// # Errors
-    /// As [`attempt`](Self::attempt) and [`wait::until_idle`].
-    ///
     /// # Safety
     /// The graph uses nothing but these parts.
     pub unsafe fn replay(
