@@ -48,7 +48,6 @@ pub struct Gpu {
     pub reaches: Vec<Reach>,
 }
 
-/// The driver and its GPUs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// The version of CUDA that the driver offers, major and minor.
@@ -57,9 +56,6 @@ pub struct Machine {
 }
 
 /// What the driver says of this machine.
-///
-/// # Errors
-/// There is no driver, it does not start, or it does not answer.
 pub fn machine() -> Result<Machine, CudaError> {
     let gpus = count()?;
     let gpus = (0..gpus).map(|ordinal| gpu(ordinal, gpus)).collect::<Result<_, _>>()?;
@@ -101,7 +97,6 @@ fn gpu(ordinal: u32, count: u32) -> Result<Gpu, CudaError> {
     })
 }
 
-/// How one GPU reaches another.
 fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<Reach, CudaError> {
     if ordinal == other {
         return Ok(Reach::Whole);

@@ -26,7 +26,6 @@ pub enum Start {
 pub struct Kernel {
     /// The name of the function, unmangled.
     pub entry: String,
-    /// Blocks in x, y and z.
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
     pub block: [u32; 3],
@@ -292,7 +291,6 @@ pub struct TensorMap {
     /// The first element, at a multiple of 16.
     at: DevicePtr,
     rows: u64,
-    /// How many columns.
     columns: u64,
     /// Bytes from row to row, a multiple of 16.
     step: u64,

@@ -93,25 +93,16 @@ pub fn libraries() -> [Library; 5] {
 }
 
 /// NVRTC, which compiles kernels.
-///
-/// # Errors
-/// There is none.
 pub fn nvrtc() -> Result<Found, Unusable> {
     Ok(Found::of(compile::library()?))
 }
 
 /// cuBLASLt, which computes matrix products.
-///
-/// # Errors
-/// There is none.
 pub fn cublaslt() -> Result<Found, Unusable> {
     Ok(Found::of(gemm::library()?))
 }
 
 /// cuDNN, which computes attention where it is there.
-///
-/// # Errors
-/// There is none that is usable.
 pub fn cudnn() -> Result<Found, Unusable> {
     cudnn::library().map(Found::of).map_err(|tried| Unusable {
         found: refusals("libcudnn.so.9", tried.iter().cloned()),
@@ -132,9 +123,6 @@ pub struct FoundNccl {
 }
 
 /// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
-///
-/// # Errors
-/// There is none that is usable.
 pub fn nccl() -> Result<FoundNccl, Unusable> {
     let nccl = Nccl::load().map_err(|error| {
         let tried = error.attempts.iter().map(|a| match a.refusal {

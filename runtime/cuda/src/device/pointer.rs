@@ -27,12 +27,10 @@ const OFFSET_BITS: u32 = 44;
 /// How many ports a program can have.
 pub const MAX_PORTS: usize = 1 << (63 - OFFSET_BITS);
 
-/// A pointer of a command.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DevicePtr(u64);
 
-/// What a [`DevicePtr`] points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PtrTarget {
     Fixed(Address),
@@ -60,7 +58,6 @@ impl DevicePtr {
         PtrTarget::Port { port: (bits >> OFFSET_BITS) as u32, offset: bits & ((1 << OFFSET_BITS) - 1) }
     }
 
-    /// The number of its port, if it points to one.
     pub fn port_number(self) -> Option<u32> {
         match self.target() {
             PtrTarget::Fixed(_) => None,

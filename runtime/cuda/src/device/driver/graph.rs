@@ -76,9 +76,6 @@ impl Stream {
     }
 
     /// The same as callers record: what this thread does besides and waits, or takes memory, ends the recording.
-    ///
-    /// # Errors
-    /// As [`capture`](Self::capture).
     pub fn capture_strictly(
         &self,
         record: impl FnOnce() -> Result<(), CudaError>,
@@ -100,9 +97,6 @@ impl Stream {
     }
 
     /// The same without making it executable.
-    ///
-    /// # Errors
-    /// The driver refuses, or what `record` does.
     pub fn record(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Template, CudaError> {
         self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
     }
@@ -151,9 +145,6 @@ impl Stream {
     }
 
     /// The nodes that were recorded on this stream since, the first first, if they are one chain behind that.
-    ///
-    /// # Errors
-    /// As [`frontier`](Self::frontier).
     pub fn since(&self, before: &Frontier) -> Result<Option<Vec<Node>>, CudaError> {
         let mut found = Vec::new();
         let mut behind = self.frontier()?;
@@ -229,15 +220,11 @@ pub struct Copied {
     pub host: bool,
     pub to: Address,
     pub from: Address,
-    /// How many bytes.
     pub bytes: usize,
 }
 
 impl Graph {
     /// Has a node launch this kernel, the one that it launches with other parameters, with ports at these bases.
-    ///
-    /// # Errors
-    /// The driver refuses.
     ///
     /// # Safety
     /// The node is of this graph, and launches a kernel; the rest as [`Stream::launch`].
@@ -273,9 +260,6 @@ impl Graph {
 
     /// Has a node that copies copy as many bytes from and to another place.
     ///
-    /// # Errors
-    /// The driver refuses.
-    ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::copy`].
     pub unsafe fn set_copy(&self, node: Node, to: Address, from: Address) -> Result<(), CudaError> {
@@ -287,9 +271,6 @@ impl Graph {
     }
 
     /// Has a node that fills memory fill as much of another place.
-    ///
-    /// # Errors
-    /// The driver refuses.
     ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::fill`].
@@ -307,9 +288,6 @@ impl Graph {
 
     /// Has these nodes, which follow each other, do what the nodes that were recorded on a stream since `before` do.
     /// Whether they can: they launch the same functions in the same sizes.
-    ///
-    /// # Errors
-    /// The driver refuses.
     ///
     /// # Safety
     /// The nodes are of this graph, the others exist; the rest as for what is launched.
@@ -348,9 +326,6 @@ impl Graph {
     }
 
     /// The copies that are part of it, as it was recorded.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
         let (graph, mut count) = (self.template.graph, 0);
         // SAFETY: the graph exists; the call writes how many nodes it has.

@@ -20,9 +20,6 @@ pub struct Memory {
 
 impl Memory {
     /// `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
-    ///
-    /// # Errors
-    /// The device has not as many.
     pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<Memory, CudaError> {
         let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
         // SAFETY: the context is current; no size of 0 is asked for.
@@ -72,9 +69,6 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// `len` zero bytes.
-    ///
-    /// # Errors
-    /// The system refuses as many.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<Pinned, CudaError> {
         let call = || format!("allocating {len} bytes of pinned host memory");
         // SAFETY: the context is current.

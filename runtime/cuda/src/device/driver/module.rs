@@ -55,9 +55,6 @@ pub struct Module {
 
 impl Module {
     /// Loads what [`crate::codegen::compile::compile`] returned, unless it is loaded already. The context of `device` is current.
-    ///
-    /// # Errors
-    /// The driver rejects the code.
     pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module, CudaError> {
         let digest = Sha256::digest(code).into();
         let key = CodeKey { gpu: device.ordinal(), context: device.context_id()?, digest };

@@ -64,9 +64,6 @@ impl Stream {
 
     /// A new stream of which kernels, also those of graphs, get to run before those of other streams that wait for
     /// room.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
         let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;

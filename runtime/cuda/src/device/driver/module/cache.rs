@@ -19,7 +19,6 @@ pub(super) struct CodeKey {
     pub digest: [u8; 32],
 }
 
-/// Code that is loaded as a module.
 #[derive(Debug)]
 pub(super) struct LoadedCode<M> {
     pub key: CodeKey,
