@@ -57,7 +57,6 @@ pub struct PlanConfig {
     pub own_orders: BTreeSet<usize>,
     /// Whether runs of buckets of another plan may follow, as if these buckets were some of several.
     pub among_others: bool,
-    /// How hard to pack.
     pub pack: symmc_pack::Config,
     /// The numerics classes that the passes were allowed, which the plan states.
     pub numerics: Numerics,
@@ -208,9 +207,6 @@ pub struct Schedules<'p> {
 
 impl Schedules<'_> {
     /// The least bytes that the symmetric arena takes, wherever blocks lie.
-    ///
-    /// # Errors
-    /// A value is too large.
     pub fn symmetric_bound(&self) -> Result<u64, PlanError> {
         Ok(self.planner.fixed_bytes().saturating_add(self.load()?))
     }
@@ -227,9 +223,6 @@ impl Schedules<'_> {
 
     /// Keeps exit barriers that are dropped where the symmetric arena holds the most; once that lowers nothing any more, all that
     /// free memory at any step. Returns whether any more are kept.
-    ///
-    /// # Errors
-    /// A value is too large.
     pub fn keep_barriers(&mut self) -> Result<bool, PlanError> {
         let most = self.load()?;
         for room in [most.saturating_sub(1), 0] {
@@ -244,12 +237,10 @@ impl Schedules<'_> {
         Ok(false)
     }
 
-    /// The plan with these schedules.
     pub fn plan(&self) -> Result<Plan, PlanError> {
         self.write(self.buckets()?)
     }
 
-    /// Packs all buckets.
     fn buckets(&self) -> Result<Vec<Bucket>, PlanError> {
         let Planner { lowered, program_of, nodes, fixed_memory, config, .. } = self.planner;
         let inputs = lowered.iter().zip(program_of).collect();
@@ -262,7 +253,6 @@ impl Schedules<'_> {
         buckets.into_iter().collect()
     }
 
-    /// Writes down the plan with these buckets.
     fn write(&self, buckets: Vec<Bucket>) -> Result<Plan, PlanError> {
         let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
         let programs = self.programs.iter().map(|p| &p.prepared.graph);

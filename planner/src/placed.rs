@@ -15,7 +15,6 @@ use crate::steps::Steps;
 
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
 pub struct ScheduledProgram {
-    /// The program with its copies.
     pub prepared: Arc<Prepared>,
     /// Its order, and where its values lie.
     pub placed: Placed,

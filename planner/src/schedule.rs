@@ -25,7 +25,6 @@ use crate::steps::Steps;
 /// What a schedule keeps to.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
-    /// The inputs that are bound.
     pub bound: &'a BTreeSet<usize>,
     /// What the next run may be.
     pub next_run: NextRun,

@@ -58,7 +58,6 @@ impl StepInfo {
         &self.reads[..count]
     }
 
-    /// The nodes that it runs.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
         let last = self.dispatch.map_or(self.node, |d| d.last);
         (self.node.index()..=last.index()).map(NodeId::new)

@@ -20,15 +20,11 @@ pub struct CheckedPlan {
 }
 
 impl CheckedPlan {
-    /// Checks a plan.
     pub fn new(plan: Plan) -> Result<Self, Vec<CheckError>> {
         CheckedPlan::or_back(plan).map_err(|refused| refused.1)
     }
 
     /// Checks a plan; gives it back if it does not check.
-    ///
-    /// # Errors
-    /// The plan and every finding.
     pub fn or_back(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
         match prove(&plan) {
             Ok(proof) => {

@@ -28,7 +28,6 @@ pub const LANES: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Past {
     pub lane: usize,
-    /// The tick of its completion.
     pub tick: u32,
     pub bucket: usize,
     pub step: usize,

@@ -18,7 +18,6 @@ const BYTES_OF_LINE: usize = 64;
 
 pub struct PlannedProgram {
     read: ReadProgram,
-    /// The index of each of its groups in [`Programs::groups`].
     groups: Vec<usize>,
 }
 

@@ -36,7 +36,6 @@ pub struct Schedule<'a> {
 }
 
 impl Schedule<'_> {
-    /// A step, for people.
     pub fn at(&self, step: usize) -> At {
         let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
         At { bucket: self.index, step, node }

@@ -44,7 +44,6 @@ pub enum LimitKind {
     Bounded,
 }
 
-/// A limit of the comparison of a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PartLimit {
@@ -159,7 +158,6 @@ pub struct SourceComparison {
     pub more_differences: usize,
 }
 
-/// The differences of a plan from its source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SourceDifferences(pub Vec<String>);
 
@@ -180,9 +178,6 @@ impl SourceComparison {
 
     /// This comparison, if it found no difference. Parts that were not compared are not differences: see
     /// [`is_complete`](Self::is_complete).
-    ///
-    /// # Errors
-    /// The differences.
     pub fn agreed(self) -> Result<SourceComparison, SourceDifferences> {
         if self.differences.is_empty() {
             return Ok(self);

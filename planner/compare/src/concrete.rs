@@ -75,17 +75,11 @@ impl Template<'_> {
     }
 
     /// The extents of the root at sizes of the symbols of the numbering.
-    ///
-    /// # Errors
-    /// Why it has none at these sizes.
     pub fn root_shape(&self, sizes: &Bindings) -> Result<Vec<i64>, String> {
         self.program.types[self.region.root].shape.iter().map(|d| number(d, sizes)).collect()
     }
 
     /// A window of the root at sizes of the symbols of the numbering.
-    ///
-    /// # Errors
-    /// Why it has no meaning at these sizes.
     pub fn at(&self, sizes: &Bindings, window: &Window, precision: Precision) -> Result<Concrete, String> {
         let needed = Needed::new(self, sizes, window)?;
         Builder::new(self, sizes, precision, needed).build()

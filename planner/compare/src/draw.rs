@@ -43,9 +43,6 @@ const MOST_CRITICAL: usize = 12;
 
 impl Drawing {
     /// For both regions, as they are at some sizes.
-    ///
-    /// # Errors
-    /// Why nothing can be drawn.
     pub fn new(pair: [&Concrete; 2]) -> Result<Drawing, String> {
         let (mut number, mut limits, mut ascending) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let unbound = Bindings::new();

@@ -14,7 +14,6 @@ use symmc_ir::{Dim, Op, Symbol, SymbolId, Table, Type, ValueId};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Class(pub u32);
 
-/// The elements of a value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Elements {
     pub class: Class,

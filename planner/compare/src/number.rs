@@ -267,7 +267,6 @@ impl Numbering {
         out
     }
 
-    /// The number of the cells of a group.
     fn cells(&mut self, graph: &Graph, group: GroupId) -> GroupId {
         let cells = match graph.groups.get(group).map(|g| &g.members) {
             Some(Members::Cells(cells)) => cells.clone(),

@@ -27,7 +27,6 @@ struct Suspect {
     depth: usize,
     /// The value of the source that has its name.
     of: ValueId,
-    /// The difference.
     what: String,
     at: String,
 }
@@ -333,7 +332,6 @@ impl<'a, 's> Walk<'a, 's> {
         Some(Regions { of_source, of_planned, same_bits })
     }
 
-    /// The suspect values of a region.
     fn suspects_of<'r>(&'r self, regions: &'r Regions) -> impl Iterator<Item = (ValueId, &'r Suspect)> {
         let nodes = regions.of_planned.nodes.iter();
         let values = nodes.flat_map(|&n| &self.planned.graph.nodes[n].outputs);

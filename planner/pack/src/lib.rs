@@ -93,7 +93,6 @@ pub struct Packing {
     pub work: u64,
 }
 
-/// A problem that has no packing.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum PackError {
     #[error("blocks {first} and {second} have given offsets, are alive together and overlap")]
@@ -300,7 +299,6 @@ impl<'a> Search<'a> {
         Some((peak, offsets))
     }
 
-    /// The offset of a gap for a block.
     fn gap(&mut self, block: usize, fit: Fit) -> u64 {
         let mut taken = self.occupancy.over(self.spans.of(block));
         let Block { size, align, .. } = self.blocks[block];

@@ -7,7 +7,6 @@ use crate::block::{Block, Spans};
 pub enum Fit {
     /// The lowest.
     First,
-    /// The smallest.
     Best,
 }
 

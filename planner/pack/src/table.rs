@@ -121,7 +121,6 @@ impl Columns {
 }
 
 impl Table {
-    /// Reads a table.
     pub fn read(text: &str) -> Result<Self, TableError> {
         let text = text.trim_start_matches('\u{feff}');
         let header = text.lines().next().filter(|line| !line.trim().is_empty()).ok_or(TableError::Empty)?;
@@ -188,7 +187,6 @@ fn rows(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).skip(1).filter(|(_, line)| !line.trim().is_empty())
 }
 
-/// The cells of a line.
 fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
     cells.clear();
     let mut from = 0;

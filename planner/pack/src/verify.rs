@@ -32,8 +32,6 @@ pub enum VerifyError {
     Misplaced { block: usize, offset: u64 },
 }
 
-/// # Errors
-/// The first block that overlaps another or is misplaced.
 pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError> {
     if blocks.len() != offsets.len() {
         return Err(VerifyError::Count { found: offsets.len(), blocks: blocks.len() });

@@ -133,7 +133,6 @@ impl ReadProgram {
         Some(start(of)? + inner == start(to)? + before)
     }
 
-    /// The node of a step that communicates.
     fn communicating(&self, run: Run) -> NodeId {
         run.nodes().find(|&n| self.graph.nodes[n].op.as_collective().is_some()).unwrap_or(run.first)
     }

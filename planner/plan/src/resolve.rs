@@ -111,7 +111,6 @@ impl ReadProgram {
         node.op.is_view() && node.outputs.first().is_some_and(|&v| self.base(v) != v)
     }
 
-    /// The symbols with the ranges of a bucket.
     pub fn symbols(&self, bucket: &Bucket) -> Result<Symbols, Unresolved> {
         let symbols = &self.graph.symbols;
         let ranged = |s: &Symbol| {

@@ -135,7 +135,6 @@ pub struct SourceProgram {
     pub name: String,
     /// SHA-256 of `text`, in hexadecimal.
     pub hash: String,
-    /// The program in text form.
     pub text: String,
 }
 

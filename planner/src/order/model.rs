@@ -59,7 +59,6 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// One list for each row.
     pub fn from_rows(rows: impl Iterator<Item = Vec<u32>>) -> Lists {
         let (mut start, mut items) = (vec![0], Vec::new());
         for row in rows {
@@ -269,7 +268,6 @@ impl<'a> Shared<'a> {
         })
     }
 
-    /// The classes, and that of each value.
     fn classes(&mut self) -> (Vec<Class>, Vec<u32>) {
         let mut of = vec![NONE; self.toward.len()];
         let mut classes = Vec::new();

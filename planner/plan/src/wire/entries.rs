@@ -70,7 +70,6 @@ pub enum Memory {
     Fixed(usize),
     /// The caller's memory of an input; only read.
     Input(usize),
-    /// The caller's memory of an output.
     Output(usize),
 }
 
@@ -106,7 +105,6 @@ pub enum Lane {
     Comm,
 }
 
-/// A copy that placement forced.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForcedCopy {
