@@ -34,9 +34,6 @@ pub struct Executor {
 
 impl Executor {
     /// A plan on rank `rank`. The plan must have been checked.
-    ///
-    /// # Errors
-    /// The plan has no such rank.
     pub fn new(
         plan: &ReadPlan,
         rank: u32,
