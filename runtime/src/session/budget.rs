@@ -8,7 +8,6 @@ use crate::exec::{Bound, PreparedBucket};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Taken {
-    /// The ordinary arena.
     pub ordinary: usize,
     /// The symmetric arena, which peers reach.
     pub symmetric: usize,

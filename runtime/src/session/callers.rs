@@ -13,7 +13,6 @@ use crate::error::RunError;
 /// What blocks start at multiples of.
 const BLOCK: usize = 256;
 
-/// The part of the arenas that is for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallersPart {
     /// In bytes from the start of the arena.

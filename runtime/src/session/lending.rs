@@ -99,17 +99,11 @@ impl Lending {
     }
 
     /// Whether the memory of an input or output, if it is lent, has so many bytes.
-    ///
-    /// # Errors
-    /// It has not.
     pub fn expect_room(&self, port: Port, bytes: usize) -> Result<(), RunError> {
         self.slot(port).map_or(Ok(()), |slot| slot.expect_room(bytes))
     }
 
     /// Whether the program has such an input or output.
-    ///
-    /// # Errors
-    /// It has not.
     pub fn expect(&self, port: Port) -> Result<(), RunError> {
         let none = || RunError::Invalid(format!("{port:?}: the program has no such input or output"));
         self.slot(port).map(drop).ok_or_else(none)

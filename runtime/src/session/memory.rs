@@ -34,17 +34,11 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
 
     /// Copies data to the bytes from `at` on.
     ///
-    /// # Errors
-    /// The device does not.
-    ///
     /// # Safety
     /// There are as many, and no run uses them meanwhile.
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError>;
 
     /// Copies the bytes from `at` on.
-    ///
-    /// # Errors
-    /// The device does not.
     ///
     /// # Safety
     /// There are as many, and no run writes them meanwhile.
@@ -82,19 +76,12 @@ pub struct Kept {
 
 impl Kept {
     /// A tensor, where it lies on the host: in memory, into which one that lies in a file is read.
-    ///
-    /// # Errors
-    /// Its file cannot be read.
     pub fn on_host(tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
         let owner = Kept::loaded(tensor)?;
         let address = owner.data().as_ptr().expose_provenance() as u64;
         Ok(Kept { extent: Extent { address, bytes: owner.data().len() }, owner })
     }
 
-    /// A tensor in memory.
-    ///
-    /// # Errors
-    /// Its file cannot be read.
     pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>, RunError> {
         tensor.loaded().map_err(Kept::unread)
     }

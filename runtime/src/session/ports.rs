@@ -17,7 +17,6 @@ use crate::error::RunError;
 use crate::exec::{Bound, Executor, Moved, Placement};
 use crate::kernels::Needs;
 
-/// The program at some sizes.
 #[derive(Clone, Debug)]
 pub struct SizedProgram {
     pub bound: Arc<Bound>,
@@ -81,9 +80,6 @@ pub trait PortDevice {
     ) -> Result<Self::Memory, RunError>;
 
     /// The address of a constant's data, where a run finds them. The host reads them with the program, at no address.
-    ///
-    /// # Errors
-    /// As [`allocate_port`](Self::allocate_port).
     fn constant(&mut self, input: usize, bytes: usize) -> Result<u64, RunError> {
         let _ = (input, bytes);
         Ok(0)
@@ -107,9 +103,6 @@ pub trait PortDevice {
     }
 
     /// The address of memory of the session's own for an input or output, which has this many bytes.
-    ///
-    /// # Errors
-    /// As [`allocate_port`](Self::allocate_port).
     fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
         let smaller = match &self.ports().held(port).memory {
             Some(memory) if memory.extent().bytes >= bytes => return Ok(memory.extent().address),
@@ -123,9 +116,6 @@ pub trait PortDevice {
     }
 
     /// As [`locate`](Self::locate), for a caller that may write an input there.
-    ///
-    /// # Errors
-    /// As [`locate`](Self::locate).
     fn expose(&mut self, port: Port) -> Result<PortMemory, RunError> {
         let memory = self.locate(port)?;
         if let (Port::Input(_), Storage::Session | Storage::Symmetric(_)) = (port, memory.storage) {
@@ -353,9 +343,6 @@ impl<M> Ports<M> {
     }
 
     /// Refuses a run with what the caller lends, as [`Lending::check`].
-    ///
-    /// # Errors
-    /// As that, or a symbol has no value.
     pub fn check_lending(&mut self) -> Result<(), RunError> {
         let bound = self.sized()?.bound.clone();
         self.lending.check(&bound)
@@ -417,9 +404,6 @@ impl<M> Ports<M> {
     }
 
     /// Refuses to give the arenas back while the caller has memory there.
-    ///
-    /// # Errors
-    /// He has.
     pub fn expect_no_callers(&self) -> Result<(), RunError> {
         match self.callers.is_untouched() {
             true => Ok(()),
