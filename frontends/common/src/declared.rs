@@ -41,8 +41,6 @@ pub fn shown(ty: &Type, symbols: &Table<SymbolId, Symbol>) -> String {
     format!("{}[{}]", ty.dtype, dims.join(", "))
 }
 
-/// # Errors
-/// The first invariants that it breaks.
 pub fn verified(graph: Graph) -> Result<Graph, String> {
     match verify::verify(&graph) {
         Ok(()) => Ok(graph),

@@ -203,7 +203,6 @@ pub trait Emit {
 
     // Creation.
 
-    /// A tensor of one value.
     fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         self.emit_as("full", Op::Full(s.converted(dtype)), &[], Type::new(dtype, shape))
     }
@@ -436,7 +435,6 @@ pub trait Emit {
         }
     }
 
-    /// `x` with a new axis of extent 1.
     fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let mut shape = self.shape(x);
         shape.insert(axis.min(shape.len()), Dim::from(1));
@@ -452,7 +450,6 @@ pub trait Emit {
         self.reshape(x, shape)
     }
 
-    /// The elements of an axis in reverse.
     fn reversed(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let n = self.extent(x, axis);
         let from_last = match n.as_const() {

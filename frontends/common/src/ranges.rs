@@ -28,9 +28,6 @@ pub enum Extent {
 
 impl Extent {
     /// `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
-    ///
-    /// # Errors
-    /// One sentence that says what is neither.
     pub fn parse(text: &str) -> Result<Extent, String> {
         let text = text.trim();
         let number = |end: &str| match end.trim() {
@@ -310,9 +307,6 @@ fn line(e: &sympy::Expr<'_>) -> Option<(i64, i64)> {
 }
 
 /// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
-///
-/// # Errors
-/// As [`settle`].
 pub fn narrow_all(
     symbols: &mut Table<SymbolId, Symbol>,
     given: &Given,

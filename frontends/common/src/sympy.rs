@@ -38,9 +38,6 @@ pub fn symbols<'a>(e: &Expr<'a>) -> IndexSet<&'a str> {
 
 /// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
 /// [`symmc_ir::dim`] is refused.
-///
-/// # Errors
-/// One sentence that names the part that is no integer expression.
 pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
     let (name, args) = match e {
         Expr::Int(i) => return Ok(Dim::from(*i)),
