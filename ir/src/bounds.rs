@@ -92,9 +92,6 @@ impl BoundsChecks {
     }
 
     /// Evaluates the checks for the sizes of a run.
-    ///
-    /// # Errors
-    /// The first node that reads outside of an axis.
     pub fn evaluate(&self, graph: &Graph, bindings: &Bindings) -> Result<(), OutOfBounds> {
         self.checks.iter().try_for_each(|check| check.evaluate(graph, bindings))
     }

@@ -155,9 +155,6 @@ impl Builder {
     }
 
     /// Gives a value this name, or one that starts with it if it is taken.
-    ///
-    /// # Errors
-    /// The value is none of this graph.
     pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
         let error = |message: String| self.error(name, &message);
         self.known(&Op::Copy, &[value]).map_err(error)?;

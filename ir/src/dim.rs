@@ -79,9 +79,6 @@ pub const MAX_RANK: usize = 64;
 pub const MAX_TERMS: usize = 1024;
 
 /// Checks that a shape stays within the limits of this module, so that no later arithmetic on it explodes.
-///
-/// # Errors
-/// One sentence that says which limit is exceeded, with what was found.
 pub fn check_size(shape: &[Dim]) -> Result<(), String> {
     if shape.len() > MAX_RANK {
         return Err(format!("expected at most {MAX_RANK} axes, found {}", shape.len()));

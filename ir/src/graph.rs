@@ -87,7 +87,6 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
 }
 
-/// The signature of a custom op.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CustomOp {
     /// A unique name, `namespace::op`.

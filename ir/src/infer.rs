@@ -18,9 +18,6 @@ const MAX_CHUNK: u64 = 1 << 40;
 
 /// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
 /// the op leaves them to be declared.
-///
-/// # Errors
-/// One sentence that says which rule the operands break.
 pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<Type>>, String> {
     let one = |ty: Type| Ok(Some(vec![ty]));
     arity(op, operands.len())?;
@@ -144,9 +141,6 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
 }
 
 /// Checks declared result types against the op and its operands.
-///
-/// # Errors
-/// One sentence that says which rule is broken, with what was found and what was expected.
 pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> Result<(), String> {
     if let Some(expected) = infer(op, operands, n)? {
         want(expected.len() == results.len(), || {
@@ -216,9 +210,6 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
 }
 
 /// The shape that these shapes broadcast to.
-///
-/// # Errors
-/// The first two extents that do not agree.
 pub fn broadcast(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
     let mut out = vec![Dim::from(1); rank];
@@ -244,9 +235,6 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
 }
 
 /// Checks that an op can take apart so many operands and results.
-///
-/// # Errors
-/// How many it takes and gives.
 pub fn fits(op: &Op, operands: usize, results: usize) -> Result<(), String> {
     let ((min, max), least) = (operand_counts(op), op.facts().results);
     want((min..=max).contains(&operands) && results >= least, || {

@@ -415,7 +415,6 @@ pub struct OpFacts<'a> {
     pub refuses: RefusedData<'a>,
 }
 
-/// How an op uses the elements of an operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OperandUse {
     Absent,

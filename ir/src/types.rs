@@ -9,7 +9,6 @@ use crate::named_enum;
 use crate::symbol::{Symbol, SymbolId};
 
 named_enum! {
-    /// The type of one element.
     DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
 }
 

@@ -107,9 +107,6 @@ impl PendingFile {
     }
 
     /// Has the bytes written to the disk, then renames the file to its destination, replacing an existing file.
-    ///
-    /// # Errors
-    /// The bytes cannot be written, or the file cannot be renamed.
     pub fn commit(self) -> io::Result<()> {
         sync(self.file.as_file())?;
         self.file.persist(&self.destination).map(drop).map_err(|error| error.error)?;

@@ -45,7 +45,6 @@ unsafe impl Send for RawStream {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Recordings {
-    /// How many were made.
     pub made: u64,
     /// How often one took over other memory instead.
     pub moved: u64,
@@ -114,9 +113,6 @@ pub trait DeviceSession: Send {
     fn device(&self) -> DeviceName;
 
     /// So many zeros of the device, which are the caller's and outlive the session.
-    ///
-    /// # Errors
-    /// There is not as much memory.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
 
     /// So many zeros of the symmetric memory for the caller, at the same offset on all ranks, which allocate together. They
@@ -162,9 +158,6 @@ pub trait DeviceSession: Send {
 
     /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together, and set
     /// no other sizes before that run.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     fn prepare(&mut self) -> Result<(), RunError> {
         Ok(())
     }
@@ -178,9 +171,6 @@ pub trait DeviceSession: Send {
     fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError>;
 
     /// Runs once, behind those that are there, and waits for the end.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue), or a run failed.
     fn run(&mut self) -> Result<(), RunError>;
 
     /// Runs once, step by step, and waits for the end; the steps with their times on the device.
@@ -207,15 +197,9 @@ pub trait DeviceSession: Send {
     fn wait(&mut self, limit: Duration) -> Result<(), RunError>;
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume), once all runs have ended. All ranks call both.
-    ///
-    /// # Errors
-    /// A rank failed.
     fn release(&mut self) -> Result<(), RunError>;
 
     /// Takes the memory of the arenas again. What lay there is lost: inputs there are to be written again.
-    ///
-    /// # Errors
-    /// A rank failed, or there is no memory.
     fn resume(&mut self) -> Result<(), RunError>;
 
     /// What the session takes of its device now.

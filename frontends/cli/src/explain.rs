@@ -169,9 +169,6 @@ fn replaced(plan: &CheckedPlan, name: &str, out: &mut String, depth: usize, know
 const MAX_DEPTH: usize = 16;
 
 /// What to say of a value that the planned programs do not have.
-///
-/// # Errors
-/// The imported program does not have it either.
 fn unknown(plan: &CheckedPlan, name: &str) -> Result<String> {
     if plan.source_program().values.values().any(|v| v.name == name) {
         return Ok(format!(

@@ -10,7 +10,6 @@ pub struct Planned<'a> {
     pub bucket: &'a Bucket,
     pub program: &'a ReadProgram,
     pub graph: &'a Graph,
-    /// What each step runs.
     pub runs: Vec<Run>,
     /// The position of the step of each node that is one or part of one.
     step_of: Table<NodeId, Option<usize>>,
@@ -45,7 +44,6 @@ impl<'a> Planned<'a> {
         steps.into_iter().map(|s| &self.bucket.steps[s]).collect()
     }
 
-    /// The names of the ops of a step.
     pub fn ops_of(&self, step: usize) -> String {
         let ops: Vec<&str> = self.nodes_of(step).map(|node| text::op_name(&node.op)).collect();
         ops.join(", ")
@@ -59,7 +57,6 @@ impl<'a> Planned<'a> {
         (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
     }
 
-    /// The place of a value's base.
     pub fn place(&self, value: ValueId) -> Option<&'a Place> {
         self.bucket.places.get(self.graph.name_of(self.program.base(value)))
     }

@@ -16,7 +16,6 @@ use crate::units::{bytes, count, gap, micros, table};
 
 /// The estimated times of a plan, for the report.
 pub struct Times {
-    /// The estimate of each bucket.
     pub chosen: Vec<Estimate>,
     /// The time of each bucket if all collectives are plain, in microseconds; none where it is not known.
     pub plain: Vec<Option<f64>>,

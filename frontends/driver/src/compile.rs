@@ -65,7 +65,6 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     Ok((plan, clock.report))
 }
 
-/// The plan as a backend runs it.
 fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan, DriverError> {
     match backend {
         #[cfg(feature = "cuda")]
@@ -88,9 +87,6 @@ fn prove(plan: Plan) -> Result<CheckedPlan, DriverError> {
 /// The graph with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
 /// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
 /// be there, and where another canonical form is faster in a bucket.
-///
-/// # Errors
-/// As [`compile`].
 pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>, DriverError> {
     let forms = canonical_forms(graph)?;
     let buckets = ranges::buckets(&forms.usual, options)?;

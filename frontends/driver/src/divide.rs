@@ -18,7 +18,6 @@ use symmc_plan::Decision;
 /// The inclusive range of each symbol in one bucket.
 pub type Ranges = IndexMap<SymbolId, (i64, i64)>;
 
-/// A bucket that is asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BucketRequest {
     pub ranges: Ranges,
@@ -59,9 +58,6 @@ pub trait Chooser {
 
 /// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is the number of nodes of
 /// the program.
-///
-/// # Errors
-/// Those of the chooser.
 pub fn divide<C: Chooser>(
     of: &Ranges,
     symbols: &[SymbolId],
@@ -189,7 +185,6 @@ impl Grid {
         out
     }
 
-    /// The ranges of a section.
     fn ranges(&self, of: &Ranges, section: &Section) -> Ranges {
         let mut out = of.clone();
         for ((symbol, sizes), &(first, last)) in self.axes.iter().zip(section) {

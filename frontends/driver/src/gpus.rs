@@ -10,9 +10,6 @@ use crate::error::DriverError;
 const NAMED: usize = 5;
 
 /// A plan of which GPUs can run every step, with what these take besides the arenas.
-///
-/// # Errors
-/// The first steps that GPUs cannot run.
 pub fn lower_for_gpus(plan: CheckedPlan) -> Result<CheckedPlan, DriverError> {
     let found = refusal::on_gpus(&plan);
     refuse(&found.refusals)?;
@@ -21,9 +18,6 @@ pub fn lower_for_gpus(plan: CheckedPlan) -> Result<CheckedPlan, DriverError> {
 
 /// Refuses a plan of which GPUs cannot run every step. `gpus` is the GPU of each rank, one each if it is empty. Custom and
 /// opaque ops are not looked at.
-///
-/// # Errors
-/// The first steps that GPUs cannot run, and why.
 pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<(), DriverError> {
     refuse(&refusal::refusals(plan, gpus))
 }

@@ -55,9 +55,6 @@ impl CompileOptions {
     }
 
     /// Rejects numbers that are out of range.
-    ///
-    /// # Errors
-    /// The option, its value, and what was expected.
     pub fn validate(&self) -> Result<(), DriverError> {
         let expected = [("slack", self.slack, "a fraction"), ("memory_price", self.memory_price, "a number")];
         for (option, found, kind) in expected {

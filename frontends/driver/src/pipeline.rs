@@ -165,7 +165,6 @@ pub struct Lowered {
     pub overlapped: Vec<bool>,
 }
 
-/// The lowering of one bucket.
 pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketChoice<'_>) -> LowerConfig {
     let BucketChoice { number, symbols, choice } = bucket;
     let seen = choice.seen.get(number).cloned().unwrap_or_default();

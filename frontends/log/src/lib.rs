@@ -56,9 +56,6 @@ enum OtherCrates {
 
 /// Starts the log by `SYMMC_LOG`, or by `RUST_LOG` if that is not set. Directives of `RUST_LOG` for other crates are skipped. Without
 /// either, or if the log was started before, it does nothing.
-///
-/// # Errors
-/// The filter cannot be read.
 pub fn init_from_env() -> Result<(), LogError> {
     static INIT: OnceLock<Result<(), LogError>> = OnceLock::new();
     INIT.get_or_init(|| {

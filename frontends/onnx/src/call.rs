@@ -315,7 +315,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// The data of an attribute.
     pub fn attribute_data(&self, name: &str) -> Lowered<Option<Arc<Tensor>>> {
         let Some(a) = self.typed(name, kind::TENSOR, "a tensor")? else { return Ok(None) };
         let Some(t) = a.t.as_deref() else {
@@ -325,7 +324,6 @@ impl<'c, 'p> Call<'c, 'p> {
         data.map(Some).map_err(|m| Stop::Broken(format!("`{name}`: {m}")))
     }
 
-    /// The dtype that an attribute names.
     pub fn opt_dtype(&self, name: &str) -> Lowered<Option<DType>> {
         let Some(code) = self.opt_int(name)? else { return Ok(None) };
         match data::dtype(i32::try_from(code).unwrap_or(-1)) {
@@ -339,7 +337,6 @@ impl<'c, 'p> Call<'c, 'p> {
         self.axis_within(axis, rank)
     }
 
-    /// The axis that an attribute names.
     pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> Lowered<usize> {
         self.axis_of(self.int_or(name, default)?, rank)
     }
@@ -379,12 +376,10 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// States which value a result is.
     pub fn set(&mut self, result: usize, value: ValueId) {
         self.bind(result, Binding::Value(value));
     }
 
-    /// States that a result is known.
     pub fn set_known(&mut self, result: usize, known: Known) {
         self.bind(result, Binding::Known(known, None));
     }

@@ -51,9 +51,6 @@ pub(crate) fn dtype(code: i32) -> Result<DType, String> {
 }
 
 /// The dtype and the extents of a stored tensor.
-///
-/// # Errors
-/// One sentence that says what is no type of the IR.
 pub(crate) fn layout(tensor: &proto::Tensor) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype(tensor.data_type)
         .map_err(|found| format!("expected a dtype that the IR has, found {found}"))?;
@@ -131,9 +128,6 @@ impl Beside {
     }
 
     /// Whether all files are what they were when they were opened.
-    ///
-    /// # Errors
-    /// One has changed.
     pub fn unchanged(&self) -> io::Result<()> {
         let open = self.open.borrow();
         self.own.iter().chain(open.values()).try_for_each(|file| file.unchanged())
@@ -159,10 +153,6 @@ impl Beside {
         Part::new(Arc::new(Inline(raw.clone())), 0..raw.len())
     }
 
-    /// A stored tensor with its data.
-    ///
-    /// # Errors
-    /// One sentence with what was expected and found.
     pub fn load(&self, tensor: &proto::Tensor) -> Result<Tensor, String> {
         let (dtype, shape) = layout(tensor)?;
         if tensor.segment.is_some() {

@@ -35,9 +35,6 @@ impl FileBuf {
     }
 
     /// Whether everything that was decoded is from the file as it was when it was opened.
-    ///
-    /// # Errors
-    /// The file changed, or cannot be read.
     pub fn finish(self) -> io::Result<()> {
         self.failed.map_or(Ok(()), Err)
     }

@@ -114,9 +114,6 @@ pub struct Source {
 
 impl Source {
     /// Opens a file. A large one is mapped: what is not looked at is not read.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub fn open(path: &Path) -> Result<Source, ImportError> {
         let name = path.display().to_string();
         // A pipe has no contents to map.

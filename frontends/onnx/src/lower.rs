@@ -52,7 +52,6 @@ pub(crate) struct Lowering<'p> {
     /// Whether nodes are built to be evaluated: then nothing is kept of them.
     pub scratch: bool,
     pub opaque: OpaqueOps,
-    /// How many nodes were lowered.
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -119,7 +118,6 @@ impl<'p> Lowering<'p> {
         Ok(Some((dtype, dims.map_err(error)?)))
     }
 
-    /// The declared type, if all of it is known.
     pub fn declared_type(&self, name: &str) -> Result<Option<Type>, Reason> {
         let Some((dtype, dims)) = self.declared(name)? else { return Ok(None) };
         Ok(dims.into_iter().collect::<Option<Vec<Dim>>>().map(|shape| Type::new(dtype, shape)))
@@ -228,7 +226,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// A value of the graph that holds a known one.
     fn hold(&mut self, name: &str, known: &Known) -> Lowered<ValueId> {
         let label = format!("{}{name}", self.scope.prefix);
         match known {

@@ -36,7 +36,6 @@ pub(crate) struct Scope<'p> {
     pub opsets: HashMap<&'p str, i64>,
     /// The attributes of the function call that this is the body of.
     pub attributes: HashMap<&'p str, &'p proto::Attribute>,
-    /// The types that the graph declares.
     pub declared: HashMap<&'p str, &'p proto::Type>,
     values: HashMap<&'p str, Binding<'p>>,
     read: HashSet<&'p str>,

@@ -54,7 +54,6 @@ impl<'p> Lowering<'p> {
         lowered.map_err(|stop| stop.into_error(named))
     }
 
-    /// Lowers the nodes of a body in place of the node.
     fn body(&mut self, node: &'p proto::Node, body: Body<'p>) -> Lowered {
         let Inner { scope, nodes, outputs } = inline::inner(self, node, body)?;
         let mut results = Vec::new();

@@ -570,7 +570,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// The declared shape of a result.
     pub fn declared(&self, result: usize) -> Lowered<symmc_ir::Type> {
         match self.results.get(result).copied().flatten() {
             Some(name) if self.parts.is_some() && self.lowering.is_complex(name) => {
@@ -583,7 +582,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// States which value a result is.
     pub fn set(&mut self, result: usize, value: ValueId) {
         if result >= self.bound.len() {
             self.bound.resize(result + 1, None);

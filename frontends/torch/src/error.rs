@@ -38,11 +38,7 @@ pub enum ImportError {
     Schema { entry: String, found: String },
     /// A tensor is stored as a pickle, which is never executed.
     #[error("`{tensor}` is stored as a pickle in `{entry}`: expected a raw storage")]
-    Pickled {
-        /// The name of the tensor.
-        tensor: String,
-        entry: String,
-    },
+    Pickled { tensor: String, entry: String },
     #[error("stored tensor `{tensor}`: expected {expected}, found {found}")]
     Stored { tensor: String, expected: String, found: String },
     #[error("the expression `{expression}`: {message}")]
@@ -57,11 +53,7 @@ pub enum ImportError {
     Range(#[from] symmc_import::ranges::RangeError),
     /// Something is wrong that extents with symbols show; it may be that these have no range, or are equal.
     #[error("{error}")]
-    Extents {
-        /// What is wrong.
-        error: Box<ImportError>,
-        symbols: symmc_import::ranges::Questioned,
-    },
+    Extents { error: Box<ImportError>, symbols: symmc_import::ranges::Questioned },
     #[error("`{name}` in the signature: {message}")]
     Signature {
         /// The value, parameter or buffer.
@@ -89,11 +81,7 @@ pub enum ImportError {
     Declared { schema: String, message: String },
     /// The archive of a rank after the first is at fault.
     #[error("rank {rank}: {source}")]
-    Rank {
-        /// The rank.
-        rank: usize,
-        source: Box<ImportError>,
-    },
+    Rank { rank: usize, source: Box<ImportError> },
     #[error(
         "{place}: expected what the archive of rank 0 has, {first}, found {found}; ranks may differ in names, data, single numbers and the parts that they take: other branches on the \
          rank have to be numbers or data before the export"
@@ -144,7 +132,6 @@ impl ImportError {
         }
     }
 
-    /// The error of a rank, if it is not the first.
     pub(crate) fn of_rank(self, rank: usize) -> ImportError {
         if rank == 0 { self } else { ImportError::Rank { rank, source: Box::new(self) } }
     }

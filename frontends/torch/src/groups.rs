@@ -197,7 +197,6 @@ fn argument<'n, 'p>(node: &'n Node<'p>, names: &[&str]) -> Option<&'n Argument<'
     node.inputs.iter().find(|i| names.contains(&&*i.name)).map(|i| &i.arg)
 }
 
-/// The group that a collective names.
 fn group_name<'n>(node: &'n Node<'_>) -> Option<&'n str> {
     match argument(node, &["group_name", "group"]) {
         Some(Argument::String(s)) => Some(s),
@@ -205,7 +204,6 @@ fn group_name<'n>(node: &'n Node<'_>) -> Option<&'n str> {
     }
 }
 
-/// The size of its group, if a collective states it.
 fn stated_size(node: &Node<'_>) -> Option<u32> {
     if let Some(Argument::Int(n)) = argument(node, &["group_size"]) {
         return u32::try_from(*n).ok();

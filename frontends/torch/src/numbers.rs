@@ -54,7 +54,6 @@ impl Numbers {
         }
     }
 
-    /// What a rank has, as a tensor.
     pub fn of(&self, rank: usize) -> Option<Tensor> {
         match self {
             Numbers::Ints(v) => Tensor::new(DType::I64, [], v.get(rank)?.to_le_bytes().to_vec()),

@@ -145,7 +145,6 @@ fn part<'p>(graph: &mut Graph<'p>, node: &Node<'p>, read: &HashSet<String>) -> O
     Some(Node::new(owned("torch.ops.aten.slice.Tensor"), owned(&**name), inputs, outputs))
 }
 
-/// The sum of extents, as an argument.
 fn sum<'p>(graph: &mut Graph<'p>, extents: &[String], name: &str) -> Argument<'p> {
     let known: Option<i64> = extents.iter().try_fold(0i64, |sum, e| sum.checked_add(e.parse().ok()?));
     if let Some(known) = known {

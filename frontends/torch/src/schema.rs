@@ -84,7 +84,6 @@ impl<'de> Deserialize<'de> for Real {
     }
 }
 
-/// The whole program.
 #[derive(Deserialize)]
 pub(crate) struct Program<'a> {
     #[serde(borrow)]

@@ -118,7 +118,6 @@ impl<'p> Scope<'p> {
     }
 }
 
-/// The names of the tensors in an argument.
 pub(crate) fn tensor_names<'a>(arg: &'a Argument<'_>) -> Vec<&'a str> {
     match arg {
         Argument::Tensor(n) => vec![n],

@@ -13,7 +13,6 @@ pub(crate) struct RankPiece {
     pub node: NodeId,
     /// The axis that is divided.
     pub axis: usize,
-    /// The position of each rank.
     pub positions: Vec<usize>,
 }
 

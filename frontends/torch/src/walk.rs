@@ -29,7 +29,6 @@ impl<'p> Lowering<'p> {
         Ok(())
     }
 
-    /// Lowers all nodes.
     pub fn run(&mut self) -> Result<(), ImportError> {
         self.run_scope()?;
         self.notes.extend(self.opaque.notes());

@@ -68,9 +68,6 @@ fn is_gathered_by_readers(op: &Op) -> bool {
 }
 
 /// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
-///
-/// # Errors
-/// The first node that is not, with what was expected and found.
 pub(crate) fn check(
     graph: &Graph,
     dispatch: &Dispatch,

@@ -19,7 +19,6 @@ pub(super) struct Scores<'a> {
     pub scale: f64,
     pub cap: Option<f64>,
     pub bounds: &'a [Bound],
-    /// What each bound adds.
     pub adds: Vec<i64>,
     /// Whether an operand is one more score of each row.
     pub sink: bool,

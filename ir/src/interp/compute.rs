@@ -88,7 +88,6 @@ pub(super) fn compute(
     Ok(vec![out])
 }
 
-/// What each bound of attention adds.
 fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>, OpError> {
     let add = |b: &Bound| b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
     bounds.iter().map(add).collect()

@@ -17,7 +17,6 @@ use crate::collective::CollectiveKind;
 use crate::dim::Dim;
 use crate::op::{ArgOp, Op};
 
-/// One op of the text form.
 #[derive(Clone, Copy, Debug)]
 pub struct OpForm {
     pub name: &'static str,

@@ -141,9 +141,6 @@ impl Mapped {
     }
 
     /// Whether the file is what it was when it was opened.
-    ///
-    /// # Errors
-    /// It is not, or the system does not tell.
     pub fn unchanged(&self) -> io::Result<()> {
         let (now, then) = (Stamp::of(&self.file)?, self.stamp);
         if now == then {

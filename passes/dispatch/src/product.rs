@@ -126,7 +126,6 @@ pub struct Product {
     k: u64,
     /// How many products it counts as.
     parts: u64,
-    /// The shape of what is read.
     shape: Vec<Dim>,
     /// The nodes that give columns of it.
     views: Vec<NodeId>,

@@ -26,7 +26,6 @@ struct Part {
 }
 
 impl Part {
-    /// The extent of the axis of the part.
     fn extent(&self) -> Dim {
         self.len.clone() * Dim::from(i64::from(self.shards))
     }

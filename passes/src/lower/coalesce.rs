@@ -144,7 +144,6 @@ enum Kinship {
 pub struct Rows {
     /// The rows of the operand: 1, or as many as the group has ranks.
     pub operand: i64,
-    /// The rows of the result.
     pub result: i64,
 }
 

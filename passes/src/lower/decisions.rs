@@ -13,7 +13,6 @@ use super::region::Form;
 
 /// How one collective of a region was chosen.
 pub struct Decided {
-    /// The node of the region.
     pub node: usize,
     /// The node of the region whose value the steps give: the same, or a sum of several collectives.
     pub root: usize,

@@ -58,7 +58,6 @@ pub fn attribute_count(name: CollectiveName) -> usize {
     if name == CollectiveName::AllGather { 1 } else { 2 }
 }
 
-/// The attributes of a collective, in order.
 pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
     let own = match kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(Attr::Reduce(*op)),
@@ -235,7 +234,6 @@ pub fn value(graph: &Graph, id: Id) -> Option<&Value> {
     }
 }
 
-/// The collective that a node is, and its operands.
 pub fn as_collective<'a>(graph: &Graph, node: &'a Lang) -> Option<(Collective, &'a [Id])> {
     let Lang::Collective(name, variant, children) = node else { return None };
     let (attributes, operands) = children.split_at_checked(attribute_count(*name))?;

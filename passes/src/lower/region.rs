@@ -75,13 +75,11 @@ pub enum Operand {
 pub struct Use {
     /// By a node that is not in the region, or as an output.
     pub outside: bool,
-    /// As an output of the program.
     pub output: bool,
     /// The collective and those of its variants that are one step with the node that follows (`symmc_dispatch::fused`).
     pub fused: Vec<(CollectiveName, Variant)>,
 }
 
-/// The most nodes of a region.
 pub const MOST: usize = 48;
 
 /// The regions of a program, in order of their first node.

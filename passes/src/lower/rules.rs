@@ -56,7 +56,6 @@ pub fn variant_rules() -> Vec<VariantRule> {
     out
 }
 
-/// The name of the rule of a variant of a collective.
 pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: Variant) -> String {
     let listed = match kind {
         CollectiveKind::AllToAll(Splits::Device) => "all_to_all_sizes",

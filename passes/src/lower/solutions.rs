@@ -84,7 +84,6 @@ impl Solutions {
     }
 }
 
-/// The solutions for one context.
 pub struct Scope {
     pub context: Arc<Context>,
     rules: Arc<RuleSets>,

@@ -39,10 +39,6 @@ pub const RULES: [SumRule; 2] = [
 ];
 
 impl SumRule {
-    /// The rule for the e-graph.
-    ///
-    /// # Errors
-    /// None, as no variables are bound.
     pub(super) fn compiled(&self) -> Result<Rewrite<Lang, Facts>, String> {
         Rewrite::new(self.name, ClassesOfSums, OnClass { apply: self.apply })
     }

@@ -288,7 +288,6 @@ impl<'r> Rewriter<'r> {
         if ty == *self.ty(value) { value } else { self.emit("view", Op::Reshape, &[value], ty) }
     }
 
-    /// `value` broadcast to a shape.
     pub fn expand(&mut self, value: ValueId, shape: Vec<Dim>) -> ValueId {
         let ty = Type::new(self.ty(value).dtype, shape);
         if ty == *self.ty(value) { value } else { self.emit("expand", Op::Expand, &[value], ty) }

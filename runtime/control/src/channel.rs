@@ -83,7 +83,6 @@ pub(crate) enum FromRank {
         run: String,
         error: RunError,
     },
-    /// What the rank runs.
     Hello(Identity),
     /// The digests of its contents, by name.
     Digests(Vec<(String, String)>),
@@ -192,9 +191,6 @@ impl Channel {
     }
 
     /// The next message, if it has come. Never waits.
-    ///
-    /// # Errors
-    /// Something came that is not a message.
     pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>, RunError> {
         Ok(match self.take_packet()? {
             Arrival::Message(packet) => {
@@ -234,9 +230,6 @@ impl Channel {
     }
 
     /// Waits for a packet or the end.
-    ///
-    /// # Errors
-    /// Neither came before `deadline`.
     fn await_packet(&self, deadline: Option<Instant>) -> Result<(), RunError> {
         match self.readable(deadline)? {
             true => Ok(()),
@@ -342,9 +335,6 @@ pub(crate) fn bound_sending(fd: &OwnedFd) {
 }
 
 /// Whether the process at the other end belongs to this user.
-///
-/// # Errors
-/// The system does not tell.
 pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
     let peer = getsockopt(fd, sockopt::PeerCredentials)
         .map_err(|e| RunError::of_call("asking for the user of a peer", "getsockopt", e))?;
@@ -352,9 +342,6 @@ pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
 }
 
 /// The next connection to `listener`; `None` when there is none before `until`.
-///
-/// # Errors
-/// The system refuses to wait or to accept.
 pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, RunError> {
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);

@@ -66,7 +66,6 @@ pub enum Signal {
 pub struct Progress {
     /// The repetition of the plan, from 0.
     pub run: u64,
-    /// The bucket of that run.
     pub bucket: u32,
     /// Whether the rank is within that run.
     pub running: bool,

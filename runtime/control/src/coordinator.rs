@@ -40,9 +40,6 @@ pub struct Subject {
 
 impl Identity {
     /// What a rank says about itself: what it runs and under which terms.
-    ///
-    /// # Errors
-    /// The system does not say what identifies a content.
     pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity, RunError> {
         let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
         let terms = terms.iter().map(Term::first).collect::<Result<_, _>>()?;
@@ -119,7 +116,6 @@ impl Member {
     }
 }
 
-/// What the ranks are watched for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Watched {
     /// A job: ranks run from the start to the end.
@@ -130,7 +126,6 @@ pub enum Watched {
 
 /// The processes of ranks, where a launcher started them.
 pub(crate) trait RankProcesses {
-    /// How the process of a rank ended, if it has.
     fn ended(&mut self, rank: u32) -> Option<End>;
 
     fn is_stopped(&mut self, rank: u32) -> bool;
@@ -170,9 +165,6 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
-    ///
-    /// # Errors
-    /// The cause.
     pub fn run(&mut self) -> Result<(), RunError> {
         let result = self.until_the_end();
         match &result {

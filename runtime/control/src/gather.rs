@@ -36,7 +36,6 @@ struct Candidate {
     channel: Channel,
     /// Whether the process at the other end is this one.
     own: bool,
-    /// The rank that it says it is.
     rank: Option<u32>,
     /// Whether it has closed its end.
     gone: bool,

@@ -28,15 +28,9 @@ pub struct Group {
 /// The caller's means to exchange bytes among ranks.
 pub trait Bootstrap {
     /// Every rank's bytes, by rank. All ranks give equally many.
-    ///
-    /// # Errors
-    /// Why not, in words.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String>;
 
     /// Returns when all ranks have called it.
-    ///
-    /// # Errors
-    /// Why not, in words.
     fn barrier(&mut self) -> Result<(), String> {
         self.all_gather(&[0]).map(drop)
     }
@@ -147,9 +141,6 @@ fn describe_answer(answer: &[u8]) -> String {
 }
 
 /// 16 random bytes: the secret name under which ranks meet.
-///
-/// # Errors
-/// The system draws none.
 pub fn secret() -> Result<[u8; 16], RunError> {
     let mut out = [0u8; 16];
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));

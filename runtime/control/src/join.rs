@@ -39,7 +39,6 @@ const DECLINING: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
-/// What ranks join for.
 #[derive(Clone)]
 pub struct Purpose {
     pub subject: Subject,
@@ -49,7 +48,6 @@ pub struct Purpose {
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
-    /// What they are watched for.
     pub watched: Watched,
     pub locate_step: LocateStep,
     /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.

@@ -13,7 +13,6 @@ use crate::domain::Domain;
 use crate::error::RunError;
 use crate::link::Link;
 
-/// A rank that has joined all others.
 #[derive(Debug)]
 pub struct JoinedRank {
     link: Link,
@@ -86,9 +85,6 @@ impl JoinedRank {
     }
 
     /// Says that this rank is ready to run; returns when all are.
-    ///
-    /// # Errors
-    /// A rank failed before.
     pub fn start(&self) -> Result<(), RunError> {
         self.link.start()
     }
@@ -100,26 +96,17 @@ impl JoinedRank {
     }
 
     /// Whether the run goes on.
-    ///
-    /// # Errors
-    /// Who ended it, and why.
     pub fn alive(&self) -> Result<(), RunError> {
         self.domain.control.abort_reason().map_or(Ok(()), Err)
     }
 
     /// Sends what this rank found to the launcher that started it.
-    ///
-    /// # Errors
-    /// The socket is broken.
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
         let text = serde_json::to_string(answer).map_err(|e| RunError::system("writing an answer", e))?;
         self.link.send_answer(&text)
     }
 
     /// Ends a job with how it went on this rank; returns how it ended for all ranks.
-    ///
-    /// # Errors
-    /// What ended the job.
     pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
         let result = self.link.finish(result);
         let verdict = self.coordinator.map_or(Ok(()), await_coordinator);

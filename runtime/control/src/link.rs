@@ -101,9 +101,6 @@ impl Link {
     }
 
     /// Says what this rank runs; returns when all ranks run the same.
-    ///
-    /// # Errors
-    /// They do not, or the coordinator is gone or stuck.
     pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<(), RunError> {
         tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
         let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
@@ -135,9 +132,6 @@ impl Link {
     }
 
     /// Tells the coordinator how the run ended on this rank, and waits for how it ended for all.
-    ///
-    /// # Errors
-    /// What ended the run; the error that explains it best.
     pub fn finish(&self, result: Result<(), RunError>) -> Result<(), RunError> {
         match result {
             Ok(()) => self.report_done().and_then(|()| {
@@ -149,9 +143,6 @@ impl Link {
     }
 
     /// Sends what the rank found to the launcher.
-    ///
-    /// # Errors
-    /// The socket is broken.
     pub fn send_answer(&self, answer: &str) -> Result<(), RunError> {
         let mut rest = answer;
         while !rest.is_empty() {
@@ -164,9 +155,6 @@ impl Link {
     }
 
     /// Says that this rank has run what it wanted.
-    ///
-    /// # Errors
-    /// The socket is broken.
     pub fn report_done(&self) -> Result<(), RunError> {
         self.state.is_reported.store(true, Ordering::Relaxed);
         self.state.channel.send(&FromRank::Done)

@@ -107,9 +107,6 @@ impl Opening {
     }
 
     /// Notices a coordinator that keeps the rank waiting.
-    ///
-    /// # Errors
-    /// It has done so for too long.
     pub fn expect_progress(&mut self) -> Result<(), RunError> {
         let now = self.clock.now();
         let silence = self.observer.as_mut().and_then(|observer| {

@@ -123,9 +123,6 @@ impl LaunchedRank {
     }
 
     /// Joins the other ranks; returns when all of them run the same under the same terms.
-    ///
-    /// # Errors
-    /// They do not, or one of them failed.
     pub fn join(
         &mut self,
         subject: Subject,

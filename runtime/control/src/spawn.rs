@@ -30,7 +30,6 @@ pub struct RankCommand {
     pub args: Vec<String>,
 }
 
-/// A child process.
 #[derive(Debug)]
 pub(crate) struct RankProcess {
     pid: libc::pid_t,
@@ -105,9 +104,6 @@ impl RankProcess {
     }
 
     /// Waits until the child has begun its program; `Ok(false)` if it has not within `limit`.
-    ///
-    /// # Errors
-    /// The program cannot be run.
     pub fn await_begin(&self, limit: Duration) -> Result<bool, CallFailure> {
         let mut clock = ActiveClock::start();
         while clock.now() < limit {

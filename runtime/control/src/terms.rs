@@ -12,15 +12,9 @@ use crate::error::RunError;
 /// Bytes that ranks must have alike.
 pub trait Content: Send + Sync {
     /// What identifies the content without reading it. Contents of one identity are equal; others may be.
-    ///
-    /// # Errors
-    /// The system does not say.
     fn identity(&self) -> std::io::Result<String>;
 
     /// A digest of every byte.
-    ///
-    /// # Errors
-    /// The content cannot be read.
     fn digest(&self) -> std::io::Result<String>;
 }
 

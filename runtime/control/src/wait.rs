@@ -140,7 +140,6 @@ impl Waiter {
         Ok(())
     }
 
-    /// The heartbeats of all ranks.
     fn heartbeats(&self) -> Vec<u32> {
         (0..self.control.ranks()).map(|rank| self.control.heartbeat(rank).load(Ordering::Relaxed)).collect()
     }

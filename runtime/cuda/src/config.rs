@@ -52,9 +52,6 @@ impl CudaConfig {
     }
 
     /// Opens the session of a job on its rank. Peers are shown which of NCCL's collectives the rank is in, where `progress` says so.
-    ///
-    /// # Errors
-    /// As [`CudaSession::open_joined`].
     pub fn open(&self, request: &SessionRequest<'_>, progress: Progress) -> Result<CudaSession, RunError> {
         let comm = request.rank.comm();
         let ordinal = Some(self.gpu(comm.rank(), comm.ranks())?);

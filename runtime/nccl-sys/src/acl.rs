@@ -54,9 +54,6 @@ const TAG_MASK: u16 = 0x10;
 const TAG_OTHERS: u16 = 0x20;
 
 /// The parties other than the owner that a list of a path lets write; `None` without a list.
-///
-/// # Errors
-/// The list cannot be read or understood.
 pub(crate) fn writers(path: &Path, kind: AclKind) -> io::Result<Option<Vec<Writer>>> {
     read_attribute(path, kind.attribute())?.map(|list| parse(&list)).transpose()
 }

@@ -18,7 +18,6 @@ use crate::version::Version;
 /// The longest text that is read from NCCL, which keeps its last message in 1024 bytes.
 const TEXT: usize = 1024;
 
-/// A loaded NCCL library.
 #[derive(Debug)]
 pub struct Nccl {
     path: PathBuf,
@@ -46,9 +45,6 @@ impl Nccl {
     /// The first usable library of a search. Its symbols stay its own: another NCCL that the process loaded in
     /// the same way is neither used nor disturbed. (A bare name, though, is a library already loaded under that
     /// name, and symbols that the process made global come first for every library.)
-    ///
-    /// # Errors
-    /// No candidate is usable.
     pub fn find(search: &Search) -> Result<Nccl, LoadError> {
         let mut attempts = Vec::new();
         for path in search.candidates(&NCCL) {
@@ -122,9 +118,6 @@ impl Nccl {
 
     /// Turns the answer of `call` into a result. Only success is one: on a communicator that does not block, look
     /// for [`IN_PROGRESS`](result_code::IN_PROGRESS) first.
-    ///
-    /// # Errors
-    /// The code is not success.
     pub fn check(&self, call: &'static str, code: ResultCode) -> Result<(), Error> {
         if code == result_code::SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
     }
@@ -155,9 +148,6 @@ impl Nccl {
     /// Joins `ranks` ranks that all hold `id`, with the current CUDA device, as `rank`. Waits for all of them
     /// unless the config says not to block; then the communicator is still in the making. Not for use within a
     /// group, where NCCL would come back to the arguments when it ends.
-    ///
-    /// # Errors
-    /// NCCL could not make it.
     pub fn comm_init_rank(
         &self,
         ranks: u32,
@@ -180,9 +170,6 @@ impl Nccl {
     /// What a communicator that does not block is doing: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
     /// goes on, success when it is done, else how it failed.
     ///
-    /// # Errors
-    /// NCCL does not know the communicator.
-    ///
     /// # Safety
     /// The communicator exists.
     pub unsafe fn state(&self, comm: Comm) -> Result<ResultCode, Error> {
@@ -194,9 +181,6 @@ impl Nccl {
 
     /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are given back
     /// with `ncclMemFree`.
-    ///
-    /// # Errors
-    /// The device has not enough memory.
     pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, Error> {
         let mut address = std::ptr::null_mut();
         // SAFETY: the function writes one address.

@@ -28,7 +28,6 @@ pub const NCCL: Wanted = Wanted {
     in_wheel: "nvidia/nccl/lib/libnccl.so.2",
 };
 
-/// What the search depends on.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Search {
     /// A file or a folder; if there is one, nothing else is tried.

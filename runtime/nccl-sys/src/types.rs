@@ -67,7 +67,6 @@ impl UniqueId {
     }
 }
 
-/// Values of [`ResultCode`].
 pub mod result_code {
     use super::ResultCode;
 
@@ -102,7 +101,6 @@ pub mod result_code {
     }
 }
 
-/// Values of [`DataType`].
 pub mod data_type {
     use super::DataType;
 
@@ -122,7 +120,6 @@ pub mod data_type {
     pub const F8E5M2: DataType = 11;
 }
 
-/// Values of [`RedOp`].
 pub mod red_op {
     use super::RedOp;
 

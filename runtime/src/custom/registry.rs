@@ -107,7 +107,6 @@ pub(crate) fn invoke(entry: &Entry, call: &mut CustomCall<'_>) -> Result<(), Str
     }
 }
 
-/// What a panic said.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")

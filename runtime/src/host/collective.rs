@@ -124,7 +124,6 @@ impl Communicator for Comm {
     }
 }
 
-/// Runs the variant of a collective.
 fn run(running: &Running) -> Result<(), RunError> {
     if running.n == 1 {
         return staged::alone(running);

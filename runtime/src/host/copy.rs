@@ -5,7 +5,6 @@
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stores {
-    /// Through the caches.
     Cached,
     /// Around them.
     Streamed,

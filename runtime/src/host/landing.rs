@@ -25,7 +25,6 @@ const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 /// Bytes of the peers' slots of the next collective that a rank asks to own ahead.
 const AHEAD: usize = 4096;
 
-/// The landing zones of one collective.
 struct Zones {
     /// The zone of this epoch in each arena of the cell, by number.
     zones: PerRank<*mut u8>,

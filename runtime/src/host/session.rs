@@ -189,7 +189,6 @@ impl HostSession {
         self.joined.clone().ok_or_else(ended)
     }
 
-    /// What the next run takes.
     fn next_run(&mut self) -> Result<PendingRun, RunError> {
         self.queue.failed()?;
         let resolved = match &self.resolved {
@@ -531,7 +530,6 @@ impl DeviceSession for HostSession {
     }
 }
 
-/// A program that is to be opened.
 struct NewProgram {
     ports: Ports<Segment>,
     needs: [Needs; 2],
@@ -544,9 +542,6 @@ fn no_callers() -> RunError {
 }
 
 /// Whether the host runs every node of a plan. Asked when the plan is made for the host; what passes here is refused by no rank.
-///
-/// # Errors
-/// The first node that has no kernel ([`RunError::CannotRun`]).
 pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
     plan.programs().try_for_each(|program| kernels.check(&program.map_err(unread_plan)?.graph))
 }

@@ -55,32 +55,26 @@ impl SessionRank {
         &self.comm
     }
 
-    /// As [`JoinedRank::start`].
     pub fn start(&self) -> Result<(), RunError> {
         self.joined.start()
     }
 
-    /// As [`JoinedRank::fail`].
     pub fn fail(&self, error: RunError) -> RunError {
         self.joined.fail(error)
     }
 
-    /// As [`JoinedRank::alive`].
     pub fn alive(&self) -> Result<(), RunError> {
         self.joined.alive()
     }
 
-    /// As [`JoinedRank::send_answer`].
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
         self.joined.send_answer(answer)
     }
 
-    /// As [`JoinedRank::conclude`].
     pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
         self.joined.conclude(result)
     }
 
-    /// As [`JoinedRank::leave`].
     pub fn leave(self, recorded: Recorded, runs: u64, leaving: Leaving) {
         self.joined.leave(recorded, runs, leaving);
     }

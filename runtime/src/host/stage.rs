@@ -12,7 +12,6 @@ use symmc_control::{CHUNK, Counter, PER_RANK};
 use super::running::Running;
 use crate::error::RunError;
 
-/// The staging of one collective.
 pub(super) struct Stage<'a> {
     running: &'a Running<'a>,
     next: u32,

@@ -78,9 +78,6 @@ pub(super) enum OpenFile {
 
 impl OpenFile {
     /// A file that was found like this.
-    ///
-    /// # Errors
-    /// It cannot be mapped.
     pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile, RunError> {
         match is_sealed(&fd) {
             true => Ok(OpenFile::Mapped(Segment::map("the inputs", fd, stamp.bytes, Access::Read)?)),
@@ -88,10 +85,6 @@ impl OpenFile {
         }
     }
 
-    /// The input there.
-    ///
-    /// # Errors
-    /// It lies outside of the file.
     pub fn input(&self, place: &InputPlace) -> Result<PlacedInput<'_>, RunError> {
         let InputPlace { offset, len, .. } = *place;
         match self {

@@ -133,9 +133,6 @@ impl PlanText {
 
 impl JobText {
     /// Runs the job on its rank, in the session that `open` opens.
-    ///
-    /// # Errors
-    /// What ended the job.
     pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<(), RunError> {
         let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
         let shared = rank.segment(INPUTS, "the inputs", Access::Read)?;

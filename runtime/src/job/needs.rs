@@ -7,7 +7,6 @@ use symmc_plan::ReadPlan;
 
 use crate::error::RunError;
 
-/// Memory for one tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TensorSlot {
     pub dtype: DType,

@@ -35,7 +35,6 @@ pub struct Job<'a> {
 pub struct Ran {
     /// The outputs of each rank, of the last run.
     pub outputs: Vec<Vec<Tensor>>,
-    /// The times of each rank's runs.
     pub times: Vec<RunTimes>,
 }
 

@@ -57,9 +57,6 @@ pub fn compute(op: &Op, operands: &[View<'_>], results: &mut [ViewMut<'_>]) -> R
 }
 
 /// [`compute`] with scratch memory that is kept from one op to the next.
-///
-/// # Errors
-/// As [`compute`].
 pub fn compute_with(
     op: &Op,
     operands: &[View<'_>],

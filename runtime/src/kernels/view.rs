@@ -11,7 +11,6 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 use symmc_ir::DType;
 
-/// An operand of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     dtype: DType,

@@ -106,7 +106,6 @@ fn sizes(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(String, Bindi
     plan.buckets.iter().map(of).collect()
 }
 
-/// What measures a plan.
 struct Measure<'a> {
     args: &'a BenchProgramArgs,
     own: &'a Own,

@@ -94,7 +94,6 @@ pub struct Reference<'a> {
     pub with_noise: &'a dyn Fn(u64) -> Result<Vec<Vec<Tensor>>>,
 }
 
-/// An output of a rank and what it is compared with.
 struct ComparedOutput<'a> {
     rank: usize,
     index: usize,

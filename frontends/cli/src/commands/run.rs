@@ -267,7 +267,6 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
     Ok(Subject { plan, source: program.graph, weights: program.weights, files: program.files })
 }
 
-/// How the program is compiled for what runs it.
 fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
     match args.backend {
         BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),

@@ -16,7 +16,6 @@ struct Touch<'a> {
     writes: bool,
 }
 
-/// The life of a base at its place.
 pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
     let mut out = String::new();
     let mut line = |text: String| {

@@ -32,7 +32,6 @@ struct Count {
     most: Option<usize>,
 }
 
-/// The dtypes that operands have.
 #[derive(Debug, Default)]
 struct OperandDtypes {
     /// The type variable of each operand, and whether each of any number of operands there has a dtype of its own. The last one
@@ -42,7 +41,6 @@ struct OperandDtypes {
     accepted: Vec<(&'static str, Vec<DType>)>,
 }
 
-/// An attribute of an op.
 #[derive(Debug)]
 pub(crate) struct AttributeSchema {
     pub name: &'static str,
@@ -52,7 +50,6 @@ pub(crate) struct AttributeSchema {
     default: Option<&'static str>,
 }
 
-/// All of `schemas.txt`.
 struct Schemas {
     newest: i64,
     others: HashSet<&'static str>,
@@ -220,18 +217,12 @@ impl Schema {
     }
 
     /// Checks the dtypes of the operands of a node, as far as they are known; `op` is the name of the op for people.
-    ///
-    /// # Errors
-    /// The first operand that ONNX rejects.
     pub fn check_dtypes(&self, op: &str, dtypes: &[Option<DType>]) -> Result<(), String> {
         self.dtypes.check(op, self.since, dtypes)
     }
 
     /// Holds a node against this version of its op; `op` is its name for people. `resolved` gives the attribute that
     /// one of the node stands for: itself, or that of the function call around it.
-    ///
-    /// # Errors
-    /// One sentence with what was expected and found.
     pub fn check<'p>(
         &self,
         op: &str,
@@ -289,7 +280,6 @@ impl AttributeSchema {
     }
 }
 
-/// The name of a type of attributes, as `schemas.txt` has it.
 fn type_name(code: i32) -> &'static str {
     match code {
         kind::FLOAT => "float",

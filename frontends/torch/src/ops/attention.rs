@@ -168,7 +168,6 @@ fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Lowered<ValueId
     c.cast(sums, c.dtype(q).wide())
 }
 
-/// The gradients of attention.
 fn gradient(c: &mut Call<'_, '_>, of_result: &str, mask: Option<&str>) -> Lowered {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);

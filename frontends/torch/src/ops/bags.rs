@@ -35,7 +35,6 @@ struct Bags {
     indices: ValueId,
     /// The bag of each index.
     of: ValueId,
-    /// How many bags there are.
     count: Dim,
     /// 1 for each index that counts and 0 for padding, where there may be some.
     counted: Option<ValueId>,

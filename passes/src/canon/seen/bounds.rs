@@ -108,7 +108,6 @@ fn add(bounds: &mut Vec<Limit>, limit: Limit) {
     }
 }
 
-/// The bound that an atom is.
 fn limit(cx: &Rewriter, kind: &Kind, scores: &[Dim]) -> Option<Limit> {
     let column = scores.len().checked_sub(1)?;
     let still = |x: &Linear| x.is_still_along(column);
@@ -185,7 +184,6 @@ fn segment(cx: &Rewriter, x: &Linear, scores: &[Dim]) -> Option<Limit> {
     fits.then(|| of_operand(cx, side, BoundOperand::Segment { leaf: own.clone(), axis }, scores)).flatten()
 }
 
-/// The bound at a position.
 fn at(cx: &Rewriter, side: Side, p: Linear, chunk: Option<u64>, scores: &[Dim]) -> Option<Limit> {
     let (row, outer) = p.steps.get(..p.steps.len().checked_sub(1)?)?.split_last()?;
     let moves = match row {

@@ -126,7 +126,6 @@ pub(crate) enum Fault {
     Late(u32, Duration),
 }
 
-/// The coordinator's machine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Coordinating {
     timeouts: Timeouts,
@@ -252,7 +251,6 @@ pub(crate) enum Task {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Joining {
     timeouts: Timeouts,
-    /// The answer that it sent last.
     sent: Answer,
     /// When it sent that.
     since: Duration,

@@ -51,7 +51,6 @@ impl BenchConfig {
     }
 }
 
-/// One measured case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub collective: String,
@@ -69,12 +68,10 @@ pub struct Measured {
     pub failed: Option<String>,
 }
 
-/// What a machine measured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measurements {
     /// The GPU, the driver and NCCL, with their versions.
     pub machine: String,
-    /// The multiprocessors of a GPU.
     pub multiprocessors: u32,
     /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
     pub copies: Vec<(usize, [f64; 3])>,
@@ -83,7 +80,6 @@ pub struct Measurements {
     pub norms: Vec<MeasuredNorm>,
 }
 
-/// One measured case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MeasuredNorm {
     /// Rows of the tensor.
@@ -101,7 +97,6 @@ pub struct MeasuredNorm {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum How {
-    /// As one kernel.
     Fused,
     /// One after another.
     Separate,

@@ -136,7 +136,6 @@ impl<'a> Bench<'a> {
         agreed(self.resources.nccl.add(&steps, &making), exchange)
     }
 
-    /// The calls of a case.
     pub fn steps(&self, case: &Case) -> Vec<BoundStep> {
         let Case { kind, bytes, variant, exit, blocks } = case;
         let n = self.exchange.ranks() as usize;
@@ -312,7 +311,6 @@ impl<'a> Bench<'a> {
         Ok(wait::spread(times))
     }
 
-    /// What kernels reported.
     pub fn reported(&self) -> Result<(), CudaError> {
         match collective::missed(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(

@@ -51,7 +51,6 @@ pub struct Gradient {
     pub of_v: Tensor,
 }
 
-/// An attention, or its gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention {
     /// The dtype of operands and result: bf16 or f16.

@@ -69,7 +69,6 @@ pub(super) enum Attribute {
     OperationReshapeY = 2201,
 }
 
-/// The value of an attribute, by its type.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     Handle(Handle),
@@ -166,7 +165,6 @@ impl Descriptor {
         Ok(value)
     }
 
-    /// An attribute that is a list of descriptors.
     pub fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>, CudaError> {
         let mut count = 0i64;
         let call = format!("reading {attribute:?} of {:?}", self.kind);

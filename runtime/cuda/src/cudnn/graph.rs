@@ -92,9 +92,6 @@ impl Planner {
     }
 
     /// Prepares an attention with so many bytes of memory beside it; `None` if the library does not take it.
-    ///
-    /// # Errors
-    /// The library refuses the addresses.
     pub fn prepare(
         &self,
         x: &Attention,
@@ -244,9 +241,6 @@ impl Prepared {
     }
 
     /// Enqueues the attention with ports at these bases.
-    ///
-    /// # Errors
-    /// The library refuses it, or the addresses.
     ///
     /// # Safety
     /// The operands, the results and the workspace exist until the stream has done it, and nothing else uses the workspace

@@ -78,9 +78,6 @@ pub struct Communicators {
 impl Communicators {
     /// Makes those that these steps need, together with the other ranks. The library is only looked for if
     /// there are any.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add).
     pub fn new<'b>(
         steps: impl IntoIterator<Item = &'b BoundStep>,
         making: &Making<'_>,
@@ -136,9 +133,6 @@ impl Communicators {
     }
 
     /// Makes a communicator of all ranks with a window over the memory of `making`.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add).
     pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window, CudaError> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
@@ -207,7 +201,6 @@ impl Communicators {
         Ok(())
     }
 
-    /// The communicator of a group for a variant.
     pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm, CudaError> {
         let made = self.made.get(&(group, variant));
         let missing =

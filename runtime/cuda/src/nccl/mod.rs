@@ -42,7 +42,6 @@ pub struct Front {
     pub told: Option<Address>,
     /// A word that nobody reads.
     pub unread: Address,
-    /// What is stored.
     pub word: u32,
 }
 
@@ -56,9 +55,6 @@ impl Communicators {
 
     /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in
     /// front of them.
-    ///
-    /// # Errors
-    /// The library has no such collective.
     pub fn lower(
         &self,
         call: &BoundCollective,

@@ -104,7 +104,6 @@ impl Signal {
         }
     }
 
-    /// Transforms an axis.
     fn turn(&mut self, c: &mut Call<'_, '_>, axis: usize, forward: bool, scale: Scale) -> Lowered {
         let n = c.extent(self.real, axis);
         let (cos, sin) = roots(c, &n, [&n, &n], scale, c.dtype(self.real))?;
