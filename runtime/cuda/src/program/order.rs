@@ -26,7 +26,6 @@ pub struct StreamStep {
     pub awaited: bool,
 }
 
-/// Where each step of a list runs.
 pub fn assign(list: &[BoundStep]) -> Vec<StreamStep> {
     let alone = alone(list);
     let stream = |place: usize| if alone[place] { Lane::Compute } else { list[place].lane };
