@@ -10,7 +10,6 @@ use crate::nccl::call::NcclCall;
 /// Something to be done on a stream, after what was recorded there before.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// Launches a kernel of the program's modules.
     Kernel(Kernel),
     /// A matrix product by the vendor's library.
     Gemm(Gemm),
@@ -24,7 +23,6 @@ pub enum Command {
         from: DevicePtr,
         bytes: usize,
     },
-    /// Stores a word.
     Store {
         /// Where, at a multiple of 4.
         at: DevicePtr,

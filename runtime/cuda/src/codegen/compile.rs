@@ -20,7 +20,6 @@ const ENTRY: &str = include_str!("entry.cu");
 pub struct Source {
     /// What stands before the functions, each text once.
     preludes: Vec<&'static str>,
-    /// Functions by name.
     functions: IndexMap<String, String>,
     /// The name of each text, with `@` for its own name.
     known: IndexMap<String, String>,

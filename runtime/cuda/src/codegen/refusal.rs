@@ -158,7 +158,6 @@ mod tests {
 
     use super::*;
 
-    /// What GPUs cannot run of a program.
     fn refused(program: &str, gpus: &[u32]) -> Vec<String> {
         let graph = text::parse(program).expect("a program");
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };

@@ -26,7 +26,6 @@ impl Part {
         all_multiples_of(self.addresses(from, to), 16)
     }
 
-    /// The parameters of a kernel for it alone.
     fn params(&self, running: &Running) -> BarrierParams {
         let Part { from, to, count } = *self;
         BarrierParams { base: running.group(), from, to, count, row: 0 }

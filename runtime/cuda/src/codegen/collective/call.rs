@@ -145,7 +145,6 @@ impl<'a> Running<'a> {
         Ok((tables, staging, control.staged))
     }
 
-    /// The protocol of messages of so many bytes.
     pub fn protocol(&self, message: usize) -> Protocol {
         if self.peers.thresholds.is_ll(message as u64, self.n as u64) {
             Protocol::Ll

@@ -21,7 +21,6 @@ pub const MAX_BLOCKS: usize = 128;
 /// The most ranks of a cell.
 pub const MAX_RANKS: usize = 8;
 const _: () = assert!(MAX_RANKS == GPU_CELL as usize, "plans leave larger cells to the library");
-/// The bytes of the status words.
 pub const STATUS_BYTES: usize = 128;
 /// The bytes of a block that are on their way to one peer at a time, where rows go through staging.
 pub const STAGED: usize = 16 << 10;

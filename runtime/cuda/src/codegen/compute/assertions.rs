@@ -16,18 +16,16 @@ pub struct Assertion {
 /// What data can do that is an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Index beyond an axis.
     Index(Indexed),
     /// End a group before the one in front of it, or beyond so many rows.
-    GroupEnd { rows: usize },
-    /// Divide an integer by zero.
+    GroupEnd {
+        rows: usize,
+    },
     Divisor,
 }
 
-/// An axis that data indexes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Indexed {
-    /// The axis of the first operand.
     pub axis: usize,
     pub extent: usize,
 }

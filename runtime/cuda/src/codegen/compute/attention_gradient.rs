@@ -95,7 +95,6 @@ pub(super) fn lower(
     Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
-/// Zeros as all results.
 fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let mut out = Vec::new();
     for result in results.iter().filter(|r| !r.shape.contains(&0)) {

@@ -29,7 +29,6 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
     Ok(Some(map.finish("fused", l).into_iter().collect()))
 }
 
-/// Whether the results of steps have one shape.
 pub(super) fn fit(steps: &[Operation<'_>], shape: &[usize]) -> bool {
     steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape))
 }

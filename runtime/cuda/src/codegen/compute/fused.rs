@@ -67,7 +67,6 @@ pub(super) struct Tensors<'a> {
     pub k: &'a Located,
     pub v: &'a Located,
     pub r: &'a Located,
-    /// The log-sum-exp of each row.
     pub sums: Option<&'a Located>,
     /// For the gradients: that of the result, those of queries, keys and values, and memory for a number for each row.
     pub gradients: Option<([&'a Located; 4], DevicePtr)>,

@@ -151,7 +151,6 @@ pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
     Ok((format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100), at))
 }
 
-/// Prepares matrix products on one device.
 #[derive(Clone)]
 pub struct GemmPlanner {
     handle: Arc<Handle>,
@@ -257,7 +256,6 @@ fn no_algorithm(gemm: &Gemm, status: sys::cublasStatus_t) -> CudaError {
     CudaError::Library { call, detail: format!("{status:?}") }
 }
 
-/// A product with its algorithm.
 #[derive(Clone)]
 pub struct Prepared {
     handle: Arc<Handle>,

@@ -80,7 +80,6 @@ pub(super) struct Map {
     divisor: Option<u32>,
 }
 
-/// The bytes of an element of a type.
 fn size(kind: &str) -> usize {
     match kind {
         "u8" | "boolean" => 1,
@@ -91,7 +90,6 @@ fn size(kind: &str) -> usize {
 }
 
 impl Map {
-    /// A map over the positions of `shape`.
     pub fn over(shape: &[usize]) -> Map {
         Map { shape: shape.to_vec(), values: Vec::new(), stores: Vec::new(), divisor: None }
     }
@@ -161,7 +159,6 @@ impl Map {
         self.stores.iter().map(|s| (self.kind(s.value), linear(&s.strides), s.value.0))
     }
 
-    /// The values that are stored.
     pub fn stored_values(&self) -> impl Iterator<Item = Val> {
         self.stores.iter().map(|s| s.value)
     }

@@ -198,7 +198,6 @@ fn products(p: &Product) -> Option<Vec<Gemm>> {
     Some((0..count).map(one).collect())
 }
 
-/// The product by a generated kernel.
 fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
     let [m, n] = p.c.matrix;
     let k = p.a.matrix[1].n;

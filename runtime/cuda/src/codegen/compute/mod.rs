@@ -117,7 +117,6 @@ fn unpermuted(op: &Op, perm: &[usize], results: &[Located]) -> Option<Vec<Locate
     results.iter().enumerate().map(one).collect()
 }
 
-/// The bytes of workspace that a step uses.
 pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
     match op {
         Op::MatMul => GEMM_WORKSPACE,

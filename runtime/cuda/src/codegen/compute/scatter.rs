@@ -17,7 +17,6 @@ use crate::codegen::command::Command;
 use crate::device::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
 use crate::error::CudaError;
 
-/// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {
     match combine {
         None => "STORE",

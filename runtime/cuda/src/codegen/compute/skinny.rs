@@ -128,7 +128,6 @@ struct Config {
     call: &'static str,
     /// Constants beside those of the product, and the like.
     constants: String,
-    /// The columns of a tile.
     columns: usize,
     /// The blocks of a cluster, which have a tile together.
     split: u32,

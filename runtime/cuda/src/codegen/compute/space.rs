@@ -82,7 +82,6 @@ pub(crate) fn is_run(value: &Located) -> bool {
     axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
-/// The axes of one operand, joined.
 pub(super) fn axes(shape: &[usize], strides: &[isize]) -> Vec<Axis> {
     let mut shape = shape.to_vec();
     let mut strides = Strides::from_slice(strides);

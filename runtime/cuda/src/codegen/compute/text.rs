@@ -89,7 +89,6 @@ pub(super) fn real(dtype: DType, x: f64) -> String {
     }
 }
 
-/// An integer.
 pub(super) fn int(x: i64) -> String {
     match x {
         i64::MIN => "(i64)0x8000000000000000ull".into(),
