@@ -239,7 +239,6 @@ impl Sizes {
         Sizes { ordinary, symmetric: symmetric.next_multiple_of(4096), control, words, bounds }
     }
 
-    /// The workspace of steps on a GPU.
     fn workspace(&self, machine: &Machine) -> usize {
         scratch::of_steps(self.steps(), machine)
     }

@@ -18,7 +18,6 @@ use crate::config::CudaConfig;
 use crate::device::driver::{Event, Graph};
 use crate::device::launch::Address;
 
-/// How a plan is measured.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProgramBench {
     /// Replays that count.

@@ -134,7 +134,6 @@ impl CudaSession {
         self.flight.put(stream, &recording.executable, self.runs, runs)
     }
 
-    /// Launches one run piece by piece.
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
         let Some(context) = &mut self.context else { return Err(gave_back().into()) };
         // SAFETY: as for the other one.

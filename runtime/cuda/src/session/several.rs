@@ -23,7 +23,6 @@ struct KeptInput {
 }
 
 impl CudaSession {
-    /// Opens another program; its number.
     pub(super) fn add_program(&mut self, plan: &CheckedPlan) -> Result<usize, RunError> {
         self.until_idle(None)?;
         let made = self.prepare_program(plan);
