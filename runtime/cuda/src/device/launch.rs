@@ -195,7 +195,6 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-/// A kernel parameter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Param {
     /// Its bytes.
@@ -305,7 +304,6 @@ impl TensorMap {
         TensorMap { at, rows, columns, step, box_rows }
     }
 
-    /// The driver's form of it.
     pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap, CudaError> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
         let (sizes, steps) = ([self.columns, self.rows], [self.step]);

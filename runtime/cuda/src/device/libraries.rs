@@ -38,7 +38,6 @@ impl Found {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unusable {
     pub found: String,
-    /// What to do.
     pub remedy: String,
 }
 
@@ -59,7 +58,6 @@ impl From<CudaError> for Unusable {
     }
 }
 
-/// A library that runs on GPUs use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Library {
     /// What its vendor calls it.

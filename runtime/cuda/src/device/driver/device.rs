@@ -140,7 +140,6 @@ impl Device {
         Ok(if others > 0 && all { Links::Whole } else { Links::MaySplit })
     }
 
-    /// Makes the context current on this thread.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as this value lives.
         checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })

@@ -213,7 +213,6 @@ impl Node {
     }
 }
 
-/// A copy that is part of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// Whether an end of it is memory of the host.

@@ -15,7 +15,6 @@ pub(super) struct CodeKey {
     pub gpu: u32,
     /// The id of the GPU's context, unique within the process.
     pub context: u64,
-    /// The SHA-256 of the code.
     pub digest: [u8; 32],
 }
 
