@@ -18,7 +18,6 @@ use crate::placed::{Placed, ScheduledProgram, Sized, lifetime};
 pub struct Costs {
     /// For each step with an exit barrier that lifetimes could stand in for: the bytes that dropping it costs.
     pub each: Vec<Option<u64>>,
-    /// What the barriers that are dropped cost together.
     pub dropped: u64,
 }
 

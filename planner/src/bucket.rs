@@ -118,7 +118,6 @@ fn pack_arena(
     Ok(packing)
 }
 
-/// What peers do to each class.
 fn reach(program: &ScheduledProgram) -> Vec<Reach> {
     let mut reach = vec![Reach::Local; program.placed.classes.list.len()];
     for step in &program.placed.steps.list {

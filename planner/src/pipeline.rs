@@ -95,7 +95,6 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     Planner::new(source, lowered, config)?.plan()
 }
 
-/// Lowered programs that are prepared to be scheduled.
 pub struct Planner<'a> {
     source: &'a Graph,
     ranks: u32,
@@ -163,7 +162,6 @@ impl<'a> Planner<'a> {
         if is_alone { &[NextRun::Same, NextRun::Unknown] } else { &[NextRun::Unknown] }
     }
 
-    /// The plan in the order of the configuration.
     pub fn plan(&self) -> Result<Plan, PlanError> {
         let next_runs = self.next_runs();
         let schedules = self.schedule(self.config.order, next_runs[0])?;
@@ -198,7 +196,6 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The programs of a plan, ordered and placed.
 pub struct Schedules<'p> {
     planner: &'p Planner<'p>,
     rules: Rules<'p>,

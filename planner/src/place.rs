@@ -26,7 +26,6 @@ pub enum MemorySpace {
     Output(usize),
 }
 
-/// Values that share memory.
 #[derive(Clone, Debug)]
 pub struct Class {
     pub space: MemorySpace,
@@ -44,7 +43,6 @@ pub struct Class {
     others: u32,
 }
 
-/// A value within its class.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// The value, a base.
@@ -85,7 +83,6 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Places every base that a node defines.
     pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, apart: &Apart) -> Classes {
         let (classes, windows, level) = (singles(program, steps), windows(program, steps), level(steps));
         let mut placing = Placing { program, steps, live, apart, classes, windows, level };

@@ -23,10 +23,8 @@ use crate::error::PlanError;
 use crate::steps::{input_of, peers, symmetric_positions};
 use crate::views::Views;
 
-/// A planned program before it is ordered.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prepared {
-    /// The program with its copies.
     pub graph: Graph,
     /// The value whose memory each value uses.
     pub base: Table<ValueId, ValueId>,

@@ -65,7 +65,6 @@ impl Candidate {
     }
 }
 
-/// Orders and places a program.
 pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<ScheduledProgram, PlanError> {
     let symbols = prepared.graph.symbols.clone();
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
@@ -104,7 +103,6 @@ pub fn keep_barriers(
     Ok(true)
 }
 
-/// A program that is being ordered.
 struct Work<'a> {
     prepared: &'a Prepared,
     steps: &'a Steps,

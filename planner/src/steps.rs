@@ -297,7 +297,6 @@ pub fn symmetric_positions(graph: &Graph, node: NodeId, peers: Option<&Peers>) -
     }
 }
 
-/// The input whose memory a base is.
 pub fn input_of(graph: &Graph, base: ValueId) -> Option<InputId> {
     match graph.values[base].def {
         Def::Input(i) => Some(i),

@@ -6,7 +6,6 @@ use std::fmt;
 use symmc_plan::{ArenaKind, Memory, Reach, Unresolved};
 use thiserror::Error;
 
-/// A step of a bucket.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct At {
     pub bucket: usize,
@@ -20,7 +19,6 @@ impl fmt::Display for At {
     }
 }
 
-/// A point of a run.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Moment {
     /// The caller writes bound inputs.
@@ -44,7 +42,6 @@ impl fmt::Display for Moment {
     }
 }
 
-/// Who touches the memory of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Who {
     Own,
@@ -52,7 +49,6 @@ pub enum Who {
     Caller,
 }
 
-/// An access to the memory of a rank.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Access {
     pub moment: Moment,
@@ -74,7 +70,6 @@ impl fmt::Display for Access {
     }
 }
 
-/// An operand or a result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Side {
     Operand,
@@ -90,7 +85,6 @@ impl fmt::Display for Side {
     }
 }
 
-/// A rule that a plan breaks.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum CheckError {
     // The plan as a whole.
@@ -269,7 +263,6 @@ pub enum CheckError {
     More { count: usize },
 }
 
-/// A program that a plan carries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum ProgramId {
     Source,

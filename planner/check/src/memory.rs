@@ -60,10 +60,8 @@ struct Piece {
     holds: SmallVec<[ValueId; 2]>,
 }
 
-/// Bytes that an access touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// In which space.
     pub space: Space,
     pub low: u64,
     /// The byte behind the last.

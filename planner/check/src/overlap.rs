@@ -131,7 +131,6 @@ impl Chain {
         }
     }
 
-    /// Whether two places are known to be apart.
     fn apart(&self, (i, x): (usize, &Location), (j, y): (usize, &Location), symbols: &Symbols) -> bool {
         let by_dims = |x: &Range, y: &Range| apart(x, y, symbols);
         let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else { return by_dims(&x.range, &y.range) };

@@ -50,7 +50,6 @@ pub struct Range {
     pub rank: Option<Numbered>,
 }
 
-/// Where a base value lies.
 #[derive(Clone, Debug)]
 pub struct Location {
     pub range: Range,
@@ -67,7 +66,6 @@ pub struct Location {
 }
 
 impl Location {
-    /// Whether the spans of two values meet.
     pub fn meets(&self, other: &Location) -> bool {
         self.space.is_some() && self.space == other.space && self.low < other.high && other.low < self.high
     }

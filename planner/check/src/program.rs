@@ -22,7 +22,6 @@ pub struct PlannedProgram {
 }
 
 impl PlannedProgram {
-    /// The index of a group in [`Programs::groups`].
     pub fn group(&self, group: GroupId) -> usize {
         self.groups.get(group.index()).copied().unwrap_or(0)
     }
@@ -144,10 +143,8 @@ fn unused(plan: &Plan, errors: &mut Findings) {
     errors.extend(unused.map(|program| CheckError::ProgramUnused { program }));
 }
 
-/// The most bytes of a text for people.
 const MAX_TEXT: usize = 4096;
 
-/// Checks the length of the texts for people.
 fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     let mut bound = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT {

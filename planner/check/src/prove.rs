@@ -58,7 +58,6 @@ fn proof(plan: &Plan) -> Result<Proof, Findings> {
     Ok(Proof { report, source, programs: planned.into_iter().map(PlannedProgram::into_read).collect() })
 }
 
-/// What a proof leaves behind.
 #[derive(Clone, Debug)]
 pub struct Proof {
     pub report: Report,

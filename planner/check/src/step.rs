@@ -18,14 +18,12 @@ use super::program::PlannedProgram;
 /// The alignment of what peers reach.
 const PEER_ALIGNMENT: i64 = 16;
 
-/// A bucket, resolved.
 pub struct Schedule<'a> {
     pub index: usize,
     pub bucket: &'a Bucket,
     pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: Symbols,
-    /// Where each base value lies.
     pub locations: Table<ValueId, Option<Location>>,
     /// Which of them share bytes in one run.
     pub overlaps: Overlaps,
@@ -86,7 +84,6 @@ impl Schedule<'_> {
     }
 }
 
-/// Resolves the steps of a bucket.
 pub fn steps(ctx: &Context<'_>, errors: &mut Findings) -> Vec<Step> {
     let graph = &ctx.program.graph;
     let mut step_of: HashMap<NodeId, usize> = HashMap::with_capacity(ctx.bucket.steps.len());
@@ -193,7 +190,6 @@ fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Findings) -> Step
     out
 }
 
-/// The most blocks that a step may name.
 const MAX_BLOCKS: u32 = 1024;
 
 /// What a step says beside its node, lane and waits belongs to a collective.

@@ -79,7 +79,6 @@ pub fn check(
 struct Facts {
     /// What each value occupies, if it lies in memory that steps write.
     spans: Table<ValueId, Option<Span>>,
-    /// The last step that waits for a step.
     last_waiter: Vec<Option<usize>>,
 }
 

@@ -7,7 +7,6 @@ use std::fmt;
 
 /// The most entries of each list.
 pub const MOST: usize = 100;
-/// The most parts that the text form lists.
 const MOST_PARTS: usize = 20;
 
 /// How a plan, or a bucket of it, compares with its source.

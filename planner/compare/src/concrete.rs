@@ -24,7 +24,6 @@ use crate::windows::{Window, WindowedOp, extents, normalized, windowed};
 const DRAWING: u128 = 4;
 /// The elements that are computed in the time in which one is sorted.
 const SORTING: u128 = 16;
-/// The most nodes of a concrete region.
 const MOST_INSTANCES: usize = 4 * MOST_NODES;
 
 /// Whether values are rounded to their dtypes.
@@ -36,7 +35,6 @@ pub enum Precision {
     Typed,
 }
 
-/// What a leaf of a concrete region holds.
 #[derive(Clone, Debug)]
 pub struct Leaf {
     pub class: Class,

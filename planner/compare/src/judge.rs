@@ -62,7 +62,6 @@ pub struct Pair {
     pub typed: [Concrete; 2],
     /// Whether no op fuses or sums several roundings.
     pub same_bits: bool,
-    /// The numerics classes that the plan declares.
     pub numerics: Numerics,
     /// Whether more is drawn than the least.
     pub thorough: bool,
@@ -225,7 +224,6 @@ impl Noisy<'_> {
 struct Rounding {
     /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
     history: RoundingHistory,
-    /// Whether the two must have the same bits.
     same_bits: bool,
 }
 

@@ -421,7 +421,6 @@ impl Numbering {
         Elements { shape: ty.shape.clone(), strides, ..found }
     }
 
-    /// An op on rows of the last axes.
     fn rows(&mut self, op: &Op, axes: usize, operands: &[Elements], ty: &Type) -> Option<Elements> {
         let lead = ty.rank().checked_sub(axes)?;
         let all: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast(ty.rank())).collect();
@@ -432,12 +431,10 @@ impl Numbering {
     }
 }
 
-/// The number of elements of a shape.
 fn product(shape: &[Dim]) -> Dim {
     shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
 }
 
-/// A float as a dtype stores it.
 pub fn rounded(dtype: DType, x: f64) -> f64 {
     let mut bytes = [0; 8];
     write_f64(dtype, &mut bytes, 0, x);
@@ -462,7 +459,6 @@ fn scalar_operand(op: BinaryOp, x: DType, scalar: Scalar) -> (DType, u64) {
     (x, stored(dtype_of_scalar(op, x), scalar).1)
 }
 
-/// Which nodes the outputs need.
 fn live(graph: &Graph) -> Table<NodeId, bool> {
     let mut live = Table::filled(false, graph.nodes.len());
     let mut open: Vec<ValueId> = graph.outputs.iter().map(|o| o.value).collect();

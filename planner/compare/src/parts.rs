@@ -50,7 +50,6 @@ pub struct Shared {
     pub agreeing: HashSet<String>,
     /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
-    /// The numerics classes that the plan declares.
     pub numerics: Numerics,
     /// The elements that may still be computed.
     pub room: u128,
@@ -67,7 +66,6 @@ pub struct Regions {
     pub same_bits: bool,
 }
 
-/// The outcome of comparing a pair of regions.
 #[derive(Clone, Debug)]
 pub struct PartOutcome {
     pub verdict: Verdict,

@@ -214,7 +214,6 @@ impl Conditions {
     }
 }
 
-/// The state of a search for sizes.
 struct Search<'a> {
     symbols: &'a Table<SymbolId, Symbol>,
     /// The number of conditions that may still be examined.

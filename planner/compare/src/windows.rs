@@ -88,7 +88,6 @@ impl Pushed<'_> {
         WindowedOp { op: self.op.clone(), operands, computed }
     }
 
-    /// The window without the spans of some axes.
     fn without(&self, axes: &[usize]) -> Window {
         self.window.iter().enumerate().map(|(a, span)| span.filter(|_| !axes.contains(&a))).collect()
     }

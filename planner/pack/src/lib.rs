@@ -87,7 +87,6 @@ pub struct Packing {
     pub bound: u64,
     /// The blocks that are alive at the first instant of the bound, in order of their index.
     pub at_bound: Vec<usize>,
-    /// The name of the order that won.
     pub order: &'static str,
     /// The number of block placements that the search made; what else it read is counted in these as well.
     pub work: u64,
@@ -242,7 +241,6 @@ impl<'a> Search<'a> {
         Search { blocks, spans, occupancy, placed, passed: 0, budget, ordered: false }
     }
 
-    /// The work so far, in placements.
     fn work(&self) -> u64 {
         self.placed + (self.passed + self.occupancy.moved) / RANGES
     }

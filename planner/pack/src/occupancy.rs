@@ -148,7 +148,6 @@ impl Occupancy {
 /// Unions of ranges, each sorted, of which those passed are cut off.
 type Unions<'a> = SmallVec<[&'a [(u64, u64)]; 32]>;
 
-/// The union of several unions.
 pub struct Taken<'a> {
     /// All is taken below this.
     solid: u64,

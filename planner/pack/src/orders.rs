@@ -20,7 +20,6 @@ pub struct Order {
 type Key = (u8, u64, u64, u32);
 
 impl Order {
-    /// All blocks in this order.
     pub fn sequence(mut self) -> Vec<u32> {
         self.keys.sort_unstable();
         self.keys.iter().map(|k| k.3).collect()

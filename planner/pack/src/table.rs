@@ -17,7 +17,6 @@ use crate::block::Block;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Table {
     pub ids: Names,
-    /// The blocks, in the order of the lines.
     pub blocks: Vec<Block>,
 }
 

@@ -17,7 +17,6 @@ pub struct Verified {
     pub bound: u64,
 }
 
-/// Offsets that are no packing.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum VerifyError {
     #[error("{found} offsets, expected one for each of {blocks} blocks")]

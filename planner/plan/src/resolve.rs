@@ -54,7 +54,6 @@ pub enum Unresolved {
     StepUnknown { step: usize, found: String },
 }
 
-/// Where a base value lies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
     pub memory: Memory,

@@ -115,7 +115,6 @@ impl Plan {
     }
 }
 
-/// Sizes that no bucket of a plan serves.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("no bucket of the plan serves {}; its buckets serve {}", list(sizes), list(served))]
 pub struct Unserved {

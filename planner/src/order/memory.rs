@@ -5,7 +5,6 @@ use super::model::Tasks;
 /// Bytes in the ordinary and in the symmetric arena.
 pub type Bytes = [u64; 2];
 
-/// Bytes of both arenas.
 pub fn bytes(of: Bytes) -> u64 {
     of[0].saturating_add(of[1])
 }
@@ -97,7 +96,6 @@ pub fn profile(tasks: &Tasks, order: &[u32]) -> Vec<Bytes> {
     order.iter().map(|&s| memory.run(s as usize)).collect()
 }
 
-/// The most of each arena.
 pub fn peak(profile: &[Bytes]) -> Bytes {
     profile.iter().fold([0; 2], |m, b| [m[0].max(b[0]), m[1].max(b[1])])
 }

@@ -32,7 +32,6 @@ pub struct Tasks {
     pub after: Lists,
     /// For each step the classes that it reads or writes, each once.
     pub touches: Lists,
-    /// For each class the steps that touch it.
     pub users: Lists,
     pub classes: Vec<Class>,
     /// For each step the classes that its result may be written over, if no other step needs them any more.

@@ -287,7 +287,6 @@ impl<'a> Scheduler<'a> {
         self.tasks.lane[s] as usize + if waits { 2 } else { 0 }
     }
 
-    /// The first of these steps that are ready.
     fn first(&self, kind: usize) -> impl Iterator<Item = usize> + Clone {
         self.ready[kind].iter().take(LOOKED_AT).map(|&(_, rank)| self.from[rank as usize] as usize)
     }

@@ -47,7 +47,6 @@ struct Improver<'a> {
     order: Vec<u32>,
     /// The best order of each window that was solved, as positions; none if there is no better one.
     known: HashMap<Vec<u64>, Option<Vec<u8>>>,
-    /// How many sets were looked at.
     sets: usize,
 }
 

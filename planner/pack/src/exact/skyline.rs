@@ -56,7 +56,6 @@ pub struct Skyline<'a> {
     pending: Vec<u32>,
     /// The lowest offset that each block can still have, or has.
     pub low: Vec<u32>,
-    /// The set of blocks that are not placed.
     unplaced: Vec<u64>,
     /// The number of blocks that are left and alive on both sides of the start of each section.
     pub crossing: Vec<u32>,
@@ -110,7 +109,6 @@ impl<'a> Skyline<'a> {
         (0..words).flat_map(move |w| bits(w, self.problem.among(from, to, w) & self.unplaced[w]))
     }
 
-    /// The blocks of a section that are left.
     pub fn alive(&self, section: usize) -> impl Iterator<Item = usize> + use<'_> {
         self.left_in(section, section + 1)
     }

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::ExitBarrier;
 
-/// Memory in an arena.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buffer {
@@ -19,7 +18,6 @@ pub struct Buffer {
     pub reach: Reach,
 }
 
-/// One of the two arenas of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArenaKind {
@@ -29,7 +27,6 @@ pub enum ArenaKind {
     Symmetric,
 }
 
-/// What peers do to a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
@@ -39,7 +36,6 @@ pub enum Reach {
     Written,
 }
 
-/// Where a base value lies.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
