@@ -113,7 +113,6 @@ pub struct BoundStep {
     pub lane: Lane,
     /// Earlier steps of other lanes that must have completed before it starts.
     pub waits: Vec<usize>,
-    /// The name of its first result.
     pub node: String,
     /// Its op, with the name of a custom one.
     pub op_name: String,
@@ -189,7 +188,6 @@ pub struct BoundCollective {
     pub splits: Option<(BoundRegion, BoundRegion)>,
 }
 
-/// Dense bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BoundRegion {
     pub space: MemorySpace,
@@ -215,7 +213,6 @@ impl BoundRegion {
 #[derive(Clone, Debug)]
 pub struct BoundPeers {
     pub cell: Vec<u32>,
-    /// This rank's number within the cell.
     pub number: usize,
     pub group: usize,
     /// Where each operand lies in the arenas of the cell; `None` for one that peers do not read.

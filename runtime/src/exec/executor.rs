@@ -26,7 +26,6 @@ pub struct Executor {
     config: ExecConfig,
     /// What the sizes of a run must satisfy for the imported program to stay within its axes.
     bounds: BoundsChecks,
-    /// Each bucket's program, once it is needed.
     programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
     bound: Vec<(Bindings, Arc<Bound>)>,

@@ -38,7 +38,6 @@ pub trait InputSource: fmt::Debug + Send + Sync {
     fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError>;
 }
 
-/// The data of an input on the host.
 #[derive(Clone, Copy, Debug)]
 pub enum InputData<'a> {
     Memory(&'a [u8]),

@@ -231,7 +231,6 @@ impl Bound {
     }
 }
 
-/// A run in progress.
 struct Walk<'a> {
     bound: &'a Bound,
     bases: &'a Bases,
@@ -240,7 +239,6 @@ struct Walk<'a> {
     times: Vec<AtomicU64>,
     /// Which steps have completed.
     done: Vec<AtomicBool>,
-    /// The error that ended the run.
     failure: Mutex<Option<RunError>>,
     /// A step completed, or the run failed.
     changed: Condvar,
