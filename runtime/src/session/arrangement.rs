@@ -47,7 +47,6 @@ impl Program {
         self.fixed % PAGE as usize
     }
 
-    /// The bytes of the part with the buffers.
     fn buffers(&self) -> usize {
         pages((self.symmetric - self.fixed).saturating_add(self.shift()))
     }
@@ -117,17 +116,14 @@ impl Arrangement {
         self.programs.get(number).is_some_and(|program| program.is_open)
     }
 
-    /// The bytes of the ordinary arena.
     pub fn ordinary(&self) -> usize {
         self.taking().map(|program| program.ordinary).max().unwrap_or(0)
     }
 
-    /// The bytes of the symmetric arena.
     pub fn symmetric(&self) -> usize {
         self.room.unwrap_or_else(|| self.needed())
     }
 
-    /// The bytes that the programs need of it.
     pub fn needed(&self) -> usize {
         let buffers = self.taking().map(Program::buffers).max().unwrap_or(0);
         self.taking().fold(buffers, |sum, program| sum.saturating_add(pages(program.fixed)))

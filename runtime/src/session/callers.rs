@@ -10,7 +10,6 @@ use symmc_plan::{PAGE, Plan};
 use super::port::Extent;
 use crate::error::RunError;
 
-/// What blocks start at multiples of.
 const BLOCK: usize = 256;
 
 #[derive(Clone, PartialEq, Eq, Debug)]

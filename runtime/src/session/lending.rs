@@ -6,7 +6,6 @@ use super::port::{Extent, Port};
 use crate::error::RunError;
 use crate::exec::Bound;
 
-/// The memory that a caller lends.
 #[derive(Clone, Debug)]
 pub struct Lending {
     inputs: Vec<Slot>,
@@ -201,7 +200,6 @@ impl Lending {
     }
 }
 
-/// Memory that is lent for something.
 struct Lent<'l> {
     slot: &'l Slot,
     port: Port,

@@ -20,13 +20,11 @@ impl Extent {
         self.address.saturating_add(self.bytes as u64)
     }
 
-    /// Whether they have a byte in common.
     pub fn overlaps(&self, other: &Extent) -> bool {
         self.bytes > 0 && other.bytes > 0 && self.address < other.end() && other.address < self.end()
     }
 }
 
-/// Where an input or output is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Storage {

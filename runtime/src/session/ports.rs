@@ -32,7 +32,6 @@ const KEPT: usize = 64;
 /// Memory of the session for an input or output, and what is known of its data.
 #[derive(Debug)]
 pub struct Held<M> {
-    /// The memory, if there is some.
     pub memory: Option<Arc<M>>,
     /// Whether the caller wrote it, or was told where to; of a constant, whether it is there.
     pub given: bool,
@@ -467,7 +466,6 @@ pub fn in_progress() -> RunError {
     RunError::Invalid(IN_PROGRESS.into())
 }
 
-/// A session that has ended.
 pub fn ended() -> RunError {
     RunError::Invalid("the session has ended".into())
 }
