@@ -23,7 +23,6 @@ pub trait Emit {
 
     /// The graph that is being built.
     fn builder(&self) -> &Builder;
-    /// The same, to add to it.
     fn builder_mut(&mut self) -> &mut Builder;
     /// What the names of emitted values start with.
     fn label(&self) -> &str;
@@ -75,7 +74,6 @@ pub trait Emit {
         Ok(axes)
     }
 
-    /// Bounds of a dim over the program's symbols.
     fn bounds(&self, d: &Dim) -> (i64, i64) {
         d.bounds(&self.builder().graph().symbols)
     }
@@ -463,7 +461,6 @@ pub trait Emit {
         self.emit("take", Op::Take { axis }, &[x, from_last])
     }
 
-    /// The parts one after another along an axis.
     fn concat(&mut self, parts: &[ValueId], axis: usize) -> Lowered<ValueId, Self::Error> {
         match parts {
             [one] => Ok(*one),
@@ -515,7 +512,6 @@ pub trait Emit {
         Ok(z)
     }
 
-    /// A reduction over ascending axes.
     fn reduce(
         &mut self,
         op: Reduction,
