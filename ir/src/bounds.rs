@@ -63,8 +63,10 @@ struct BoundsCheck {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Required {
     /// The least and the greatest index lie within the axis.
-    Within { first: Dim, last: Dim },
-    /// The axis has at least this many elements.
+    Within {
+        first: Dim,
+        last: Dim,
+    },
     AtLeast(Dim),
 }
 

@@ -16,7 +16,6 @@ use crate::tensor::Tensor;
 use crate::text::with_symbol_names;
 use crate::types::Type;
 
-/// A node that does not type-check.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("%{name}: {message}")]
 pub struct BuildError {

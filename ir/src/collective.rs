@@ -289,7 +289,6 @@ pub enum Exit {
     Always,
 }
 
-/// The fate of a droppable exit barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitBarrier {

@@ -13,7 +13,6 @@ use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
 use crate::text::forms;
 use crate::types::{DType, Float, Type};
 
-/// The most positions of a chunk of attention.
 const MAX_CHUNK: u64 = 1 << 40;
 
 /// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
@@ -209,7 +208,6 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
     }
 }
 
-/// The shape that these shapes broadcast to.
 pub fn broadcast(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
     let mut out = vec![Dim::from(1); rank];

@@ -25,7 +25,6 @@ pub use scalar::{exact, stored};
 /// The elements of a value in closed form (see the [module](self)).
 #[derive(Clone, PartialEq, Debug)]
 pub enum Known {
-    /// Every element is this scalar.
     Full(Scalar),
     /// The element at position `i` is `start + Σ step[a] * i[a]`.
     Affine(Affine),
@@ -34,7 +33,6 @@ pub enum Known {
 /// An integer tensor that is affine in the position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Affine {
-    /// The first element.
     pub start: i64,
     /// What one step along each axis adds.
     pub step: Vec<i64>,

@@ -151,7 +151,6 @@ impl FromStr for Numerics {
     }
 }
 
-/// A list of the names of the classes.
 impl Serialize for Numerics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.classes().map(NumericsClass::name))

@@ -56,7 +56,6 @@ impl Replication {
         self.first.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    /// Whether two ranks hold the same bits.
     pub fn are_equal(&self, a: u32, b: u32) -> bool {
         let part = |rank: u32| self.first.get(rank as usize);
         part(a).is_some() && part(a) == part(b)

@@ -50,7 +50,6 @@ use crate::types::{DType, Type};
 /// The most ranks that a program, a plan or a file of tensors can have.
 pub const MAX_RANKS: u32 = 1024;
 pub const MAX_EXTENT: i64 = 1 << 40;
-/// The largest size of a value in bytes.
 pub const MAX_BYTES: i64 = 1 << 46;
 
 /// One of the invariants of the [module](self); its number is its value. Messages name what is wrong without it.

@@ -10,7 +10,6 @@ use symmc_plan::ExitBarrier;
 
 use crate::error::RunError;
 
-/// One collective step of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveCall<'a> {
     /// The index of the step in its bucket.

@@ -68,7 +68,6 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The ops of the text form.
 fn ops_of_text(filter: Option<&str>) -> Result<ExitCode> {
     put(&match filter {
         None => text::reference(),

@@ -16,7 +16,6 @@ use crate::report::kept_because;
 use crate::together;
 use crate::units::{bytes, micros};
 
-/// The explanation of a value in every bucket.
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = value.trim_start_matches('%');
     let mut out = String::new();

@@ -24,7 +24,6 @@ summary{cursor:pointer;margin:.6em 0}.key span{padding:0 .5em;margin-right:1em;c
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 220.0;
 
-/// How many buffers a drawing shows.
 const DRAWN: usize = 4000;
 
 /// How many values of a buffer a drawing names.

@@ -37,7 +37,6 @@ pub fn program(args: &ProgramArgs, given: Given, tensors: Option<&Arc<TensorFile
     Ok(program)
 }
 
-/// The tensor file that a command names.
 pub fn tensors(path: Option<&Path>) -> Result<Option<Arc<TensorFile>>> {
     Ok(path.map(TensorFile::open).transpose()?.map(Arc::new))
 }

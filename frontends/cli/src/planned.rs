@@ -5,7 +5,6 @@ use symmc::unstable::ir::{Node, NodeId, Op, Table, ValueId, text};
 use symmc::unstable::plan::{ArenaKind, Bucket, Decision, Memory, Place, ReadProgram, Role, Run, Step};
 use symmc::{CheckedPlan, Graph, Plan};
 
-/// A bucket with its planned program.
 pub struct Planned<'a> {
     pub bucket: &'a Bucket,
     pub program: &'a ReadProgram,

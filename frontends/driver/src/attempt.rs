@@ -10,7 +10,6 @@ use symmc_planner::BucketInput;
 use symmc_support::parallel;
 
 pub struct Attempt {
-    /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
     /// For each bucket the sets of collectives that are joined; none where buckets are missing.
     pub joined: Vec<JoinedSets>,

@@ -20,7 +20,6 @@ pub struct CompileReport {
     pub stages: Vec<(&'static str, Duration)>,
 }
 
-/// Measures stages that follow one another.
 struct StageClock {
     start: Instant,
     report: CompileReport,

@@ -44,7 +44,6 @@ const NODES: usize = 60_000;
 /// The most points of a grid.
 const POINTS: usize = 320;
 
-/// What chooses variants for single sizes.
 pub trait Chooser {
     /// Why no choice can be made.
     type Error;
@@ -86,7 +85,6 @@ pub fn divide<C: Chooser>(
     Ok(sections.iter().map(|(section, _)| grid.ranges(of, section)).collect())
 }
 
-/// The choices at the points of a grid.
 struct Forms<'a, C> {
     chooser: &'a C,
     points: Vec<Ranges>,

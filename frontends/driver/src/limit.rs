@@ -56,9 +56,7 @@ struct LimitSearch<'a> {
     buckets: &'a [BucketRequest],
     config: PlanConfig,
     limit: u64,
-    /// The lowered programs that were tried.
     tried: Vec<Vec<BucketInput>>,
-    /// The fastest attempt that fits.
     best: Option<Attempt>,
     /// The fastest input of each bucket among attempts that fit, with its time.
     fastest: Vec<Option<(f64, BucketInput)>>,

@@ -21,13 +21,11 @@ use crate::options::CompileOptions;
 pub struct Pipeline<'a> {
     pub source: &'a Graph,
     pub options: &'a CompileOptions,
-    /// The program in canonical form.
     pub canonical: &'a Graph,
     /// The canonical form that can be faster in buckets of small sizes, if there is one.
     pub for_small_sizes: Option<&'a Graph>,
     /// Whether the buckets are some of several.
     pub among_others: bool,
-    /// Whether collectives may be coalesced.
     pub coalesces: bool,
     /// Solutions of regions, which all lowerings share.
     pub solutions: &'a Solutions,
@@ -118,7 +116,6 @@ impl<'a> Pipeline<'a> {
         symmc_planner::plan(self.source, inputs, &config)
     }
 
-    /// How these buckets are planned.
     pub fn plan_config(&self, buckets: &[BucketRequest]) -> PlanConfig {
         let own_orders = buckets.iter().enumerate().filter(|(_, b)| b.own_order);
         PlanConfig {
@@ -141,7 +138,6 @@ impl<'a> Pipeline<'a> {
 pub struct Choice {
     /// The most symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
-    /// Whether all collectives are plain.
     pub plain: bool,
     /// What a plan shows of each bucket; nothing is known of others.
     pub seen: Vec<Seen>,

@@ -13,7 +13,6 @@ use crate::error::DriverError;
 use crate::options::CompileOptions;
 use crate::pipeline::{BucketChoice, Choice, lower_config};
 
-/// The most buckets of a plan.
 const MAX_BUCKETS: usize = 4096;
 
 /// The most of which nobody asks: each is planned, checked and kept.

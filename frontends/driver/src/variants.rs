@@ -15,7 +15,6 @@ use crate::divide::BucketRequest;
 use crate::error::DriverError;
 use crate::pipeline::{Choice, Pipeline};
 
-/// A plan that a search found.
 pub struct Planned {
     pub inputs: Vec<BucketInput>,
     pub plan: Plan,
@@ -27,7 +26,6 @@ pub struct Planned {
     pub tried: Vec<Vec<BucketInput>>,
 }
 
-/// The search, with the best attempt so far.
 pub struct VariantSearch<'a> {
     pipeline: &'a Pipeline<'a>,
     buckets: &'a [BucketRequest],

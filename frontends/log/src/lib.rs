@@ -29,12 +29,10 @@ const RANK: (&str, LevelFilter) = ("symmc::rank", LevelFilter::ERROR);
 
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
-/// A filter that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogError {
     #[error("{origin}: unknown level {found:?}: expected {LEVELS}, or TARGET=LEVEL")]
     Level { origin: String, found: String },
-    /// A target that does not exist.
     #[error("{origin}: unknown target {found:?}: expected {}", target_names())]
     Target { origin: String, found: String },
     /// The program has a subscriber of its own.

@@ -149,7 +149,6 @@ impl<'c, 'p> Call<'c, 'p> {
         (0..count).map(|i| self.tensor(i)).collect()
     }
 
-    /// What is known of an operand.
     pub fn known(&mut self, i: usize) -> Lowered<Option<Known>> {
         let Some(name) = self.name(i) else { return Ok(None) };
         Ok(match self.lowering.resolve(name)? {
@@ -416,7 +415,6 @@ impl<'c, 'p> Call<'c, 'p> {
         Ok(())
     }
 
-    /// The values that were stated for the results.
     pub fn values(&self) -> Vec<Option<ValueId>> {
         let value = |b: &Option<Binding<'_>>| match b {
             Some(Binding::Value(v)) => Some(*v),
@@ -425,7 +423,6 @@ impl<'c, 'p> Call<'c, 'p> {
         self.results.iter().map(value).collect()
     }
 
-    /// Forgets the values that were stated.
     pub fn forget_values(&mut self) {
         for result in &mut self.results {
             result.take_if(|b| matches!(b, Binding::Value(_) | Binding::Sequence(_)));

@@ -7,7 +7,6 @@ use crate::proto;
 use crate::scope::{Binding, Scope};
 use crate::versions;
 
-/// The deepest nesting of calls.
 const MAX_DEPTH: usize = 32;
 
 /// What takes the place of a node.

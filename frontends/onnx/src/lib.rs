@@ -104,7 +104,6 @@ const MAPPED: u64 = 16 << 20;
 pub struct Source {
     /// What messages call it.
     pub name: String,
-    /// What it holds.
     pub bytes: Bytes,
     /// The mapped file that the bytes are the contents of, if they are.
     pub file: Option<Arc<Mapped>>,
@@ -242,7 +241,6 @@ fn describe(head: &[u8], size: usize, why: &str) -> String {
     kind.to_string()
 }
 
-/// A program, its weights, and notes.
 type Converted = (Graph, IndexMap<String, Arc<Tensor>>, Vec<String>);
 
 fn convert<'p>(

@@ -18,7 +18,6 @@ use crate::ranks::Ranks;
 use crate::scope::{Binding, Scope};
 use crate::symbols::Symbols;
 
-/// Why a rule does not lower a node.
 pub(crate) type Stop = symmc_import::Stop<Reason>;
 
 /// The result of a rule, and of what rules call.
@@ -47,7 +46,6 @@ pub(crate) struct Lowering<'p> {
     pub parameters: &'p Parameters,
     /// The names of the tensors that the program's own graph stores: the sources of its parameters.
     pub initializers: HashSet<&'p str>,
-    /// The data of the parameters by source.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Whether nodes are built to be evaluated: then nothing is kept of them.
     pub scratch: bool,

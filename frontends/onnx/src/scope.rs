@@ -10,7 +10,6 @@ use symmc_ir::ValueId;
 use crate::known::Known;
 use crate::proto;
 
-/// What a name of the program stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Binding<'p> {
     Value(ValueId),
@@ -18,7 +17,6 @@ pub(crate) enum Binding<'p> {
     Known(Known, Option<ValueId>),
     /// A stored tensor that nothing has read yet.
     Stored(&'p proto::Tensor),
-    /// A sequence of values.
     Sequence(Vec<ValueId>),
     /// An operand that the call of a function leaves out.
     Absent,
@@ -54,7 +52,6 @@ impl<'p> Scope<'p> {
         }
     }
 
-    /// The scope of a branch within this one.
     pub fn branch(&self, prefix: String) -> Scope<'p> {
         let mut scope = Scope::new(prefix, self.opsets.clone());
         scope.attributes.clone_from(&self.attributes);
@@ -96,7 +93,6 @@ impl<'p> Scope<'p> {
         self.read.extend(names);
     }
 
-    /// Whether any node or output reads a name.
     pub fn is_read(&self, name: &str) -> bool {
         self.read.contains(name)
     }

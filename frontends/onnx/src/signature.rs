@@ -18,7 +18,6 @@ pub(crate) fn arguments(graph: &proto::Graph) -> Vec<&proto::ValueInfo> {
     graph.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect()
 }
 
-/// Adds the arguments and names the stored tensors.
 pub(crate) fn inputs<'p>(
     lowering: &mut Lowering<'p>,
     graph: &'p proto::Graph,

@@ -28,7 +28,6 @@ impl<'p> Lowering<'p> {
         Ok(())
     }
 
-    /// Lowers nodes in the current scope.
     pub fn run_nodes(&mut self, nodes: &'p [proto::Node]) -> Result<(), Reason> {
         self.scope.mark_read(nodes);
         nodes.iter().try_for_each(|node| self.node(node))

@@ -184,7 +184,6 @@ impl<'a> Archive<'a> {
             .map_err(|e| ImportError::Entry { entry, message: e.to_string() })
     }
 
-    /// Why an archive may have no program.
     fn why_no_program(&self) -> &'static str {
         if self.entries.contains_key(LEGACY) {
             BEFORE

@@ -96,7 +96,6 @@ fn number(graph: &Graph<'_>, input: &NamedArgument<'_>) -> Option<Number> {
     }
 }
 
-/// Whether an argument may be a number.
 fn is_number(input: &NamedArgument<'_>) -> bool {
     matches!(&input.arg, Argument::Int(_) | Argument::Float(_) | Argument::SymInt(_))
 }

@@ -22,7 +22,6 @@ pub(crate) enum Effect {
     Writes(Writes),
     /// It changes the shape or the storage of an operand.
     Resizes,
-    /// It draws random numbers.
     Draws,
     /// What no result shows.
     Outside,
@@ -223,7 +222,6 @@ impl Effects {
         }
     }
 
-    /// What a node does beside giving results.
     pub fn of(&self, node: &Node<'_>) -> Effect {
         let target = bare(&node.target);
         if let Some(declared) = self.declared.get(target) {

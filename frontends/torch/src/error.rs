@@ -5,7 +5,6 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// The file cannot be read.
     #[error("{path}: {source}")]
     Io { path: String, source: std::io::Error },
     #[error("not a readable zip archive: {0}")]
@@ -55,15 +54,10 @@ pub enum ImportError {
     #[error("{error}")]
     Extents { error: Box<ImportError>, symbols: symmc_import::ranges::Questioned },
     #[error("`{name}` in the signature: {message}")]
-    Signature {
-        /// The value, parameter or buffer.
-        name: String,
-        message: String,
-    },
+    Signature { name: String, message: String },
     /// The number of ranks, or of a group, is contradictory.
     #[error("{what}: {first} says {first_ranks} ranks, {second} says {second_ranks}{hint}")]
     Ranks {
-        /// The program or a group.
         what: String,
         /// Who says the first number.
         first: String,

@@ -186,7 +186,6 @@ fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32, ImportError> {
     Ok(all.len() as u32)
 }
 
-/// Whether a target communicates.
 pub(crate) fn is_collective(target: &str) -> bool {
     ["torch.ops._c10d_functional", "torch.ops.symm_mem.", "torch.ops._dtensor."]
         .iter()

@@ -46,7 +46,6 @@ pub(crate) struct Lowering<'p> {
     pub written: IndexMap<InputId, ValueId>,
     /// Whether the program has ops that write; copies matter then.
     pub in_place: bool,
-    /// What tells what ops write.
     pub effects: Effects,
     /// Pairs of values that may share memory although the graph does not show it.
     pub entangled: Vec<(ValueId, ValueId)>,
@@ -95,7 +94,6 @@ impl<'p> Lowering<'p> {
         Ok(ty)
     }
 
-    /// Whether the program declares a value as complex.
     pub fn is_complex(&self, name: &str) -> bool {
         let meta = self.scope.graph.tensor_values.get(name);
         meta.is_some_and(|m| dtype::part_of_complex(m.dtype).is_some())

@@ -18,9 +18,7 @@ enum Demand {
     Same(&'static [&'static str]),
     /// These all have the dtype of the first, or all are f32 beside a first one of f16 or bf16.
     Beside(&'static str, &'static [&'static str]),
-    /// This has one of these dtypes.
     OneOf(&'static str, &'static [DType]),
-    /// None of these is bool.
     NoBool(&'static [&'static str]),
     /// Not all of these are integers or bools.
     SomeFloat(&'static [&'static str]),

@@ -58,7 +58,6 @@ fn unify_graph(graph: &mut Graph<'_>, mut read: HashSet<String>) {
     }
 }
 
-/// Whether a node only computes sizes.
 fn is_size(graph: &Graph<'_>, node: &Node<'_>) -> bool {
     let target = &*node.target;
     let computes =

@@ -192,7 +192,6 @@ pub(crate) struct NamedArgument<'a> {
     pub arg: Argument<'a>,
 }
 
-/// An argument or a result of a node.
 pub(crate) enum Argument<'a> {
     None,
     Tensor(Str<'a>),

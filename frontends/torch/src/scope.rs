@@ -9,7 +9,6 @@ use symmc_ir::ValueId;
 
 use crate::schema::{self, Argument};
 
-/// What a name of the program stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Binding {
     Value(ValueId),

@@ -108,7 +108,6 @@ impl Stores<'_, '_> {
         }
     }
 
-    /// The names of tensors that have several.
     pub fn ties(&self) -> Vec<Vec<String>> {
         self.weights.ties().into_iter().chain(self.constants.ties()).collect()
     }

@@ -19,7 +19,6 @@ use crate::scope::{Binding, tensor_names};
 use crate::sharing;
 
 impl<'p> Lowering<'p> {
-    /// Lowers the nodes of the current scope.
     pub fn run_scope(&mut self) -> Result<(), ImportError> {
         let graph = self.scope.graph;
         for (position, node) in graph.nodes.iter().enumerate() {

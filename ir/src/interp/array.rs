@@ -103,7 +103,6 @@ pub(super) fn numel(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// Row-major strides.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     let mut out = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {

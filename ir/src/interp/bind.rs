@@ -90,7 +90,6 @@ fn solve(dim: &Dim, extent: i64, bindings: &Bindings) -> Solution {
     }
 }
 
-/// Every bound symbol is within its bounds.
 pub(super) fn check_bindings(graph: &Graph, bindings: &Bindings) -> Result<(), InterpError> {
     for (id, symbol) in graph.symbols.iter() {
         if let Some(value) = bindings.get(id).filter(|v| !(symbol.min..=symbol.max).contains(v)) {

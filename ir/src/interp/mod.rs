@@ -69,7 +69,6 @@ pub fn run(
     run_with(graph, bindings, inputs, &Registry::new())
 }
 
-/// [`run`] with kernels for custom ops.
 pub fn run_with(
     graph: &Graph,
     bindings: &Bindings,

@@ -21,7 +21,6 @@ pub struct CustomCall<'a> {
 
 type Kernel = dyn Fn(&CustomCall<'_>) -> Result<Vec<Vec<Tensor>>, String> + Send + Sync;
 
-/// Kernels of custom ops by name.
 #[derive(Default)]
 pub struct Registry {
     kernels: BTreeMap<String, Box<Kernel>>,

@@ -28,7 +28,6 @@ pub(super) enum Token<'a> {
 }
 
 impl Token<'_> {
-    /// The token as error messages name it.
     pub fn describe(&self) -> String {
         match self {
             Token::Ident(s) | Token::Integer(s) | Token::Float(s) => quote(s),

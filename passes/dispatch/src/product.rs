@@ -223,7 +223,6 @@ impl Product {
         map.iter().map(shape).all(|s| *s == self.shape)
     }
 
-    /// Whether both can be done side by side.
     fn alike(&self, other: &Product) -> bool {
         self.is_beside(other) && self.columns == other.columns
     }

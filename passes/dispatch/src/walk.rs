@@ -22,7 +22,6 @@ pub struct Unit {
 /// The units of a program so far.
 pub struct Walk<'a> {
     pub facts: &'a Facts<'a>,
-    /// In order of their first nodes.
     pub units: Vec<Unit>,
     /// The units of each form that may still grow, by index.
     open: BTreeMap<Form, BTreeSet<usize>>,
@@ -167,7 +166,6 @@ impl<'a> Walk<'a> {
         self.unit_of[id]
     }
 
-    /// The units whose values a node reads.
     pub fn read(&self, id: NodeId) -> Vec<usize> {
         let sources = self.facts.node(id).inputs.iter().filter_map(|&v| self.facts.source(v));
         sources.filter_map(|n| self.unit_of[n]).collect()

@@ -240,7 +240,6 @@ fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], unseen: Unseen)
     Some(Seen { operands: vec![sum], ..Seen::default() })
 }
 
-/// The sum of two masks.
 fn added(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
     let shape = infer::broadcast(&[cx.shape(x), cx.shape(y)]).ok()?;
     let ty = Type::new(cx.ty(x).dtype, shape);

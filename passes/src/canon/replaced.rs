@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::{Dim, Graph, Node, Op, Type, ValueId};
 
-/// What a pass made of a collective.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replaced {
     /// The collective: the name of its result in the program.

@@ -31,7 +31,6 @@ impl Part {
     }
 }
 
-/// How much of a value is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Used {
     Nothing,
@@ -268,7 +267,6 @@ struct Rebuilt<'g> {
     to: Graph,
     /// What stands for each value: its used part or the whole.
     map: Copied,
-    /// Parts of values that are computed whole.
     slices: HashMap<(ValueId, Part), ValueId>,
 }
 

@@ -142,7 +142,6 @@ impl<'a> Builder<'a> {
         Some(())
     }
 
-    /// Adds a node with one result.
     fn add(&mut self, name: String, op: Op, inputs: Vec<ValueId>, ty: Type) -> Option<ValueId> {
         let node = self.to.add_node(op, inputs, vec![(name, ty)]);
         self.to.nodes[node].outputs.first().copied()

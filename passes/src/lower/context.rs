@@ -58,7 +58,6 @@ impl Schedule {
 pub struct Context {
     pub profile: Profile,
     pub sizes: Table<GroupId, u32>,
-    /// The symbols within the bucket.
     pub symbols: Table<SymbolId, Symbol>,
     /// The variants that may be chosen; `None` for all.
     pub variants: Option<Vec<Variant>>,

@@ -11,7 +11,6 @@ use super::language::{self, Graph, Lang};
 use super::placing::{Operand, Plan};
 use super::region::Form;
 
-/// How one collective of a region was chosen.
 pub struct Decided {
     pub node: usize,
     /// The node of the region whose value the steps give: the same, or a sum of several collectives.
@@ -53,7 +52,6 @@ impl Chooser<'_> {
         self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
     }
 
-    /// A decision for each collective of the region.
     pub fn decisions(&self, form: &Form, plan: &Plan) -> Option<Vec<Decided>> {
         let mut out = Vec::new();
         let mut claimed: BTreeSet<usize> = BTreeSet::new();

@@ -167,7 +167,6 @@ pub fn cheapest_variant(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> L
     costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
 }
 
-/// The cost of taken nodes together.
 pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
     taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
 }

@@ -70,7 +70,6 @@ pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
     own.into_iter().chain([Attr::Group(group)]).collect()
 }
 
-/// The collective of a kind with these attributes.
 pub fn collective(
     name: CollectiveName,
     variant: Option<Variant>,
@@ -188,7 +187,6 @@ impl FromOp for Lang {
     }
 }
 
-/// What the e-graph knows of a class.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fact {
     Attr(Attr),

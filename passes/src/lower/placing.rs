@@ -9,7 +9,6 @@ use super::extract::Taken;
 use super::imported::Imported;
 use super::language::{self, Attr, Graph, Lang};
 
-/// A node of a solution.
 pub struct Step {
     pub op: Op,
     pub operands: Vec<Operand>,
@@ -21,7 +20,6 @@ pub struct Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operand {
     Leaf(usize),
-    /// A result of an earlier step.
     Step(usize, usize),
 }
 

@@ -70,7 +70,6 @@ pub enum Operand {
     Inner(usize, usize),
 }
 
-/// How a value of a region is used.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Use {
     /// By a node that is not in the region, or as an output.

@@ -38,7 +38,6 @@ pub struct Solutions {
 /// How much was done and is kept.
 #[derive(Default)]
 struct Counts {
-    /// The e-graphs that were made.
     made: AtomicUsize,
     /// The nodes of those that are kept.
     kept: AtomicUsize,

@@ -18,7 +18,6 @@ use super::reasons::Ways;
 use super::region::{Form, Key};
 use super::rules;
 
-/// How a region is run.
 pub struct Solution {
     /// The nodes, each after those that it uses.
     pub steps: Vec<Step>,
@@ -140,7 +139,6 @@ pub struct RuleSets {
 }
 
 impl RuleSets {
-    /// The rules for plans of these classes.
     pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
         Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::EXACT)? })
     }
@@ -226,7 +224,6 @@ impl Saturated {
     }
 }
 
-/// How the classes of a region are used.
 pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
     let form = &*key.form;
     let outputs = imported.classes(graph, form, |u| u.output).into_iter().collect();

@@ -55,7 +55,6 @@ pub struct Candidate {
 #[derive(Clone, Debug)]
 pub enum Rewrite {
     Value(ValueId),
-    /// Another node with the same result type.
     Node(Op, Vec<ValueId>),
 }
 

@@ -24,16 +24,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 
-/// The version of the messages.
 pub(crate) const PROTOCOL: u32 = 5;
-/// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
 const BATCH: usize = 64;
 /// How long one end waits for the other to make room for a message.
 const SENDING: Duration = Duration::from_secs(1);
 
-/// A message of the coordinator to a rank.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum ToRank {
     /// The run, and the sizes of the segments whose descriptors follow.
@@ -66,7 +63,6 @@ pub(crate) struct Welcome {
     pub limit: Duration,
 }
 
-/// A message of a rank to the coordinator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
@@ -109,7 +105,6 @@ pub(crate) struct Identity {
     pub contents: Vec<String>,
 }
 
-/// One end of a control socket.
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,

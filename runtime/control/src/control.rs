@@ -41,7 +41,6 @@ const RUNNING: usize = 24;
 const HEARTBEAT: usize = 64;
 const CLOSED: usize = 72;
 
-/// A counter of one rank in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
     /// Barriers that the rank has arrived at.

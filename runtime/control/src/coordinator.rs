@@ -89,7 +89,6 @@ enum Phase {
     Gone,
 }
 
-/// A rank as the coordinator sees it.
 #[derive(Debug)]
 pub(crate) struct Member {
     channel: Channel,
@@ -131,7 +130,6 @@ pub(crate) trait RankProcesses {
     fn is_stopped(&mut self, rank: u32) -> bool;
 }
 
-/// Watches the ranks of one run.
 pub(crate) struct Coordinator<'a> {
     pub watched: Watched,
     pub locate_step: LocateStep,
@@ -462,7 +460,6 @@ impl<'a> Coordinator<'a> {
 /// The exit code of a rank that the system refused something.
 const REFUSED: i32 = 2;
 
-/// How the process of a rank ended.
 #[derive(Debug)]
 pub(crate) struct End {
     /// `signal 9, SIGKILL` or `exit code 3`.

@@ -21,7 +21,6 @@ pub enum DataFault {
     Other,
 }
 
-/// Why an op of a program cannot run.
 #[derive(Clone, PartialEq, Eq, Debug, Error, Serialize, Deserialize)]
 pub enum Mismatch {
     /// The importer does not know the op.

@@ -30,7 +30,6 @@ pub trait Bootstrap {
     /// Every rank's bytes, by rank. All ranks give equally many.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String>;
 
-    /// Returns when all ranks have called it.
     fn barrier(&mut self) -> Result<(), String> {
         self.all_gather(&[0]).map(drop)
     }

@@ -78,7 +78,6 @@ impl Observer {
         Observer { control: control.clone(), ranks, coordinator: WordSample::default() }
     }
 
-    /// Looks at all words.
     pub fn sample(&mut self, now: Duration) {
         for (rank, seen) in (0..).zip(&mut self.ranks) {
             seen.look(self.control.heartbeat(rank), now);

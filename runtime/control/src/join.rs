@@ -285,7 +285,6 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Sends the shared memory to all ranks.
     fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<(), RunError> {
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         for (rank, channel) in (0..).zip(channels) {

@@ -49,7 +49,6 @@ pub(crate) struct Link {
     opening: Mutex<Opening>,
 }
 
-/// What the rank and its listener share.
 #[derive(Debug)]
 struct LinkState {
     channel: Channel,

@@ -33,7 +33,6 @@ impl Membership {
         if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
     }
 
-    /// The address where the ranks meet.
     pub(crate) fn address(&self) -> Result<UnixAddr, RunError> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
         UnixAddr::new_abstract(name.as_bytes())

@@ -162,7 +162,6 @@ pub(crate) fn receive_welcome(
     }
 }
 
-/// Maps the shared memory of a run.
 pub(crate) fn map_domain(
     welcome: &Welcome,
     fds: &mut impl Iterator<Item = OwnedFd>,

@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The two lists of a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AclKind {
     /// Who may use the folder or file itself.

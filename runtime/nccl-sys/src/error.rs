@@ -17,7 +17,6 @@ pub struct LoadError {
     pub attempts: Vec<Attempt>,
 }
 
-/// One library that was tried.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attempt {
     /// A file, or a bare name that the system's loader looked up.
@@ -26,10 +25,8 @@ pub struct Attempt {
     pub refusal: Refusal,
 }
 
-/// Why a library was not taken.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 pub enum Refusal {
-    /// The file does not exist.
     #[error("no such file")]
     Absent,
     /// Another user could have put it there.
@@ -41,7 +38,6 @@ pub enum Refusal {
     /// A function is missing that every accepted version has.
     #[error("not an NCCL library: it has no {0}")]
     NoSymbol(&'static str),
-    /// It is too old.
     #[error("found version {found}, expected {} or newer", Version::OLDEST)]
     Old {
         /// The version it says it is.

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 /// The environment variable that names the library: a file, or the folder that holds `libnccl.so.2`.
 pub const PATH_VARIABLE: &str = "SYMMC_NCCL_PATH";
 
-/// A library that is looked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wanted {
     /// The environment variable that names it: a file, or the folder that holds it.

@@ -48,7 +48,6 @@ pub enum Distrust {
 }
 
 impl Untrusted {
-    /// What to do.
     pub fn remedy(&self) -> String {
         let path = self.path.display();
         match &self.why {

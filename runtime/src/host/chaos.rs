@@ -27,7 +27,6 @@ impl Chaos {
         Chaos { seed: mix(seed ^ mix(u64::from(rank) + 1)) }
     }
 
-    /// Delays the `touch`-th touch of a step.
     pub fn delay(&self, run: u64, step: usize, touch: u32) {
         match self.choose(run, step, touch) {
             Delay::None => {}

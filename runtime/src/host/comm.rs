@@ -35,7 +35,6 @@ impl CommConfig {
     }
 }
 
-/// The communicator of one rank.
 #[derive(Debug)]
 pub struct Comm {
     pub(super) domain: Domain,
@@ -98,7 +97,6 @@ impl Comm {
         Domain::part(self.ranks(), self.domain.control.groups())
     }
 
-    /// The symmetric arena of this rank.
     pub fn arena(&self) -> &Segment {
         &self.domain.arenas[self.rank as usize]
     }

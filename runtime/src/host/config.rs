@@ -54,7 +54,6 @@ impl Default for HostConfig {
 }
 
 impl HostConfig {
-    /// How a communicator among `ranks` ranks works.
     pub fn comm(&self, ranks: u32) -> CommConfig {
         let lanes = if self.threads == LaneThreads::Each { 2 } else { 1 };
         let spin = Spin::for_threads(ranks as usize * lanes);

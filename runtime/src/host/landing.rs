@@ -17,7 +17,6 @@ use super::reduce::{BLOCK, Room};
 use super::running::{PerRank, Running};
 use crate::error::RunError;
 
-/// The number of epochs.
 const EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
 const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
@@ -71,7 +70,6 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
     }
 }
 
-/// Begins a collective with messages of `message` bytes.
 fn begin(running: &Running, message: usize) -> Result<Zones, RunError> {
     let Some(offsets) = running.call.landing else {
         return Err(running.fail("expected landing zones for ll, found none".into()));
@@ -216,7 +214,6 @@ fn receive(
     }
 }
 
-/// Waits for line `i` of peer `p`.
 fn await_line(running: &Running, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
     let slot = zones.slot(running.me, p);
     // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.

@@ -7,7 +7,6 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a line.
 pub const LINE: usize = 64;
 /// Bytes of data in a line.
 pub const DATA: usize = 60;

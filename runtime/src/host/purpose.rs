@@ -51,7 +51,6 @@ fn about(plan: &Plan) -> Vec<(String, String)> {
     about.map(|(name, value)| (name.to_string(), value)).to_vec()
 }
 
-/// Names the steps of a plan.
 pub fn locate_steps(plan: &ReadPlan) -> LocateStep {
     let plan = plan.clone();
     LocateStep::new(move |progress| locate_step(&plan, progress))

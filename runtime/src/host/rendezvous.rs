@@ -13,7 +13,6 @@ use crate::error::{DataFault, RunError};
 /// The step that a rank meets its peers for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepInfo<'a> {
-    /// The index of the step in its bucket.
     pub step: usize,
     pub node: &'a str,
     pub op: &'a str,

@@ -16,7 +16,6 @@ use crate::error::RunError;
 /// Bytes of one slice: between slices a rank may be delayed.
 pub(super) const SLICE: usize = 256 << 10;
 
-/// One collective in progress on one rank.
 pub(super) struct Running<'a> {
     rendezvous: Rendezvous<'a>,
     pub call: &'a CollectiveCall<'a>,
@@ -95,7 +94,6 @@ impl<'a> Running<'a> {
         self.arena(p, region.on(self.info.cell[p]), bytes)
     }
 
-    /// The reduction of the call.
     pub fn reducer(&self, op: ReduceOp) -> Reducer {
         Reducer::new(self.call.dtype, op)
     }

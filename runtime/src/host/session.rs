@@ -140,7 +140,6 @@ impl HostSession {
         })
     }
 
-    /// What another program takes on this rank.
     fn prepare_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<NewProgram, RunError> {
         if plan.ranks != self.ports.plan().ranks {
             let (expected, found) = (self.ports.plan().ranks, plan.ranks);

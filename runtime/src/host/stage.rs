@@ -22,7 +22,6 @@ impl<'a> Stage<'a> {
         Stage { running, next: running.group.chunks.load(Ordering::Relaxed) }
     }
 
-    /// The next chunk.
     pub fn next(&mut self) -> u32 {
         let chunk = self.next;
         self.next = chunk.wrapping_add(1);

@@ -32,7 +32,6 @@ impl FileStamp {
     }
 }
 
-/// Where the data of an input lie.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct InputPlace {
     /// The file, if not the segment of all inputs.

@@ -249,7 +249,6 @@ pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>,
     Ok((starts, end))
 }
 
-/// The files that these tensors lie in.
 fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     let mut out: Vec<Arc<dyn Backing>> = Vec::new();
     for part in inputs.iter().flatten().filter_map(|t| t.part()) {

@@ -6,7 +6,6 @@ use thiserror::Error;
 
 use crate::error::DataFault;
 
-/// Why a kernel refused its operands.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
     #[error("the index {index} is outside axis {axis}, which has extent {extent}")]

@@ -176,7 +176,6 @@ pub fn report(
     Ok(agrees)
 }
 
-/// The most runs with noise.
 const NOISY_RUNS: u64 = 8;
 /// After this many runs with noise that explain no further element, there are no more. Runs with different seeds take
 /// different infinities where sums leave the range of their type.

@@ -81,7 +81,6 @@ struct Prepared {
     work: Workload,
     /// What the results are compared with. Ranks that joined run also without it, that none waits for this one.
     expected: Result<Option<(Compare, Expected)>>,
-    /// The file that the outputs go to.
     output: Option<PathBuf>,
 }
 
@@ -214,7 +213,6 @@ struct Subject {
     plan: CheckedPlan,
     source: Graph,
     weights: Weights,
-    /// The files that the program was read from.
     files: Vec<PathBuf>,
 }
 
@@ -385,7 +383,6 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
         .with_trace(args.profile_trace.clone())
 }
 
-/// What the results are compared with.
 fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
     let recorded = work.expected.is_some() || work.incomparable.is_some();
     match args.compare.unwrap_or(if recorded { Compare::Recorded } else { Compare::None }) {

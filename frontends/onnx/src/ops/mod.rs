@@ -36,7 +36,6 @@ static TABLES: Tables<Versioned> = Tables::new(&[
     collectives::ROWS,
 ]);
 
-/// The rule of an op.
 pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
     match normalised(domain) {
         "" => TABLES.find(op),

@@ -10,7 +10,6 @@ use super::condition::{Atom, Condition, Kind, Witness};
 use super::linear::{Leaf, Linear, Place};
 use crate::rewrite::Rewriter;
 
-/// A condition as attention takes it.
 #[derive(Debug)]
 pub struct Split {
     /// The bounds, with the operand of each that has one.

@@ -194,7 +194,6 @@ impl Condition {
         self.contrary().and(other.contrary()).map(Condition::contrary)
     }
 
-    /// Whether it always or never holds.
     pub fn is_constant(&self) -> Option<bool> {
         self.atoms.is_empty().then_some(!self.negated)
     }

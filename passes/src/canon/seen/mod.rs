@@ -185,7 +185,6 @@ fn unary(cx: &Rewriter, op: UnaryOp, x: ValueId, ty: &Type) -> Option<Fact> {
     }
 }
 
-/// An operand of an op of two.
 #[derive(Clone, Copy)]
 enum Operand {
     Value(ValueId),
@@ -209,7 +208,6 @@ impl Operand {
         }
     }
 
-    /// The element that all are.
     fn scalar(self, cx: &Rewriter) -> Option<Scalar> {
         match self {
             Operand::Value(v) => cx.known(v)?.full(),

@@ -26,7 +26,6 @@ enum Fact {
     },
 }
 
-/// What may stand for a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Replacement {
     /// A term of the same type.
@@ -367,7 +366,6 @@ fn kept_axis(op: &Op, g: &Gathered, from: &[Dim], ty: &Type, terms: &Terms<'_>) 
     (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
 }
 
-/// The number of axes of a value.
 fn graph_rank(graph: &Graph, v: ValueId) -> usize {
     graph.ty(v).rank()
 }

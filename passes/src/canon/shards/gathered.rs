@@ -53,7 +53,6 @@ impl Segments {
 }
 
 impl Gathered {
-    /// The gathered axis of the shard.
     pub fn own_axis(&self) -> usize {
         self.axis + usize::from(self.by_reader)
     }
@@ -74,7 +73,6 @@ impl Gathered {
         kind(self) == kind(other) && self.extent(terms) == other.extent(terms)
     }
 
-    /// The parts of shards that the value has.
     pub fn segments(&self, terms: &Terms<'_>) -> Option<Segments> {
         let extent = self.extent(terms).as_const().filter(|&s| s > 0)?;
         let window = self.window.unwrap_or(Window { start: 0, len: extent * self.ranks });

@@ -18,7 +18,6 @@ pub struct ReduceParams<'a> {
 }
 
 impl ReduceParams<'_> {
-    /// The reduction of a shard.
     fn own(&self, x: &Gathered, op: Reduction) -> Op {
         let added = x.own_axis() - x.axis;
         Op::Reduce { op, axes: self.axes.iter().map(|a| a + added).collect(), keep: self.keep }

@@ -213,7 +213,6 @@ impl<'g> Terms<'g> {
 #[derive(Default)]
 pub struct VisitedTerms(HashSet<usize>);
 
-/// The values that terms are in a graph.
 #[derive(Default)]
 pub struct Emitted {
     values: HashMap<usize, Vec<ValueId>>,

@@ -66,9 +66,7 @@ pub(crate) enum Stage {
     Gathering,
     /// Ranks map the shared memory and send their plan and settings.
     Comparing,
-    /// Ranks read their contents.
     Digesting,
-    /// Ranks load their memory.
     Loading,
     Started,
 }
@@ -106,7 +104,6 @@ pub(crate) enum Order {
     Start,
 }
 
-/// What an answer of a rank changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum AnswerEffect {
     /// The rank owes no such answer, which is a fault of the rank.
@@ -117,7 +114,6 @@ pub(crate) enum AnswerEffect {
     Complete(Order),
 }
 
-/// Why a run cannot open.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Fault {
     /// These ranks did not come within the limit.
@@ -252,7 +248,6 @@ pub(crate) enum Task {
 pub(crate) struct Joining {
     timeouts: Timeouts,
     sent: Answer,
-    /// When it sent that.
     since: Duration,
 }
 

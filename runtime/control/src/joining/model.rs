@@ -33,11 +33,8 @@ struct Setting {
     late: Option<(u32, u32)>,
     /// A rank that loads slowly.
     slow: Option<u32>,
-    /// Whether contents are compared by their digests.
     digests: bool,
-    /// Whether processes show heartbeats.
     signs: bool,
-    /// How many processes are stopped at most.
     stops: usize,
 }
 

@@ -76,7 +76,6 @@ pub struct Measurements {
     /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
     pub copies: Vec<(usize, [f64; 3])>,
     pub collectives: Vec<Measured>,
-    /// All-reduces with a residual and a norm.
     pub norms: Vec<MeasuredNorm>,
 }
 

@@ -81,7 +81,6 @@ pub(super) enum Data {
     Constant([u8; 4]),
 }
 
-/// A graph that is being built.
 pub(super) struct Builder {
     pub cudnn: &'static Cudnn,
     pub tensors: Vec<Descriptor>,
@@ -243,7 +242,6 @@ impl Builder {
         Ok(to)
     }
 
-    /// The product of two matrices.
     pub(super) fn product(&mut self, [a, b, c]: [Edge; 3]) -> Result<(), CudaError> {
         let kind = Descriptor::new(self.cudnn, Kind::MatMul)?
             .with(Attribute::MatMulPrecision, Value::DataType(F32))?

@@ -153,7 +153,6 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// An attribute that is one integer.
     pub fn int(&self, attribute: Attribute) -> Result<i64, CudaError> {
         let (mut value, mut count) = (0i64, 0i64);
         // SAFETY: the descriptor is alive; there is room for one integer.

@@ -160,7 +160,6 @@ impl Planner {
     }
 }
 
-/// A part of an attention with its plan.
 struct Part {
     plan: Arc<Plan>,
     attention: Attention,
@@ -227,7 +226,6 @@ impl Part {
     }
 }
 
-/// An attention with its plans.
 pub struct Prepared {
     attention: Box<Attention>,
     workspace: Address,

@@ -28,7 +28,6 @@ use crate::device::launch::Address;
 use crate::error::CudaError;
 use crate::exchange::Exchange;
 
-/// What communicators are made with.
 pub struct Making<'a> {
     pub exchange: &'a dyn Exchange,
     pub device: &'a Arc<Device>,
@@ -59,7 +58,6 @@ fn config(variant: Variant) -> Config {
     config
 }
 
-/// A communicator, and the arena's window on it.
 #[derive(Debug)]
 struct Made {
     comm: Comm,
@@ -276,7 +274,6 @@ pub fn has(variant: Variant) -> bool {
     !variant.is_library() || Nccl::load().is_ok_and(|nccl| lacks(nccl, variant).is_none())
 }
 
-/// What the library lacks for a variant.
 pub(super) fn lacks(nccl: &Nccl, variant: Variant) -> Option<String> {
     match variant {
         Variant::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),

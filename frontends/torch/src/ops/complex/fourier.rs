@@ -292,7 +292,6 @@ fn weights(c: &mut Call<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> Lowered<V
     c.reshape(weights, vec![rows.clone(), 1.into()])
 }
 
-/// A product with a matrix along an axis.
 fn along(c: &mut Call<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> Lowered<ValueId> {
     let rank = c.rank(x);
     let order: Vec<usize> = (0..rank).filter(|&a| a != axis).chain([axis]).collect();
