@@ -164,12 +164,10 @@ impl<'a> Running<'a> {
         (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 
-    /// The operand of number `p`, which has `bytes` bytes.
     pub fn operand_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
         if p == self.me { Ok(self.operand) } else { self.region_of("operand", &self.bound.operand, p, bytes) }
     }
 
-    /// The result of number `p`, which has `bytes` bytes.
     pub fn result_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
         if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
     }

@@ -38,7 +38,6 @@ pub struct Peers {
 pub struct Ends {
     pub operand: DevicePtr,
     pub result: DevicePtr,
-    /// The sizes of an all-to-all with sizes on the device.
     pub sizes: Option<Sizes>,
 }
 

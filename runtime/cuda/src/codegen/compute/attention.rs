@@ -518,7 +518,6 @@ fn broadcast_rows(
     Ok(Rows::new(l.at(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
 }
 
-/// The shape of the queries with another last axis.
 fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
     let mut shape = q.shape.to_vec();
     if let Some(last) = shape.last_mut() {
@@ -527,7 +526,6 @@ fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
     shape
 }
 
-/// Where q, k, v, the mask and the result lie.
 pub(super) fn places(
     x: &Extents,
     o: &Operands<'_, Located>,

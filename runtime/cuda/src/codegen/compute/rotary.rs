@@ -117,7 +117,6 @@ fn part(
     Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
 }
 
-/// Whether operands and result are those of a rotary embedding.
 fn check(width: usize, operands: &[Located], result: &Located) -> Result<(), CudaError> {
     let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
     let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {

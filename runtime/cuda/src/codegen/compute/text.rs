@@ -70,7 +70,6 @@ pub(super) fn computed(dtype: DType) -> &'static str {
     }
 }
 
-/// The bits of a scalar as an element of a dtype.
 pub(super) fn bits(dtype: DType, scalar: Scalar) -> u64 {
     let mut bytes = [0u8; 8];
     match scalar {
