@@ -88,7 +88,6 @@ impl Gpu {
         Gpu { arena, ..self }
     }
 
-    /// How algorithms of matrix products are chosen, and who computes attention.
     #[must_use]
     pub fn with_products(self, products: Products) -> Gpu {
         Gpu { products, ..self }

@@ -100,7 +100,6 @@ impl CudaSession {
         }
     }
 
-    /// Whether what is put on a stream of the caller is recorded.
     fn is_recorded(&self, stream: &Stream) -> Result<bool, RunError> {
         let known = self.flight.stream == Some(stream.handle().addr());
         if !known && !stream.is_of_device()? {
