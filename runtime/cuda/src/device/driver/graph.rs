@@ -324,7 +324,6 @@ impl Graph {
         Ok(true)
     }
 
-    /// The copies that are part of it, as it was recorded.
     pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
         let (graph, mut count) = (self.template.graph, 0);
         // SAFETY: the graph exists; the call writes how many nodes it has.
