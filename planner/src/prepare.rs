@@ -298,7 +298,6 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// A copy of an old value, named after it.
     fn copy(&mut self, of: ValueId, suffix: &str) -> ValueId {
         if self.names.is_empty() {
             self.names = self.old.values.values().map(|v| v.name.clone()).collect();

@@ -362,7 +362,6 @@ const PLACEMENTS: usize = 24;
 /// The number of steps below which every order is placed, whatever the model says.
 const SMALL: usize = 500;
 
-/// Places a program with its steps in this order.
 fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, apart: &Apart) -> Placed {
     let graph = &program.graph;
     let live = Liveness::new(graph, &steps, rules.bound, rules.next_run, choices);

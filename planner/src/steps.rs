@@ -18,7 +18,6 @@ use crate::error::PlanError;
 pub struct StepInfo {
     /// The node that it runs, or the first of its dispatch.
     pub node: NodeId,
-    /// The dispatch that it runs, if it is one.
     pub dispatch: Option<Dispatch>,
     pub lane: Lane,
     /// The bases whose memory it reads, each once, in order of its operands.

@@ -50,7 +50,6 @@ impl Views {
         &self.bytes[value]
     }
 
-    /// Whether a value is a contiguous part of its base.
     pub fn contiguous(&self, graph: &Graph, value: ValueId) -> bool {
         self.layouts[value].as_ref().is_none_or(|l| l.is_contiguous(graph.ty(value)))
     }

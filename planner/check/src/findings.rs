@@ -4,7 +4,6 @@
 
 use super::error::CheckError;
 
-/// The most findings that a check keeps and reports one by one.
 pub const MOST: usize = 100;
 
 #[derive(Debug, Default)]
@@ -25,7 +24,6 @@ impl Findings {
         findings.into_iter().for_each(|finding| self.push(finding));
     }
 
-    /// Adds the findings of another part of the plan.
     pub fn append(&mut self, other: Findings) {
         let room = MOST - self.kept.len();
         self.kept.extend(other.kept.into_iter().take(room));

@@ -18,7 +18,6 @@ use super::place::Space;
 /// The step number of what the caller writes at the start of a run.
 pub const START: u32 = u32::MAX;
 
-/// A past access to the memory of this rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
     pub value: ValueId,

@@ -52,7 +52,6 @@ pub struct Programs {
     pub planned: Vec<PlannedProgram>,
     /// All groups of all programs, each name once.
     pub groups: Vec<Group>,
-    /// The index of each group in `groups` by its name.
     group_of: HashMap<String, usize>,
     pub fixed: FixedMemory,
 }
@@ -273,7 +272,6 @@ fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut F
     }
 }
 
-/// The symbols of the source, with the ranges of the planned program.
 fn narrowed(source: &Graph, planned: &Graph) -> Symbols {
     let mut symbols = source.symbols.clone();
     for symbol in symbols.values_mut() {

@@ -22,7 +22,6 @@ pub struct Schedule<'a> {
     pub index: usize,
     pub bucket: &'a Bucket,
     pub program: &'a PlannedProgram,
-    /// The symbols of the program with the ranges of the bucket.
     pub symbols: Symbols,
     pub locations: Table<ValueId, Option<Location>>,
     /// Which of them share bytes in one run.

@@ -93,7 +93,6 @@ struct Needed {
     /// The extents of all values of the region.
     shapes: HashMap<ValueId, Vec<i64>>,
     root: Window,
-    /// The windows of each leaf and of each result of a node.
     windows: HashMap<ValueId, Vec<Window>>,
     /// How each node of the region computes the windows of its results, in reverse order.
     nodes: Vec<(NodeId, Vec<(Window, WindowedOp)>)>,
@@ -129,7 +128,6 @@ impl Needed {
         Ok(out)
     }
 
-    /// Adds the windows that a node needs of its operands.
     fn node(
         &mut self,
         program: &Numbered<'_>,

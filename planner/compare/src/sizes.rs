@@ -19,7 +19,6 @@ use crate::region::Region;
 /// The value of each symbol of a bucket.
 pub type Sizes = Vec<(String, i64)>;
 
-/// The most sizes of a bucket at which a region is compared.
 const MOST_SIZES: usize = 64;
 /// The most conditions of a region of which sizes are searched.
 const MOST_CONDITIONS: usize = 4096;
@@ -34,7 +33,6 @@ pub struct Conditions {
     positions: bool,
 }
 
-/// The sizes of a bucket at which a region is compared.
 #[derive(Debug)]
 pub struct ChosenSizes {
     /// The sizes, those at the ends first.

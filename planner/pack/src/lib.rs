@@ -54,7 +54,6 @@ pub struct Config {
     /// The number of block placements after which no further order is tried. The first packing and the first order come
     /// before.
     pub work: u64,
-    /// The number of orders that are tried at most.
     pub rounds: u64,
     /// A peak at most this fraction above the bound ends the search.
     pub enough: f64,

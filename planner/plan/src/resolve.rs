@@ -18,7 +18,6 @@ use crate::{Bucket, Memory, Place, Step};
 /// The symbols of a program with the ranges of a bucket.
 pub type Symbols = Table<SymbolId, Symbol>;
 
-/// A program of a plan, read from its text.
 #[derive(Clone, Debug)]
 pub struct ReadProgram {
     pub graph: Graph,

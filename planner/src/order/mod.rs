@@ -38,7 +38,6 @@ pub fn peak(tasks: &Tasks, order: &[u32]) -> Demand {
     memory::peak(&profile(tasks, order))
 }
 
-/// The order of this name; none where it takes a search.
 pub fn named(tasks: &Tasks, order: Order) -> Option<Vec<u32>> {
     named::named(tasks, order)
 }

@@ -56,7 +56,6 @@ impl Order {
     pub const NAMED: &'static [Order] = Order::ALL.split_at(2).1;
 }
 
-/// The order of this name; none where it takes a search.
 pub fn named(tasks: &Tasks, name: Order) -> Option<Vec<u32>> {
     Some(match name {
         Order::Chosen | Order::Lean => return None,

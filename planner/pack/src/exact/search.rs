@@ -77,7 +77,6 @@ pub struct Search<'a> {
 }
 
 impl Exact {
-    /// A search for a packing of at most this peak.
     pub fn search(&self, capacity: u64) -> Search<'_> {
         Search::new(self, (capacity / self.unit).min(UNITS) as u32)
     }
