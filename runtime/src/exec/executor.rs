@@ -32,7 +32,6 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// A plan on rank `rank`. The plan must have been checked.
     pub fn new(
         plan: &ReadPlan,
         rank: u32,
