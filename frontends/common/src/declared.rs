@@ -35,7 +35,6 @@ pub fn hold(
     Err(Mismatch { expected, found: shown(found, symbols) })
 }
 
-/// A type for messages, with the names of the symbols.
 pub fn shown(ty: &Type, symbols: &Table<SymbolId, Symbol>) -> String {
     let dims: Vec<String> = ty.shape.iter().map(|d| d.display(symbols).to_string()).collect();
     format!("{}[{}]", ty.dtype, dims.join(", "))

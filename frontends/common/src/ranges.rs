@@ -334,7 +334,6 @@ fn error(symbol: &str, expected: &str, found: String) -> RangeError {
     RangeError { symbol: symbol.into(), expected: expected.into(), found }
 }
 
-/// The symbol of this name, or of this name elsewhere.
 fn find(declared: &[Declared], name: &str) -> Result<usize, RangeError> {
     let by = |is: &dyn Fn(&Declared) -> bool| declared.iter().position(is);
     let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
