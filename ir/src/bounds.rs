@@ -93,7 +93,6 @@ impl BoundsChecks {
         self.checks.is_empty()
     }
 
-    /// Evaluates the checks for the sizes of a run.
     pub fn evaluate(&self, graph: &Graph, bindings: &Bindings) -> Result<(), OutOfBounds> {
         self.checks.iter().try_for_each(|check| check.evaluate(graph, bindings))
     }

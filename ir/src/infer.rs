@@ -139,7 +139,6 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
     }
 }
 
-/// Checks declared result types against the op and its operands.
 pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> Result<(), String> {
     if let Some(expected) = infer(op, operands, n)? {
         want(expected.len() == results.len(), || {
@@ -413,7 +412,6 @@ fn log_sum_exp_of(q: &Type) -> Type {
     Type::new(q.dtype.wide(), q.shape[..q.rank() - 1].to_vec())
 }
 
-/// The types of the gradients of the queries, keys and values.
 fn attention_gradient(bounds: &[Bound], operands: &[&Type]) -> Result<Vec<Type>, String> {
     attributes_of_attention(None, bounds)?;
     let (&[gradient, result, sums], forward) = operands

@@ -61,7 +61,6 @@ impl Replication {
         part(a).is_some() && part(a) == part(b)
     }
 
-    /// Whether the ranks of each of these cells hold the same bits.
     pub fn holds_within(&self, cells: &[Vec<u32>]) -> bool {
         cells.iter().all(|cell| cell.iter().all(|&rank| self.are_equal(rank, cell[0])))
     }

@@ -164,7 +164,6 @@ fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     out + "<span style=\"background:#e0a458\">read</span><span style=\"background:#c8553d\">write</span> it.</p>\n"
 }
 
-/// The names of the values in each buffer, by its number.
 fn values(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
     let mut out: HashMap<usize, Vec<&str>> = HashMap::new();
     for (name, place) in &bucket.places {

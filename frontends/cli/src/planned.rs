@@ -35,7 +35,6 @@ impl<'a> Planned<'a> {
         nodes.filter(|&n| !self.program.is_view(n)).map(|n| &self.graph.nodes[n])
     }
 
-    /// The steps that run a collective, in their order.
     pub fn steps_of(&self, decision: &Decision) -> Vec<&'a Step> {
         let step_of = |name: &String| self.node(name).and_then(|n| self.step_of[n]);
         let mut steps: Vec<usize> = decision.nodes.iter().filter_map(step_of).collect();
@@ -88,7 +87,6 @@ impl<'a> Planned<'a> {
             .collect()
     }
 
-    /// The position of the step that makes a value.
     pub fn step_of(&self, value: ValueId) -> Option<usize> {
         self.step_of[self.graph.def_node(value)?]
     }

@@ -18,7 +18,6 @@ pub struct Attempt {
     pub plan: Plan,
     /// Whether the tightest offsets were searched for.
     pub is_packed: bool,
-    /// For each bucket the estimated microseconds of a run.
     pub times_us: Vec<f64>,
     /// The same with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
@@ -93,7 +92,6 @@ impl Attempt {
         })
     }
 
-    /// The estimated microseconds of a run of each bucket.
     pub fn total_us(&self) -> f64 {
         self.times_us.iter().sum()
     }
@@ -119,7 +117,6 @@ pub fn communication_us(graph: &Graph, profile: &Profile) -> f64 {
     times.fold(0, u64::saturating_add) as f64 / 1000.0
 }
 
-/// The computation beside the steps that run each collective of the source.
 fn scheduled(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
     let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
     let decisions = bucket.decisions.iter();

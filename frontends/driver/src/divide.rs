@@ -51,7 +51,6 @@ pub trait Chooser {
     /// How each collective is chosen at each of these points, in the order of the program.
     fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, Self::Error>;
 
-    /// The estimated microseconds of all computation at a point.
     fn computation_us(&self, point: &Ranges) -> Result<f64, Self::Error>;
 }
 

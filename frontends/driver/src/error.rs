@@ -5,7 +5,6 @@ use symmc_plan::Plan;
 use symmc_planner::PlanError;
 use thiserror::Error;
 
-/// A graph that cannot be compiled with these options.
 #[derive(Debug, Error)]
 pub enum DriverError {
     #[error("the number of ranks is open; fix it before compiling")]
@@ -33,7 +32,6 @@ pub enum DriverError {
         /// The first step that it cannot run, by its node.
         node: String,
         op: String,
-        /// The first steps that it cannot run, and why.
         message: String,
     },
     #[error(

@@ -215,7 +215,6 @@ impl<'a> LimitSearch<'a> {
 /// How often only what asks for the most symmetric memory is forbidden; then everything that asks for more than half of it.
 const EXACT_DESCENTS: u32 = 8;
 
-/// The most symmetric memory that one collective asks for.
 fn largest_asked(inputs: &[BucketInput]) -> u64 {
     let asked = |graph: &Graph, node: &Node| {
         let c = node.op.as_collective()?;

@@ -136,7 +136,6 @@ impl<'a> Pipeline<'a> {
 /// What a choice of variants is made with, for all buckets.
 #[derive(Clone, Default)]
 pub struct Choice {
-    /// The most symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
     pub plain: bool,
     /// What a plan shows of each bucket; nothing is known of others.
@@ -181,7 +180,6 @@ pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketC
     }
 }
 
-/// The collectives of a program by the name of their node.
 fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
     graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
 }

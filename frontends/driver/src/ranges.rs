@@ -130,7 +130,6 @@ fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<
     Ok(all)
 }
 
-/// The range of a symbol divided at these upper bounds.
 fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>, DriverError> {
     let Symbol { name, min, max, .. } = symbol;
     let mut low = *min;

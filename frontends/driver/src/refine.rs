@@ -174,7 +174,6 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// The estimated microseconds of a run of a bucket at these sizes.
     fn estimated(
         &self,
         plan: &Plan,

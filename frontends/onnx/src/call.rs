@@ -175,7 +175,6 @@ impl<'c, 'p> Call<'c, 'p> {
         })
     }
 
-    /// The data of an operand that is a constant.
     pub fn data(&mut self, i: usize) -> Lowered<Option<Arc<Tensor>>> {
         Ok(match self.known(i)? {
             Some(Known::Data(data)) => Some(data),
@@ -389,7 +388,6 @@ impl<'c, 'p> Call<'c, 'p> {
         Ok(())
     }
 
-    /// The elements of an operand that is a sequence.
     pub fn sequence(&mut self, i: usize) -> Lowered<Vec<ValueId>> {
         let Some(name) = self.name(i) else {
             return broken(format!("expected an operand {i}, found none"));
@@ -429,7 +427,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// Checks the results against their declarations and binds their names.
     pub fn finish(self) -> Lowered {
         self.all_read()?;
         let Call { lowering, node, results, first_new, .. } = self;

@@ -36,7 +36,6 @@ pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 pub(crate) struct Lowering<'p> {
     pub builder: Builder,
     pub symbols: Symbols,
-    /// The scope of the node that is being lowered.
     pub scope: Scope<'p>,
     /// The scopes around it, from the program's own on.
     pub outer: Vec<Scope<'p>>,
@@ -194,7 +193,6 @@ impl<'p> Lowering<'p> {
         std::iter::once(name.to_string()).chain(numbered).find(|s| !taken(s)).unwrap_or_default()
     }
 
-    /// The value of the graph that a name stands for.
     pub fn value(&mut self, name: &str) -> Lowered<ValueId> {
         match self.resolve(name)? {
             Binding::Value(v) => Ok(v),

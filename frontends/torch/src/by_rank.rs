@@ -78,7 +78,6 @@ enum Number {
     Expression(String),
 }
 
-/// The number that an argument of a graph is.
 fn number(graph: &Graph<'_>, input: &NamedArgument<'_>) -> Option<Number> {
     match &input.arg {
         Argument::Int(i) => Some(Number::Int(*i)),
@@ -181,7 +180,6 @@ fn differing(of_ranks: &[&Option<Number>]) -> Option<Numbers> {
     Some(Numbers::Expressions(of_ranks.iter().map(text).collect()))
 }
 
-/// The name of a process group that an argument gives.
 fn group(input: &NamedArgument<'_>) -> Option<String> {
     match &input.arg {
         Argument::String(s) if is_group(input) => Some(s.to_string()),
@@ -193,7 +191,6 @@ fn is_group(input: &NamedArgument<'_>) -> bool {
     matches!(&*input.name, "group" | "group_name")
 }
 
-/// The numbers of a program that differ between ranks.
 pub(crate) fn found<'p>(program: &'p Program<'p>) -> Vec<&'p ByRank> {
     fn visit<'p>(graph: &'p Graph<'p>, out: &mut Vec<&'p ByRank>) {
         for input in graph.nodes.iter().flat_map(|n| &n.inputs) {

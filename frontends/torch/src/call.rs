@@ -197,7 +197,6 @@ impl<'c, 'p> Call<'c, 'p> {
         names.into_iter().filter_map(|n| self.lowering.scope.value(n).ok()).map(|v| self.dtype(v)).collect()
     }
 
-    /// The value that a wrapper gives for an argument.
     fn given(&self, name: &str) -> Option<ValueId> {
         self.given.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
     }
@@ -270,7 +269,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// Whether the argument of this name is a list of tensors.
     pub fn is_list(&self, name: &str) -> bool {
         matches!(self.get(name), Some(Argument::Tensors(_)))
     }
@@ -623,7 +621,6 @@ impl<'c, 'p> Call<'c, 'p> {
         symmc_ir::entity::Entity::index(value) < self.first_new
     }
 
-    /// Checks the results against their declarations and binds their names.
     pub fn finish(self) -> Lowered {
         let Call { lowering, node, results, bound, first_new, .. } = self;
         for (name, value) in results.into_iter().zip(bound) {

@@ -278,7 +278,6 @@ impl Effects {
         }
     }
 
-    /// Whether a graph, or one that it wraps, has ops that write.
     pub fn writes_in(&self, graph: &Graph<'_>) -> bool {
         graph.nodes.iter().any(|n| {
             let inner = n.inputs.iter().any(|i| matches!(&i.arg, Argument::Graph(g) if self.writes_in(g)));

@@ -104,7 +104,6 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    /// The node that it is about, and its target.
     pub fn node(&self) -> Option<(&str, &str)> {
         match self {
             ImportError::Node { node, op, .. }

@@ -171,7 +171,6 @@ fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Res
     Ok(())
 }
 
-/// The number of ranks that the cells of a group partition.
 fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32, ImportError> {
     let error = |message: String| ImportError::Group { group: group.into(), message };
     let size = cells.first().map_or(0, Vec::len);

@@ -146,7 +146,6 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported
 
 type Opened<'b> = (Archive<'b>, String, String);
 
-/// An archive with the name and the text of its program.
 fn open<'b>(bytes: &'b [u8], options: &ImportOptions) -> Result<Opened<'b>, ImportError> {
     let mut archive = Archive::open(bytes)?;
     let (model, text) = archive.program(&options.name)?;

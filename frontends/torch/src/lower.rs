@@ -113,7 +113,6 @@ impl<'p> Lowering<'p> {
         Ok(Type::new(dtype, shape))
     }
 
-    /// Adds an opaque op for a node, with results of these types.
     pub fn opaque_op(&mut self, node: &'p Node<'p>, why: &str, types: Vec<Type>) -> Lowered<Vec<ValueId>> {
         let target = effects::called(node).unwrap_or(&node.target);
         let target = effects::bare(target).to_string();
@@ -159,7 +158,6 @@ impl<'p> Lowering<'p> {
         })
     }
 
-    /// A type for messages, with the names of the symbols.
     pub fn show(&self, ty: &Type) -> String {
         declared::shown(ty, &self.symbols.table)
     }

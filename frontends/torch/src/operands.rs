@@ -170,7 +170,6 @@ impl Demand {
     }
 }
 
-/// The dtypes of the tensors that an argument is.
 fn typed<'n>(call: &Call<'_, '_>, name: &'n str) -> Vec<(&'n str, DType)> {
     call.dtypes(name).into_iter().map(|dtype| (name, dtype)).collect()
 }

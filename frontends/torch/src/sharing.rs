@@ -150,7 +150,6 @@ pub(crate) fn base_of(c: &Call<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>
     (at, chain)
 }
 
-/// Extents and strides that the program declares for the first operand.
 fn operand<'p>(c: &Call<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
     let Some(Argument::Tensor(name)) = c.at(0) else { return None };
     let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;

@@ -80,7 +80,6 @@ fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
 pub(crate) struct Inputs {
     by_source: HashMap<String, InputId>,
     by_argument: HashMap<String, InputId>,
-    /// The parameters whose data the archive holds, with their types.
     parameters: Vec<(String, Type)>,
 }
 
@@ -100,7 +99,6 @@ impl Stores<'_, '_> {
         self.constants.reserve(self.archive, names().filter(|n| !self.weights.holds(n)))
     }
 
-    /// The size in bytes of the data of a stored input.
     fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
         match self.weights.size(self.archive, name)? {
             Some(size) => Ok(Some(size)),
@@ -220,7 +218,6 @@ fn agreed(
     Ok(first)
 }
 
-/// Adds an input for each number that differs between ranks.
 pub(crate) fn numbers_by_rank<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) -> Vec<&'p ByRank> {
     let mut inputs: Vec<(&'p ByRank, ValueId)> = Vec::new();
     for number in by_rank::found(program).into_iter().filter(|n| n.numbers.is_input()) {
@@ -331,7 +328,6 @@ pub(crate) fn mark_outputs<'p>(lowering: &mut Lowering<'p>, program: &'p Program
     }
 }
 
-/// The tensor of an output, and what it writes.
 fn output<'p>(spec: &'p OutputSpec<'p>) -> Option<(&'p str, Target<'p>)> {
     if let Some(user) = &spec.user_output {
         return match &user.arg {
@@ -358,7 +354,6 @@ enum Target<'p> {
     Argument(&'p str),
 }
 
-/// Adds the outputs in the order of the signature.
 pub(crate) fn outputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,

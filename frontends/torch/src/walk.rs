@@ -114,7 +114,6 @@ impl<'p> Lowering<'p> {
     }
 }
 
-/// Lowers a node by what is known of its target.
 fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     if let Some(graph) = inline::body(call.node) {
         return wrapped(call, graph);
@@ -140,7 +139,6 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     }
 }
 
-/// Lowers a node that has complex operands or results.
 fn of_complex(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     match effect {
         Effect::Writes(writes) => {

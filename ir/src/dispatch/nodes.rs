@@ -122,7 +122,6 @@ impl<'a> Nodes<'a> {
         (at, format!("expected {expected} of a dispatch of the form {form}, found {found}"))
     }
 
-    /// The node of the dispatch that defines a value.
     fn inside(&self, value: ValueId) -> Option<NodeId> {
         self.graph.def_node(value).filter(|&n| self.dispatch.has(n))
     }
@@ -212,7 +211,6 @@ impl<'a> Nodes<'a> {
         if self.is_alone(id) { Ok(()) } else { Err(self.unfit(id, "a node whose result nothing else reads")) }
     }
 
-    /// Whether only nodes of the dispatch read what a node gives.
     fn is_alone(&self, id: NodeId) -> bool {
         self.graph.nodes[id].outputs.iter().all(|&v| {
             let returned = self.graph.outputs.iter().any(|o| o.value == v);

@@ -40,7 +40,6 @@ impl RoundingHistory {
     pub const EXACT: RoundingHistory =
         RoundingHistory { rounded_to: 0, may_flip: false, may_overflow: false };
 
-    /// The history of a value that was rounded to one type.
     pub fn rounded_to(dtype: DType) -> RoundingHistory {
         RoundingHistory::EXACT.and_rounded_to(dtype)
     }

@@ -249,7 +249,6 @@ impl Products {
         self.fits(of) && waves <= u64::from(self.waves) && of.rows <= most_rows && self.is_long(columns, of.k)
     }
 
-    /// The waves, and how many columns a multiprocessor has in each.
     pub fn waves_and_columns(&self, of: &Extents, multiprocessors: u32) -> (u64, u64) {
         let (all, multiprocessors) = (of.columns.saturating_mul(of.count), u64::from(multiprocessors.max(1)));
         let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);

@@ -134,7 +134,6 @@ impl<'a> Cursor<'a> {
         self.digits(negative, at)
     }
 
-    /// The digits of an integer whose sign is read.
     fn digits(&mut self, negative: bool, at: usize) -> Read<i64> {
         let Token::Integer(digits) = self.token else { return Err(self.unexpected("an integer")) };
         self.take()?;

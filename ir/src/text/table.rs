@@ -12,7 +12,6 @@
 //! [`Op`]: crate::op::Op
 //! [`CollectiveKind`]: crate::collective::CollectiveKind
 
-/// The least and the largest number of operands that a row names.
 pub(super) const fn counts(operands: &str) -> (usize, usize) {
     let mut rest = operands.as_bytes();
     let (mut named, mut optional, mut repeated) = (!rest.is_empty() as usize, 0, false);

@@ -19,7 +19,6 @@ pub struct Facts<'a> {
     pub needs: Table<NodeId, Option<NodeId>>,
     /// Whether a collective reads a value that lies in this one.
     pub communicated: Table<ValueId, bool>,
-    /// The nodes that use each value, in program order.
     pub users: Table<ValueId, Vec<NodeId>>,
     pub returned: Table<ValueId, bool>,
     /// The number of the dispatch of each collective that the program runs as one step with others.

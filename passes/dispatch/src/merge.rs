@@ -73,7 +73,6 @@ impl<'a> Merging<'a> {
             && !self.needs_otherwise(earlier, later)
     }
 
-    /// Whether a unit reads a whole operand that another reads or gives.
     fn share(&self, a: &Unit, b: &Unit) -> bool {
         let facts = self.facts;
         let shape = |v: &ValueId| &facts.graph.ty(*v).shape;

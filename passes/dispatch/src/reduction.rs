@@ -51,7 +51,6 @@ fn reduction(facts: &Facts<'_>, id: NodeId) -> Option<Reduction> {
     Some(Reduction { variant: c.variant.or(facts.assumed)?, ranks: u64::from(ranks), bytes })
 }
 
-/// Whether a node is an all-reduce whose kernel can add something.
 fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
     let Some(Reduction { variant, ranks, bytes }) = reduction(facts, id) else { return false };
     let ty = facts.graph.ty(facts.node(id).outputs[0]);

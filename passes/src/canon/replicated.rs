@@ -140,7 +140,6 @@ impl Repeated {
     }
 }
 
-/// Copies of a value, concatenated along the leading axis.
 fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
     let mut shape = cx.shape(x).to_vec();
     shape.insert(0, Dim::from(1));

@@ -74,12 +74,10 @@ impl Context {
         self.sizes.get(group).copied().unwrap_or(1)
     }
 
-    /// The bytes of a value at the upper end of the bucket.
     pub fn bytes(&self, ty: &Type) -> u64 {
         self.upper(&ty.bytes())
     }
 
-    /// An extent at the upper end of the bucket.
     pub fn upper(&self, dim: &Dim) -> u64 {
         u64::try_from(dim.upper(&self.symbols)).unwrap_or(0)
     }

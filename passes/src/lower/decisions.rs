@@ -156,7 +156,6 @@ impl Chooser<'_> {
         }
     }
 
-    /// The ways to run a collective of the region, cheapest first.
     fn alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
         let mut out: Vec<(String, Cost)> = Vec::new();
         if chosen == ABSORBED {

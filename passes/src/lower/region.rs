@@ -81,7 +81,6 @@ pub struct Use {
 
 pub const MOST: usize = 48;
 
-/// The regions of a program, in order of their first node.
 pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, context: &Context, schedule: &Schedule) -> Vec<Region> {
     let numerics = context.numerics;
     let sums =
@@ -137,7 +136,6 @@ fn pieces(
     pieces
 }
 
-/// The nodes that belong to regions, in program order.
 fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId>>) -> BTreeSet<NodeId> {
     let narrows = numerics.allows(NumericsClass::Narrow) || numerics.allows(NumericsClass::NarrowF16);
     let follows_all_reduce = |v: ValueId| {

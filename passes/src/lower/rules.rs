@@ -372,7 +372,6 @@ fn widened_pieces_are_summed(graph: &mut Graph, subst: &mut Subst) -> Option<()>
     pieces_are_summed(graph, subst)
 }
 
-/// The bytes of an element before and after a cast.
 fn element_bytes(graph: &Graph, subst: &Subst) -> Option<[usize; 2]> {
     let Attr::DType(to) = language::attr(graph, bound(subst, "?t")?)? else { return None };
     Some([type_of(graph, subst, "?x")?.dtype.size(), to.size()])

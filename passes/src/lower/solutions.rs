@@ -50,7 +50,6 @@ impl fmt::Debug for Solutions {
 }
 
 impl Solutions {
-    /// How many times the e-graph of a region was made.
     pub fn egraphs_made(&self) -> usize {
         self.counts.made.load(Relaxed)
     }

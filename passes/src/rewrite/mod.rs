@@ -144,7 +144,6 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
     (out, report)
 }
 
-/// The values that several different nodes or outputs of a graph need.
 fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
     let mut returned = Table::filled(0, graph.values.len());
     graph.outputs.iter().for_each(|o| returned[o.value] += 1);

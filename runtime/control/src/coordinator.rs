@@ -349,7 +349,6 @@ impl<'a> Coordinator<'a> {
         Err(self.stuck(rank, waited))
     }
 
-    /// Whether all ranks run the same version and plan.
     fn expect_equal_identities(&self) -> Result<(), RunError> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);

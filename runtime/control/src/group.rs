@@ -50,7 +50,6 @@ impl Group {
         Group { place, within_process: false, sessions: AtomicU64::new(0), process: AtomicU32::new(0) }
     }
 
-    /// A place for each of `ranks` threads of this process.
     pub fn threads(ranks: u32) -> Vec<Group> {
         let number = THREADS.fetch_add(1, Ordering::Relaxed);
         let run = format!("threads {number} of process {}", std::process::id());

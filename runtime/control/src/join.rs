@@ -139,7 +139,6 @@ fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
     }
 }
 
-/// Starts the thread that gathers all ranks and coordinates them.
 fn start_coordinator(
     place: &Membership,
     purpose: &Purpose,

@@ -40,7 +40,6 @@ pub(crate) struct RankProcess {
     begun: OwnedFd,
 }
 
-/// A system call that failed while a process was started.
 #[derive(Debug)]
 pub(crate) struct CallFailure {
     pub call: &'static str,

@@ -24,7 +24,6 @@ const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// The reason for which a path is not trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Untrusted {
     /// The folder, file or link.

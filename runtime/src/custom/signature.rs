@@ -40,7 +40,6 @@ impl Signature {
         &self.writes
     }
 
-    /// What is different from a node of a program.
     pub(super) fn differs(&self, graph: &Graph, node: &Node, id: CustomId) -> Result<(), String> {
         let dtypes = |what, expected: &[DType], values: &[symmc_ir::ValueId]| {
             if expected.len() != values.len() {

@@ -40,7 +40,6 @@ impl Zones {
         self.zones[on].wrapping_add(self.start(from))
     }
 
-    /// Where in a zone the slot of a sender starts.
     fn start(&self, from: usize) -> usize {
         from * ll::count(self.message) * ll::LINE
     }

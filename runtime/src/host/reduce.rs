@@ -48,7 +48,6 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// The reduction of this dtype and operation on this processor.
     pub fn new(dtype: DType, op: ReduceOp) -> Reducer {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {

@@ -93,7 +93,6 @@ impl<'a> Rendezvous<'a> {
         self.comm.domain.control.ring(self.peers().map(|p| self.info.cell[p]));
     }
 
-    /// Waits until the counters of all peers have reached `target`.
     #[inline]
     pub fn await_peers(&self, counter: Counter, target: u32) -> Result<(), RunError> {
         let ready = |p: usize| self.has_reached(p, counter, target);
@@ -103,7 +102,6 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
-    /// Waits until the counter of peer `p` has reached `target`.
     pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<(), RunError> {
         let ready = |q: usize| q != p || self.has_reached(q, counter, target);
         match self.comm.waiter.until(|| ready(p)) {

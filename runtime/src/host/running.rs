@@ -81,7 +81,6 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The address of `bytes` bytes of a region on this rank.
     pub fn at(&self, region: &Region, bytes: usize) -> Result<*mut u8, RunError> {
         match region.memory {
             RegionMemory::Symmetric => self.on(region, self.me, bytes),

@@ -223,7 +223,6 @@ impl JobMemory {
         }
     }
 
-    /// The outputs of all ranks, after all have ended.
     fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>, RunError> {
         let of_rank = |own: &Segment| {
             let read = |(&[offset, len], slot): (&[usize; 2], &TensorSlot)| {

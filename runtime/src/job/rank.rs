@@ -99,7 +99,6 @@ fn expect_place(place: &Membership, plan: &Plan) -> Result<(), RunError> {
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
 }
 
-/// The number of ranks, if there are inputs for each.
 pub(super) fn expect_ranks(job: &Job<'_>) -> Result<u32, RunError> {
     let (ranks, found) = (job.plan.ranks, job.inputs.len());
     match found == ranks as usize && ranks > 0 {

@@ -180,7 +180,6 @@ fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>>
     Ok(Some(file))
 }
 
-/// How long the runs took, and all of it.
 fn timing(times: RunTimes, all: Duration) -> String {
     let (least, median) = (times.least.as_secs_f64() * 1e6, times.median.as_secs_f64() * 1e6);
     let runs = count(times.runs, "run");
@@ -355,7 +354,6 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
     }
 }
 
-/// The bucket of the plan that serves the sizes.
 fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
     let sizes = source.symbols.iter();
     let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
@@ -420,7 +418,6 @@ fn mutates(plan: &CheckedPlan) -> bool {
     plan.source_program().outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)))
 }
 
-/// The outputs that the tensor file records for this run.
 fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Expected> {
     let Some(file) = &args.tensors else { bail!("--compare recorded needs --tensors") };
     let file = file.display();

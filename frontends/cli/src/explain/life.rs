@@ -8,7 +8,6 @@ use symmc::unstable::plan::{ArenaKind, Bucket, Buffer, ExitBarrier, Lane, Memory
 
 use crate::planned::Planned;
 
-/// A step that touches the memory of a base.
 struct Touch<'a> {
     step: usize,
     node: &'a Node,

@@ -176,7 +176,6 @@ fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
     c.done(y)
 }
 
-/// The gradients of the operand, the kernel and the bias.
 fn backward(c: &mut Call<'_, '_>) -> Lowered {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);

@@ -57,7 +57,6 @@ impl Gathered {
         self.axis + usize::from(self.by_reader)
     }
 
-    /// The extent of a shard along the gathered axis.
     pub fn extent<'t>(&self, terms: &'t Terms<'_>) -> &'t Dim {
         &terms.shape(self.shard)[self.own_axis()]
     }
@@ -67,7 +66,6 @@ impl Gathered {
         Gathered { axis: self.own_axis(), by_reader: false, ..self.clone() }
     }
 
-    /// Whether two values are gathered in the same way.
     pub fn is_aligned(&self, other: &Gathered, terms: &Terms<'_>) -> bool {
         let kind = |g: &Gathered| (g.group, g.window, g.by_reader);
         kind(self) == kind(other) && self.extent(terms) == other.extent(terms)

@@ -88,7 +88,6 @@ pub struct Attention {
     pub gradient: Option<Gradient>,
 }
 
-/// The bytes of workspace that an attention may want.
 pub fn workspace() -> usize {
     8 << 20
 }

@@ -65,7 +65,6 @@ struct Signal {
 }
 
 impl Signal {
-    /// The first operand, in the dtype of the result.
     fn of_first(c: &mut Call<'_, '_>) -> Lowered<Signal> {
         let dtype = declared(c)?.dtype;
         let x = c.first()?;
@@ -158,7 +157,6 @@ fn scaling(c: &Call<'_, '_>) -> Lowered<Scale> {
     }
 }
 
-/// What `norm` says of a transform in this direction.
 fn norm(c: &Call<'_, '_>, forward: bool) -> Lowered<Scale> {
     match c.opt_string("norm")? {
         None | Some("backward") => Ok(if forward { Scale::One } else { Scale::Extent }),
