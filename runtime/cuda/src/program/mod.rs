@@ -97,10 +97,8 @@ unsafe impl Send for DeviceProgram {}
 unsafe impl Sync for DeviceProgram {}
 
 impl DeviceProgram {
-    /// Compiles and loads the steps of a rank.
-    ///
-    /// # Errors
-    /// A step has no form on a GPU, or a library that it needs is missing.
+    /// Compiles and loads the steps of a rank. Fails if a step has no form on a GPU, or a library that it needs is
+    /// missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
         let lowered = Lowered::new(rank, list, &parts.setting())?;
         if let (Some(search), None) = (parts.search, parts.settled) {
