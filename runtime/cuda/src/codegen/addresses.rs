@@ -18,10 +18,8 @@ pub struct AddressMap {
 }
 
 impl AddressMap {
-    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first.
-    ///
-    /// # Errors
-    /// The program has more inputs and outputs than pointers can name.
+    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first. Fails if the
+    /// program has more inputs and outputs than pointers can name.
     pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap, CudaError> {
         let count = bound.inputs.len() + bound.outputs.len();
         let port = |number: usize| {

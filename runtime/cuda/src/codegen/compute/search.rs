@@ -83,10 +83,7 @@ impl fmt::Debug for Search<'_> {
 }
 
 /// Prepares all matrix products of a program: by the algorithms that were settled, else by those that `search` finds, if
-/// there is one.
-///
-/// # Errors
-/// The library is missing, has no algorithm for a product, or as the search.
+/// there is one. Fails if the library is missing or has no algorithm for a product, or as the search.
 pub(crate) fn prepare(
     settled: Option<&Settled>,
     search: Option<&Search<'_>>,
