@@ -207,10 +207,8 @@ impl Sizes {
         Sizes::new(arenas, bounds.map(Arc::new).collect())
     }
 
-    /// The same with so many bytes of symmetric memory of the caller.
-    ///
-    /// # Errors
-    /// The symmetric arena would be larger than any memory.
+    /// The same with so many bytes of symmetric memory of the caller. Fails if the symmetric arena would be larger than
+    /// any memory.
     pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<Sizes, RunError> {
         Ok(Sizes { symmetric: CallersPart::new(plan, callers)?.end(), ..self })
     }
@@ -253,10 +251,7 @@ const SHARED_UNIT: usize = 2 << 20;
 
 /// What the session of a rank will take of its GPU: at most, for what depends on sizes and on what the caller lends. Told
 /// without a GPU, for one like those of the built-in profiles with every library there; what the driver, the vendor's
-/// libraries and code take for themselves is not in it.
-///
-/// # Errors
-/// The plan has no such rank, or GPUs cannot run a step.
+/// libraries and code take for themselves is not in it. Fails if the plan has no such rank, or GPUs cannot run a step.
 pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> Result<Taken, RunError> {
     refusal::accept(plan, &[])?;
     let attention = match gpu.products {

@@ -57,11 +57,9 @@ pub(super) struct ParkedProgram {
 unsafe impl Send for CudaSession {}
 
 impl CudaSession {
-    /// Opens the session of a rank; returns when all ranks of the group have, and run the same.
-    ///
-    /// # Errors
-    /// The group has another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing,
-    /// or the other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
+    /// Opens the session of a rank; returns when all ranks of the group have, and run the same. Fails if the group has
+    /// another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing, or the
+    /// other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
     /// memory for the caller.
     pub fn open(
         plan: &CheckedPlan,
@@ -100,8 +98,7 @@ impl CudaSession {
     ///
     /// [start]: SessionRank::start
     ///
-    /// # Errors
-    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+    /// Fails if GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
     pub fn open_joined(request: &SessionRequest<'_>, gpu: &Gpu) -> Result<CudaSession, RunError> {
         let SessionRequest { rank: joined, plan, bindings, config } = *request;
         let comm = joined.comm();
