@@ -59,10 +59,8 @@ enum Shared {
 
 impl SymmetricArena {
     /// At least `len` bytes on each rank, zero on this one. Returns once all peers have mapped this rank's
-    /// memory. `limit` is how long NCCL has to map it.
-    ///
-    /// # Errors
-    /// The GPU has not as many bytes, cannot share them, or a peer failed.
+    /// memory. `limit` is how long NCCL has to map it. Fails if the GPU has not as many bytes, cannot share them, or a
+    /// peer failed.
     pub fn new(
         source: ArenaSource,
         device: &Arc<Device>,

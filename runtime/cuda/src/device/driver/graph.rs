@@ -117,10 +117,8 @@ impl Stream {
         checked(|| "recording a graph".into(), template)
     }
 
-    /// What the next work on this stream, which is recorded, follows.
-    ///
-    /// # Errors
-    /// The driver does not say (it does since 12.3).
+    /// What the next work on this stream, which is recorded, follows. Fails if the driver does not say (it does since
+    /// 12.3).
     pub fn frontier(&self) -> Result<Frontier, CudaError> {
         let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

@@ -66,10 +66,8 @@ impl Module {
         Ok(Module { device: device.clone(), handle: code.module, code: Some(code) })
     }
 
-    /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory.
-    ///
-    /// # Errors
-    /// The module has no such kernel, or the GPU has less shared memory.
+    /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory. Fails if the module has no such
+    /// kernel, or the GPU has less shared memory.
     pub fn function(&self, name: &str, shared: u32) -> Result<Function, CudaError> {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.

@@ -85,10 +85,7 @@ impl Stream {
         self.handle
     }
 
-    /// Whether it belongs to the context of its device, which is current.
-    ///
-    /// # Errors
-    /// There is no such stream.
+    /// Whether it belongs to the context of its device, which is current. Fails if there is no such stream.
     pub fn is_of_device(&self) -> Result<bool, CudaError> {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
@@ -97,10 +94,7 @@ impl Stream {
         Ok(context == self.device.context)
     }
 
-    /// Whether what is put on it is recorded, not run.
-    ///
-    /// # Errors
-    /// There is no such stream, or recording it failed.
+    /// Whether what is put on it is recorded, not run. Fails if there is no such stream, or recording it failed.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
@@ -113,10 +107,7 @@ impl Stream {
         }
     }
 
-    /// Whether everything recorded so far has ended.
-    ///
-    /// # Errors
-    /// Something recorded earlier failed.
+    /// Whether everything recorded so far has ended. Fails if something recorded earlier failed.
     pub fn idle(&self) -> Result<bool, CudaError> {
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.handle) } {
@@ -125,10 +116,7 @@ impl Stream {
         }
     }
 
-    /// Waits until everything recorded so far has ended.
-    ///
-    /// # Errors
-    /// Something recorded earlier failed.
+    /// Waits until everything recorded so far has ended. Fails if something recorded earlier failed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream exists.
         let ended = unsafe { result::stream::synchronize(self.handle) };
@@ -310,10 +298,7 @@ impl Event {
         checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
     }
 
-    /// Whether it was reached, or marks nothing yet.
-    ///
-    /// # Errors
-    /// Something in front of it failed.
+    /// Whether it was reached, or marks nothing yet. Fails if something in front of it failed.
     pub fn reached(&self) -> Result<bool, CudaError> {
         // SAFETY: the event exists.
         match unsafe { sys::cuEventQuery(self.handle) } {

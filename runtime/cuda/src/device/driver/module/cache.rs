@@ -53,10 +53,8 @@ impl<M> SharedModules<M> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The code of this key, which is loaded unless it is there. Waits for another thread that loads the same.
-    ///
-    /// # Errors
-    /// Those of `load`. Threads that waited try to load it themselves then.
+    /// The code of this key, which is loaded unless it is there. Waits for another thread that loads the same. Fails as
+    /// `load`. Threads that waited try to load it themselves then.
     pub fn get_or_load<E>(
         &self,
         key: CodeKey,
