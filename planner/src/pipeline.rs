@@ -86,10 +86,7 @@ impl Default for PlanConfig {
 }
 
 /// Plans the program `source` for the buckets `lowered`, which stand for it over disjoint ranges of its
-/// symbols.
-///
-/// # Errors
-/// The lowered programs do not stand for the source, are not lowered, or need more memory than can be
+/// symbols. Fails if the lowered programs do not stand for the source, are not lowered, or need more memory than can be
 /// addressed.
 pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan, PlanError> {
     Planner::new(source, lowered, config)?.plan()

@@ -56,11 +56,8 @@ pub struct Programs {
     pub fixed: FixedMemory,
 }
 
-/// Reads the programs of a plan.
-///
-/// # Errors
-/// What is wrong with the version, the number of ranks, a text or its signature. Nothing else of the plan
-/// has a meaning then.
+/// Reads the programs of a plan. Fails with what is wrong with the version, the number of ranks, a text or its
+/// signature. Nothing else of the plan has a meaning then.
 pub fn read(plan: &Plan) -> Result<Programs, Findings> {
     let mut errors = Findings::default();
     if plan.version != VERSION {

@@ -22,10 +22,9 @@ pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
 
 /// [`check`] that gives the programs it read as well, so that nobody has to read them again.
 ///
-/// # Errors
-/// What the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number of the others.
-/// Rules about texts come first; places, buffers and steps are looked at when the texts are right, and time when
-/// everything else is.
+/// Fails with what the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number
+/// of the others. Rules about texts come first; places, buffers and steps are looked at when the texts are right, and
+/// time when everything else is.
 pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
     proof(plan).map_err(Findings::into_errors)
 }

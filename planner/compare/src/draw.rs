@@ -71,10 +71,8 @@ impl Drawing {
         Ok(Drawing { number, limits, ascending, critical: critical(pair) })
     }
 
-    /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves.
-    ///
-    /// # Errors
-    /// The data of a constant do not have the elements that are read.
+    /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves. Fails if the data of
+    /// a constant do not have the elements that are read.
     pub fn tensor(
         &self,
         graph: &Graph,

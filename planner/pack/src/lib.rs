@@ -102,8 +102,7 @@ pub enum PackError {
     TooLarge,
 }
 
-/// # Errors
-/// Given offsets that contradict each other or an alignment, or sizes beyond 2^62 bytes.
+/// Fails for given offsets that contradict each other or an alignment, and for sizes beyond 2^62 bytes.
 pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let reach = blocks.iter().try_fold(0u64, |sum, b| {
         sum.checked_add(b.size)?

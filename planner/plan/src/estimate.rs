@@ -34,10 +34,8 @@ pub struct CommunicationEstimate {
 }
 
 impl ReadProgram {
-    /// The estimated time of a run of `bucket`, of a checked plan, at the upper ends of its ranges.
-    ///
-    /// # Errors
-    /// The bucket has other symbols or names a step that does not exist.
+    /// The estimated time of a run of `bucket`, of a checked plan, at the upper ends of its ranges. Fails if the bucket
+    /// has other symbols or names a step that does not exist.
     pub fn estimate(&self, bucket: &Bucket, profile: &Profile) -> Result<Estimate, Unresolved> {
         self.estimate_within(bucket, profile, &self.symbols(bucket)?)
     }

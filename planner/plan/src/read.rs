@@ -49,8 +49,7 @@ impl ReadPlan {
         &self.source
     }
 
-    /// # Errors
-    /// There is none of this index, or its text is no valid program.
+    /// Fails if there is none of this index, or its text is no valid program.
     pub fn program(&self, index: usize) -> Result<&ReadProgram, UnreadPlan> {
         let missing = || UnreadPlan::Missing(index);
         let cell = self.programs.get(index).ok_or_else(missing)?;
