@@ -27,10 +27,8 @@ use crate::kernels::is_dense;
 const INNER_ALIGN: usize = 64;
 
 impl PreparedBucket {
-    /// Resolves the program for these values of its symbols, by name.
-    ///
-    /// # Errors
-    /// A symbol has no value in the bucket's range, or a value does not fit its memory.
+    /// Resolves the program for these values of its symbols, by name. Fails if a symbol has no value in the bucket's
+    /// range, or a value does not fit its memory.
     pub fn bind(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
         self.resolve(symbols, Purpose::Run)
     }

@@ -121,10 +121,8 @@ impl Words {
 }
 
 impl PreparedBucket {
-    /// Bucket `bucket` of a checked plan on rank `rank`.
-    ///
-    /// # Errors
-    /// The bucket names something that it does not have, or holds an op that has no kernel here.
+    /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket names something that it does not have, or
+    /// holds an op that has no kernel here.
     pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;

@@ -100,11 +100,9 @@ impl Executor {
         named.collect()
     }
 
-    /// Everything resolved for these values of the imported program's symbols.
-    ///
-    /// # Errors
-    /// No bucket serves them, the imported program reads outside of an axis, the bucket cannot run (it holds an op without
-    /// a kernel), or its memory does not hold its values.
+    /// Everything resolved for these values of the imported program's symbols. Fails if no bucket serves them, the
+    /// imported program reads outside of an axis, the bucket cannot run (it holds an op without a kernel), or its
+    /// memory does not hold its values.
     pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>, RunError> {
         if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
             return Ok(bound.clone());

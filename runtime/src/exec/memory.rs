@@ -31,10 +31,8 @@ impl Span {
 pub trait InputSource: fmt::Debug + Send + Sync {
     fn size(&self) -> usize;
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// They cannot be read, or are not what they were when the run was prepared.
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if they cannot be read, or are not what they were
+    /// when the run was prepared.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError>;
 }
 
@@ -52,10 +50,7 @@ impl InputData<'_> {
         }
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// There are fewer, or as [`InputSource::read`].
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if there are fewer, or as [`InputSource::read`].
     pub fn read(self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
         match self {
             InputData::Memory(bytes) => {

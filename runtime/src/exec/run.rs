@@ -32,10 +32,7 @@ const NAP: Duration = Duration::from_millis(50);
 
 impl Bound {
     /// Writes parameters and constants that the plan holds in fixed memory there. An input without caller's
-    /// memory is left as it is, unless it is a constant.
-    ///
-    /// # Errors
-    /// The caller's memory does not fit the program.
+    /// memory is left as it is, unless it is a constant. Fails if the caller's memory does not fit the program.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -92,11 +89,8 @@ impl Bound {
         ranks > 1 && last.unwrap_or(false)
     }
 
-    /// Runs the program once.
-    ///
-    /// # Errors
-    /// The caller's memory does not fit the program, a kernel refused its operands, or a collective failed. Inputs that
-    /// outputs mutate may be half changed then.
+    /// Runs the program once. Fails if the caller's memory does not fit the program, a kernel refused its operands, or
+    /// a collective failed. Inputs that outputs mutate may be half changed then.
     ///
     /// # Safety
     /// The spans of `memory` must be valid for reads and writes (inputs that no output mutates: for reads)
