@@ -69,10 +69,8 @@ impl Arrangement {
         own.saturating_add(own.saturating_mul(7).max(LEAST))
     }
 
-    /// Another program; its number.
-    ///
-    /// # Errors
-    /// It does not fit into the symmetric arena, or the session has not as many groups. Nothing has changed then.
+    /// Another program; its number. Fails if it does not fit into the symmetric arena, or the session has not as many
+    /// groups. Nothing has changed then.
     pub fn add(&mut self, plan: &ReadPlan, groups: Option<usize>) -> Result<usize, RunError> {
         let before = self.clone();
         if self.barrier.is_none() {
@@ -217,10 +215,8 @@ pub fn proposal(plan: &Plan, refusal: Option<&RunError>) -> Vec<u8> {
     said
 }
 
-/// Refuses a program on all ranks alike, of what each of them says.
-///
-/// # Errors
-/// A rank cannot open it, or ranks open different plans.
+/// Refuses a program on all ranks alike, of what each of them says. Fails if a rank cannot open it, or ranks open
+/// different plans.
 pub fn expect_agreement(said: &[Vec<u8>]) -> Result<(), RunError> {
     let first = said.first();
     for (rank, said) in (0u32..).zip(said) {

@@ -115,10 +115,8 @@ impl Lending {
         }
     }
 
-    /// Lends memory for an input or output, or takes it back. `reserved` is memory of the session, by what it is.
-    ///
-    /// # Errors
-    /// It has no address, is not aligned, or overlaps memory of the session. What was lent before stays then.
+    /// Lends memory for an input or output, or takes it back. `reserved` is memory of the session, by what it is. Fails
+    /// if it has no address, is not aligned, or overlaps memory of the session. What was lent before stays then.
     pub fn lend(
         &mut self,
         port: Port,
@@ -151,9 +149,7 @@ impl Lending {
     }
 
     /// Whether all of it serves a run at these sizes, which are those of the last call, or [other ones](Self::resized).
-    ///
-    /// # Errors
-    /// It is too small, or a run writes what something else lies in too.
+    /// Fails if it is too small, or a run writes what something else lies in too.
     pub fn check(&mut self, bound: &Bound) -> Result<(), RunError> {
         match &self.unchecked {
             Unchecked::These(ports) if ports.is_empty() => return Ok(()),
