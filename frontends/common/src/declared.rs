@@ -10,10 +10,8 @@ pub struct Mismatch {
     pub found: String,
 }
 
-/// Holds a type against a declared one, in which extents that are not known are `None`.
-///
-/// # Errors
-/// Under no values of the symbols are the two the same.
+/// Holds a type against a declared one, in which extents that are not known are `None`. Fails if under no values of the
+/// symbols are the two the same.
 pub fn hold(
     found: &Type,
     dtype: DType,

@@ -13,11 +13,8 @@ use symmc_ir::{
 use crate::requirement;
 use crate::rule::{Lowered, Stop};
 
-/// Emits the nodes of one node of a program. See the [module](self).
-///
-/// # Errors
-/// All methods that emit fail where the operands break the typing rule of the op, or extents grow beyond the limits
-/// of [`symmc_ir::dim`].
+/// Emits the nodes of one node of a program. See the [module](self). All methods that emit fail where the operands
+/// break the typing rule of the op, or extents grow beyond the limits of [`symmc_ir::dim`].
 pub trait Emit {
     type Error;
 

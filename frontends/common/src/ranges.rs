@@ -87,10 +87,7 @@ impl Declared {
 }
 
 /// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`. One value may be any integer:
-/// such a symbol is a number.
-///
-/// # Errors
-/// It is empty, or begins where there is no bound any more.
+/// such a symbol is a number. Fails if it is empty, or begins where there is no bound any more.
 pub fn bounds(symbol: &str, min: Option<i64>, max: Option<i64>) -> Result<(i64, Option<i64>), RangeError> {
     if let (Some(value), Some(max)) = (min, max)
         && value == max
@@ -135,10 +132,8 @@ pub struct Settled {
     pub open: Vec<String>,
 }
 
-/// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound.
-///
-/// # Errors
-/// A caller names a symbol that there is not, or says of one what contradicts the program.
+/// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound. Fails if a caller
+/// names a symbol that there is not, or says of one what contradicts the program.
 pub fn settle(
     declared: &[Declared],
     given: &Given,
@@ -205,10 +200,8 @@ pub fn settle(
 }
 
 /// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
-/// that is never less than others, the rest.
-///
-/// # Errors
-/// A new one is called nearly as one of the program: that is meant, and misspelt.
+/// that is never less than others, the rest. Fails if a new one is called nearly as one of the program: that is meant,
+/// and misspelt.
 fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Result<Vec<Declared>, RangeError> {
     let mut all = in_steps(declared, given);
     for (name, extent) in &given.extents {

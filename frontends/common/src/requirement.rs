@@ -19,10 +19,8 @@ pub fn is_within_limits(side: &Dim, symbols: &Table<SymbolId, Symbol>) -> bool {
     low >= -MAX_SIDE && high <= MAX_SIDE
 }
 
-/// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages.
-///
-/// # Errors
-/// No size satisfies the requirement, or a side of it exceeds the limits of [`symmc_ir::dim`].
+/// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages. Fails if no size
+/// satisfies the requirement, or a side of it exceeds the limits of [`symmc_ir::dim`].
 pub fn require_at_most(builder: &mut Builder, label: &str, count: &Dim, limit: &Dim) -> Result<(), String> {
     let symbols = &builder.graph().symbols;
     let (low, high) = (limit.clone() - count.clone()).bounds(symbols);
