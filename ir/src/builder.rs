@@ -83,11 +83,8 @@ impl Builder {
         self.graph.add_input(kind, name, source, ty, data)
     }
 
-    /// Adds a node whose op fixes the result types; returns all results.
-    ///
-    /// # Errors
-    /// The operands break the op's typing rule, the op leaves its result type to be declared, or an operand, a group or a
-    /// custom op is none of this graph.
+    /// Adds a node whose op fixes the result types; returns all results. Fails if the operands break the op's typing
+    /// rule, the op leaves its result type to be declared, or an operand, a group or a custom op is none of this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
         let error = |message: String| self.error(name, &message);
         self.known(&op, inputs).map_err(error)?;
@@ -99,10 +96,8 @@ impl Builder {
         Ok(self.push(name, op, inputs, types))
     }
 
-    /// Adds a node with declared result types; returns all results.
-    ///
-    /// # Errors
-    /// Operands or results break the op's typing rule, or an operand, a group or a custom op is none of this graph.
+    /// Adds a node with declared result types; returns all results. Fails if operands or results break the op's typing
+    /// rule, or an operand, a group or a custom op is none of this graph.
     pub fn node_as(
         &mut self,
         name: &str,
@@ -133,8 +128,7 @@ impl Builder {
         self.node_as(name, op, inputs, vec![ty]).map(|r| r[0])
     }
 
-    /// # Errors
-    /// The numbers of elements differ, or the operand is none of this graph.
+    /// Fails if the numbers of elements differ, or the operand is none of this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
         let error = |message: String| self.error(name, &message);
         self.known(&Op::Reshape, &[x]).map_err(error)?;

@@ -80,10 +80,7 @@ impl Tensor {
         }
     }
     /// Copies the bytes from `at` on, as many as `into` takes. In contrast to [`data`](Self::data), a file that another process
-    /// shortened is an error.
-    ///
-    /// # Errors
-    /// There are fewer, or as [`Part::read`].
+    /// shortened is an error. Fails if there are fewer, or as [`Part::read`].
     pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {
             Data::Shared(part) => part.read_from(at, into),
@@ -95,10 +92,8 @@ impl Tensor {
             }
         }
     }
-    /// This tensor in memory that nobody else changes: a copy, where it lies in a file.
-    ///
-    /// # Errors
-    /// The file cannot be read, or changed since it was opened.
+    /// This tensor in memory that nobody else changes: a copy, where it lies in a file. Fails if the file cannot be
+    /// read, or changed since it was opened.
     pub fn loaded(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
         let Some(part) = self.part().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
         let mut data = vec![0; part.range().len()];

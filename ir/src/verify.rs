@@ -93,10 +93,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks every invariant of the [module](self).
-///
-/// # Errors
-/// All violations, in the order of the invariants' tables: program, symbols, groups, values, nodes, outputs.
+/// Checks every invariant of the [module](self). Fails with all violations, in the order of the invariants' tables:
+/// program, symbols, groups, values, nodes, outputs.
 pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
     let mut v = Verifier { graph, found: Vec::new() };
     v.ids();

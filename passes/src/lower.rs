@@ -120,10 +120,8 @@ pub struct Report {
 
 /// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
 /// are chosen anew. The symbols of the result have the ranges of the bucket. The graph must satisfy the
-/// verifier, as what [`crate::canonicalize`] gives does.
-///
-/// # Errors
-/// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
+/// verifier, as what [`crate::canonicalize`] gives does. Fails if the number of ranks is open, a range does not fit its
+/// symbol, or the profile has no curve for plain.
 pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, Report), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });

@@ -75,10 +75,8 @@ pub struct PeerCall<'a> {
 
 /// The symmetric arenas of a cell while a custom op touches them.
 pub trait PeerMemory {
-    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number.
-    ///
-    /// # Errors
-    /// They do not lie in the arena.
+    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number. Fails if they do not
+    /// lie in the arena.
     fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError>;
 
     /// Comes before or after a touch of a peer.

@@ -29,10 +29,8 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// Finds the kind of entry at a path.
-    ///
-    /// # Errors
-    /// The path cannot be searched, for example because one of its folders is a file.
+    /// Finds the kind of entry at a path. Fails if the path cannot be searched, for example because one of its folders
+    /// is a file.
     pub fn at(path: &Path) -> io::Result<Destination> {
         let found = match fs::symlink_metadata(path) {
             Ok(found) => found.file_type(),
@@ -52,10 +50,8 @@ fn is_stream(kind: fs::FileType) -> bool {
     kind.is_char_device() || kind.is_block_device() || kind.is_fifo() || kind.is_socket()
 }
 
-/// Writes a file, or sends the bytes to the stream at `path`.
-///
-/// # Errors
-/// It cannot be written. A file that was there before is still there, unchanged.
+/// Writes a file, or sends the bytes to the stream at `path`. Fails if it cannot be written. A file that was there
+/// before is still there, unchanged.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match Destination::at(path)? {
         Destination::Stream => open_stream(path)?.write_all(bytes),
@@ -67,10 +63,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Checks that a file can be written at `path`, without changing an existing file.
-///
-/// # Errors
-/// `path` is a folder, or no file can be created in its folder.
+/// Checks that a file can be written at `path`, without changing an existing file. Fails if `path` is a folder, or no
+/// file can be created in its folder.
 pub fn check(path: &Path) -> io::Result<()> {
     refuse_folder(path)?;
     tempfile::tempfile_in(folder_of(path)).map(drop)
@@ -85,10 +79,8 @@ pub struct PendingFile {
 
 impl PendingFile {
     /// Creates the file that will stand at `destination`. It gets the permissions of the user's own file that it replaces,
-    /// and else those that the umask leaves.
-    ///
-    /// # Errors
-    /// `destination` is a folder, or no file can be created in its folder.
+    /// and else those that the umask leaves. Fails if `destination` is a folder, or no file can be created in its
+    /// folder.
     pub fn create(destination: &Path) -> io::Result<PendingFile> {
         refuse_folder(destination)?;
         let mut builder = Builder::new();

@@ -47,9 +47,8 @@ Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad inp
 
 impl Args {
     /// Parses arguments, the first of which is the name of the command. Libraries are searched only for `--version`.
-    ///
-    /// # Errors
-    /// The exit code with which the command ends: help was requested and is printed, or the arguments are invalid.
+    /// Gives the exit code with which the command ends if help was requested and is printed, or the arguments are
+    /// invalid.
     pub fn of(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
         let mut command = Args::command();
         if arguments.get(1).is_some_and(|first| first == "--version") {

@@ -39,11 +39,9 @@ impl StageClock {
     }
 }
 
-/// Compiles a graph into a plan, and checks that.
-///
-/// # Errors
-/// The number of ranks is open, an option does not fit the graph, the graph cannot be planned, the backend of the machine cannot
-/// run the plan, or the check finds the plan unsafe.
+/// Compiles a graph into a plan, and checks that. Fails if the number of ranks is open, an option does not fit the
+/// graph, the graph cannot be planned, the backend of the machine cannot run the plan, or the check finds the plan
+/// unsafe.
 pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, CompileReport), DriverError> {
     options.validate()?;
     let mut clock = StageClock::start();
@@ -98,8 +96,7 @@ pub fn canonical(graph: &Graph) -> Result<Graph, DriverError> {
     canonical_forms(graph).map(|forms| forms.usual)
 }
 
-/// # Errors
-/// The number of ranks is open, or the graph breaks an invariant.
+/// Fails if the number of ranks is open, or the graph breaks an invariant.
 pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, DriverError> {
     if graph.ranks.is_none() {
         return Err(DriverError::OpenRanks);

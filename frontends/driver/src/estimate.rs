@@ -28,10 +28,8 @@ pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>, Dri
     plan.buckets.iter().map(of_bucket).collect()
 }
 
-/// The estimated time of a run of a plan at some sizes, of the bucket that serves them.
-///
-/// # Errors
-/// A symbol has no value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
+/// The estimated time of a run of a plan at some sizes, of the bucket that serves them. Fails if a symbol has no value,
+/// no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
 pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate, DriverError> {
     let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
         let missing = || DriverError::Option(format!("the symbol {} has no value", symbol.name));

@@ -26,9 +26,7 @@ use crate::pipeline::{Choice, Pipeline};
 use crate::variants::Planned;
 
 /// The fastest plan of these buckets whose symmetric arena takes at most `limit` bytes. `cheapest` is the plan without a limit.
-///
-/// # Errors
-/// No plan fits the limit, or the program cannot be planned.
+/// Fails if no plan fits the limit, or the program cannot be planned.
 pub fn fastest_within(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],

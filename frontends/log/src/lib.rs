@@ -72,10 +72,8 @@ pub fn init_from_env() -> Result<(), LogError> {
     .clone()
 }
 
-/// Sets the filter from now on; `off` ends the log. `origin` names the argument in errors.
-///
-/// # Errors
-/// The filter cannot be read, or the process has another subscriber.
+/// Sets the filter from now on; `off` ends the log. `origin` names the argument in errors. Fails if the filter cannot
+/// be read, or the process has another subscriber.
 pub fn set_filter(origin: &str, filter: &str) -> Result<(), LogError> {
     install(parse(origin, filter, OtherCrates::Reject)?)
 }

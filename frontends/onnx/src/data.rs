@@ -182,10 +182,8 @@ impl Beside {
         made.ok_or_else(expected)
     }
 
-    /// A stored tensor with its data in memory that no other process changes.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load); or its file cannot be read, or changed.
+    /// A stored tensor with its data in memory that no other process changes. Fails as [`load`](Self::load), or if its
+    /// file cannot be read, or changed.
     pub fn read(&self, tensor: &proto::Tensor) -> Result<Arc<Tensor>, String> {
         Arc::new(self.load(tensor)?).loaded().map_err(|e| e.to_string())
     }

@@ -97,10 +97,7 @@ impl<'p> Scope<'p> {
         self.read.contains(name)
     }
 
-    /// Binds a name.
-    ///
-    /// # Errors
-    /// The name is bound already.
+    /// Binds a name. Fails if the name is bound already.
     pub fn bind(&mut self, name: &'p str, binding: Binding<'p>) -> Result<(), String> {
         match self.values.insert(name, binding) {
             None => Ok(()),

@@ -9,10 +9,7 @@ use symmc_ir::{DType, Float, Scalar, Tensor};
 /// PyTorch's default floating-point dtype: what a Python float becomes beside integers.
 pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
 
-/// The dtype of a `ScalarType` of the schema.
-///
-/// # Errors
-/// The name of a dtype that the IR does not have.
+/// The dtype of a `ScalarType` of the schema. Fails with the name of a dtype that the IR does not have.
 pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
     let found = DType::ALL.iter().find(|dtype| dtype.facts().torch.0 == code);
     found.copied().ok_or_else(|| unsupported(code))

@@ -191,10 +191,7 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// Takes the schemas that the caller declares.
-    ///
-    /// # Errors
-    /// One cannot be read, or two are of one op.
+    /// Takes the schemas that the caller declares. Fails if one cannot be read, or two are of one op.
     pub fn new(schemas: &[String], verifiers: &[Str<'_>]) -> Result<Self, ImportError> {
         let mut declared = HashMap::new();
         for text in schemas {

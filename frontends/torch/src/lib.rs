@@ -105,10 +105,8 @@ pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportE
 
 /// Imports a program from the archives of all its ranks, that of rank 0 first. They may differ in names and data, and in
 /// numbers that stand where a tensor may: each such number becomes a parameter without axes. Groups that ranks call by
-/// different names have the ranks of one name as a cell.
-///
-/// # Errors
-/// See [`ImportError`]; [`ImportError::Rank`] tells the archive at fault, if it is not the first.
+/// different names have the ranks of one name as a cell. [`ImportError::Rank`] tells the archive at fault, if it is not
+/// the first.
 pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported, ImportError> {
     let of = |rank: usize| move |e: ImportError| e.of_rank(rank);
     let mut opened = Vec::with_capacity(files.len());

@@ -63,10 +63,7 @@ impl<'p> Scope<'p> {
         self.last_read.get(name).is_some_and(|&at| at > self.position)
     }
 
-    /// Binds a name.
-    ///
-    /// # Errors
-    /// The name is bound already, or is no identifier.
+    /// Binds a name. Fails if the name is bound already, or is no identifier.
     pub fn bind(&mut self, name: &'p str, binding: Binding) -> Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit()) {
@@ -104,10 +101,7 @@ impl<'p> Scope<'p> {
         all
     }
 
-    /// The value of a name.
-    ///
-    /// # Errors
-    /// Nothing before this node defines it, or it is no tensor.
+    /// The value of a name. Fails if nothing before this node defines it, or it is no tensor.
     pub fn value(&self, name: &str) -> Result<ValueId, String> {
         match self.values.get(name) {
             Some(Binding::Value(v)) => Ok(*v),

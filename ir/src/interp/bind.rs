@@ -12,11 +12,8 @@ use crate::tensor::Tensor;
 ///
 /// A dim that is one symbol fixes it; so does one that is linear in a single symbol that no other dim
 /// fixes (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol that occurs
-/// in no input's shape stays unbound.
-///
-/// # Errors
-/// Another number of inputs, a dtype or shape that does not fit, a symbol out of its bounds, or one that
-/// the shapes mention and do not fix.
+/// in no input's shape stays unbound. Fails for another number of inputs, a dtype or shape that does not fit, a symbol
+/// out of its bounds, or one that the shapes mention and do not fix.
 pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, InterpError> {
     check_count(graph, 0, inputs.len())?;
     let values = graph.inputs.values().map(|i| i.value);

@@ -57,10 +57,8 @@ use crate::types::{DType, Type};
 use array::Array;
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
-/// graph, constants included; the result holds all outputs of each rank in order.
-///
-/// # Errors
-/// Inputs or bindings that do not fit the program, or an op that fails on its data.
+/// graph, constants included; the result holds all outputs of each rank in order. Fails for inputs or bindings that do
+/// not fit the program, or an op that fails on its data.
 pub fn run(
     graph: &Graph,
     bindings: &Bindings,

@@ -67,8 +67,7 @@ pub fn seeded_inputs(
 ///   within these; others from 0 to 7.
 /// - Bools are true or false alike.
 ///
-/// # Errors
-/// An unbound symbol, an extent that is none, or a constant without data.
+/// Fails for an unbound symbol, an extent that is none, or a constant without data.
 pub fn seeded_inputs_with(
     graph: &Graph,
     bindings: &Bindings,

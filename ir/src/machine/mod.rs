@@ -144,9 +144,8 @@ impl Profile {
         BUILTIN.iter().map(|(name, _)| *name).collect()
     }
 
-    /// # Errors
-    /// The text is no profile, has another version, or a curve is named twice, names an unknown collective
-    /// or variant, or has no, unordered or impossible points.
+    /// Fails if the text is no profile, has another version, or a curve is named twice, names an unknown collective or
+    /// variant, or has no, unordered or impossible points.
     pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
         let text = backend::add_backend(text);
         let profile = serde_json::from_str(&text).or_else(|error| of_older(&text).ok_or(error));

@@ -19,17 +19,13 @@ use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
 
-/// The graph of this text.
-///
-/// # Errors
-/// The first place where the text breaks the form of the [module](super), names what is not defined or
-/// defines a name twice, or where a node breaks the typing rule of its op.
+/// The graph of this text. Fails at the first place where the text breaks the form of the [module](super), names what
+/// is not defined or defines a name twice, or where a node breaks the typing rule of its op.
 pub fn parse(text: &str) -> Result<Graph, ParseError> {
     Parser::new(text).and_then(Parser::program).map_err(|failure| failure.locate(text))
 }
 
-/// # Errors
-/// The text is no dim, or names a symbol that the table does not have.
+/// Fails if the text is no dim, or names a symbol that the table does not have.
 pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, ParseError> {
     let read = || {
         let mut cursor = Cursor::new(text)?;

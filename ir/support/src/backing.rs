@@ -26,10 +26,8 @@ pub trait Backing: Send + Sync {
         None
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// They are not there any more, or not what they were when this value was made.
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if they are not there any more, or not what they
+    /// were when this value was made.
     fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let end = at.checked_add(into.len());
         let bytes = end.and_then(|end| self.bytes().get(at..end));
@@ -79,10 +77,7 @@ impl Part {
         self.read_from(0, into)
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// The part has fewer, or as [`Backing::read`].
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if the part has fewer, or as [`Backing::read`].
     pub fn read_from(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.range.len());
         let start = self.range.start.checked_add(at).filter(|_| is_within);

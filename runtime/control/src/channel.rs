@@ -171,10 +171,8 @@ impl Channel {
         }
     }
 
-    /// The next message; `None` when the other end is gone.
-    ///
-    /// # Errors
-    /// Nothing came before `deadline`, or something that is not a message.
+    /// The next message; `None` when the other end is gone. Fails if nothing came before `deadline`, or something that
+    /// is not a message.
     pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>, RunError> {
         loop {
             match self.try_receive()? {
@@ -209,10 +207,7 @@ impl Channel {
         Ok(fds)
     }
 
-    /// The descriptors of the next packet, if it has come. Never waits.
-    ///
-    /// # Errors
-    /// A message came.
+    /// The descriptors of the next packet, if it has come. Never waits. Fails if a message came.
     pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>, RunError> {
         match self.take_packet()? {
             Arrival::Message(packet) if packet.fds.is_empty() => {

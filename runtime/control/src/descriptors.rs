@@ -21,11 +21,9 @@ struct Peer {
     is_done: bool,
 }
 
-/// The descriptors of the ranks in `expected`, in that order. `what` they are is said in errors.
-///
-/// # Errors
-/// A rank has not sent its descriptor within `limit`, is gone, or sends something else. The error names a rank that began and
-/// did not finish before one that did not come.
+/// The descriptors of the ranks in `expected`, in that order. `what` they are is said in errors. Fails if a rank has
+/// not sent its descriptor within `limit`, is gone, or sends something else. The error names a rank that began and did
+/// not finish before one that did not come.
 pub fn collect_descriptors(
     listener: &OwnedFd,
     expected: &[u32],

@@ -85,10 +85,8 @@ impl<'a> Gathering<'a> {
         let _ = self.machine.answer(rank, Answer::Join, now);
     }
 
-    /// A channel to each rank, once all have come.
-    ///
-    /// # Errors
-    /// Ranks did not come, or one that came cannot take part. All that came have been notified.
+    /// A channel to each rank, once all have come. Fails if ranks did not come, or one that came cannot take part. All
+    /// that came have been notified.
     pub fn all(mut self) -> Result<GatheredRanks, RunError> {
         while self.machine.stage() == Stage::Gathering {
             let now = self.clock.now();

@@ -37,10 +37,7 @@ pub trait Bootstrap {
 
 impl Group {
     /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
-    /// where no launcher did.
-    ///
-    /// # Errors
-    /// Its variables contradict each other, or say that ranks are on several machines.
+    /// where no launcher did. Fails if its variables contradict each other, or say that ranks are on several machines.
     pub fn from_env() -> Result<Option<Group>, RunError> {
         Ok(Membership::from_env()?.map(Group::of))
     }
@@ -58,10 +55,7 @@ impl Group {
     }
 
     /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
-    /// them call this at the same time.
-    ///
-    /// # Errors
-    /// These means fail, or the ranks do not fit each other.
+    /// them call this at the same time. Fails if these means fail, or the ranks do not fit each other.
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group, RunError> {
         let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
         let mut mine = [0u8; 24];
@@ -110,10 +104,8 @@ impl Group {
         self.within_process
     }
 
-    /// Where the ranks meet for one more session.
-    ///
-    /// # Errors
-    /// This is a fork of the process that opened sessions of the group, and would take its place.
+    /// Where the ranks meet for one more session. Fails if this is a fork of the process that opened sessions of the
+    /// group, and would take its place.
     pub fn next_session(&self) -> Result<Membership, RunError> {
         let here = process::current();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);

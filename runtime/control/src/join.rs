@@ -97,10 +97,8 @@ fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunEr
 }
 
 impl JoinedRank {
-    /// Joins as the rank of `place`; returns when all ranks have come and run the same.
-    ///
-    /// # Errors
-    /// The other ranks do not come or run something else.
+    /// Joins as the rank of `place`; returns when all ranks have come and run the same. Fails if the other ranks do not
+    /// come or run something else.
     pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank, RunError> {
         let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
         let identity = identity.map_err(|error| place.decline(error))?;

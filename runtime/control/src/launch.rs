@@ -46,10 +46,8 @@ pub struct LaunchConfig<'a> {
     pub files: Vec<BorrowedFd<'a>>,
 }
 
-/// Has one process for each rank do a task; what each of them answered.
-///
-/// # Errors
-/// A process cannot be started, or a rank failed, died or hung.
+/// Has one process for each rank do a task; what each of them answered. Fails if a process cannot be started, or a rank
+/// failed, died or hung.
 pub fn launch_ranks(
     config: LaunchConfig<'_>,
     command: &RankCommand,

@@ -135,10 +135,8 @@ impl Membership {
 
     /// The place that a launcher gives this process through the environment: torchrun, `mpirun` and `mpiexec` of Open
     /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
-    ///
-    /// # Errors
-    /// A variable is missing or no number, the ranks are on several hosts, two launchers contradict each other, or the
-    /// one that `launch` names says nothing.
+    /// Fails if a variable is missing or no number, the ranks are on several hosts, two launchers contradict each
+    /// other, or the one that `launch` names says nothing.
     pub fn find(launch: Launch) -> Result<Found, RunError> {
         read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
     }

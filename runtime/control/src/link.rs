@@ -110,10 +110,8 @@ impl Link {
         expect_task(Task::Load, task)
     }
 
-    /// Says that this rank is ready; returns when all ranks are.
-    ///
-    /// # Errors
-    /// A rank failed before, or the coordinator is gone or stuck.
+    /// Says that this rank is ready; returns when all ranks are. Fails if a rank failed before, or the coordinator is
+    /// gone or stuck.
     pub fn start(&self) -> Result<(), RunError> {
         tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
         expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)

@@ -120,10 +120,7 @@ impl Segment {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// The address of `len` bytes from an offset on.
-    ///
-    /// # Errors
-    /// They do not lie within the segment.
+    /// The address of `len` bytes from an offset on. Fails if they do not lie within the segment.
     pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8, RunError> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");

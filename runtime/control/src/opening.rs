@@ -62,9 +62,7 @@ impl Opening {
     }
 
     /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::heartbeat::TICK) at most.
-    ///
-    /// # Errors
-    /// The run ended before, or the coordinator is gone or keeps the rank waiting.
+    /// Fails if the run ended before, or the coordinator is gone or keeps the rank waiting.
     pub fn await_task(&mut self, next: &mut dyn FnMut() -> Option<Received>) -> Result<Task, RunError> {
         loop {
             if let Some(message) = next() {
@@ -89,10 +87,8 @@ impl Opening {
             .ok_or_else(|| unexpected("what follows this rank's last answer", &message))
     }
 
-    /// Takes a message that was read elsewhere, and after which the rank has this to do.
-    ///
-    /// # Errors
-    /// The message cannot follow the rank's last answer.
+    /// Takes a message that was read elsewhere, and after which the rank has this to do. Fails if the message cannot
+    /// follow the rank's last answer.
     pub fn expect_task(&self, notice: Notice, task: Task) -> Result<(), RunError> {
         match self.machine.task_after(notice) {
             Some(found) if found == task => Ok(()),

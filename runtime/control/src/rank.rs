@@ -38,10 +38,7 @@ pub struct LaunchedRank {
 }
 
 /// Does what the launcher behind the control socket `fd` started this process for. Failures are reported to the launcher and
-/// are not errors here.
-///
-/// # Errors
-/// `fd` is no control socket, or the launcher cannot be understood.
+/// are not errors here. Fails if `fd` is no control socket, or the launcher cannot be understood.
 pub fn rank_main(
     fd: RawFd,
     work: impl FnOnce(&mut LaunchedRank) -> Result<(), RunError>,
@@ -95,10 +92,7 @@ impl LaunchedRank {
         self.welcome.ranks
     }
 
-    /// What the launcher wants this rank to do.
-    ///
-    /// # Errors
-    /// It is something that this program does not know.
+    /// What the launcher wants this rank to do. Fails if it is something that this program does not know.
     pub fn task<T: DeserializeOwned>(&mut self) -> Result<T, RunError> {
         let segment = self.segment(0, "the task of a rank", Access::Read)?;
         // SAFETY: the launcher wrote the task before it sent the segment, and never writes it again.
@@ -106,10 +100,7 @@ impl LaunchedRank {
         serde_json::from_slice(text).map_err(|e| RunError::system("reading the task of a rank", e))
     }
 
-    /// Maps a segment of the task, once.
-    ///
-    /// # Errors
-    /// It was not sent, or cannot be mapped.
+    /// Maps a segment of the task, once. Fails if it was not sent, or cannot be mapped.
     pub fn segment(&mut self, index: usize, what: &str, access: Access) -> Result<Segment, RunError> {
         let fd = self.segments.get_mut(index).and_then(Option::take);
         let sent = fd.zip(self.welcome.task.get(index).copied());

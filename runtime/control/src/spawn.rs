@@ -73,10 +73,8 @@ struct Exec {
 
 impl RankProcess {
     /// Forks a child that runs the command, with the number of `inherited`, which stays open in it, as one more argument. It
-    /// reads from and writes to `null`, except for errors, and dies with this thread.
-    ///
-    /// # Errors
-    /// The system gives no process, descriptor or memory. Whether the program exists is not known yet.
+    /// reads from and writes to `null`, except for errors, and dies with this thread. Fails if the system gives no
+    /// process, descriptor or memory. Whether the program exists is not known yet.
     pub fn start(
         command: &RankCommand,
         inherited: &OwnedFd,

@@ -43,10 +43,7 @@ impl CudaConfig {
     }
 
     /// Whether GPUs run all steps of a plan. Asked when the plan is made for GPUs, on a machine that may have none; what passes
-    /// here is refused by no rank.
-    ///
-    /// # Errors
-    /// The first step that they do not run, and why ([`RunError::CannotRun`]).
+    /// here is refused by no rank. Fails with the first step that they do not run, and why ([`RunError::CannotRun`]).
     pub fn accept(&self, plan: &ReadPlan) -> Result<(), RunError> {
         accept(plan, &self.gpus)
     }

@@ -29,10 +29,8 @@ pub struct Nccl {
 static LOADED: Mutex<Option<&'static Nccl>> = Mutex::new(None);
 
 impl Nccl {
-    /// The library of this process. The first call that succeeds decides which; one that failed may be repeated.
-    ///
-    /// # Errors
-    /// No usable library: what was tried, and what the loader said.
+    /// The library of this process. The first call that succeeds decides which; one that failed may be repeated. Fails
+    /// if there is no usable library, with what was tried, and what the loader said.
     pub fn load() -> Result<&'static Nccl, LoadError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nccl) = *loaded {
@@ -89,10 +87,7 @@ impl Nccl {
         &self.functions
     }
 
-    /// `ncclAlltoAll`.
-    ///
-    /// # Errors
-    /// The library is older than 2.28.
+    /// `ncclAlltoAll`. Fails if the library is older than 2.28.
     pub fn all_to_all(
         &self,
     ) -> Result<
@@ -102,10 +97,8 @@ impl Nccl {
         self.since(self.functions.all_to_all, later::all_to_all)
     }
 
-    /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address.
-    ///
-    /// # Errors
-    /// The library is older than 2.29.2.
+    /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address. Fails
+    /// if the library is older than 2.29.2.
     pub fn get_lsa_device_pointer(
         &self,
     ) -> Result<unsafe extern "C" fn(Window, usize, c_int, *mut *mut c_void) -> ResultCode, Missing> {
@@ -134,10 +127,8 @@ impl Nccl {
         Error { call, code, text }
     }
 
-    /// A new id, for one rank to make and all ranks to get.
-    ///
-    /// # Errors
-    /// NCCL found no network interface, or its environment is broken.
+    /// A new id, for one rank to make and all ranks to get. Fails if NCCL found no network interface, or its
+    /// environment is broken.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
         // SAFETY: the function writes one id.

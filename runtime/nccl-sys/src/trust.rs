@@ -150,10 +150,8 @@ pub fn check_library(path: &Path, prefix: &str) -> Result<(), Untrusted> {
 }
 
 /// Checks the folders that the system's loader would take a library from because the user names them (`LD_LIBRARY_PATH`);
-/// its own are root's. `prefix` begins the names of the library's files.
-///
-/// # Errors
-/// One of these folders has such a file, and another user can change the folder.
+/// its own are root's. `prefix` begins the names of the library's files. Fails if one of these folders has such a file,
+/// and another user can change the folder.
 pub fn check_loader_path(prefix: &str) -> Result<(), Untrusted> {
     let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     check_loader_folders(&variable, prefix)

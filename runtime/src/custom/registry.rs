@@ -46,10 +46,7 @@ impl Registry {
         self
     }
 
-    /// Whether every op of a program has a kernel.
-    ///
-    /// # Errors
-    /// The first that has none, or one of another signature.
+    /// Whether every op of a program has a kernel. Fails with the first that has none, or one of another signature.
     pub fn check(&self, graph: &Graph) -> Result<(), RunError> {
         graph.nodes.keys().try_for_each(|node| self.entry(graph, node, None).map(|_| ()))
     }

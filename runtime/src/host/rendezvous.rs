@@ -33,10 +33,7 @@ pub(super) struct Rendezvous<'a> {
 }
 
 impl<'a> Rendezvous<'a> {
-    /// The rank of `comm` at this step.
-    ///
-    /// # Errors
-    /// The cell is none of this rank in this run.
+    /// The rank of `comm` at this step. Fails if the cell is none of this rank in this run.
     pub fn new(comm: &'a Comm, info: StepInfo<'a>) -> Result<Self, RunError> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {

@@ -53,10 +53,8 @@ struct ParkedProgram {
 
 impl HostSession {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
-    /// be alike.
-    ///
-    /// # Errors
-    /// The group has another number of ranks, an op has no kernel, or the other ranks do not come or run something else.
+    /// be alike. Fails if the group has another number of ranks, an op has no kernel, or the other ranks do not come or
+    /// run something else.
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
@@ -81,8 +79,7 @@ impl HostSession {
     ///
     /// [start]: SessionRank::start
     ///
-    /// # Errors
-    /// An op has no kernel, or there is no memory.
+    /// Fails if an op has no kernel, or there is no memory.
     pub fn open_joined(
         joined: &Arc<SessionRank>,
         plan: &ReadPlan,
@@ -115,10 +112,8 @@ impl HostSession {
         })
     }
 
-    /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends.
-    ///
-    /// # Errors
-    /// The plan has no such rank, or an op has no kernel.
+    /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends. Fails if
+    /// the plan has no such rank, or an op has no kernel.
     pub fn budget(
         plan: &CheckedPlan,
         rank: u32,

@@ -18,10 +18,8 @@ pub struct SessionRank {
 }
 
 impl SessionRank {
-    /// A rank that has joined, and communicates like this.
-    ///
-    /// # Errors
-    /// The memory that the ranks share does not have this rank. The run has ended then.
+    /// A rank that has joined, and communicates like this. Fails if the memory that the ranks share does not have this
+    /// rank. The run has ended then.
     pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank, RunError> {
         match Comm::new(joined.domain().clone(), joined.rank(), config) {
             Ok(comm) => Ok(SessionRank { joined, comm }),
@@ -30,10 +28,8 @@ impl SessionRank {
     }
 
     /// Joins as the group's rank for a session of `plan`; returns when all ranks have come. `terms` is what else must be alike
-    /// on all of them.
-    ///
-    /// # Errors
-    /// The group has another number of ranks, or the other ranks do not come or run something else.
+    /// on all of them. Fails if the group has another number of ranks, or the other ranks do not come or run something
+    /// else.
     pub fn for_session(
         plan: &ReadPlan,
         group: &Group,

@@ -48,10 +48,8 @@ const INPUTS: usize = 1;
 const OUTPUTS: usize = 2;
 
 /// Runs a job on one process for each rank. `task` makes what each process is told of the text of the job; the process gives it
-/// to [`JobText::run`].
-///
-/// # Errors
-/// The inputs do not fit the plan, a process cannot be started, or a rank failed, died or hung.
+/// to [`JobText::run`]. Fails if the inputs do not fit the plan, a process cannot be started, or a rank failed, died or
+/// hung.
 pub fn launch<T: Serialize>(
     job: &Job<'_>,
     command: &RankCommand,
@@ -85,10 +83,8 @@ fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<L
     })
 }
 
-/// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered.
-///
-/// # Errors
-/// A process cannot be started, or a rank failed, died or hung.
+/// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered. Fails if a
+/// process cannot be started, or a rank failed, died or hung.
 pub fn launch_plan<T: Serialize>(
     plan: &ReadPlan,
     bindings: &Bindings,

@@ -22,10 +22,7 @@ impl TensorSlot {
 }
 
 /// Checks that `inputs` fit the plan's program for these bindings, where `first` is the rank of the first list; the outputs of
-/// each rank.
-///
-/// # Errors
-/// An input is missing or has another type, or an output has no size.
+/// each rank. Fails if an input is missing or has another type, or an output has no size.
 pub(super) fn expect_inputs(
     plan: &ReadPlan,
     bindings: &Bindings,

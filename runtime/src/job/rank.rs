@@ -56,11 +56,8 @@ pub struct RankJob<'a> {
     pub config: HostConfig,
 }
 
-/// Runs this process's rank together with the others; its outputs, and the times of its runs.
-///
-/// # Errors
-/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank
-/// failed.
+/// Runs this process's rank together with the others; its outputs, and the times of its runs. Fails if the inputs do
+/// not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
 pub fn run_rank(
     place: &Membership,
     job: &RankJob<'_>,

@@ -364,10 +364,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What a rank prepared, if every rank could; else why this one could not, or which other.
-///
-/// # Errors
-/// What no other case can do without, or a peer failed.
+/// What a rank prepared, if every rank could; else why this one could not, or which other. Fails if something is
+/// missing that no other case can do without, or a peer failed.
 pub(super) fn agreed<T>(
     mine: Result<T, CudaError>,
     exchange: &dyn Exchange,

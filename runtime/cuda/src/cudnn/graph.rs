@@ -68,10 +68,8 @@ struct Plan {
 }
 
 impl Planner {
-    /// For the device, whose context is current.
-    ///
-    /// # Errors
-    /// cuDNN is not there, or does not start, or its attention is not trusted on this device.
+    /// For the device, whose context is current. Fails if cuDNN is not there, or does not start, or its attention is
+    /// not trusted on this device.
     pub fn new(device: &Arc<Device>) -> Result<Planner, CudaError> {
         if device.capability() >= FAULTY {
             let [major, minor] = device.capability();

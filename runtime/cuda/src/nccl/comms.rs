@@ -96,10 +96,8 @@ impl Communicators {
         Communicators { made: parts.filter_map(of).collect(), ..Communicators::default() }
     }
 
-    /// Makes those that these steps need too.
-    ///
-    /// # Errors
-    /// There is no library, it lacks something, the machine gives no window, a rank fails or does not come.
+    /// Makes those that these steps need too. Fails if there is no library, it lacks something, the machine gives no
+    /// window, a rank fails or does not come.
     pub fn add<'b>(
         &mut self,
         steps: impl IntoIterator<Item = &'b BoundStep>,

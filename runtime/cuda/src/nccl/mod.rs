@@ -110,10 +110,8 @@ impl Communicators {
         Ok(work)
     }
 
-    /// Puts a call on a stream. Returns when the library has put all of it there.
-    ///
-    /// # Errors
-    /// The library refuses, or a peer does not come where it connects ranks at the first call.
+    /// Puts a call on a stream. Returns when the library has put all of it there. Fails if the library refuses, or a
+    /// peer does not come where it connects ranks at the first call.
     ///
     /// # Safety
     /// The memory of the call exists, and all ranks of its group make the same calls in the same order.
