@@ -22,7 +22,6 @@ pub struct Place {
 pub struct Nodes(Vec<Vec<SmallVec<[Node; 1]>>>);
 
 impl Nodes {
-    /// Notes the nodes of a piece of work.
     pub fn insert(&mut self, place: Place, nodes: &[Node]) {
         if self.0.len() <= place.step {
             self.0.resize_with(place.step + 1, Vec::new);

@@ -37,7 +37,6 @@ use crate::{codegen::agreement, cudnn};
 use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
 
-/// What a program runs with on its rank.
 #[derive(Debug)]
 pub struct Parts<'a> {
     pub device: &'a Arc<Device>,
@@ -78,7 +77,6 @@ impl std::fmt::Debug for Settled {
     }
 }
 
-/// A program that is compiled and loaded.
 pub struct DeviceProgram {
     steps: Vec<LoadedStep>,
     assertions: Assertions,
@@ -161,7 +159,6 @@ impl DeviceProgram {
         &self.settled
     }
 
-    /// Records `runs` runs, one after another, into one graph.
     pub fn record(
         &self,
         bases: PortBases<'_>,
@@ -287,7 +284,6 @@ impl DeviceProgram {
 /// Puts a piece of work on a stream.
 type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<(), CudaError>;
 
-/// Looks up what launches name.
 struct Loader<'a> {
     module: Option<&'a Module>,
     functions: RefCell<IndexMap<(String, u32), Function>>,

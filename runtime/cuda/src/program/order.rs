@@ -15,7 +15,6 @@ const FEW: usize = 2;
 /// The bytes that a light step reads and writes at most.
 const LIGHT: u64 = 1 << 20;
 
-/// Where and after what a step runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StreamStep {
     /// The lane whose stream it runs on.
