@@ -11,7 +11,6 @@ use crate::codegen::scratch;
 use crate::device::launch::Address;
 use crate::nccl::Communicators;
 
-/// What steps are lowered with.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     pub addresses: &'a AddressMap,

@@ -258,7 +258,6 @@ pub(super) fn reduce(
     }
 }
 
-/// How bytes move behind a barrier.
 struct Moves {
     sends: Sends,
     exit: ExitBarrier,
@@ -297,7 +296,6 @@ pub(super) fn unit(
     }
 }
 
-/// A cell of one rank: the operand is the result.
 pub(super) fn alone(running: &Running) -> Vec<Command> {
     let [from, to] = [running.operand, running.result];
     let nothing_sent = matches!(&running.bound.kind, Kind::Permute { pairs } if pairs.is_empty());

@@ -120,7 +120,6 @@ struct Status {
     sizes: [AtomicU64; MAX_RANKS],
 }
 
-/// A wait that reached its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missed {
     /// The number of the program in its session, modulo 256.

@@ -7,7 +7,6 @@ use super::control::{MAX_BLOCKS, MAX_RANKS};
 use crate::device::launch::{Address, CudaStruct, DevicePtr, plain};
 
 plain! {
-    /// What every kernel knows of its group.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct GroupParams {
         /// Where each rank's flags of the group lie, `[MAX_BLOCKS][MAX_RANKS]`.
@@ -175,7 +174,6 @@ plain! {
 pub(super) const MOST_TURNS: usize = 16;
 
 plain! {
-    /// The collectives of a kernel.
     pub(super) struct Turns {
         pub of: [Turn; MOST_TURNS],
     }

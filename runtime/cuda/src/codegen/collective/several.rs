@@ -128,7 +128,6 @@ fn prepared(first: &Running<'_>, mut parts: Vec<Between>) -> Prepared {
     }
 }
 
-/// The grids of kernels of a variant.
 fn grids(counts: &BlockCounts, variant: Variant) -> &Blocks {
     match variant {
         Variant::OneShot => &counts.one_shot,

@@ -9,11 +9,9 @@ use symmc_runtime::kernels::KernelError;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assertion {
     pub step: usize,
-    /// What data can do there.
     pub fault: Fault,
 }
 
-/// What data can do that is an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     Index(Indexed),

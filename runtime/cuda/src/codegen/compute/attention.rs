@@ -48,7 +48,6 @@ pub(super) struct Extents {
     pub f: usize,
 }
 
-/// Which kernel does the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Algorithm {
     /// A lane scores a key; a warp works on this many rows.
@@ -63,7 +62,6 @@ enum Algorithm {
 const MANY_ROWS: usize = 32;
 
 impl Algorithm {
-    /// Rows of a block.
     fn rows(self) -> usize {
         match self {
             Algorithm::CudaCores(rows) => rows * WARPS,
@@ -195,7 +193,6 @@ fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     (1..most).find(even).unwrap_or(most)
 }
 
-/// The bytes of an element as it is computed.
 pub(super) fn wide(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
@@ -325,7 +322,6 @@ pub(super) fn lower(
     Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
-/// Which blocks a kernel computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Redo {
     All,

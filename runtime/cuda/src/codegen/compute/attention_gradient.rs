@@ -141,7 +141,6 @@ fn sees_all(band: &Band, x: &Extents) -> bool {
     first_sees && last_sees && width
 }
 
-/// Where the gradients and the log-sum-exp lie.
 struct Places {
     gradient: Rows,
     sums: Rows,

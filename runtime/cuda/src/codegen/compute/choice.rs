@@ -37,7 +37,6 @@ pub(crate) struct Settled {
     chosen: Arc<[bool]>,
 }
 
-/// Those that kernels do all.
 fn none(all: &[&Candidates]) -> (Vec<Option<Prepared>>, Settled) {
     let chosen = vec![false; all.len()].into();
     (all.iter().map(|_| None).collect(), Settled { planner: None, chosen })

@@ -16,7 +16,6 @@ use crate::device::launch::{DevicePtr, Kernel};
 /// An attention in both forms.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Candidates {
-    /// As the library takes it.
     pub attention: Attention,
     /// The bytes of the workspace that are the library's.
     pub room: usize,

@@ -24,7 +24,6 @@ pub struct Matrix {
     pub at: DevicePtr,
     /// Elements between neighbours along the axis without unit stride.
     pub step: usize,
-    /// Which axis has unit stride.
     pub order: Order,
     /// Elements between the matrices of a batch; 0 where all share one.
     pub batch: isize,
@@ -50,7 +49,6 @@ pub struct Gemm {
     pub n: usize,
     /// Terms of each sum; at least 1.
     pub k: usize,
-    /// The number of products.
     pub batch: usize,
     pub a: Matrix,
     pub b: Matrix,

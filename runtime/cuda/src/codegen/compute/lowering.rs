@@ -25,7 +25,6 @@ pub struct Operation<'a> {
 /// What lowering steps of one program needs and adds to.
 pub struct Lowering<'a> {
     at: &'a dyn Fn(&Located) -> DevicePtr,
-    /// The functions that launches name.
     pub source: Source,
     /// Where data can be out of range.
     pub assertions: Assertions,

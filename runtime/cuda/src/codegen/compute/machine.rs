@@ -12,7 +12,6 @@ pub const GEMM_WORKSPACE: usize = 32 << 20;
 /// The most shared memory that kernels have beside the dynamic one.
 const STATIC_SHARED: usize = 2048;
 
-/// What compute steps are lowered for.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     pub multiprocessors: u32,

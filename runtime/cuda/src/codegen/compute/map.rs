@@ -71,7 +71,6 @@ impl Statement<'_> {
     }
 }
 
-/// A kernel in the making.
 pub(super) struct Map {
     shape: Vec<usize>,
     values: Vec<Def>,
@@ -116,7 +115,6 @@ impl Map {
         self.push(Def::Load(Load { at, kind, strides, terms }))
     }
 
-    /// The value of an expression of the type `kind`.
     pub fn compute(&mut self, kind: &'static str, expression: String) -> Val {
         self.push(Def::Computed(kind, expression))
     }
@@ -135,7 +133,6 @@ impl Map {
         self.divisor.is_some()
     }
 
-    /// The name that an expression refers to a value by.
     pub fn name(value: Val) -> String {
         format!("v{}", value.0)
     }

@@ -32,7 +32,6 @@ struct Side {
     batch: Strides,
 }
 
-/// A product over a batch.
 struct Product {
     dtype: DType,
     batch: Vec<usize>,

@@ -63,7 +63,6 @@ struct Value {
     is_per_row: bool,
 }
 
-/// A reduction over the last axis.
 struct RowReduction {
     op: Reduction,
     operand: usize,
@@ -74,14 +73,12 @@ struct RowReduction {
     kind: &'static str,
 }
 
-/// A number of each row that is stored.
 struct RowStore {
     at: DevicePtr,
     strides: Strides,
     value: usize,
 }
 
-/// A kernel in the making.
 struct RowKernel<'a> {
     map: Map,
     shape: &'a [usize],
@@ -220,7 +217,6 @@ fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
         && strides(r) == strides(x)
 }
 
-/// The text of a kernel.
 struct Phases<'k> {
     kernel: &'k RowKernel<'k>,
     statements: Vec<Statement<'k>>,

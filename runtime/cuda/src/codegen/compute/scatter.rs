@@ -85,7 +85,6 @@ pub(super) fn elements(
     Ok(out)
 }
 
-/// The part of a kernel that stores pieces.
 struct Part {
     layout: String,
     how: &'static str,

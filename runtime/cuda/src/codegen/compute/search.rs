@@ -44,7 +44,6 @@ const GAIN: f64 = 0.02;
 /// What is not measured within this time, or a quarter of what ranks wait for each other, takes the heuristic's first.
 pub(super) const BUDGET: Duration = Duration::from_secs(3);
 
-/// What a choice needs besides the products.
 pub struct Search<'a> {
     /// The other ranks, which ask for the same products.
     pub exchange: &'a dyn Exchange,

@@ -122,7 +122,6 @@ impl Epilogue {
     }
 }
 
-/// The kernel for products, and its launch.
 #[derive(Default)]
 struct Config {
     call: &'static str,
