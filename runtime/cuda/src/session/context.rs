@@ -32,7 +32,6 @@ use crate::{
     codegen::{refusal, scratch},
 };
 
-/// What runs need.
 pub(super) struct ExecutionContext {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
     pub resources: Resources<Programs, Vec<Memory>>,
@@ -187,7 +186,6 @@ fn waits(limit: Duration, chaos: Option<u64>) -> Peers {
     Peers { limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), chaos, ..Peers::default() }
 }
 
-/// How large everything is, for some sizes of a program.
 pub(super) struct Sizes {
     pub ordinary: usize,
     /// The symmetric arena without the flags behind it.

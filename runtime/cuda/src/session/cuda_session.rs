@@ -21,7 +21,6 @@ use crate::device::driver::{CallersContext, Copied, Device, Event, Memory, Relax
 use crate::error::CudaError;
 use crate::program::Settled;
 
-/// A plan on one rank and its GPU.
 pub struct CudaSession {
     /// What the next run takes, unless something was set since.
     pub(super) ready: Option<Arc<Recording>>,

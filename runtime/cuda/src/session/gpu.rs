@@ -55,7 +55,6 @@ impl Default for Gpu {
 }
 
 impl Gpu {
-    /// The GPU of this number.
     pub fn new(ordinal: u32) -> Gpu {
         Gpu { ordinal: Some(ordinal), ..Gpu::default() }
     }

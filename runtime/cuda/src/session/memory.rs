@@ -61,7 +61,6 @@ impl PortDevice for CudaSession {
 }
 
 impl CudaSession {
-    /// Copies data of the host to memory that no run touches now.
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
         self.upload_all(&[(to, InputData::Memory(data))])
     }

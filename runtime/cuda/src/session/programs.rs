@@ -21,7 +21,6 @@ pub(super) struct Programs {
     refused: Vec<Arc<str>>,
     /// How many recordings took over other memory.
     pub moved: u64,
-    /// How many runs were recorded.
     pub recorded: u64,
 }
 

@@ -26,7 +26,6 @@ pub(super) struct Move {
     pub bytes: usize,
 }
 
-/// What tells recordings apart.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct RecordingKey {
     /// The sizes in words.
