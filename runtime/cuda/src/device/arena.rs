@@ -24,7 +24,6 @@ use crate::error::{CudaError, checked};
 use crate::exchange::Exchange;
 use crate::nccl::WindowMemory;
 
-/// How long peers have to pass their memory.
 const PASSING: Duration = Duration::from_secs(60);
 
 /// Who allocates and maps symmetric memory.
@@ -48,7 +47,6 @@ pub struct SymmetricArena {
     len: usize,
 }
 
-/// What holds the memory.
 #[derive(Debug)]
 enum Shared {
     /// Each rank's memory as this rank maps it.

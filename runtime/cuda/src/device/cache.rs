@@ -105,7 +105,6 @@ fn hash(name: &str, data: &[u8]) -> [u8; HASH] {
     hash.finalize().into()
 }
 
-/// The name of the file for a key of these parts.
 pub(crate) fn name_of(parts: &[&str], extension: &str) -> String {
     let mut hash = Sha256::new();
     for part in parts {

@@ -28,7 +28,6 @@ pub enum ComputeMode {
     Prohibited,
 }
 
-/// A GPU as the driver describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gpu {
     /// Its number among the GPUs that this process sees.

@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 pub use crate::device::pointer::{Address, DevicePtr, PortBases};
 use crate::error::{CudaError, checked};
 
-/// When a kernel may be launched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     /// Once everything in front of it in its stream has ended.

@@ -34,7 +34,6 @@ impl Found {
     }
 }
 
-/// Why no library can be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unusable {
     pub found: String,
@@ -176,7 +175,6 @@ pub fn kernel_module() -> Option<String> {
     version.map(str::to_string)
 }
 
-/// The file that a function of this process was loaded from.
 fn file_of(symbol: *const c_void) -> Option<PathBuf> {
     // SAFETY: all zeros are a description of nothing.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -147,7 +147,6 @@ impl<'b> PortBases<'b> {
     /// For commands without pointers to ports.
     pub const NONE: PortBases<'static> = PortBases(&[]);
 
-    /// The ports whose bases differ.
     pub fn changed_ports(self, other: PortBases<'b>) -> impl Iterator<Item = usize> + use<'b> {
         let pairs = self.0.iter().zip(other.0).enumerate();
         pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)

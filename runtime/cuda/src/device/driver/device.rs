@@ -234,7 +234,6 @@ impl Drop for Device {
     }
 }
 
-/// The number of GPUs that this process sees.
 pub fn count() -> Result<u32, CudaError> {
     trust_loader_path("libcuda.so")?;
     // SAFETY: tries to load the library; nothing else.
@@ -249,7 +248,6 @@ pub fn count() -> Result<u32, CudaError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The version of CUDA that the driver offers, major and minor.
 pub fn version() -> Result<[u32; 2], CudaError> {
     count()?;
     let mut version = 0;

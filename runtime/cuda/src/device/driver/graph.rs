@@ -49,7 +49,6 @@ impl Drop for Template {
     }
 }
 
-/// A recorded graph, ready to be replayed.
 #[derive(Debug)]
 pub struct Graph {
     device: Arc<Device>,

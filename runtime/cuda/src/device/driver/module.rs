@@ -44,7 +44,6 @@ impl ModuleHandle {
     }
 }
 
-/// Loaded machine code.
 #[derive(Debug)]
 pub struct Module {
     device: Arc<Device>,
@@ -107,7 +106,6 @@ impl Drop for Module {
     }
 }
 
-/// A kernel of a module that is loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Function(sys::CUfunction);
 

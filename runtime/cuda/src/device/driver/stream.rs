@@ -12,7 +12,6 @@ use super::module::Function;
 use crate::device::launch::{Address, Kernel, Param, PortBases, Start};
 use crate::error::{CudaError, checked};
 
-/// A stream of somebody else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LentStream(sys::CUstream);
 
@@ -123,7 +122,6 @@ impl Stream {
         checked(|| "running the program on the GPU".into(), ended)
     }
 
-    /// Makes work recorded from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both exist.

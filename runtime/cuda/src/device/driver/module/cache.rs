@@ -9,7 +9,6 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What identifies loaded code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CodeKey {
     pub gpu: u32,
@@ -80,7 +79,6 @@ impl<M> SharedModules<M> {
     }
 }
 
-/// The time in which a thread loads code.
 struct Loading<'a, M> {
     modules: &'a SharedModules<M>,
     key: CodeKey,
@@ -107,7 +105,6 @@ impl<M> ModuleCache<M> {
         Some(found)
     }
 
-    /// Adds code that was just loaded.
     pub fn insert(&mut self, code: LoadedCode<M>) -> Arc<LoadedCode<M>> {
         let code = Arc::new(code);
         self.entries.push(code.clone());
