@@ -29,7 +29,6 @@ pub struct Decided {
     pub blocks: Vec<Option<u32>>,
 }
 
-/// Packs and writes down one bucket of a program.
 pub fn bucket(
     program: &ScheduledProgram,
     index: usize,

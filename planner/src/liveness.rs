@@ -220,7 +220,6 @@ pub fn at_once(steps: &Steps) -> Vec<u32> {
     (1..=steps.list.len() as u32).collect()
 }
 
-/// For each collective the next one that meets all its peers.
 fn rendezvous(graph: &Graph, steps: &Steps) -> Vec<Rendezvous> {
     let covers = Covers::new(graph);
     let mut next = vec![Rendezvous::Never; graph.groups.len()];

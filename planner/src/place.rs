@@ -22,7 +22,6 @@ use crate::steps::{Operand, Steps};
 pub enum MemorySpace {
     /// A buffer in this arena.
     Arena(ArenaKind),
-    /// The caller's memory of the output with this index.
     Output(usize),
 }
 
@@ -35,9 +34,7 @@ pub struct Class {
     pub top: ValueId,
     /// Its values, the top among them; none in a class that was merged into another.
     pub members: Vec<Member>,
-    /// The first step that writes it.
     pub first: u32,
-    /// The step that writes the top.
     top_step: u32,
     /// The release of all members but the top.
     others: u32,
@@ -64,7 +61,6 @@ pub enum Shares {
     Over(ValueId),
     /// It is this rank's piece of a gathered result.
     Shard(ValueId),
-    /// It is a piece of a concatenation.
     Piece(ValueId),
 }
 
@@ -107,7 +103,6 @@ impl Classes {
         })
     }
 
-    /// The classes that have members.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Class)> {
         self.list.iter().enumerate().filter(|(_, c)| !c.members.is_empty())
     }

@@ -16,7 +16,6 @@ use crate::steps::Steps;
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
 pub struct ScheduledProgram {
     pub prepared: Arc<Prepared>,
-    /// Its order, and where its values lie.
     pub placed: Placed,
     /// The steps whose exit barriers are kept although lifetimes could stand in for them.
     pub kept: BTreeSet<u32>,

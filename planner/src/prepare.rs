@@ -39,7 +39,6 @@ pub struct Prepared {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Copied {
-    /// The result of the copy node.
     pub value: ValueId,
     pub of: ValueId,
     pub reason: CopyReason,
@@ -253,7 +252,6 @@ fn units(graph: &Graph) -> Vec<Unit> {
     units
 }
 
-/// A graph that is rebuilt node by node.
 struct Rebuild<'a> {
     old: &'a Graph,
     graph: Graph,

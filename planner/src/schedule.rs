@@ -22,7 +22,6 @@ use crate::placed::{Placed, ScheduledProgram, sized};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
-/// What a schedule keeps to.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
     pub bound: &'a BTreeSet<usize>,
@@ -33,7 +32,6 @@ pub struct Rules<'a> {
     pub slack: f64,
     /// How many nanoseconds of the run a MiB of memory is worth.
     pub price: u64,
-    /// What estimates the time of steps.
     pub profile: Option<&'a Profile>,
 }
 
@@ -248,7 +246,6 @@ impl Work<'_> {
         Ok(found)
     }
 
-    /// The order without overlap.
     fn alone(&self, order: Vec<u32>) -> Result<Candidate, PlanError> {
         self.candidate(order, at_once(self.steps))
     }

@@ -13,7 +13,6 @@ use symmc_plan::Lane;
 
 use crate::error::PlanError;
 
-/// A node that runs, or several as one.
 #[derive(Clone, Debug)]
 pub struct StepInfo {
     /// The node that it runs, or the first of its dispatch.
@@ -62,7 +61,6 @@ impl StepInfo {
         (self.node.index()..=last.index()).map(NodeId::new)
     }
 
-    /// The same as a part of a program.
     pub fn unit(&self) -> Unit {
         Unit { form: self.dispatch.map(|d| d.form), nodes: self.nodes().collect() }
     }
@@ -189,7 +187,6 @@ impl Steps {
         Ok(Steps { list, def })
     }
 
-    /// The same steps in this order.
     pub fn permuted(&self, order: &[u32]) -> Steps {
         let list: Vec<StepInfo> = order.iter().map(|&s| self.list[s as usize].clone()).collect();
         let mut def = self.def.clone();

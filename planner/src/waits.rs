@@ -23,7 +23,6 @@ type Touches = [u32; 2];
 
 /// Where a class lies in an arena: class, start, end.
 pub struct Extent {
-    /// The index of the class in [`Classes::list`].
     pub class: usize,
     pub arena: ArenaKind,
     pub start: u64,

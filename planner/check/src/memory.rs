@@ -28,7 +28,6 @@ pub struct Record {
     pub write: bool,
     /// Who touched.
     pub who: Who,
-    /// The group whose peers touched.
     pub group: u16,
 }
 

@@ -61,7 +61,6 @@ pub struct Location {
     pub high: u64,
     /// Whether it starts at the same byte on every rank under every binding.
     pub rigid: bool,
-    /// Whether it lies in the symmetric arena.
     pub symmetric: bool,
 }
 

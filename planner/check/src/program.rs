@@ -167,7 +167,6 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     }
 }
 
-/// Checks that custom ops are declared as in the source.
 fn customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let of_source: HashMap<&str, &CustomOp> = source.customs.values().map(|c| (c.name.as_str(), c)).collect();
     let group = |graph: &Graph, custom: &CustomOp| match custom.group.and_then(|g| graph.groups.get(g)) {

@@ -31,7 +31,6 @@ use super::step::{Schedule, Step};
 /// After this many errors no more are looked for.
 const ENOUGH: usize = 100;
 
-/// Proves the schedules safe over time.
 pub fn check(
     programs: &Programs,
     schedules: &[Schedule<'_>],

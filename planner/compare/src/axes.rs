@@ -13,7 +13,6 @@ use crate::elements::is_unit;
 use crate::number::Numbered;
 use crate::region::Region;
 
-/// An axis of a value.
 type Axis = (ValueId, usize);
 
 pub struct AxisSets<'a> {

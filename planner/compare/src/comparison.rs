@@ -20,7 +20,6 @@ pub enum SourceStatus {
     EqualByParts,
     /// Some parts were not compared, or their comparison gave no decision. No difference was found.
     NotCompared,
-    /// A planned program computes something else.
     Different,
 }
 

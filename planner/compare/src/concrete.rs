@@ -90,7 +90,6 @@ fn number(dim: &Dim, sizes: &Bindings) -> Result<i64, String> {
 
 /// The windows that a window of the root needs.
 struct Needed {
-    /// The extents of all values of the region.
     shapes: HashMap<ValueId, Vec<i64>>,
     root: Window,
     windows: HashMap<ValueId, Vec<Window>>,

@@ -15,7 +15,6 @@ use crate::concrete::{Concrete, Leaf};
 use crate::elements::Class;
 use crate::number::rounded;
 
-/// How elements are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Floats between -1 and 1; integers that may be indices.
@@ -32,9 +31,7 @@ pub struct Drawing {
     number: BTreeMap<Class, u64>,
     /// One past the largest integer of a class whose integers are indices.
     limits: BTreeMap<Class, u64>,
-    /// The classes that ascend, with the number of their elements.
     ascending: BTreeMap<Class, u64>,
-    /// Numbers of both programs.
     critical: Vec<f64>,
 }
 

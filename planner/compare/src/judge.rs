@@ -54,7 +54,6 @@ impl Verdict {
     }
 }
 
-/// A pair of regions at some sizes.
 pub struct Pair {
     /// The part of the source and of the planned program, floats as f64.
     pub wide: [Concrete; 2],
@@ -142,7 +141,6 @@ pub fn runs(graph: &Graph, thorough: bool) -> u64 {
     (3 * draws).div_ceil(2) + 1
 }
 
-/// Compares with the dtypes of the programs.
 fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, String> {
     let rounding = Rounding::of(pair);
     let (mut difference, mut reason, mut ran) = (None, None, false);

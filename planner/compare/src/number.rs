@@ -85,7 +85,6 @@ fn is_same_everywhere(op: &Op) -> bool {
 }
 
 impl Numbered<'_> {
-    /// A dim of the program over the symbols of the numbering.
     pub fn dim(&self, dim: &Dim) -> Dim {
         match self.dims.get(dim) {
             Some(known) => known.clone(),
@@ -135,7 +134,6 @@ impl Numbering {
         out
     }
 
-    /// Numbers the results of a node whose operands are numbered.
     pub fn node(&mut self, program: &mut Numbered<'_>, id: NodeId) {
         let graph = program.graph;
         let node = &graph.nodes[id];

@@ -295,7 +295,6 @@ struct Prepared {
     cost: u128,
 }
 
-/// The comparisons of one pair of regions.
 struct Run<'p, 'a, 's> {
     part: &'p Part<'a>,
     shared: &'s mut Shared,

@@ -101,7 +101,6 @@ impl Conditions {
         self.numbers.iter().copied().filter(|_| self.positions)
     }
 
-    /// The sizes of a bucket that `is_valid` accepts.
     pub fn sizes(
         &self,
         symbols: &Table<SymbolId, Symbol>,

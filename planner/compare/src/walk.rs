@@ -168,7 +168,6 @@ impl<'a, 's> Walk<'a, 's> {
         self.agree(s, p);
     }
 
-    /// Marks a planned value as equal to that of the source.
     fn agree(&mut self, s: ValueId, p: ValueId) {
         self.suspects.remove(&p);
         self.planned.elements[p] = self.source.elements[s].clone();

@@ -6,7 +6,6 @@
 use symmc_ir::attention::Operands;
 use symmc_ir::{Dim, Op};
 
-/// Consecutive positions along an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
     pub start: i64,

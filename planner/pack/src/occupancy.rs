@@ -9,7 +9,6 @@
 
 use smallvec::SmallVec;
 
-/// A union of half-open ranges.
 #[derive(Clone, Default)]
 struct Union {
     /// The end of the range that starts at 0.
@@ -72,7 +71,6 @@ impl Occupancy {
         Occupancy { leaves, any: nodes(2 * leaves), cover: nodes(leaves), used: Vec::new(), moved: 0 }
     }
 
-    /// Takes nothing any more.
     pub fn clear(&mut self) {
         for node in self.used.drain(..) {
             self.any[node as usize].clear();

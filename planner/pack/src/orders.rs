@@ -2,7 +2,6 @@
 
 use crate::block::{Block, Spans};
 
-/// Which gap a block takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fit {
     /// The lowest.

@@ -80,7 +80,6 @@ pub enum TableError {
     Id { line: usize, id: String, first: usize },
 }
 
-/// Where the columns stand.
 struct Columns {
     count: usize,
     id: usize,

@@ -71,7 +71,6 @@ pub struct Run {
 }
 
 impl ReadProgram {
-    /// Reads a program, which must be valid.
     pub fn read(text: &str) -> Result<ReadProgram, Unread> {
         let graph = text::parse(text).map_err(Unread::Text)?;
         verify_derived(&graph).map_err(Unread::Invalid)?;
@@ -173,7 +172,6 @@ impl ReadProgram {
         Ok(Placed { memory: place.memory, offset, by_rank })
     }
 
-    /// What each step runs.
     pub fn runs(&self, bucket: &Bucket) -> impl Iterator<Item = Result<Run, Unresolved>> {
         let unknown = |(step, s): (usize, &Step)| Unresolved::StepUnknown { step, found: s.node.clone() };
         bucket.steps.iter().enumerate().map(move |s| self.run(&s.1.node).ok_or_else(|| unknown(s)))
@@ -222,7 +220,6 @@ impl Run {
         all.filter(move |(_, _, x)| !own(*x))
     }
 
-    /// The values that it defines and that have memory.
     pub fn results(self, program: &ReadProgram) -> Vec<ValueId> {
         let all = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
         all.filter(|&v| !program.inner[v]).collect()

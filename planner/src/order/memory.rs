@@ -34,7 +34,6 @@ impl<'a> Memory<'a> {
         !self.begun[class as usize]
     }
 
-    /// The bytes that step `s` adds when it starts, by arena.
     pub fn added(&self, s: usize) -> Bytes {
         let mut bytes: Bytes = [0; 2];
         for &c in self.tasks.touches.of(s) {

@@ -50,7 +50,6 @@ pub struct Class {
     pub arena: usize,
 }
 
-/// Lists of indices in one vector.
 #[derive(Clone)]
 pub struct Lists {
     start: Vec<u32>,

@@ -74,7 +74,6 @@ pub fn makespan(tasks: &Tasks, order: &[u32], joined: &[u32]) -> u64 {
     timeline(tasks, order, joined).total
 }
 
-/// When steps should start.
 pub struct Prefetches {
     /// For each step the time at which its turn comes: for computation how much of it is in front, for a collective its latest
     /// start.
@@ -182,7 +181,6 @@ struct Running {
     place: usize,
 }
 
-/// List scheduling (see the [module](self)).
 struct Scheduler<'a> {
     tasks: &'a Tasks,
     prefetches: &'a Prefetches,

@@ -118,7 +118,6 @@ impl<'a> Search<'a> {
         self.placements + self.skyline.read / READ
     }
 
-    /// Whether this run is over.
     fn spent(&self) -> bool {
         self.steps() >= self.limit || self.work() >= self.budget
     }

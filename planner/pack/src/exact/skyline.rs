@@ -118,7 +118,6 @@ impl<'a> Skyline<'a> {
         self.trail.len()
     }
 
-    /// Goes back to a mark.
     pub fn undo(&mut self, mark: usize) {
         while self.trail.len() > mark
             && let Some(change) = self.trail.pop()
@@ -169,7 +168,6 @@ impl<'a> Skyline<'a> {
         u128::from(key) << 64 | u128::from(more)
     }
 
-    /// Places a block on a niche.
     pub fn place(&mut self, b: usize, at: u32) {
         let (from, to) = self.problem.life[b];
         let size = self.problem.size[b];

@@ -53,7 +53,6 @@ pub struct Place {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByRank {
-    /// The name of the group within which the rank counts.
     pub group: String,
     /// Bytes per rank, a dim.
     pub stride: String,
@@ -69,7 +68,6 @@ pub enum Memory {
     Output(usize),
 }
 
-/// One node in the schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
