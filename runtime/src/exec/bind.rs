@@ -241,7 +241,6 @@ impl Binder<'_> {
         Ok(BoundStep { index, lane, waits, node: name, op_name: op_text(self.graph, &node.op), work })
     }
 
-    /// What a node of a step does that is no custom op.
     fn work(&self, step: &PreparedStep, id: NodeId) -> Result<Work, RunError> {
         let node = &self.graph.nodes[id];
         Ok(match &node.op {

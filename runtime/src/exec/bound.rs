@@ -235,7 +235,6 @@ pub struct PeerRegion {
 }
 
 impl PeerRegion {
-    /// The first element on the rank of this number in the cell.
     pub(super) fn on(
         &self,
         memory: &dyn PeerMemory,

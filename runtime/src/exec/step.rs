@@ -49,7 +49,6 @@ impl StepRun<'_> {
     }
 }
 
-/// The start addresses of a run.
 pub(super) struct Bases {
     pub ordinary: *mut u8,
     pub symmetric: *mut u8,
