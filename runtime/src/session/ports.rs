@@ -49,7 +49,6 @@ impl<M> Default for Held<M> {
 struct Location {
     /// Its holder: the input that an output replaces, if the output is stored in the memory of that input.
     port: Port,
-    /// Its bytes at the sizes that are set.
     bytes: usize,
     storage: Storage,
 }
