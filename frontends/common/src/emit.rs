@@ -85,7 +85,6 @@ pub trait Emit {
         Ok(results)
     }
 
-    /// The first result of a node whose op fixes its result types.
     fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<ValueId, Self::Error> {
         Ok(self.emit_all(hint, op, inputs)?[0])
     }
@@ -635,7 +634,6 @@ pub trait Emit {
         )
     }
 
-    /// A collective of one operand and one result.
     fn collective(
         &mut self,
         kind: CollectiveKind,

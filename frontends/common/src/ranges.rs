@@ -338,7 +338,6 @@ fn find(declared: &[Declared], name: &str) -> Result<usize, RangeError> {
     })
 }
 
-/// The range of a symbol within what the program says.
 fn narrow(
     own: &mut Declared,
     (min, max): (Option<i64>, Option<i64>),

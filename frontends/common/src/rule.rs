@@ -54,7 +54,6 @@ impl<R> Tables<R> {
         Tables { themes, by_name: OnceLock::new() }
     }
 
-    /// All rows in the order of the themes.
     pub fn rows(&self) -> impl Iterator<Item = &'static Row<R>> + use<R> {
         self.themes.iter().copied().flatten()
     }
