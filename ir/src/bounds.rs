@@ -49,7 +49,6 @@ pub struct BoundsChecks {
     covered: HashSet<NodeId>,
 }
 
-/// One condition on the sizes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BoundsCheck {
     node: NodeId,
@@ -238,7 +237,6 @@ struct Indices<'g> {
 }
 
 impl Indices<'_> {
-    /// The least and the greatest element of an index operand.
     fn ends(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
         if let Some(known) = &self.known[index] {
             return known.ends(&self.graph.ty(index).shape);

@@ -73,7 +73,6 @@ enum Atom {
 pub const MAX_ATOMS: usize = 256;
 /// The deepest nesting of `div`, `mod`, `max` and `min` that a dim may have; see [`check_size`].
 pub const MAX_DEPTH: usize = 32;
-/// The most axes that a shape may have; see [`check_size`].
 pub const MAX_RANK: usize = 64;
 /// The most terms that the product of a shape's dims may expand to; see [`check_size`].
 pub const MAX_TERMS: usize = 1024;

@@ -231,7 +231,6 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
-/// Checks that an op can take apart so many operands and results.
 pub fn fits(op: &Op, operands: usize, results: usize) -> Result<(), String> {
     let ((min, max), least) = (operand_counts(op), op.facts().results);
     want((min..=max).contains(&operands) && results >= least, || {

@@ -33,7 +33,6 @@ impl Replication {
         Replication { first: (0..ranks).collect() }
     }
 
-    /// Whether no two ranks are known to hold the same bits.
     pub fn is_none(&self) -> bool {
         self.first.iter().enumerate().all(|(rank, &first)| first as usize == rank)
     }

@@ -37,7 +37,6 @@ pub struct JoinedSets {
 /// What a planned bucket shows that its variants were chosen without.
 #[derive(Clone, Default)]
 pub struct Seen {
-    /// The computation beside its collectives.
     pub overlap: Overlap,
     /// The collectives of the source of which droppable exit barriers are kept.
     pub exits_kept: BTreeSet<String>,

@@ -51,7 +51,6 @@ impl<'a> Pipeline<'a> {
         Some(Pipeline { canonical, for_small_sizes: None, ..*self })
     }
 
-    /// The buckets with a variant for each collective.
     pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, DriverError> {
         let nodes = buckets.len() * self.canonical.nodes.len();
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
@@ -94,13 +93,11 @@ impl<'a> Pipeline<'a> {
         Ok(sets.collect::<Result<_, PassError>>()?)
     }
 
-    /// What a plan of these inputs costs.
     pub fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, DriverError> {
         Attempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
             .map_err(DriverError::Defect)
     }
 
-    /// The plan of these inputs, with the tightest offsets that are found.
     pub fn plan(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
         symmc_planner::plan(self.source, inputs, &self.plan_config(buckets))
     }
@@ -146,7 +143,6 @@ pub struct Choice {
 
 /// What a choice of variants is made with, for one bucket.
 pub struct BucketChoice<'a> {
-    /// Its position among the buckets.
     pub number: usize,
     pub symbols: &'a Ranges,
     pub choice: &'a Choice,
@@ -154,7 +150,6 @@ pub struct BucketChoice<'a> {
 
 /// The buckets with a variant for each collective.
 pub struct Lowered {
-    /// The programs with their decisions.
     pub inputs: Vec<BucketInput>,
     /// Of each whether the choice depends on computation beside a collective.
     pub overlapped: Vec<bool>,

@@ -16,7 +16,6 @@ use crate::ops::schemas::Schema;
 use crate::proto::{self, attribute_type as kind};
 use crate::scope::Binding;
 
-/// An operand that may be a tensor or a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand {
     Tensor(ValueId),
@@ -50,7 +49,6 @@ pub(crate) struct Call<'c, 'p> {
     pub label: String,
     schema: &'static Schema,
     results: Vec<Option<Binding<'p>>>,
-    /// Which operands and attributes were looked at.
     read: RefCell<Read>,
     /// Values from here on were emitted by this call.
     first_new: usize,
@@ -157,7 +155,6 @@ impl<'c, 'p> Call<'c, 'p> {
         })
     }
 
-    /// The type of an operand, without a value for it.
     pub fn type_of(&mut self, i: usize) -> Lowered<Type> {
         let Some(name) = self.name(i) else {
             return broken(format!("expected an operand {i}, found none"));

@@ -256,7 +256,6 @@ fn placed(dtype: DType, shape: &[usize], part: Part) -> Option<Tensor> {
     Part::new(Arc::new(copied), 0..size).and_then(|part| Tensor::shared(dtype, shape, part))
 }
 
-/// The elements of the typed field that holds those of a dtype.
 fn typed(tensor: &proto::Tensor, dtype: DType) -> Vec<u8> {
     let ints = &tensor.int32_data;
     match dtype {

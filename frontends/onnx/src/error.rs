@@ -13,7 +13,6 @@ pub struct ImportError {
     pub symbols: Option<Box<Questioned>>,
 }
 
-/// What is wrong with a file.
 #[derive(Debug, Error)]
 pub enum Reason {
     #[error("{0}")]

@@ -123,7 +123,6 @@ impl Ints {
     }
 }
 
-/// The shape that two shapes broadcast to.
 fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let extent = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);

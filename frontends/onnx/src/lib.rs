@@ -99,10 +99,8 @@ impl AsRef<[u8]> for Contents {
 /// The size from which on a file is mapped, in bytes. Smaller ones are read: nobody can change them any more then.
 const MAPPED: u64 = 16 << 20;
 
-/// The file of one rank.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// What messages call it.
     pub name: String,
     pub bytes: Bytes,
     /// The mapped file that the bytes are the contents of, if they are.

@@ -32,7 +32,6 @@ impl From<Reason> for Stop {
 /// A function of the model, by domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 
-/// A program on its way to a graph.
 pub(crate) struct Lowering<'p> {
     pub builder: Builder,
     pub symbols: Symbols,
@@ -240,7 +239,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// Holds a type against the one that is declared for a name.
     pub fn check_declared(&self, node: &proto::Node, name: &str, found: &Type) -> Result<(), Reason> {
         let Some((dtype, dims)) = self.declared(name)? else { return Ok(()) };
         declared::hold(found, dtype, &dims, &self.symbols.table).map_err(|differ| Reason::Node {

@@ -24,7 +24,6 @@ pub(crate) enum Binding<'p> {
     Nothing(String),
 }
 
-/// The names of one graph.
 pub(crate) struct Scope<'p> {
     /// What the names of values start with, so that they are unique among all graphs.
     pub prefix: String,
@@ -68,7 +67,6 @@ impl<'p> Scope<'p> {
         }
     }
 
-    /// Takes in the types that a graph or function declares.
     pub fn declare(&mut self, values: impl IntoIterator<Item = &'p proto::ValueInfo>) {
         for value in values {
             if let Some(ty) = &value.r#type {

@@ -15,7 +15,6 @@ use zip::{CompressionMethod, ZipArchive};
 use crate::error::ImportError;
 use crate::schema::{Payload, PayloadConfig};
 
-/// The largest JSON entry.
 const MAX_JSON: u64 = 1 << 30;
 
 /// The entry of the program in archives before PyTorch 2.8.

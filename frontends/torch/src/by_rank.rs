@@ -32,7 +32,6 @@ pub(crate) struct Merged {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
-/// Makes one program of those of all ranks.
 pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged, ImportError> {
     let mut names = Vec::new();
     if programs.len() > 1 {
@@ -263,7 +262,6 @@ fn cells(
     Ok(groups)
 }
 
-/// Two programs side by side.
 struct Comparison<'a, 'p> {
     first: &'a Program<'p>,
     other: &'a Program<'p>,
@@ -502,7 +500,6 @@ impl<'a, 'p> Comparison<'a, 'p> {
     }
 }
 
-/// A node with its operator and operands, for messages.
 fn called(node: &Node<'_>) -> String {
     let operands: Vec<&str> = node.inputs.iter().flat_map(|i| tensor_names(&i.arg)).collect();
     format!(

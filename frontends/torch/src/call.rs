@@ -605,7 +605,6 @@ impl<'c, 'p> Call<'c, 'p> {
         self.bound.len()
     }
 
-    /// The value that was stated for a result.
     pub fn result(&self, result: usize) -> Option<ValueId> {
         self.bound.get(result).copied().flatten()
     }

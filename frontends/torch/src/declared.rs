@@ -12,7 +12,6 @@ pub(crate) struct Writes {
     pub returned: Option<Vec<String>>,
 }
 
-/// The schema of one op.
 #[derive(Clone, Debug)]
 pub(crate) struct Declared {
     /// The target without `torch.ops.` (`mylib.f.default`).

@@ -206,7 +206,6 @@ impl Effects {
         Ok(Effects { declared, functional })
     }
 
-    /// Fails for a declared op that the program does not have.
     pub fn all_used(&self, graph: &Graph<'_>) -> Result<(), ImportError> {
         let mut found = HashSet::new();
         targets(graph, &mut found);

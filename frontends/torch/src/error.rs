@@ -42,7 +42,6 @@ pub enum ImportError {
     Stored { tensor: String, expected: String, found: String },
     #[error("the expression `{expression}`: {message}")]
     Expression {
-        /// The sympy expression.
         expression: String,
         /// Which part of it is not supported.
         message: String,
@@ -130,12 +129,10 @@ impl ImportError {
     }
 }
 
-/// A group that collectives name and nothing describes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UndescribedGroup {
     /// PyTorch's name for it.
     pub name: String,
-    /// Its size, if a node states it.
     pub size: Option<u32>,
     pub nodes: Vec<String>,
 }

@@ -36,7 +36,6 @@ pub(crate) struct Lowering<'p> {
     pub by_rank: IndexMap<String, ValueId>,
     /// The nodes whose results are views of their first operand although their op is none: parts that ranks take.
     pub parts: HashSet<NodeId>,
-    /// Those of them that are equal pieces of an axis.
     pub rank_pieces: Vec<RankPiece>,
     /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,

@@ -69,7 +69,6 @@ pub(crate) fn sizes<'p>(program: &'p Program<'p>) -> Vec<ArgumentSizes<'p>> {
     out
 }
 
-/// The value of an input that is stored with the program.
 fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
     let parameter = spec.parameter.as_ref().map(|p| &*p.arg.name);
     let buffer = spec.buffer.as_ref().map(|b| &*b.arg.name);
@@ -132,7 +131,6 @@ impl Stores<'_, '_> {
     }
 }
 
-/// Adds the inputs in the order of the signature.
 pub(crate) fn inputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,

@@ -37,7 +37,6 @@ impl Store {
         self
     }
 
-    /// Whether the archive names a tensor of this kind so.
     pub fn holds(&self, name: &str) -> bool {
         self.config.contains_key(name)
     }

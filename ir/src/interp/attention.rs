@@ -56,7 +56,6 @@ impl Scores<'_> {
     }
 }
 
-/// One row of queries of one head.
 struct Row<'a> {
     /// Its number among the rows of all heads.
     row: usize,

@@ -90,7 +90,6 @@ impl RoundingHistory {
     }
 }
 
-/// How often a program runs on the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Runs {
     /// Once: inputs are exact.

@@ -57,7 +57,6 @@ impl TimedStep {
 /// When each step runs, in nanoseconds from the start of the run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Timeline {
-    /// The start and the end of each step.
     pub spans: Vec<(u64, u64)>,
     /// For each step that communicates, how much longer the computation takes because of it: the time in which nothing
     /// computes while it runs, and what it slows the computation down by.

@@ -189,7 +189,6 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Whether a scalar starts here.
     pub fn is_scalar(&self) -> bool {
         match self.token {
             Token::Integer(_) | Token::Float(_) | Token::Ident("true" | "false" | "inf" | "nan") => true,

@@ -81,7 +81,6 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
     facts.graph.nodes.keys().filter_map(of).collect()
 }
 
-/// Whether products are one kernel that has rotary embeddings in its epilogue.
 fn are_few(facts: &Facts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {
     let most = facts.capabilities().batch.and_then(|b| b.rotary).map_or(0, |r| u64::from(r.rows));
     let all: Option<Vec<Product>> = nodes.map(|n| Product::whole(facts, n)).collect();

@@ -7,7 +7,6 @@ use symmc_ir::{Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 /// Addresses that kernels read in accesses of many bytes are multiples of this.
 pub const ALIGN: i64 = 16;
 
-/// A program and a machine.
 pub struct Facts<'a> {
     pub graph: &'a Graph,
     /// The value whose memory each value uses.
@@ -61,7 +60,6 @@ impl<'a> Facts<'a> {
         self.node(id).outputs.iter().all(|&v| self.base[v] != v)
     }
 
-    /// The node that gives a value its memory.
     pub fn source(&self, value: ValueId) -> Option<NodeId> {
         self.graph.def_node(self.base[value])
     }

@@ -42,7 +42,6 @@ struct Merging<'a> {
     unit_of: Table<NodeId, Option<usize>>,
     /// Whether nodes depend on no computation but element-wise one.
     is_early: Table<NodeId, bool>,
-    /// The first unit with a matrix product.
     first_product: usize,
     /// For each unit, whether one in front of it or itself took in one behind it.
     is_spanned: Vec<bool>,

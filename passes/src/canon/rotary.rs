@@ -50,7 +50,6 @@ struct Region {
     start: i64,
     step: i64,
     len: i64,
-    /// Whether what is used is the negative.
     negative: bool,
 }
 
@@ -257,7 +256,6 @@ fn pieces<'a>(
 }
 
 impl Piece {
-    /// Whether both are the same elements of a value, whatever their signs.
     fn same_elements(&self, other: &Piece) -> bool {
         let at = Region { negative: other.at.negative, ..self.at.clone() };
         self.value == other.value && at == other.at

@@ -39,7 +39,6 @@ pub struct Chooser<'a> {
     pub imported: &'a Imported,
     pub uses: &'a Uses,
     pub taken: &'a Taken,
-    /// For every class the cheapest node.
     pub best: &'a Taken,
     /// The region as it was imported, run by plain.
     pub plain: &'a Taken,

@@ -46,7 +46,6 @@ pub struct Uses {
     pub outputs: BTreeSet<Id>,
     /// Of collectives, with these and the variants that are one step with the node that follows.
     pub fused: BTreeSet<(Id, CollectiveName, Variant)>,
-    /// What a schedule makes of the region.
     pub surroundings: Surroundings,
     /// The costs of collectives that were asked for.
     costs: RefCell<HashMap<Lang, Option<Cost>>>,

@@ -22,7 +22,6 @@ pub struct ImportedNode {
     pub class: Id,
     pub results: Vec<Id>,
     pub node: Lang,
-    /// The node with all that it uses.
     pub expression: RecExpr<Lang>,
 }
 

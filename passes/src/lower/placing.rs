@@ -37,7 +37,6 @@ impl Plan {
         Operand::Step(self.steps.len() - 1, 0)
     }
 
-    /// A value of one type as one of another.
     fn cast(&mut self, value: Operand, from: &Type, to: &Type) -> Operand {
         if from.dtype == to.dtype { value } else { self.add(Op::Cast, vec![value], to) }
     }

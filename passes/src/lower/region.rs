@@ -183,7 +183,6 @@ fn cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
     size(node.outputs[0]).cmp(&size(node.inputs[0]))
 }
 
-/// How an all-reduce or a reduce-scatter combines elements, and among which group.
 fn reduction(node: &Node) -> Option<(ReduceOp, GroupId)> {
     let collective = node.op.as_collective()?;
     match collective.kind {

@@ -34,12 +34,10 @@ use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
 pub use copying::{Copied, copy_inputs, copy_outputs, keeps_effects, moves_elements};
 
-/// An equation and when it holds.
 pub struct Rule {
     pub name: &'static str,
     /// What equals what, for people.
     pub equation: &'static str,
-    /// The replacement for a node, if the rule fires.
     pub apply: fn(&mut Rewriter, &Candidate) -> Option<Rewrite>,
 }
 
@@ -75,7 +73,6 @@ const MAX_STEPS: usize = 64;
 /// Nodes that rules add for the replacement of another, one inside the other.
 const MAX_DEPTH: usize = 32;
 
-/// The graph under construction (see the [module](self)).
 pub struct Rewriter<'r> {
     graph: Graph,
     known: Table<ValueId, Option<Known>>,
@@ -243,7 +240,6 @@ impl<'r> Rewriter<'r> {
         hasher.finish()
     }
 
-    /// The graph, with the contents of its values.
     pub fn context(&self) -> Context<'_> {
         Context { graph: &self.graph, known: &self.known }
     }

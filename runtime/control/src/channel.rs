@@ -112,7 +112,6 @@ pub struct Channel {
     peer: u32,
 }
 
-/// What a look at a socket found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arrival<T> {
     /// Nothing yet.
@@ -122,7 +121,6 @@ pub enum Arrival<T> {
     End,
 }
 
-/// A message with the descriptors of its packet.
 struct Packet {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,

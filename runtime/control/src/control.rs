@@ -60,7 +60,6 @@ pub enum Signal {
     Landed = 4,
 }
 
-/// How far a rank came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// The repetition of the plan, from 0.
@@ -98,7 +97,6 @@ impl Control {
         Ok(Control { segment, ranks, groups })
     }
 
-    /// Sets every counter of a fresh segment to `first`.
     pub fn preset(&self, first: u32) {
         for group in 0..self.groups {
             for rank in 0..self.ranks {
@@ -256,7 +254,6 @@ impl Control {
         (0..self.ranks).for_each(|r| self.wake(r));
     }
 
-    /// Whether the run has ended.
     #[inline]
     pub fn aborted(&self) -> bool {
         self.word(ABORT).load(Ordering::Acquire) != 0

@@ -30,7 +30,6 @@ pub(crate) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What ranks run together.
 #[derive(Clone, Debug)]
 pub struct Subject {
     pub hash: String,
@@ -94,7 +93,6 @@ pub(crate) struct Member {
     channel: Channel,
     phase: Phase,
     identity: Option<Identity>,
-    /// The answer that it sent so far.
     answer: String,
     /// Its progress when it last changed, and when that was.
     beats: u64,
@@ -109,7 +107,6 @@ impl Member {
         Member { channel, phase, identity: None, answer: String::new(), beats: 0, since, stopped: None }
     }
 
-    /// What the rank found.
     pub fn into_answer(self) -> String {
         self.answer
     }
@@ -437,7 +434,6 @@ impl<'a> Coordinator<'a> {
         RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
     }
 
-    /// The error of a rank whose socket closed.
     fn died(&mut self, rank: u32) -> RunError {
         let mut how = None;
         if let Some(processes) = &mut self.processes {

@@ -31,7 +31,6 @@ pub(crate) struct GatheredRanks {
     pub clock: ActiveClock,
 }
 
-/// A process that connected.
 struct Candidate {
     channel: Channel,
     /// Whether the process at the other end is this one.
@@ -221,7 +220,6 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// Admits a process as the rank that it says it is.
     fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {

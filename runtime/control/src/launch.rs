@@ -25,7 +25,6 @@ use crate::trace::enter_coordinator_span;
 
 /// How long ranks have to end by themselves after a run.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long reaping killed ranks may take.
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ranks that are to be started, and what they share.
@@ -124,7 +123,6 @@ impl Processes {
         Err(RunError::Stuck { rank, at, limit_ms })
     }
 
-    /// Lets the ranks end by themselves.
     fn await_exits(&mut self) {
         self.reap(Instant::now() + EXIT_TIMEOUT);
     }

@@ -38,7 +38,6 @@ impl fmt::Display for Launch {
     }
 }
 
-/// What the environment says about this process.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Found {
     /// Its place among the ranks that a launcher started; none if it starts them itself.
@@ -124,7 +123,6 @@ const FAMILIES: [Family; 5] = [
 /// Steps from this number on are no step of srun: the shell of salloc, the batch script, and others of Slurm's own.
 const SLURM_SHELLS: u64 = 0xffff_fff0;
 
-/// The value of a variable, if it is set.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
@@ -210,7 +208,6 @@ impl Family {
         !shell && (rest || self.needs.iter().all(|name| get(name).is_some()))
     }
 
-    /// A variable that this launcher would have set.
     fn missing(&self, get: Variables) -> String {
         let missing = self.needs.iter().find(|name| get(name).is_none());
         missing.map_or_else(|| "the step of srun".into(), |name| name.to_string())
@@ -265,7 +262,6 @@ fn invalid(text: String) -> RunError {
     RunError::Invalid(text)
 }
 
-/// Says how to get around what a leftover variable causes.
 fn hinted(text: String, launch: Launch) -> RunError {
     match launch {
         Launch::Auto => invalid(format!("{text}; --launch local ignores the environment")),

@@ -74,7 +74,6 @@ struct Listener {
 }
 
 impl Link {
-    /// The link over `channel` of a rank that was welcomed.
     pub fn new(channel: Channel, config: LinkConfig, mut opening: Opening) -> Link {
         let LinkConfig { control, rank, by, locate_step, limit } = config;
         opening.watch(&control);

@@ -11,7 +11,6 @@ use crate::joining::{Answer, Joining, Notice, Task, Timeouts};
 /// What came on a control socket; `None` at its end.
 pub(crate) type Received = Result<Option<ToRank>, RunError>;
 
-/// Which process coordinates the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CoordinatedBy {
     /// That of rank 0.
@@ -34,7 +33,6 @@ impl CoordinatedBy {
     }
 }
 
-/// A rank that joins a run.
 #[derive(Debug)]
 pub(crate) struct Opening {
     machine: Joining,

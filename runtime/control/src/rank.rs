@@ -22,7 +22,6 @@ use crate::steps::LocateStep;
 use crate::terms::Term;
 use crate::trace::enter_rank_span;
 
-/// How long a rank waits for its launcher's first message.
 const WELCOME: Duration = Duration::from_secs(30);
 
 /// A rank that a launcher started, until it joins the others.

@@ -18,7 +18,6 @@ pub trait Content: Send + Sync {
     fn digest(&self) -> std::io::Result<String>;
 }
 
-/// Something that must be alike on all ranks.
 #[derive(Clone)]
 pub struct Term {
     /// Its name: `seed`, `tensors`.

@@ -30,7 +30,6 @@ pub enum Ended {
     Aborted,
 }
 
-/// How to wait before sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spin {
     /// Looks before the clock is read for the first time.
@@ -63,7 +62,6 @@ impl Spin {
     }
 }
 
-/// The waiting of one rank.
 #[derive(Debug)]
 pub struct Waiter {
     control: Control,

@@ -56,7 +56,6 @@ impl CudaConfig {
         CudaSession::open_joined(request, &Gpu { ordinal, arena, products, progress, ..Gpu::default() })
     }
 
-    /// The GPU of a rank, which the process sees.
     pub(crate) fn gpu(&self, rank: u32, ranks: u32) -> Result<u32, CudaError> {
         let found = driver::count()?;
         let gpu = match self.gpus.get(rank as usize) {

@@ -4,7 +4,6 @@ use cudarc::driver::result;
 use symmc_runtime::RunError;
 use thiserror::Error;
 
-/// Why something on a GPU failed.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum CudaError {
     /// A library that the GPU backend needs is not on this machine.

@@ -21,7 +21,6 @@ pub struct LoadError {
 pub struct Attempt {
     /// A file, or a bare name that the system's loader looked up.
     pub path: PathBuf,
-    /// Why it was not taken.
     pub refusal: Refusal,
 }
 

@@ -31,7 +31,6 @@ pub struct Untrusted {
     pub why: Distrust,
 }
 
-/// Why a folder, a file or a link is not trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Distrust {
     /// It belongs to another user than this one and root.

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use symmc_support::random::SplitMix;
 
-/// The delays of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Chaos {
     seed: u64,

@@ -19,11 +19,9 @@ use crate::error::RunError;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommConfig {
-    /// The longest wait for peers.
     pub limit: Duration,
     /// The seed of random delays, if wanted.
     pub chaos: Option<u64>,
-    /// How long waits spin before they sleep.
     pub spin: Spin,
     /// Where counters and epochs of LL start, the same on all ranks. 0 but in tests of the wrap-around.
     pub first: u32,

@@ -35,7 +35,6 @@ struct Zones {
 }
 
 impl Zones {
-    /// The slot of sender `from` in the zone of `on`.
     fn slot(&self, on: usize, from: usize) -> *mut u8 {
         self.zones[on].wrapping_add(self.start(from))
     }

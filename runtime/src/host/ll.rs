@@ -11,7 +11,6 @@ pub const LINE: usize = 64;
 /// Bytes of data in a line.
 pub const DATA: usize = 60;
 
-/// Lines that carry `bytes` bytes.
 #[inline]
 pub fn count(bytes: usize) -> usize {
     bytes.div_ceil(DATA)

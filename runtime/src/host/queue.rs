@@ -167,7 +167,6 @@ impl RunQueue {
         self.state = Arc::new(QueueState { progress, changed: Condvar::new(), needs });
     }
 
-    /// Whether nothing is in progress.
     pub fn idle(&self) -> Result<bool, RunError> {
         let progress = self.state.progress();
         match &progress.failure {
@@ -223,7 +222,6 @@ impl RunQueue {
         Ok((sender, thread))
     }
 
-    /// Waits on this rank until nothing is in progress.
     pub fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.state.progress();

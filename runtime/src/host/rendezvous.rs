@@ -20,7 +20,6 @@ pub(super) struct StepInfo<'a> {
     pub group: usize,
 }
 
-/// A rank among the peers of one step.
 pub(super) struct Rendezvous<'a> {
     pub comm: &'a Comm,
     pub info: StepInfo<'a>,

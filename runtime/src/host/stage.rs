@@ -48,7 +48,6 @@ impl<'a> Stage<'a> {
         self.running.advance(Counter::Filled, chunk.wrapping_add(1));
     }
 
-    /// Waits for a chunk of every peer.
     pub fn await_all(&self, chunk: u32) -> Result<(), RunError> {
         self.running.await_peers(Counter::Filled, chunk.wrapping_add(1))?;
         self.running.touch();

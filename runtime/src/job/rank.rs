@@ -15,7 +15,6 @@ use crate::error::RunError;
 use crate::host::{HostConfig, SessionRank, plan_purpose};
 use symmc_control::{JoinedRank, Membership, Term, Watched};
 
-/// A run of a plan on all its ranks.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
     pub plan: &'a CheckedPlan,

@@ -42,7 +42,6 @@ fn write_all(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<(), RunError> {
     output_file::write(path, &text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
 }
 
-/// The events of all ranks.
 fn chrome(ranks: &[Vec<TracedStep>]) -> Value {
     let mut events = Vec::new();
     for (rank, steps) in ranks.iter().enumerate() {

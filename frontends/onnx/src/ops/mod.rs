@@ -60,7 +60,6 @@ pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, Str
     Ok(schema)
 }
 
-/// Every op with what it becomes, in the order of the themes.
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
     TABLES.supported()
 }

@@ -11,7 +11,6 @@ use symmc_ir::DType;
 use crate::node::describe;
 use crate::proto::{self, attribute_type as kind};
 
-/// One version of an op.
 #[derive(Debug)]
 pub(crate) struct Schema {
     /// The version of the operator set from which it holds.
@@ -24,7 +23,6 @@ pub(crate) struct Schema {
     pub attributes: Vec<AttributeSchema>,
 }
 
-/// How many there may be.
 #[derive(Clone, Copy, Debug)]
 struct Count {
     least: usize,
@@ -56,7 +54,6 @@ struct Schemas {
     versions: HashMap<&'static str, Vec<Schema>>,
 }
 
-/// The newest version of ONNX's operator set whose definitions are known.
 pub(crate) fn newest() -> i64 {
     all().newest
 }

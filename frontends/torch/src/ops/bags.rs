@@ -150,7 +150,6 @@ fn forward(c: &mut Call<'_, '_>) -> Lowered {
     Ok(())
 }
 
-/// The sums or the means of the rows of each bag.
 fn summed(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId, mode: Mode) -> Lowered<ValueId> {
     let rows = bags.without_padding(c, rows, Scalar::Int(0))?;
     let (dtype, width) = (c.dtype(rows), c.extent(rows, 1));

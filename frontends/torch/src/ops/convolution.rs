@@ -138,7 +138,6 @@ impl Layout {
     }
 }
 
-/// How many places the axes from `first` on have.
 fn places(c: &Call<'_, '_>, x: ValueId, first: usize) -> Dim {
     c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
 }

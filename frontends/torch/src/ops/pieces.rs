@@ -278,7 +278,6 @@ fn unbind(c: &mut Call<'_, '_>) -> Lowered {
     Ok(())
 }
 
-/// The operands in their common dtype.
 fn unified(c: &mut Call<'_, '_>, parts: Vec<ValueId>) -> Lowered<Vec<ValueId>> {
     let operands: Vec<Operand> = parts.iter().map(|&p| Operand::Tensor(p)).collect();
     let dtype = c.common(&operands.iter().collect::<Vec<_>>());

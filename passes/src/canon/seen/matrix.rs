@@ -9,7 +9,6 @@ use super::linear::{Leaf, Linear};
 /// Larger constants are not looked at.
 const MAX_ELEMENTS: usize = 1 << 24;
 
-/// One end of the interval of a row.
 #[derive(Clone, Copy)]
 enum End {
     /// That of all columns.

@@ -164,7 +164,6 @@ impl<'g> Analysis<'g> {
         self.gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
     }
 
-    /// What the result of a node is.
     fn fact(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
         if let Op::Concat { axis } = node.op {
             return self.concat(node, axis).map(Fact::Gathered);

@@ -47,7 +47,6 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
 pub struct ShardsConfig {
     /// What each collective of the replacement must save of the bytes that all_gathers give.
     pub bytes: i64,
-    /// The sizes at which that is judged.
     pub sizes: JudgedSizes,
 }
 

@@ -2,7 +2,6 @@
 
 use symmc_ir::{Graph, Type};
 
-/// At which sizes of symbols a program is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JudgedSizes {
     /// The upper ends of all symbols.

@@ -11,7 +11,6 @@ use symmc_ir::{
     UnaryOp, ValueId,
 };
 
-/// A result of a term.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TermId {
     node: usize,

@@ -28,7 +28,6 @@ mod model;
 
 use std::time::Duration;
 
-/// How long participants wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Timeouts {
     /// The requested limit, for ranks that do not come.
@@ -116,7 +115,6 @@ pub(crate) enum AnswerEffect {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Fault {
-    /// These ranks did not come within the limit.
     Absent(Vec<u32>),
     /// This rank owes an answer, and showed no heartbeat or took too long, for this time.
     Late(u32, Duration),
@@ -126,16 +124,13 @@ pub(crate) enum Fault {
 pub(crate) struct Coordinating {
     timeouts: Timeouts,
     stage: Stage,
-    /// When the stage began.
     since: Duration,
-    /// When gathering ends.
     until: Duration,
     /// By rank, whether it has answered in this stage.
     answered: Vec<bool>,
 }
 
 impl Coordinating {
-    /// Gathers this many ranks from now on.
     pub fn new(ranks: u32, timeouts: Timeouts, now: Duration) -> Coordinating {
         let answered = vec![false; ranks as usize];
         Coordinating { timeouts, stage: Stage::Gathering, since: now, until: now + timeouts.limit, answered }
@@ -219,10 +214,8 @@ impl Coordinating {
     }
 }
 
-/// What a rank hears from the coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Notice {
-    /// The shared memory.
     Welcome,
     /// Digests are wanted.
     Digest,

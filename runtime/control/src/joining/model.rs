@@ -38,7 +38,6 @@ struct Setting {
     stops: usize,
 }
 
-/// How a participant ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Outcome {
     Started,
@@ -70,11 +69,9 @@ struct World {
     /// By rank, what it sent to the coordinator.
     answers: Vec<VecDeque<Answer>>,
     ranks: Vec<RankState>,
-    /// By process, when it was stopped.
     stopped: Vec<Option<u32>>,
 }
 
-/// One step of one process.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Start(u32),
@@ -98,7 +95,6 @@ impl World {
         setting.late.filter(|(late, _)| *late == rank).map_or(0, |(_, by)| by)
     }
 
-    /// What processes that run can do now.
     fn actions(&self, setting: &Setting) -> Vec<Action> {
         let mut out = Vec::new();
         for rank in (0..setting.ranks).filter(|&rank| self.runs(rank)) {
@@ -228,7 +224,6 @@ impl World {
         coordinator.into_iter().chain([self.ranks[rank as usize].outcome]).collect()
     }
 
-    /// Whether a process has nothing more to do.
     fn is_over(&self, rank: u32) -> bool {
         !self.runs(rank) || self.outcomes(rank).iter().all(Option::is_some)
     }

@@ -38,7 +38,6 @@ const COMPARED: usize = 4 << 20;
 /// Bytes up to which `ll` is measured; the landing zones have a slot of as many for every peer.
 pub(super) const MOST_LL: usize = 4 << 20;
 
-/// What is measured by itself.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Case {
     pub kind: CollectiveKind,
@@ -279,7 +278,6 @@ impl<'a> Bench<'a> {
         make(&parts)
     }
 
-    /// Records what was prepared.
     pub fn record(&self) -> Result<Graph, CudaError> {
         let missing = || CudaError::Unsupported("nothing was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;

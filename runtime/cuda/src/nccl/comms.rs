@@ -215,7 +215,6 @@ impl Communicators {
         unsafe { patience.settle(self.library()?, comm, call, code) }
     }
 
-    /// The version of the library, if it is used.
     pub fn version(&self) -> Option<Version> {
         self.library.map(Nccl::version)
     }
