@@ -44,7 +44,6 @@ impl Assertions {
         self.list.len() as u32
     }
 
-    /// The step and the error that a status word reports.
     pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
         let assertion = self.list.get((status[1] as usize).checked_sub(1)?)?;
         let found = status[0] as i64;

@@ -15,7 +15,6 @@ use crate::codegen::command::Command;
 use crate::device::launch::{DevicePtr, Kernel, Param};
 use crate::error::CudaError;
 
-/// Threads of a block.
 const THREADS: usize = 256;
 
 /// The rows of one operand: where they lie, and the distance of neighbours within.

@@ -53,7 +53,6 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
     Ok(Some(vec![kernel.finish(rows, l)]))
 }
 
-/// What is known of a value of the map.
 struct Value {
     /// The values that it is computed from.
     operands: Vec<usize>,

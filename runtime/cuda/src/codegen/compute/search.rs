@@ -68,7 +68,6 @@ impl Search<'_> {
     }
 }
 
-/// The algorithms of a program's products, and who prepares them.
 #[derive(Clone)]
 pub(crate) struct Settled {
     planner: Option<GemmPlanner>,
