@@ -81,7 +81,6 @@ impl Gpu {
         self
     }
 
-    /// Who allocates the symmetric arena.
     #[must_use]
     pub fn with_arena(self, arena: ArenaSource) -> Gpu {
         Gpu { arena, ..self }
@@ -98,7 +97,6 @@ impl Gpu {
         Gpu { kept, ..self }
     }
 
-    /// Whether an error of a run that does not go on names the step, where that is one of NCCL's collectives.
     #[must_use]
     pub fn with_progress(self, progress: Progress) -> Gpu {
         Gpu { progress, ..self }
