@@ -86,7 +86,6 @@ impl Cache {
     }
 }
 
-/// Removes drafts that were written longer ago than this.
 fn remove_drafts(folder: &Path, age: Duration) {
     for file in fs::read_dir(folder).into_iter().flatten().flatten() {
         let left = || file.metadata().ok()?.modified().ok()?.elapsed().ok();

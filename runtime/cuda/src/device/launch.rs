@@ -97,7 +97,6 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
     }
 }
 
-/// How CUDA C declares a field of a type.
 pub(crate) trait CudaField {
     /// The declaration of a field with this name, without a semicolon.
     fn declare(name: &str) -> String;
