@@ -100,7 +100,6 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
     }
 }
 
-/// Packs the blocks of an arena behind its fixed memory.
 fn pack_arena(
     sized: &[Sized],
     arena: ArenaKind,

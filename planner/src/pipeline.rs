@@ -267,7 +267,6 @@ impl Schedules<'_> {
     }
 }
 
-/// The most that a bucket takes of the symmetric arena.
 fn symmetric_peak(buckets: &[Bucket]) -> u64 {
     buckets.iter().map(|b| b.totals.symmetric_peak).max().unwrap_or(0)
 }

@@ -28,7 +28,6 @@ pub struct Extent {
     pub start: u64,
     /// The byte behind its last.
     pub end: u64,
-    /// The rendezvous of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,
 }
 

@@ -18,7 +18,6 @@ pub struct Context<'a> {
     pub symbols: &'a Symbols,
     /// Where each base value lies.
     pub locations: &'a Table<ValueId, Option<Location>>,
-    /// Which of them share bytes in one run.
     pub overlaps: &'a Overlaps,
 }
 

@@ -123,7 +123,6 @@ pub fn bound_inputs(
     inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
 }
 
-/// Checks that operands are defined and waits point at earlier steps.
 fn order(ctx: &Context<'_>, s: usize, run: Run, step_of: &HashMap<NodeId, usize>, errors: &mut Findings) {
     let graph = &ctx.program.graph;
     for (_, _, x) in run.operands(ctx.program) {

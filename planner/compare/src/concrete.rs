@@ -61,7 +61,6 @@ pub struct Template<'a> {
     pub region: &'a Region,
     pub axes: AxisSets<'a>,
     pub ranks: u32,
-    /// Which ranks hold the same bits of the elements of a class.
     pub replication: &'a HashMap<Class, Replication>,
 }
 

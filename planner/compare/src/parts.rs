@@ -290,7 +290,6 @@ impl<'a> Part<'a> {
 struct Prepared {
     pairs: Vec<(Window, [Concrete; 2])>,
     positions: Option<String>,
-    /// Whether more is drawn than the least.
     thorough: bool,
     cost: u128,
 }

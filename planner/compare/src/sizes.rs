@@ -213,7 +213,6 @@ impl Conditions {
 
 struct Search<'a> {
     symbols: &'a Table<SymbolId, Symbol>,
-    /// The number of conditions that may still be examined.
     left: usize,
     left_out: u64,
 }

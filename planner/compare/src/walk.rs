@@ -408,7 +408,6 @@ fn same_bits(of: [(&Numbered<'_>, &Region); 2]) -> bool {
     !of.into_iter().any(rounds)
 }
 
-/// For each value the first output that needs it.
 fn feeds(graph: &Graph) -> Table<ValueId, Option<usize>> {
     let mut out = Table::filled(None, graph.values.len());
     for (k, output) in graph.outputs.iter().enumerate() {

@@ -11,9 +11,7 @@ use crate::block::Block;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
-    /// The highest end of a block.
     pub peak: u64,
-    /// The largest sum of sizes that are alive at one instant.
     pub bound: u64,
 }
 
