@@ -185,7 +185,6 @@ impl<M> Ports<M> {
         self.executor.plan()
     }
 
-    /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
     pub fn needs(&mut self) -> [Needs; 2] {
         self.executor.needs()
     }
