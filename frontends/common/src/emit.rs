@@ -380,7 +380,6 @@ pub trait Emit {
         added.map_err(|message| self.broken(format!("{what}: {message}")))
     }
 
-    /// Requires `count <= limit` for the sizes of each run; see [`crate::requirement`].
     fn require_at_most(&mut self, what: &str, count: &Dim, limit: &Dim) -> Lowered<(), Self::Error> {
         let label = format!("{}.{what}", self.label());
         let added = requirement::require_at_most(self.builder_mut(), &label, count, limit);
