@@ -35,7 +35,7 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
         | Op::Custom(_) => Ok(None),
         Op::Unary(u) => {
             let mut ty = first()?;
-            unary_operand(*u, ty.dtype)?;
+            want(u.takes(ty.dtype), || format!("{u} is not defined on {}", ty.dtype))?;
             if u.is_predicate() {
                 ty.dtype = DType::Bool;
             }
@@ -281,10 +281,6 @@ fn integer(x: &Type) -> Result<(), String> {
     want(matches!(x.dtype, DType::I32 | DType::I64 | DType::U8), || {
         format!("an index must be an integer tensor, found {}", x.dtype)
     })
-}
-
-fn unary_operand(op: UnaryOp, dtype: DType) -> Result<(), String> {
-    want(op.takes(dtype), || format!("{op} is not defined on {dtype}"))
 }
 
 fn binary_result(op: BinaryOp, dtype: DType) -> Result<DType, String> {

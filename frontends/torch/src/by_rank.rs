@@ -181,13 +181,9 @@ fn differing(of_ranks: &[&Option<Number>]) -> Option<Numbers> {
 
 fn group(input: &NamedArgument<'_>) -> Option<String> {
     match &input.arg {
-        Argument::String(s) if is_group(input) => Some(s.to_string()),
+        Argument::String(s) if matches!(&*input.name, "group" | "group_name") => Some(s.to_string()),
         _ => None,
     }
-}
-
-fn is_group(input: &NamedArgument<'_>) -> bool {
-    matches!(&*input.name, "group" | "group_name")
 }
 
 pub(crate) fn found<'p>(program: &'p Program<'p>) -> Vec<&'p ByRank> {

@@ -73,7 +73,7 @@ pub fn solve(
     credits: &[Credit],
 ) -> Option<Solution> {
     let form = &*key.form;
-    let with_classes = match rules.exact_alone() {
+    let with_classes = match rules.all.len() == rules.exact.len() {
         true => None,
         false => graphs.all.get_or_init(|| Saturated::new(form, context, &rules.all, false)).as_ref(),
     };
@@ -141,10 +141,6 @@ pub struct RuleSets {
 impl RuleSets {
     pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
         Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::EXACT)? })
-    }
-
-    fn exact_alone(&self) -> bool {
-        self.all.len() == self.exact.len()
     }
 }
 

@@ -55,7 +55,6 @@ pub(crate) struct Gathering<'a> {
 }
 
 impl<'a> Gathering<'a> {
-    /// Awaits the ranks of the run of `place` for `limit`.
     pub fn new(place: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
         let mut clock = ActiveClock::start();
         let machine = Coordinating::new(place.ranks, Timeouts::new(limit), clock.now());
@@ -74,11 +73,7 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    pub fn count_self(&mut self) {
-        self.count(self.place.rank);
-    }
-
-    fn count(&mut self, rank: u32) {
+    pub fn count(&mut self, rank: u32) {
         let now = self.clock.now();
         // The machine orders the welcome by its next stage.
         let _ = self.machine.answer(rank, Answer::Join, now);

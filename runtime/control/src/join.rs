@@ -90,7 +90,7 @@ impl Membership {
 /// Notifies the ranks that come in a moment that there will be no run.
 fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
     let mut gathering = Gathering::new(place, listener, limit);
-    gathering.count_self();
+    gathering.count(place.rank);
     gathering.refuse(error.clone());
     // It ends with the error given.
     let _ = gathering.all();

@@ -81,7 +81,8 @@ pub fn launch_ranks(
     coordinator.run()?;
     let answers = std::mem::take(&mut coordinator.members).into_iter().map(Member::into_answer).collect();
     drop(coordinator);
-    processes.await_exits();
+    // Ranks have this long to end by themselves; others are killed.
+    processes.reap(Instant::now() + EXIT_TIMEOUT);
     Ok(answers)
 }
 
@@ -121,10 +122,6 @@ impl Processes {
         }
         let (at, limit_ms) = ("before its program began".into(), limit.as_millis() as u64);
         Err(RunError::Stuck { rank, at, limit_ms })
-    }
-
-    fn await_exits(&mut self) {
-        self.reap(Instant::now() + EXIT_TIMEOUT);
     }
 
     /// Waits until all have ended; whether they have.
