@@ -237,7 +237,6 @@ impl Affine {
         Some(out)
     }
 
-    /// The only axis with a step, and that step.
     pub fn only_axis(&self) -> Option<(usize, i64)> {
         let mut axes = self.step.iter().enumerate().filter(|(_, s)| **s != 0);
         match (axes.next(), axes.next()) {

@@ -14,7 +14,6 @@ use crate::named_enum;
 use crate::types::DType;
 
 named_enum! {
-    /// A kind of change of rounding that a plan may make.
     NumericsClass {
         /// Sums are taken in another order, or before a collective instead of after it. Every sum keeps its type.
         Reassociate = "reassociate",

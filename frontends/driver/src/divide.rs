@@ -89,7 +89,6 @@ struct Forms<'a, C> {
     points: Vec<Ranges>,
     /// How each collective is chosen at each point.
     decisions: Vec<Vec<Decision>>,
-    /// The time of computation at the points at which it was needed.
     compute_us: BTreeMap<usize, f64>,
 }
 

@@ -153,7 +153,6 @@ impl<'a> LimitSearch<'a> {
         Ok(())
     }
 
-    /// The plan with the fewest exit barriers kept that fits.
     fn first_that_fits(
         &mut self,
         mut schedules: Schedules<'_>,

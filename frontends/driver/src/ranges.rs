@@ -53,7 +53,6 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ran
     Ok(out)
 }
 
-/// The symbols of which no buckets are asked for.
 pub fn unasked(canonical: &Graph, options: &CompileOptions) -> BTreeSet<SymbolId> {
     canonical.symbols.keys().filter(|symbol| !options.buckets.contains_key(symbol)).collect()
 }

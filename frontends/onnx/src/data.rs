@@ -133,7 +133,6 @@ impl Beside {
         self.own.iter().chain(open.values()).try_for_each(|file| file.unchanged())
     }
 
-    /// The files of data that the model named so far.
     pub fn data_files(&self) -> Vec<PathBuf> {
         let files = self.open.borrow();
         let mut paths: Vec<PathBuf> = files.values().map(|file| file.path().to_path_buf()).collect();

@@ -20,7 +20,6 @@ use crate::symbols::Symbols;
 
 pub(crate) type Stop = symmc_import::Stop<Reason>;
 
-/// The result of a rule, and of what rules call.
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, Reason>;
 
 impl From<Reason> for Stop {

@@ -75,7 +75,6 @@ impl<'p> Scope<'p> {
         }
     }
 
-    /// Marks what nodes and the graphs within them read.
     pub fn mark_read(&mut self, nodes: &'p [proto::Node]) {
         for node in nodes {
             self.read.extend(node.input.iter().map(String::as_str));

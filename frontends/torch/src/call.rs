@@ -67,7 +67,6 @@ pub(crate) struct Call<'c, 'p> {
     element: Option<usize>,
     /// Names that an argument has here, where a rule asks for another.
     renamed: &'static [(&'static str, &'static str)],
-    /// The names of the arguments that were looked at.
     read: RefCell<HashSet<&'p str>>,
     /// All results are wanted, whether or not the program names them.
     pub wants_all: bool,

@@ -92,7 +92,6 @@ pub(crate) fn result_type(operands: &[(Weight, DType)]) -> Option<DType> {
     combine(of(Weight::Tensor), combine(of(Weight::NoAxes), of(Weight::Scalar)))
 }
 
-/// The dtype that a Python scalar has in promotion.
 pub(crate) fn of_scalar(s: Scalar) -> DType {
     match s {
         Scalar::Bool(_) => DType::Bool,

@@ -182,7 +182,6 @@ fn is_named_in_place(target: &str) -> bool {
     (op.ends_with('_') && !op.ends_with("__")) || overload == "out" || overload.ends_with("_out")
 }
 
-/// What tells the effects of the ops of one program.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     declared: HashMap<String, Declared>,

@@ -95,7 +95,6 @@ pub struct Imported {
     pub open: Vec<String>,
 }
 
-/// Imports a program from the bytes of a `.pt2` file.
 pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportError> {
     let (mut archive, model, text) = open(bytes, options)?;
     let program = parse(&format!("models/{model}.json"), &text)?;

@@ -15,10 +15,8 @@ use crate::scope::{Scope, tensor_names};
 use crate::shards::RankPiece;
 use crate::symbols::Symbols;
 
-/// Why a rule does not lower a node.
 pub(crate) type Stop = symmc_import::Stop<ImportError>;
 
-/// The result of a rule, and of what rules call.
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, ImportError>;
 
 impl From<ImportError> for Stop {

@@ -22,7 +22,6 @@ pub(crate) struct Scope<'p> {
     pub prefix: String,
     /// The number of values before this graph: those from here on are its own.
     pub first_value: usize,
-    /// The position of the node that is being lowered.
     pub position: usize,
     values: HashMap<&'p str, Binding>,
     /// The position of the last node that reads a name; outputs come after all nodes.

@@ -64,7 +64,6 @@ impl WordSample {
     }
 }
 
-/// Watches the heartbeats of all ranks and of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Observer {
     control: Control,

@@ -100,7 +100,6 @@ impl JoinedRank {
         self.domain.control.abort_reason().map_or(Ok(()), Err)
     }
 
-    /// Sends what this rank found to the launcher that started it.
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
         let text = serde_json::to_string(answer).map_err(|e| RunError::system("writing an answer", e))?;
         self.link.send_answer(&text)

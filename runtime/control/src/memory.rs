@@ -24,7 +24,6 @@ use crate::error::RunError;
 /// From this size on a mapping is aligned to huge pages and asks for them.
 const HUGE: usize = 2 << 20;
 
-/// What a process may do with a segment that it maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     Read,

@@ -54,7 +54,6 @@ impl Opening {
         self.observer = Some(Observer::new(control));
     }
 
-    /// Notes that the rank sends an answer now.
     pub fn answers(&mut self, answer: Answer) {
         self.machine.answers(answer, self.clock.now());
     }

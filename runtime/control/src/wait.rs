@@ -73,7 +73,6 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// The waiting of `rank`, each time for at most `limit`.
     pub fn new(control: Control, rank: u32, limit: Duration, spin: Spin) -> Self {
         Waiter { control, rank, limit, spin, budget: AtomicU32::new(spin.max_ns) }
     }

@@ -65,7 +65,6 @@ impl fmt::Display for LoadError {
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("NCCL {found} has no {symbol}; expected {since} or newer")]
 pub struct Missing {
-    /// The function.
     pub symbol: &'static str,
     /// The first version that has it.
     pub since: Version,
@@ -77,7 +76,6 @@ pub struct Missing {
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("{call} failed with {}: {text}", code_name(*.code))]
 pub struct Error {
-    /// The function.
     pub call: &'static str,
     /// What it answered.
     pub code: ResultCode,

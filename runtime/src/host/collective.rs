@@ -82,7 +82,6 @@ impl Comm {
         result.inspect_err(|error| self.tell(error))
     }
 
-    /// Tells the peers of an error that began here.
     fn tell(&self, error: &RunError) {
         if !error.is_consequence() {
             self.abort(error);

@@ -124,7 +124,6 @@ impl Comm {
         self.domain.control.begin_step(self.rank, step as u32);
     }
 
-    /// Ends the run on all ranks for this reason.
     pub fn abort(&self, reason: &RunError) {
         self.domain.control.abort(self.rank, reason);
     }

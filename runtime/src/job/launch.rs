@@ -119,7 +119,6 @@ impl PlanText {
         bindings
     }
 
-    /// Joins the other ranks that were told the same.
     pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank, RunError> {
         let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
         let joined = rank.join(plan_subject(plan), &terms, locate_steps(plan))?;
@@ -254,7 +253,6 @@ fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     out
 }
 
-/// Where a tensor lies in one of these files.
 fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
     let part = tensor.part()?;
     let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;

@@ -59,7 +59,6 @@ pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
     out
 }
 
-/// The nodes of steps that touch a base, in order.
 fn touches<'a>(planned: &Planned<'a>, base: ValueId) -> Vec<Touch<'a>> {
     let of = |v: &ValueId| planned.program.base(*v) == base;
     let steps = 0..planned.bucket.steps.len();
@@ -93,7 +92,6 @@ fn contract<'a>(planned: &Planned<'a>, node: &Node) -> Option<(Contract, &'a str
     Some((variant.contract(&c.kind)?, &planned.graph.groups[c.group].name, variant.name()))
 }
 
-/// What peers do to the value during a step.
 fn peers(planned: &Planned<'_>, touch: &Touch<'_>) -> Option<String> {
     let step = step(planned.bucket, touch.step);
     if let Op::Custom(_) = touch.node.op {

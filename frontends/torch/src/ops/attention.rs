@@ -121,7 +121,6 @@ fn random_state(c: &mut Call<'_, '_>, result: usize) -> Lowered {
     }
 }
 
-/// Whether all readers of a result are gradients of attention.
 fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
     let Some(name) = c.result_names().get(result).copied().flatten() else { return false };
     let graph = c.lowering.scope.graph;

@@ -475,7 +475,6 @@ fn places(
     Ok(place)
 }
 
-/// The gradient of each window, where its largest element was.
 fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     // The places say where windows stood.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);

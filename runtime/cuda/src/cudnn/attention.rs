@@ -45,9 +45,7 @@ pub struct Gradient {
     pub means: DevicePtr,
     /// The gradients of the queries, keys and values.
     pub of_q: Tensor,
-    /// As above.
     pub of_k: Tensor,
-    /// As above.
     pub of_v: Tensor,
 }
 

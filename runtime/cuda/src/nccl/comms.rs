@@ -48,7 +48,6 @@ impl Making<'_> {
 /// In place of a group: all ranks of the run.
 const ALL: usize = usize::MAX;
 
-/// What a communicator for a variant is made with.
 fn config(variant: Variant) -> Config {
     let mut config = Config::default();
     config.blocking = 0;
