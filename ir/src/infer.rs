@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use crate::attention::{Bound, Operands};
 use crate::collective::{CollectiveKind, Splits};
 use crate::dim::{Dim, MAX_ATOMS};
-use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::op::{BinaryOp, Op, Reduction};
 use crate::text::forms;
 use crate::types::{DType, Float, Type};
 
