@@ -55,7 +55,6 @@ impl Device {
         }
     }
 
-    /// How a program is planned.
     fn planning(self, program: &Program) -> Config {
         let machine = match self {
             Device::Host => "host",

@@ -13,9 +13,7 @@ use crate::named_enum;
 /// operand if `operand`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Bound {
-    /// On which side of the limit the columns are seen.
     pub side: Side,
-    /// The limit moves with the row.
     pub row: bool,
     /// What is added; may be negative.
     pub add: Dim,
@@ -27,7 +25,6 @@ pub struct Bound {
 }
 
 named_enum! {
-    /// The columns of a bound.
     Side {
         /// Those before the limit.
         Below = "below",
@@ -37,7 +34,6 @@ named_enum! {
 }
 
 impl Bound {
-    /// A bound at a position that moves with the row.
     pub fn of_row(side: Side, add: impl Into<Dim>) -> Bound {
         Bound { side, row: true, add: add.into(), chunk: None, operand: false }
     }
@@ -88,16 +84,11 @@ pub fn visible(limits: impl IntoIterator<Item = (Side, i64)>, columns: usize) ->
     start.min(end)..end
 }
 
-/// The operands of attention by what they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a, T> {
-    /// The queries.
     pub q: &'a T,
-    /// The keys.
     pub k: &'a T,
-    /// The values.
     pub v: &'a T,
-    /// The mask, if there is one.
     pub mask: Option<&'a T>,
     /// One for each bound that has an operand, in their order.
     pub positions: &'a [T],
@@ -124,7 +115,6 @@ impl<'a, T> Operands<'a, T> {
 }
 
 impl<T: Clone> Operands<'_, T> {
-    /// The operands in their order, with another mask.
     pub fn with_mask(&self, mask: Option<T>) -> Vec<T> {
         let first = [self.q, self.k, self.v].into_iter().cloned();
         first.chain(mask).chain(self.positions.iter().cloned()).chain(self.sink.cloned()).collect()

@@ -37,13 +37,11 @@ const MAX_NODES: usize = 64;
 pub struct OutOfBounds {
     /// The name of the node's first result.
     pub node: String,
-    /// The name of its op.
     pub op: &'static str,
     /// The index, the axis and its extent.
     pub message: String,
 }
 
-/// The bounds checks of a program (see the [module](self)).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BoundsChecks {
     checks: Vec<BoundsCheck>,
@@ -51,7 +49,6 @@ pub struct BoundsChecks {
     covered: HashSet<NodeId>,
 }
 
-/// One condition on the sizes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BoundsCheck {
     node: NodeId,
@@ -65,8 +62,10 @@ struct BoundsCheck {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Required {
     /// The least and the greatest index lie within the axis.
-    Within { first: Dim, last: Dim },
-    /// The axis has at least this many elements.
+    Within {
+        first: Dim,
+        last: Dim,
+    },
     AtLeast(Dim),
 }
 
@@ -89,15 +88,10 @@ impl BoundsChecks {
         self.covered.contains(&node)
     }
 
-    /// Whether no size can violate a check.
     pub fn is_empty(&self) -> bool {
         self.checks.is_empty()
     }
 
-    /// Evaluates the checks for the sizes of a run.
-    ///
-    /// # Errors
-    /// The first node that reads outside of an axis.
     pub fn evaluate(&self, graph: &Graph, bindings: &Bindings) -> Result<(), OutOfBounds> {
         self.checks.iter().try_for_each(|check| check.evaluate(graph, bindings))
     }
@@ -243,7 +237,6 @@ struct Indices<'g> {
 }
 
 impl Indices<'_> {
-    /// The least and the greatest element of an index operand.
     fn ends(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
         if let Some(known) = &self.known[index] {
             return known.ends(&self.graph.ty(index).shape);

@@ -16,17 +16,14 @@ use crate::tensor::Tensor;
 use crate::text::with_symbol_names;
 use crate::types::Type;
 
-/// A node that does not type-check.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("%{name}: {message}")]
 pub struct BuildError {
     /// The name of the node's first result.
     pub name: String,
-    /// Which rule is broken, with what was found and what was expected.
     pub message: String,
 }
 
-/// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Builder {
     graph: Graph,
@@ -42,13 +39,11 @@ impl Builder {
         Builder { graph, taken: HashMap::new() }
     }
 
-    /// Continues a graph.
     pub fn from_graph(graph: Graph) -> Self {
         let taken = graph.values.values().map(|v| (v.name.clone(), 1)).collect();
         Builder { graph, taken }
     }
 
-    /// The graph so far.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
@@ -63,7 +58,6 @@ impl Builder {
         self.graph
     }
 
-    /// Adds a symbol.
     pub fn symbol(&mut self, name: impl Into<String>, min: i64, max: i64) -> SymbolId {
         self.graph.symbols.push(Symbol { name: name.into(), min, max, alias: None })
     }
@@ -77,7 +71,6 @@ impl Builder {
         }
     }
 
-    /// Adds an input.
     pub fn input(
         &mut self,
         kind: InputKind,
@@ -90,11 +83,8 @@ impl Builder {
         self.graph.add_input(kind, name, source, ty, data)
     }
 
-    /// Adds a node whose op fixes the result types; returns all results.
-    ///
-    /// # Errors
-    /// The operands break the op's typing rule, the op leaves its result type to be declared, or an operand, a group or a
-    /// custom op is none of this graph.
+    /// Adds a node whose op fixes the result types; returns all results. Fails if the operands break the op's typing
+    /// rule, the op leaves its result type to be declared, or an operand, a group or a custom op is none of this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
         let error = |message: String| self.error(name, &message);
         self.known(&op, inputs).map_err(error)?;
@@ -106,10 +96,8 @@ impl Builder {
         Ok(self.push(name, op, inputs, types))
     }
 
-    /// Adds a node with declared result types; returns all results.
-    ///
-    /// # Errors
-    /// Operands or results break the op's typing rule, or an operand, a group or a custom op is none of this graph.
+    /// Adds a node with declared result types; returns all results. Fails if operands or results break the op's typing
+    /// rule, or an operand, a group or a custom op is none of this graph.
     pub fn node_as(
         &mut self,
         name: &str,
@@ -125,32 +113,22 @@ impl Builder {
         Ok(self.push(name, op, inputs, types))
     }
 
-    /// What is wrong with a node, with the names of symbols.
     fn error(&self, name: &str, message: &str) -> BuildError {
         let message = with_symbol_names(message, &self.graph.symbols);
         BuildError { name: name.to_string(), message }
     }
 
     /// [`node`](Self::node) for an op with one result.
-    ///
-    /// # Errors
-    /// As [`node`](Self::node).
     pub fn op(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<ValueId, BuildError> {
         self.node(name, op, inputs).map(|r| r[0])
     }
 
     /// [`node_as`](Self::node_as) for an op with one result.
-    ///
-    /// # Errors
-    /// As [`node_as`](Self::node_as).
     pub fn op_as(&mut self, name: &str, op: Op, inputs: &[ValueId], ty: Type) -> Result<ValueId, BuildError> {
         self.node_as(name, op, inputs, vec![ty]).map(|r| r[0])
     }
 
-    /// Adds a reshape.
-    ///
-    /// # Errors
-    /// The numbers of elements differ, or the operand is none of this graph.
+    /// Fails if the numbers of elements differ, or the operand is none of this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
         let error = |message: String| self.error(name, &message);
         self.known(&Op::Reshape, &[x]).map_err(error)?;
@@ -159,9 +137,6 @@ impl Builder {
     }
 
     /// Adds a collective without a variant.
-    ///
-    /// # Errors
-    /// As [`node`](Self::node).
     pub fn collective(
         &mut self,
         name: &str,
@@ -173,9 +148,6 @@ impl Builder {
     }
 
     /// Gives a value this name, or one that starts with it if it is taken.
-    ///
-    /// # Errors
-    /// The value is none of this graph.
     pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
         let error = |message: String| self.error(name, &message);
         self.known(&Op::Copy, &[value]).map_err(error)?;

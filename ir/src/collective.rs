@@ -26,17 +26,13 @@ use crate::named_enum;
 /// Ranks are positions within the group's cell.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Collective {
-    /// What is communicated.
     pub kind: CollectiveKind,
-    /// Between whom.
     pub group: GroupId,
     /// How, once that is chosen.
     pub variant: Option<Variant>,
 }
 
-/// What a collective communicates (see [`Collective`]).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs)]
 pub enum CollectiveKind {
     AllReduce(ReduceOp),
     AllGather,
@@ -47,7 +43,6 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// What it is called, without attributes.
     pub fn named(&self) -> CollectiveName {
         match self {
             CollectiveKind::AllReduce(_) => CollectiveName::AllReduce,
@@ -59,7 +54,6 @@ impl CollectiveKind {
         }
     }
 
-    /// What is known of all collectives of this name.
     pub fn facts(&self) -> CollectiveFacts {
         self.named().facts()
     }
@@ -140,7 +134,6 @@ impl CollectiveKind {
 named_enum! {
     /// How an all-to-all divides the leading axis.
     Splits {
-        /// Into equal pieces.
         Even = "even",
         /// By a second operand: `[n]` i64 rows for each rank, known only on the device. The results are the
         /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
@@ -164,29 +157,24 @@ named_enum! {
 /// What is known of a collective by its name, for passes, planner and backends that do not care which one it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollectiveFacts {
-    /// Whether it combines the operands of different ranks.
     pub reduces: bool,
     /// Whether the leading axis of the operand has a piece for each rank of a cell.
     pub operand_pieces: bool,
     /// Whether the leading axis of the result has a piece of each rank of a cell.
     pub result_pieces: bool,
-    /// Which ranks of a cell get the same.
     pub gives: Gives,
 }
 
 /// What a collective gives to the ranks of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gives {
-    /// The same to all.
     Same,
-    /// To each its piece.
     Pieces,
     /// To each the operand of the rank that sends to it.
     FromSender,
 }
 
 impl CollectiveName {
-    /// The row of the table of facts.
     pub fn facts(self) -> CollectiveFacts {
         let row = |reduces, operand_pieces, result_pieces, gives| CollectiveFacts {
             reduces,
@@ -224,7 +212,6 @@ named_enum! {
 }
 
 named_enum! {
-    /// A way to run a collective.
     Variant {
         /// The library's own: staged through its buffers, ordinary operands.
         Plain = "plain",
@@ -263,22 +250,18 @@ pub enum Touch {
     /// Nothing in the arenas, or only what the library keeps within the peer's own step: after the peer has
     /// arrived, and before it completes. There the peer's own accesses stand in for it.
     Nothing,
-    /// Reads the peers' operand.
     ReadOperand,
     /// Writes into the peers' result; where pairs meet, into that of the receiver alone.
     WriteResult,
-    /// Reads the peers' operand, then writes into the peers' result.
     ReadOperandWriteResult,
     /// Writes into the peers' landing zone of this epoch; the peer reads it there.
     WriteLanding,
 }
 
 impl Touch {
-    /// Whether peers read this rank's operand.
     pub fn reads_operand(self) -> bool {
         matches!(self, Touch::ReadOperand | Touch::ReadOperandWriteResult)
     }
-    /// Whether peers write this rank's result.
     pub fn writes_result(self) -> bool {
         matches!(self, Touch::WriteResult | Touch::ReadOperandWriteResult)
     }
@@ -287,7 +270,6 @@ impl Touch {
 /// Whose arrival the completion of a variant tells of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Meets {
-    /// Nobody's.
     Nobody,
     /// For each pair of the collective ([`CollectiveKind::pairs`]) a rendezvous of its two ranks: the sender
     /// touches the receiver after both have arrived, and neither completes before that touch is over. Ranks
@@ -304,15 +286,12 @@ pub enum Exit {
     Never,
     /// As the plan says: with it, no rank completes before all peers stopped touching it.
     Droppable,
-    /// Always.
     Always,
 }
 
-/// The fate of a droppable exit barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitBarrier {
-    /// It runs.
     Kept,
     /// It does not: lifetimes stand in for it.
     Dropped,
@@ -323,13 +302,11 @@ pub enum ExitBarrier {
 pub struct Contract {
     /// Touches no peer before every peer has arrived; then [`meets`](Self::meets) is the group.
     pub entry: bool,
-    /// Whose arrival its completion tells of.
     pub meets: Meets,
     /// Completes on no rank before all peers have stopped touching this rank.
     pub exit: Exit,
     /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
     pub result_after_rendezvous: bool,
-    /// What it touches on peers.
     pub touch: Touch,
     /// The operand must lie in the symmetric arena.
     pub symmetric_operand: bool,

@@ -73,15 +73,11 @@ enum Atom {
 pub const MAX_ATOMS: usize = 256;
 /// The deepest nesting of `div`, `mod`, `max` and `min` that a dim may have; see [`check_size`].
 pub const MAX_DEPTH: usize = 32;
-/// The most axes that a shape may have; see [`check_size`].
 pub const MAX_RANK: usize = 64;
 /// The most terms that the product of a shape's dims may expand to; see [`check_size`].
 pub const MAX_TERMS: usize = 1024;
 
 /// Checks that a shape stays within the limits of this module, so that no later arithmetic on it explodes.
-///
-/// # Errors
-/// One sentence that says which limit is exceeded, with what was found.
 pub fn check_size(shape: &[Dim]) -> Result<(), String> {
     if shape.len() > MAX_RANK {
         return Err(format!("expected at most {MAX_RANK} axes, found {}", shape.len()));
@@ -110,18 +106,15 @@ pub fn check_size(shape: &[Dim]) -> Result<(), String> {
 pub struct Bindings(Vec<Option<i64>>);
 
 impl Bindings {
-    /// No symbol bound.
     pub fn new() -> Self {
         Bindings::default()
     }
-    /// Binds `symbol` to `value`, replacing an earlier value.
     pub fn set(&mut self, symbol: SymbolId, value: i64) {
         if self.0.len() <= symbol.index() {
             self.0.resize(symbol.index() + 1, None);
         }
         self.0[symbol.index()] = Some(value);
     }
-    /// The value of `symbol`.
     pub fn get(&self, symbol: SymbolId) -> Option<i64> {
         self.0.get(symbol.index()).copied().flatten()
     }
@@ -202,7 +195,6 @@ impl Dim {
         }
     }
 
-    /// The expression plus a constant.
     fn plus(&self, constant: i64) -> Self {
         match (&self.0, constant) {
             (_, 0) => self.clone(),
@@ -211,7 +203,6 @@ impl Dim {
         }
     }
 
-    /// The terms and the constant of the polynomial.
     fn parts(&self) -> (&[Term], i64) {
         match &self.0 {
             Repr::Const(c) => (&[], *c),
@@ -219,7 +210,6 @@ impl Dim {
         }
     }
 
-    /// The value, if the expression is a constant.
     pub fn as_const(&self) -> Option<i64> {
         match self.0 {
             Repr::Const(c) => Some(c),
@@ -343,13 +333,11 @@ impl Dim {
         }
     }
 
-    /// The larger of two expressions.
     pub fn max_with(&self, other: &Dim) -> Dim {
         let ([low, high], known) = self.ordered(other);
         if known { high.clone() } else { Dim::atom(Atom::Max(low.clone(), high.clone())) }
     }
 
-    /// The smaller of two expressions.
     pub fn min_with(&self, other: &Dim) -> Dim {
         let ([low, high], known) = self.ordered(other);
         if known { low.clone() } else { Dim::atom(Atom::Min(low.clone(), high.clone())) }
@@ -491,7 +479,6 @@ impl Dim {
         }
     }
 
-    /// The expression with every symbol replaced by what `map` gives for it.
     pub fn substitute(&self, map: &impl Fn(SymbolId) -> Dim) -> Dim {
         self.map_atoms(|atom| match atom {
             Atom::Symbol(s) => map(*s),
@@ -502,7 +489,6 @@ impl Dim {
         })
     }
 
-    /// The expression with every atom of its polynomial replaced by what `map` gives for it.
     fn map_atoms(&self, map: impl Fn(&Atom) -> Dim) -> Dim {
         let (terms, constant) = self.parts();
         terms.iter().fold(Dim::from(constant), |sum, t| {
@@ -534,7 +520,6 @@ impl Atom {
         }
     }
 
-    /// See [`Dim::within`].
     fn within(&self, symbols: &Table<SymbolId, Symbol>) -> Dim {
         let Some((a, b)) = self.arguments() else { return Dim::atom(self.clone()) };
         let (a, b) = (a.within(symbols), b.within(symbols));
@@ -682,7 +667,6 @@ impl Mul for Dim {
     }
 }
 
-/// See [`Dim::display`].
 pub struct DisplayDim<'a> {
     dim: &'a Dim,
     symbols: &'a Table<SymbolId, Symbol>,

@@ -6,9 +6,7 @@ use std::ops::{Index, IndexMut};
 
 /// A key of a [`Table`].
 pub trait Entity: Copy + Eq {
-    /// The key of the `index`-th entry.
     fn new(index: usize) -> Self;
-    /// The position of this key's entry.
     fn index(self) -> usize;
 }
 
@@ -51,48 +49,38 @@ pub struct Table<K, V> {
 }
 
 impl<K: Entity, V> Table<K, V> {
-    /// An empty table.
     pub fn new() -> Self {
         Table { entries: Vec::new(), key: PhantomData }
     }
-    /// A table with `value` at each of the first `len` keys.
     pub fn filled(value: V, len: usize) -> Self
     where
         V: Clone,
     {
         Table { entries: vec![value; len], key: PhantomData }
     }
-    /// Appends an entry and returns its key.
     pub fn push(&mut self, value: V) -> K {
         let key = K::new(self.entries.len());
         self.entries.push(value);
         key
     }
-    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
-    /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-    /// The entry of `key`, if the table has it.
     pub fn get(&self, key: K) -> Option<&V> {
         self.entries.get(key.index())
     }
-    /// All keys in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = K> + ExactSizeIterator + use<K, V> {
         (0..self.entries.len()).map(K::new)
     }
-    /// All entries in order.
     pub fn values(&self) -> std::slice::Iter<'_, V> {
         self.entries.iter()
     }
-    /// All entries in order, mutably.
     pub fn values_mut(&mut self) -> std::slice::IterMut<'_, V> {
         self.entries.iter_mut()
     }
-    /// All keys with their entries in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, &V)> + ExactSizeIterator {
         self.entries.iter().enumerate().map(|(i, v)| (K::new(i), v))
     }

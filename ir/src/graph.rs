@@ -24,16 +24,13 @@ pub enum Members {
     Cells(Vec<Vec<u32>>),
 }
 
-/// A group of ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
     /// A unique name.
     pub name: String,
-    /// Its members.
     pub members: Members,
 }
 
-/// What an input is to its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputKind {
     /// Given anew for each run.
@@ -44,12 +41,9 @@ pub enum InputKind {
     Constant,
 }
 
-/// An input of a graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Input {
-    /// The value it defines.
     pub value: ValueId,
-    /// What it is to the caller.
     pub kind: InputKind,
     /// The name that it has where the program came from (`l.0.qkv.weight`); empty without one. See [`Graph::stored_name`].
     pub source: String,
@@ -57,56 +51,42 @@ pub struct Input {
     pub data: Option<Arc<Tensor>>,
 }
 
-/// Where the value of an output goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OutputKind {
-    /// To the caller.
     Returned,
     /// Into an input, whose next run sees it.
     Mutates(InputId),
 }
 
-/// An output of a graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Output {
-    /// The value.
     pub value: ValueId,
-    /// Where it goes.
     pub kind: OutputKind,
 }
 
-/// Who defines a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Def {
-    /// An input.
     Input(InputId),
     /// The `usize`-th result of a node.
     Node(NodeId, usize),
 }
 
-/// A value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Value {
     /// A unique name, an identifier that may contain dots.
     pub name: String,
-    /// Its type.
     pub ty: Type,
-    /// Who defines it.
     pub def: Def,
 }
 
-/// A node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// What it computes.
     pub op: Op,
-    /// Its operands.
     pub inputs: Vec<ValueId>,
     /// Its results, at least one.
     pub outputs: Vec<ValueId>,
 }
 
-/// The signature of a custom op.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CustomOp {
     /// A unique name, `namespace::op`.
@@ -122,31 +102,23 @@ pub struct CustomOp {
 /// A tensor program that every rank runs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Graph {
-    /// The name of the program.
     pub name: String,
     /// The number of ranks; `None` while the program leaves it open.
     pub ranks: Option<u32>,
-    /// The symbols of its dims.
     pub symbols: Table<SymbolId, Symbol>,
-    /// The groups of its collectives.
     pub groups: Table<GroupId, Group>,
-    /// The registered custom ops.
     pub customs: Table<CustomId, CustomOp>,
-    /// The inputs.
     pub inputs: Table<InputId, Input>,
-    /// All values.
     pub values: Table<ValueId, Value>,
     /// All nodes, in program order.
     pub nodes: Table<NodeId, Node>,
     /// The nodes that run together, in program order; all others run by themselves. What a program computes does not depend
     /// on it, and passes drop it.
     pub dispatches: Vec<Dispatch>,
-    /// The outputs.
     pub outputs: Vec<Output>,
 }
 
 impl Graph {
-    /// An empty graph.
     pub fn new(name: impl Into<String>) -> Self {
         Graph { name: name.into(), ..Graph::default() }
     }
@@ -162,7 +134,6 @@ impl Graph {
         }
     }
 
-    /// Adds an input and its value.
     pub fn add_input(
         &mut self,
         kind: InputKind,
@@ -194,7 +165,6 @@ impl Graph {
         self.nodes.push(Node { op, inputs, outputs })
     }
 
-    /// The type of a value.
     pub fn ty(&self, value: ValueId) -> &Type {
         &self.values[value].ty
     }
@@ -298,7 +268,6 @@ impl Graph {
         }
     }
 
-    /// A map from name to value.
     pub fn values_by_name(&self) -> IndexMap<&str, ValueId> {
         self.values.iter().map(|(id, v)| (v.name.as_str(), id)).collect()
     }

@@ -5,23 +5,11 @@ crate::entity!(
     ValueId,
     "%v"
 );
-crate::entity!(
-    /// A node of a graph.
-    NodeId,
-    "n"
-);
-crate::entity!(
-    /// A group of ranks.
-    GroupId,
-    "@g"
-);
+crate::entity!(NodeId, "n");
+crate::entity!(GroupId, "@g");
 crate::entity!(
     /// An input of a graph, in the order in which callers pass them.
     InputId,
     "in"
 );
-crate::entity!(
-    /// A registered custom op.
-    CustomId,
-    "custom"
-);
+crate::entity!(CustomId, "custom");

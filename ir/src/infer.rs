@@ -9,18 +9,14 @@ use std::collections::HashSet;
 use crate::attention::{Bound, Operands};
 use crate::collective::{CollectiveKind, Splits};
 use crate::dim::{Dim, MAX_ATOMS};
-use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::op::{BinaryOp, Op, Reduction};
 use crate::text::forms;
 use crate::types::{DType, Float, Type};
 
-/// The most positions of a chunk of attention.
 const MAX_CHUNK: u64 = 1 << 40;
 
 /// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
 /// the op leaves them to be declared.
-///
-/// # Errors
-/// One sentence that says which rule the operands break.
 pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<Type>>, String> {
     let one = |ty: Type| Ok(Some(vec![ty]));
     arity(op, operands.len())?;
@@ -39,7 +35,7 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
         | Op::Custom(_) => Ok(None),
         Op::Unary(u) => {
             let mut ty = first()?;
-            unary_operand(*u, ty.dtype)?;
+            want(u.takes(ty.dtype), || format!("{u} is not defined on {}", ty.dtype))?;
             if u.is_predicate() {
                 ty.dtype = DType::Bool;
             }
@@ -143,10 +139,6 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
     }
 }
 
-/// Checks declared result types against the op and its operands.
-///
-/// # Errors
-/// One sentence that says which rule is broken, with what was found and what was expected.
 pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> Result<(), String> {
     if let Some(expected) = infer(op, operands, n)? {
         want(expected.len() == results.len(), || {
@@ -215,10 +207,6 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
     }
 }
 
-/// The shape that these shapes broadcast to.
-///
-/// # Errors
-/// The first two extents that do not agree.
 pub fn broadcast(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
     let mut out = vec![Dim::from(1); rank];
@@ -243,10 +231,6 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
-/// Checks that an op can take apart so many operands and results.
-///
-/// # Errors
-/// How many it takes and gives.
 pub fn fits(op: &Op, operands: usize, results: usize) -> Result<(), String> {
     let ((min, max), least) = (operand_counts(op), op.facts().results);
     want((min..=max).contains(&operands) && results >= least, || {
@@ -297,10 +281,6 @@ fn integer(x: &Type) -> Result<(), String> {
     want(matches!(x.dtype, DType::I32 | DType::I64 | DType::U8), || {
         format!("an index must be an integer tensor, found {}", x.dtype)
     })
-}
-
-fn unary_operand(op: UnaryOp, dtype: DType) -> Result<(), String> {
-    want(op.takes(dtype), || format!("{op} is not defined on {dtype}"))
 }
 
 fn binary_result(op: BinaryOp, dtype: DType) -> Result<DType, String> {
@@ -423,12 +403,10 @@ fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
     Ok(Type::new(q.dtype, shape))
 }
 
-/// The type of the log-sum-exp of each row of queries.
 fn log_sum_exp_of(q: &Type) -> Type {
     Type::new(q.dtype.wide(), q.shape[..q.rank() - 1].to_vec())
 }
 
-/// The types of the gradients of the queries, keys and values.
 fn attention_gradient(bounds: &[Bound], operands: &[&Type]) -> Result<Vec<Type>, String> {
     attributes_of_attention(None, bounds)?;
     let (&[gradient, result, sums], forward) = operands
@@ -476,7 +454,6 @@ fn rotary(operands: &[&Type], width: usize) -> Result<(), String> {
     })
 }
 
-/// The last extent, and those before it.
 fn split_last(ty: &Type) -> (Option<&Dim>, &[Dim]) {
     match ty.shape.split_last() {
         Some((last, rest)) => (Some(last), rest),
@@ -599,7 +576,6 @@ fn permute(x: &Type, perm: &[usize]) -> Result<Type, String> {
     Ok(Type::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
 }
 
-/// The shape of `x` indexed by `indices` from `axis` on.
 fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String> {
     want(axis.saturating_add(indices.len()) <= x.rank(), || {
         format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())

@@ -25,7 +25,6 @@ pub use scalar::{exact, stored};
 /// The elements of a value in closed form (see the [module](self)).
 #[derive(Clone, PartialEq, Debug)]
 pub enum Known {
-    /// Every element is this scalar.
     Full(Scalar),
     /// The element at position `i` is `start + Σ step[a] * i[a]`.
     Affine(Affine),
@@ -34,7 +33,6 @@ pub enum Known {
 /// An integer tensor that is affine in the position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Affine {
-    /// The first element.
     pub start: i64,
     /// What one step along each axis adds.
     pub step: Vec<i64>,
@@ -43,15 +41,11 @@ pub struct Affine {
 /// Constants up to this many elements are looked at.
 const MAX_ELEMENTS: usize = 1 << 16;
 
-/// The symbols of a graph.
 pub type Symbols = Table<SymbolId, Symbol>;
 
-/// A graph and what is known of its values.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The graph.
     pub graph: &'a Graph,
-    /// The contents of its values, where they are known.
     pub known: &'a Table<ValueId, Option<Known>>,
 }
 
@@ -62,7 +56,6 @@ impl<'a> Context<'a> {
 }
 
 impl Known {
-    /// What is known of the values of a graph.
     pub fn of_graph(graph: &Graph) -> Table<ValueId, Option<Known>> {
         let mut known = Table::new();
         for value in graph.values.values() {
@@ -97,7 +90,6 @@ impl Known {
         Some((first, last))
     }
 
-    /// The scalar that every element is.
     pub fn full(&self) -> Option<Scalar> {
         match self {
             Known::Full(s) => Some(*s),
@@ -135,7 +127,6 @@ impl Known {
         series.then_some(Known::Affine(Affine { start: elements[0], step: steps }))
     }
 
-    /// What is known of the one result of a node, from what is known of its operands.
     pub fn of_node(cx: Context<'_>, op: &Op, inputs: &[ValueId], ty: &Type) -> Option<Known> {
         let known = |i: usize| inputs.get(i).and_then(|&v| cx.known(v));
         let full = |i: usize| known(i).and_then(Known::full);
@@ -246,7 +237,6 @@ impl Affine {
         Some(out)
     }
 
-    /// The only axis with a step, and that step.
     pub fn only_axis(&self) -> Option<(usize, i64)> {
         let mut axes = self.step.iter().enumerate().filter(|(_, s)| **s != 0);
         match (axes.next(), axes.next()) {

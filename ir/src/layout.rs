@@ -31,7 +31,6 @@ impl Layout {
     }
 }
 
-/// The layout of every value of a graph.
 pub fn layouts(graph: &Graph) -> Table<ValueId, Layout> {
     let mut out: Table<ValueId, Layout> = Table::new();
     for (id, value) in graph.values.iter() {

@@ -48,7 +48,6 @@ pub fn escaped_line(line: &str) -> String {
     out
 }
 
-/// Adds a character, escaped if it is a control character or reorders text.
 pub fn push_escaped(out: &mut String, c: char) {
     match c {
         '\t' => out.push(c),

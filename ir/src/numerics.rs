@@ -14,7 +14,6 @@ use crate::named_enum;
 use crate::types::DType;
 
 named_enum! {
-    /// A kind of change of rounding that a plan may make.
     NumericsClass {
         /// Sums are taken in another order, or before a collective instead of after it. Every sum keeps its type.
         Reassociate = "reassociate",
@@ -56,17 +55,14 @@ impl Numerics {
     /// No class: rewriting changes no rounding and no range.
     pub const EXACT: Numerics = Numerics { classes: 0 };
 
-    /// Whether no class is in the set.
     pub fn is_exact(&self) -> bool {
         self.classes == 0
     }
 
-    /// Whether a class is in the set.
     pub fn allows(self, class: NumericsClass) -> bool {
         self.classes & class.bit() != 0
     }
 
-    /// The set with one more class.
     #[must_use]
     pub fn with(self, class: NumericsClass) -> Numerics {
         Numerics { classes: self.classes | class.bit() }
@@ -77,7 +73,6 @@ impl Numerics {
         if self.is_exact() { String::new() } else { format!(", numerics {self}") }
     }
 
-    /// The classes in the set, in order of declaration.
     pub fn classes(self) -> impl Iterator<Item = NumericsClass> {
         NumericsClass::ALL.iter().copied().filter(move |class| self.allows(*class))
     }
@@ -111,22 +106,16 @@ impl fmt::Debug for Numerics {
     }
 }
 
-/// The name of the empty set.
 const EXACT: &str = "exact";
 
-/// A text that names no set of numerics classes.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum NumericsError {
-    /// A name that no class has.
     #[error(
         "expected exact, or one or more of {} separated by commas, found {found:?}",
         NumericsClass::names()
     )]
-    Unknown {
-        /// The name.
-        found: String,
-    },
+    Unknown { found: String },
     /// The name that was replaced by several classes.
     #[error(
         "relaxed was replaced by classes that say what may change: reassociate (sums in another order), narrow (f32 \
@@ -137,12 +126,8 @@ pub enum NumericsError {
     /// The former name of `exact`.
     #[error("expected exact, which is the new name of strict, found \"strict\"")]
     Strict,
-    /// `exact` together with classes.
     #[error("exact excludes all classes, found {found:?}")]
-    ExactAndClasses {
-        /// The whole text.
-        found: String,
-    },
+    ExactAndClasses { found: String },
 }
 
 impl FromStr for Numerics {
@@ -165,7 +150,6 @@ impl FromStr for Numerics {
     }
 }
 
-/// A list of the names of the classes.
 impl Serialize for Numerics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.classes().map(NumericsClass::name))
@@ -208,7 +192,6 @@ pub enum Rounding {
     Steps,
     /// It converts from the dtype of its operand to that of its result.
     Converts,
-    /// Nothing is known.
     Unknown,
 }
 

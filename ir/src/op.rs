@@ -19,19 +19,25 @@ use crate::types::{DType, Float, Scalar};
 
 /// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs)]
 pub enum Op {
     /// Every element is the scalar. No operand.
     Full(Scalar),
     /// `start + i * step` along the one axis of the result. No operand.
-    Iota { start: i64, step: i64 },
+    Iota {
+        start: i64,
+        step: i64,
+    },
 
     /// One operand, element by element.
     Unary(UnaryOp),
     /// Two operands of one dtype, broadcast.
     Binary(BinaryOp),
     /// `x op scalar`, or `scalar op x` when `scalar_left`. An integer is a value of the dtype of `x`.
-    BinaryScalar { op: BinaryOp, scalar: Scalar, scalar_left: bool },
+    BinaryScalar {
+        op: BinaryOp,
+        scalar: Scalar,
+        scalar_left: bool,
+    },
     /// `cond ? x : y`, all three broadcast; `cond` is bool.
     Select,
     /// `x` converted to the dtype of the result: floats round to nearest even, float to integer truncates,
@@ -49,20 +55,40 @@ pub enum Op {
     /// divide K: the result `[groups, m, n]` has the product of each group's columns of `x` and rows of `y`.
     GroupedMatMul,
     /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
-    Reduce { op: Reduction, axes: Vec<usize>, keep: bool },
+    Reduce {
+        op: Reduction,
+        axes: Vec<usize>,
+        keep: bool,
+    },
     /// Arg-reduction: index (i64) of the largest or smallest element along `axis`, the first of equals.
-    ArgReduce { op: ArgOp, axis: usize, keep: bool },
+    ArgReduce {
+        op: ArgOp,
+        axis: usize,
+        keep: bool,
+    },
     /// Inclusive cumulative sum along `axis`.
-    CumSum { axis: usize },
+    CumSum {
+        axis: usize,
+    },
     /// Softmax along `axis`, computed in f32 or wider; its logarithm when `log`.
-    Softmax { axis: usize, log: bool },
+    Softmax {
+        axis: usize,
+        log: bool,
+    },
     /// `x / sqrt(mean(x²) + eps)` over the last `axes` axes, computed in f32 or wider; an optional second
     /// operand of those axes' shape multiplies it. With `round_first` the normalised value is rounded to
     /// the dtype of the result before the weight multiplies it (Hugging Face), else after (PyTorch).
-    RmsNorm { axes: usize, eps: Float, round_first: bool },
+    RmsNorm {
+        axes: usize,
+        eps: Float,
+        round_first: bool,
+    },
     /// `(x - mean) / sqrt(var + eps)` over the last `axes` axes, then `* weight`, then `+ bias`: one to
     /// three operands.
-    LayerNorm { axes: usize, eps: Float },
+    LayerNorm {
+        axes: usize,
+        eps: Float,
+    },
     /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, `g` divides
     /// `h`. Scores are `q @ kᵀ * scale`, and with a `cap` then `cap * tanh(scores / cap)`. An optional
     /// operand after `v` is a bool mask (true attends) or a float that is added to the scores, and
@@ -73,78 +99,128 @@ pub enum Op {
     /// `[.., h, l, 1]`, is one more score of each row, neither scaled nor hidden, whose value is zero. With
     /// `log_sum_exp` there is a second result `[.., h, l]`, f32 (f64 for f64): the natural logarithm of the sum of the
     /// exponentials of the scores that a row sees, its sink among them. It is minus infinity for a row that sees nothing.
-    Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound>, sink: bool, log_sum_exp: bool },
+    Attention {
+        scale: Float,
+        cap: Option<Float>,
+        bounds: Vec<Bound>,
+        sink: bool,
+        log_sum_exp: bool,
+    },
     /// The gradients of [`Op::Attention`] without cap and sink, for its queries, keys and values: three results with the
     /// types of these. Operands: the gradient of the result, the result, the log-sum-exp, then the operands of the
     /// attention. With the weights `p = exp(scores - log_sum_exp)`, which are 0 where a row does not see the column and
     /// in rows whose log-sum-exp is minus infinity, `d = p * (gradient @ vᵀ - sum(gradient * result))`: the gradients are
     /// `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`, the latter two summed over the query heads that share a head
     /// of keys. Operands that are not finite may make all gradients of their heads NaN, also where they are not seen.
-    AttentionGradient { scale: Float, bounds: Vec<Bound> },
+    AttentionGradient {
+        scale: Float,
+        bounds: Vec<Bound>,
+    },
     /// What `op` gives, stored with its axes in another order: axis `i` of the result is axis `perm[i]` of that. `op` is
     /// [`Op::Attention`], whose first result is permuted, or [`Op::AttentionGradient`], all of whose results are. Their
     /// kernels store through strides, so that a permuted result costs no copy.
-    Permuted { op: Box<Op>, perm: Vec<usize> },
+    Permuted {
+        op: Box<Op>,
+        perm: Vec<usize>,
+    },
     /// Rotary position embedding of `x [.., e]`: pairs of the first `width` elements of each row are turned by angles whose
     /// cosines and sines are given, the rest stays. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and
     /// `2i + 1` where they are `interleaved`; `(a, b)` becomes `(a * cos - b * sin, b * cos + a * sin)`. Operands: `x`,
     /// `cos` and `sin`, of one shape, which have a number for each of the `width` elements or one for each pair, and whose
     /// leading axes broadcast to those of `x`. Their dtype is that of `x` or a wider one: each product and each sum is
     /// rounded to it, and the result to that of `x`, as where these are nodes of their own.
-    RotaryEmbedding { width: usize, interleaved: bool },
+    RotaryEmbedding {
+        width: usize,
+        interleaved: bool,
+    },
 
     /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in
     /// the ops below, an index that is negative or beyond its axis is an error of the run; where a framework
     /// lets indices count from the end, its frontend adds the extent to them.
-    Take { axis: usize },
+    Take {
+        axis: usize,
+    },
     /// `x` indexed by several integer tensors that broadcast together, at `axis`, `axis + 1`, …; their
     /// broadcast axes replace those. Operands: `x`, then the indices.
-    Index { axis: usize },
+    Index {
+        axis: usize,
+    },
     /// `result[i…] = x[i…]` with coordinate `axis` replaced by `y[i…]`.
-    GatherElements { axis: usize },
+    GatherElements {
+        axis: usize,
+    },
     /// `x` with `src[i…]` stored (or combined) at `i…` with coordinate `axis` replaced by `index[i…]`.
     /// Operands: `x`, `index`, `src`. On equal indices the last in row-major order wins a store.
-    ScatterElements { axis: usize, combine: Option<Reduction> },
+    ScatterElements {
+        axis: usize,
+        combine: Option<Reduction>,
+    },
     /// `x` with `src` added at the rows `index` (one axis) along `axis`. Operands: `x`, `index`, `src`.
-    IndexAdd { axis: usize },
+    IndexAdd {
+        axis: usize,
+    },
     /// `x` with `src` stored (added when `accumulate`) at the positions that [`Op::Index`] with the same
     /// indices reads. Operands: `x`, `src`, then the indices.
-    IndexPut { axis: usize, accumulate: bool },
+    IndexPut {
+        axis: usize,
+        accumulate: bool,
+    },
 
     /// The `k` first elements along `axis` in sorted order and their positions (i64): two results, `k` is
     /// the extent of the results' axis. Equal elements keep their order.
-    TopK { axis: usize, largest: bool },
+    TopK {
+        axis: usize,
+        largest: bool,
+    },
     /// All elements along `axis` sorted, and their positions (i64): two results. Stable.
-    Sort { axis: usize, descending: bool },
+    Sort {
+        axis: usize,
+        descending: bool,
+    },
 
     /// All operands one after another along `axis`.
-    Concat { axis: usize },
+    Concat {
+        axis: usize,
+    },
     /// `x` with `low[i]` elements before and enough after each axis to fill the result, of value `value`.
     /// A negative `low` crops.
-    Pad { low: Vec<Dim>, value: Scalar },
+    Pad {
+        low: Vec<Dim>,
+        value: Scalar,
+    },
     /// This rank's piece of `x`: `axis` is divided into as many equal pieces as a cell of the group has ranks, and a rank gets
     /// the piece of its position in its cell. Nothing is communicated, and the result has memory of its own.
-    Shard { axis: usize, group: GroupId },
+    Shard {
+        axis: usize,
+        group: GroupId,
+    },
 
     /// The same elements in row-major order under the result's shape. A view where the layout of `x`
     /// allows it (see [`crate::layout`]).
     Reshape,
     /// Axis `i` of the result is axis `perm[i]` of `x`. A view.
-    Permute { perm: Vec<usize> },
+    Permute {
+        perm: Vec<usize>,
+    },
     /// `x[.., start, start + step, ..]` along `axis`, as many as the result has. A view.
-    Slice { axis: usize, start: Dim, step: i64 },
+    Slice {
+        axis: usize,
+        start: Dim,
+        step: i64,
+    },
     /// `x` broadcast to the shape of the result (new axes in front). A view.
     Expand,
     /// The same value, stored contiguously in memory of its own.
     Copy,
 
-    /// Communication between the ranks of a group.
     Collective(Collective),
 
     /// An op that the importer does not know: planned, but not run. `attributes` is what is known of its
     /// non-tensor arguments, for people.
-    Opaque { name: String, attributes: String },
-    /// An op that the user registered with the graph.
+    Opaque {
+        name: String,
+        attributes: String,
+    },
     Custom(CustomId),
 }
 
@@ -170,7 +246,6 @@ impl Op {
     pub fn is_element_wise(&self) -> bool {
         self.operand_use(0) == OperandUse::Element
     }
-    /// Whether nothing is known of what it computes.
     pub fn is_opaque(&self) -> bool {
         self.operand_use(0) == OperandUse::Unknown
     }
@@ -206,12 +281,10 @@ impl Op {
         (0..operands).filter_map(axis).collect()
     }
 
-    /// How the elements of operand `k` are used.
     pub fn operand_use(&self, k: usize) -> OperandUse {
         self.facts().operands[k.min(2)]
     }
 
-    /// The row of the op in the table of facts.
     pub fn facts(&self) -> OpFacts<'_> {
         use OperandUse::*;
         use RefusedData::*;
@@ -313,7 +386,6 @@ impl Op {
         }
     }
 
-    /// [`group`](Self::group), to be changed.
     pub fn group_mut(&mut self) -> Option<&mut GroupId> {
         match self {
             Op::Collective(c) => Some(&mut c.group),
@@ -322,7 +394,6 @@ impl Op {
         }
     }
 
-    /// The collective, if it is one.
     pub fn as_collective(&self) -> Option<&Collective> {
         match self {
             Op::Collective(c) => Some(c),
@@ -340,17 +411,12 @@ pub struct OpFacts<'a> {
     pub rounding: [Rounding; 2],
     /// How many results it has. Programs may declare more for ops of which nothing is known.
     pub results: usize,
-    /// What it computes, besides the bytes that it moves.
     pub cost: OpCost<'a>,
-    /// The data of operands that are an error of the run.
     pub refuses: RefusedData<'a>,
 }
 
-/// How an op uses the elements of an operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
 pub enum OperandUse {
-    /// There is no such operand.
     Absent,
     /// Each makes the elements of the result at its position, and no others.
     Element,
@@ -362,11 +428,16 @@ pub enum OperandUse {
     Selected,
     /// They are the elements of the result at their positions, except where those of a [`Stored`](Self::Stored) operand
     /// replace them, or change them if they are read.
-    Updated { is_read: bool },
+    Updated {
+        is_read: bool,
+    },
     /// They replace or change elements of the [`Updated`](Self::Updated) operand.
     Stored,
     /// Operand `k` holds positions along the axis `axis + k - first` of the first operand.
-    Index { axis: usize, first: usize },
+    Index {
+        axis: usize,
+        first: usize,
+    },
     /// They say how many rows of the first operand belong together.
     Counts,
     /// All of a row is read before the result has elements there, and these lie where those of the operand do.
@@ -375,7 +446,6 @@ pub enum OperandUse {
     Combined,
     /// As [`Combined`](Self::Combined); they are matrices, of which at most one is read for each row of the first operand.
     Matrices,
-    /// Nothing is known.
     Unknown,
 }
 
@@ -394,34 +464,36 @@ impl OperandUse {
 
 /// What an op computes, besides the bytes that it moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
 pub enum OpCost<'a> {
     /// Nothing that takes longer than moving its bytes.
     Bytes,
-    /// A product of matrices.
     Product,
     /// Products of groups of rows.
     GroupedProduct,
-    /// Attention within these bounds.
-    Attention { bounds: &'a [Bound] },
+    Attention {
+        bounds: &'a [Bound],
+    },
     /// The gradients of attention within these bounds, whose operands follow three others.
-    AttentionGradient { bounds: &'a [Bound] },
-    /// Sorting.
+    AttentionGradient {
+        bounds: &'a [Bound],
+    },
     Sort,
 }
 
 /// The data of operands that are an error of the run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-#[allow(missing_docs)]
 pub enum RefusedData<'a> {
-    /// None.
     Nothing,
     /// Positions or counts that are out of range.
     Positions,
     /// A divisor of zero, where the operands are integers. The divisor is an operand, or this scalar.
-    ZeroDivisor { scalar: Option<Scalar> },
+    ZeroDivisor {
+        scalar: Option<Scalar>,
+    },
     /// None, but axes without elements.
-    NoElements { axes: &'a [usize] },
+    NoElements {
+        axes: &'a [usize],
+    },
 }
 
 named_enum! {
@@ -436,7 +508,6 @@ named_enum! {
         Relu = "relu", Sigmoid = "sigmoid", Silu = "silu",
         /// With the error function.
         Gelu = "gelu",
-        /// The tanh approximation.
         GeluTanh = "gelu_tanh",
         IsNan = "is_nan", IsFinite = "is_finite",
     }
@@ -457,7 +528,6 @@ named_enum! {
 }
 
 impl BinaryOp {
-    /// Whether operands may have this dtype.
     pub fn takes(self, dtype: DType) -> bool {
         use BinaryOp::*;
         match self {
@@ -467,7 +537,6 @@ impl BinaryOp {
             Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
         }
     }
-    /// How the result is rounded.
     pub fn rounding(self) -> Rounding {
         use BinaryOp::*;
         match self {
@@ -492,7 +561,6 @@ impl BinaryOp {
 }
 
 impl UnaryOp {
-    /// Whether the operand may have this dtype.
     pub fn takes(self, dtype: DType) -> bool {
         use UnaryOp::*;
         match self {
@@ -501,7 +569,6 @@ impl UnaryOp {
             _ => dtype.is_float(),
         }
     }
-    /// How the result is rounded.
     pub fn rounding(self) -> Rounding {
         use UnaryOp::*;
         match self {
@@ -527,7 +594,6 @@ named_enum! {
 }
 
 impl CollectiveKind {
-    /// How the result is rounded.
     pub fn rounding(&self) -> Rounding {
         match self.reduction() {
             Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod) => Rounding::Accumulates,
@@ -537,7 +603,6 @@ impl CollectiveKind {
 }
 
 impl Reduction {
-    /// How the result is rounded.
     pub fn rounding(self) -> Rounding {
         match self {
             Reduction::Sum | Reduction::Mean | Reduction::Prod => Rounding::Accumulates,

@@ -21,7 +21,6 @@ use crate::numerics::Rounding;
 use crate::op::Op;
 use crate::types::DType;
 
-/// See the [module](self).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Replication {
     /// For each rank the lowest rank of its part.
@@ -34,7 +33,6 @@ impl Replication {
         Replication { first: (0..ranks).collect() }
     }
 
-    /// Whether no two ranks are known to hold the same bits.
     pub fn is_none(&self) -> bool {
         self.first.iter().enumerate().all(|(rank, &first)| first as usize == rank)
     }
@@ -57,13 +55,11 @@ impl Replication {
         self.first.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    /// Whether two ranks hold the same bits.
     pub fn are_equal(&self, a: u32, b: u32) -> bool {
         let part = |rank: u32| self.first.get(rank as usize);
         part(a).is_some() && part(a) == part(b)
     }
 
-    /// Whether the ranks of each of these cells hold the same bits.
     pub fn holds_within(&self, cells: &[Vec<u32>]) -> bool {
         cells.iter().all(|cell| cell.iter().all(|&rank| self.are_equal(rank, cell[0])))
     }
@@ -80,7 +76,6 @@ impl Replication {
         Replication::by_key(self.first.iter().zip(other.first.iter()))
     }
 
-    /// For all values of a graph.
     pub fn of_graph(graph: &Graph) -> Table<ValueId, Replication> {
         let mut out: Table<ValueId, Replication> = Table::new();
         for value in graph.values.values() {
@@ -102,7 +97,6 @@ impl Replication {
         if has_data { Replication::everywhere(ranks) } else { Replication::none(ranks) }
     }
 
-    /// For all results of an op on operands for which it is known.
     pub fn of_node(graph: &Graph, known: &Table<ValueId, Replication>, op: &Op, inputs: &[ValueId]) -> Self {
         let ranks = graph.ranks.unwrap_or(0);
         if op.is_opaque() {
@@ -147,7 +141,6 @@ impl Cells {
         Replication::by_key(self.place.iter().zip(x.first.iter()).map(|((_, number), part)| (*number, *part)))
     }
 
-    /// What holds for the result of a collective of values for which `x` holds.
     fn collective(&self, kind: &CollectiveKind, dtype: DType, x: &Replication) -> Replication {
         let parts =
             |cell: &Vec<u32>| -> Vec<u32> { cell.iter().map(|&rank| x.first[rank as usize]).collect() };

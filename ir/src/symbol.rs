@@ -1,10 +1,6 @@
 //! Symbols: sizes that are known only when a program runs.
 
-crate::entity!(
-    /// A symbol of a graph: an integer that is fixed for one run, within known bounds.
-    SymbolId,
-    "sym"
-);
+crate::entity!(SymbolId, "sym");
 
 /// A symbol: an integer between `min` and `max`, both included, fixed for one run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -13,7 +9,6 @@ pub struct Symbol {
     pub name: String,
     /// The smallest value, at least 0.
     pub min: i64,
-    /// The largest value.
     pub max: i64,
     /// The name in the file that the program came from, if it is another.
     pub alias: Option<String>,

@@ -61,7 +61,6 @@ impl Tensor {
         Some(Tensor { dtype, shape, data })
     }
 
-    /// The dtype.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -81,10 +80,7 @@ impl Tensor {
         }
     }
     /// Copies the bytes from `at` on, as many as `into` takes. In contrast to [`data`](Self::data), a file that another process
-    /// shortened is an error.
-    ///
-    /// # Errors
-    /// There are fewer, or as [`Part::read`].
+    /// shortened is an error. Fails if there are fewer, or as [`Part::read`].
     pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {
             Data::Shared(part) => part.read_from(at, into),
@@ -96,17 +92,14 @@ impl Tensor {
             }
         }
     }
-    /// This tensor in memory that nobody else changes: a copy, where it lies in a file.
-    ///
-    /// # Errors
-    /// The file cannot be read, or changed since it was opened.
+    /// This tensor in memory that nobody else changes: a copy, where it lies in a file. Fails if the file cannot be
+    /// read, or changed since it was opened.
     pub fn loaded(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
         let Some(part) = self.part().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
         let mut data = vec![0; part.range().len()];
         part.read(&mut data)?;
         Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: Data::Own(data) }))
     }
-    /// The bytes of all elements, mutably.
     pub fn data_mut(&mut self) -> &mut [u8] {
         if let Data::Shared(part) = &self.data {
             self.data = Data::Own(part.bytes().to_vec());
@@ -116,7 +109,6 @@ impl Tensor {
             Data::Shared(_) => &mut [],
         }
     }
-    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
@@ -233,7 +225,6 @@ fn bytes<const N: usize>(data: &[u8], i: usize) -> [u8; N] {
     out
 }
 
-/// Element `i` of `data` as `f64`.
 pub fn read_f64(dtype: DType, data: &[u8], i: usize) -> f64 {
     match dtype {
         DType::Bool | DType::U8 => f64::from(data[i]),
@@ -303,7 +294,6 @@ mod tests {
     use super::*;
     use symmc_support::Backing;
 
-    /// Four bytes.
     struct Four;
 
     impl Backing for Four {

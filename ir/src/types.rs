@@ -9,7 +9,6 @@ use crate::named_enum;
 use crate::symbol::{Symbol, SymbolId};
 
 named_enum! {
-    /// The type of one element.
     DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
 }
 
@@ -30,7 +29,6 @@ pub struct DTypeFacts {
     pub nccl: i32,
 }
 
-/// How exact floats of a type are.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Precision {
     /// The fraction by which elements of two correct programs may differ.
@@ -43,7 +41,6 @@ pub struct Precision {
 }
 
 impl DType {
-    /// The row of the dtype in the table of facts.
     pub fn facts(self) -> &'static DTypeFacts {
         const fn row(
             bytes: usize,
@@ -105,7 +102,6 @@ impl DType {
             }
     }
 
-    /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
         self.facts().precision.is_some()
     }
@@ -147,7 +143,6 @@ impl fmt::Display for Float {
 
 /// A compile-time scalar operand.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs)]
 pub enum Scalar {
     Bool(bool),
     Int(i64),
@@ -163,7 +158,6 @@ impl Scalar {
             Scalar::Float(x) => x.0,
         }
     }
-    /// The scalar as a value of this dtype.
     pub fn converted(self, dtype: DType) -> Scalar {
         match dtype {
             DType::Bool => Scalar::Bool(self.as_f64() != 0.0),
@@ -209,14 +203,12 @@ impl fmt::Display for Scalar {
 
 /// The type of a value: a dtype and one dim per axis, outermost first. A scalar has no dims.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs)]
 pub struct Type {
     pub dtype: DType,
     pub shape: Vec<Dim>,
 }
 
 impl Type {
-    /// A type of this dtype and shape.
     pub fn new(dtype: DType, shape: impl Into<Vec<Dim>>) -> Self {
         Type { dtype, shape: shape.into() }
     }
@@ -224,7 +216,6 @@ impl Type {
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
-    /// The number of elements.
     pub fn numel(&self) -> Dim {
         self.shape.iter().fold(Dim::from(1), |n, d| n * d.clone())
     }
@@ -251,7 +242,6 @@ impl Type {
     }
 }
 
-/// See [`Type::display`].
 pub struct DisplayType<'a> {
     ty: &'a Type,
     symbols: &'a Table<SymbolId, Symbol>,

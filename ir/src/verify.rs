@@ -49,14 +49,11 @@ use crate::types::{DType, Type};
 
 /// The most ranks that a program, a plan or a file of tensors can have.
 pub const MAX_RANKS: u32 = 1024;
-/// The largest extent of an axis.
 pub const MAX_EXTENT: i64 = 1 << 40;
-/// The largest size of a value in bytes.
 pub const MAX_BYTES: i64 = 1 << 46;
 
 /// One of the invariants of the [module](self); its number is its value. Messages name what is wrong without it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-#[allow(missing_docs)]
 pub enum Invariant {
     Ids = 1,
     Definitions,
@@ -76,16 +73,13 @@ pub enum Invariant {
     Dispatches,
 }
 
-/// A place where a graph breaks an invariant.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct Violation {
-    /// The broken invariant.
     pub invariant: Invariant,
     /// What breaks it: `%value`, `@group`, `symbol n`, …
     pub at: String,
     /// The op, if a node breaks it.
     pub op: Option<&'static str>,
-    /// What was expected and what was found.
     pub message: String,
 }
 
@@ -99,10 +93,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks every invariant of the [module](self).
-///
-/// # Errors
-/// All violations, in the order of the invariants' tables: program, symbols, groups, values, nodes, outputs.
+/// Checks every invariant of the [module](self). Fails with all violations, in the order of the invariants' tables:
+/// program, symbols, groups, values, nodes, outputs.
 pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
     let mut v = Verifier { graph, found: Vec::new() };
     v.ids();
@@ -122,9 +114,6 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
 
 /// [`verify`] without I15, for a program that passes derive from another and whose symbols are narrowed to some sizes. All of
 /// these may break a bound of the source, so that no run at them begins ([`crate::bounds`]).
-///
-/// # Errors
-/// As [`verify`].
 pub fn verify_derived(graph: &Graph) -> Result<(), Vec<Violation>> {
     let without_bounds = |found: Vec<Violation>| -> Vec<Violation> {
         found.into_iter().filter(|v| v.invariant != Invariant::Bounds).collect()
@@ -145,7 +134,6 @@ impl Verifier<'_> {
         self.found.push(Violation { invariant, at: at.into(), op: None, message: message.into() });
     }
 
-    /// Reports on a node.
     fn report_node(&mut self, invariant: Invariant, id: NodeId, message: impl Into<String>) {
         let node = &self.graph.nodes[id];
         let name = node.outputs.first().and_then(|&v| self.graph.values.get(v)).map(|v| v.name.as_str());

@@ -83,10 +83,6 @@ fn again(graph: &Graph, rules: &[&[Rule]], report: &mut Report) -> (Graph, Repor
     (out, more)
 }
 
-/// The canonical form of a program, and what rewriting did.
-///
-/// # Errors
-/// The graph breaks an invariant.
 pub fn canonicalize(graph: &Graph) -> Result<(Graph, Report), PassError> {
     canonicalized(graph, JudgedSizes::Largest).map(|found| (found.graph, found.report))
 }
@@ -103,9 +99,6 @@ pub struct CanonicalForms {
 }
 
 /// The canonical forms of a program. The driver knows the sizes and the machine, and chooses.
-///
-/// # Errors
-/// As [`canonicalize`].
 pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
     let usual = canonicalized(graph, JudgedSizes::Largest)?;
     let for_small_sizes = match usual.depends_on_sizes {
@@ -115,7 +108,6 @@ pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
     Ok(CanonicalForms { usual: usual.graph, for_small_sizes, replaced: usual.report.replaced })
 }
 
-/// A program in canonical form.
 struct Canonicalized {
     graph: Graph,
     report: Report,

@@ -57,10 +57,8 @@ use solutions::{Found, Scope};
 use solve::{Credit, Solution};
 pub use together::TOGETHER;
 
-/// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
 pub struct LowerConfig {
-    /// The times of the machine.
     pub profile: Profile,
     /// The inclusive range of each symbol in this bucket; a symbol that is missing keeps its own.
     pub symbols: IndexMap<SymbolId, (i64, i64)>,
@@ -72,7 +70,6 @@ pub struct LowerConfig {
     /// The most bytes of symmetric memory that one collective may ask for ([`Variant::symmetric_bytes`]); variants that
     /// need more are not considered. `None` for no limit.
     pub symmetric: Option<u64>,
-    /// How much computation runs beside each collective.
     pub overlap: Overlap,
     /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
     /// cannot lose to plain.
@@ -83,7 +80,6 @@ pub struct LowerConfig {
     pub together: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
-    /// Where the e-graph of one region stops growing.
     pub limits: Limits,
     /// Solutions of earlier lowerings, which this one uses and adds to. Results do not depend on it.
     pub solutions: Solutions,
@@ -109,10 +105,8 @@ impl LowerConfig {
     }
 }
 
-/// What a lowering did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// The number of regions.
     pub regions: usize,
     /// The number of regions that differ from all others.
     pub distinct: usize,
@@ -126,10 +120,8 @@ pub struct Report {
 
 /// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
 /// are chosen anew. The symbols of the result have the ranges of the bucket. The graph must satisfy the
-/// verifier, as what [`crate::canonicalize`] gives does.
-///
-/// # Errors
-/// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
+/// verifier, as what [`crate::canonicalize`] gives does. Fails if the number of ranks is open, a range does not fit its
+/// symbol, or the profile has no curve for plain.
 pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, Report), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
@@ -178,7 +170,6 @@ fn chosen(
     Ok((out, decisions, report))
 }
 
-/// Chooses how each collective runs.
 fn choose(
     graph: &Graph,
     scope: &Scope,
@@ -220,9 +211,6 @@ fn choose(
 
 /// The sets of collectives that are faster as one collective or one step each, by the profile. Whether a program is faster with them depends on
 /// its schedule, too.
-///
-/// # Errors
-/// As [`lower()`].
 pub fn coalescible(
     graph: &Graph,
     config: &LowerConfig,
@@ -240,7 +228,6 @@ struct Solver<'a> {
     solutions: Vec<Arc<Solution>>,
     /// How many of the solutions were not known before.
     solved: usize,
-    /// The solution of each region.
     of_region: Vec<usize>,
 }
 
@@ -260,7 +247,6 @@ impl<'a> Solver<'a> {
         distinct.into_iter().zip(found).try_for_each(|(region, found)| self.add(region, found))
     }
 
-    /// Adds a solution.
     fn add(&mut self, region: &Region, found: Option<Found>) -> Result<(), PassError> {
         let (solution, is_new) = found.ok_or_else(|| unsolved(self.graph, region))?;
         self.solutions.push(solution);
@@ -327,9 +313,6 @@ impl<'a> Solver<'a> {
 }
 
 /// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
-///
-/// # Errors
-/// As [`lower()`].
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrowed(graph, config)?;
     Ok(beside::computation_us(&graph, &context(&graph, config)?))
@@ -349,7 +332,6 @@ fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
     Ok(without_variants(out))
 }
 
-/// A program whose collectives have no variants.
 fn without_variants(mut graph: Graph) -> Graph {
     for node in graph.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {

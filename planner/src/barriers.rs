@@ -15,11 +15,9 @@ use crate::error::PlanError;
 use crate::liveness::{ExitChoice, Liveness, Rendezvous};
 use crate::placed::{Placed, ScheduledProgram, Sized, lifetime};
 
-/// What dropping barriers costs.
 pub struct Costs {
     /// For each step with an exit barrier that lifetimes could stand in for: the bytes that dropping it costs.
     pub each: Vec<Option<u64>>,
-    /// What the barriers that are dropped cost together.
     pub dropped: u64,
 }
 
@@ -95,13 +93,11 @@ pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
 struct Droppable {
     step: u32,
     dropped: bool,
-    /// The classes of its operands.
     operands: Vec<Operand>,
 }
 
 /// The class of an operand that peers read.
 struct Operand {
-    /// Its bytes.
     size: u64,
     /// When it is occupied, with the barrier and without it.
     with: Block,

@@ -26,13 +26,11 @@ use crate::waits::{Extent, waits};
 /// How a collective was chosen, and what follows for its steps.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decided {
-    /// What the plan says of it.
     pub decision: Decision,
     /// Of each of its nodes the most blocks of its kernel on GPUs, if the machine's profile says so; missing ones are none.
     pub blocks: Vec<Option<u32>>,
 }
 
-/// Packs and writes down one bucket of a program.
 pub fn bucket(
     program: &ScheduledProgram,
     index: usize,
@@ -106,7 +104,6 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
     }
 }
 
-/// Packs the blocks of an arena behind its fixed memory.
 fn pack_arena(
     sized: &[Sized],
     arena: ArenaKind,
@@ -123,7 +120,6 @@ fn pack_arena(
     Ok(packing)
 }
 
-/// What peers do to each class.
 fn reach(program: &ScheduledProgram) -> Vec<Reach> {
     let mut reach = vec![Reach::Local; program.placed.classes.list.len()];
     for step in &program.placed.steps.list {

@@ -15,7 +15,6 @@ use symmc_plan::{Fixed, MAX_SIZE, Role};
 use crate::error::PlanError;
 use crate::placed::size;
 
-/// Where fixed memory ends and inputs are bound.
 #[derive(Default)]
 pub struct FixedMemory {
     /// The bytes of the symmetric arena that it takes.
@@ -24,7 +23,6 @@ pub struct FixedMemory {
     pub bound: IndexMap<usize, usize>,
 }
 
-/// The fixed memory of these lowered programs.
 pub fn fixed_memory<'a>(
     lowered: impl Iterator<Item = &'a Graph> + Clone,
     bound: &BTreeSet<usize>,

@@ -50,7 +50,6 @@ pub enum ExitChoice {
     Pending(u32),
 }
 
-/// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Liveness {
     /// The first step, behind each, that may write bytes which it used ([`awaited`], [`at_once`], or between).
@@ -61,7 +60,6 @@ pub struct Liveness {
     pub exits: Vec<ExitChoice>,
     /// The same if every barrier is dropped that lifetimes can stand in for.
     pub options: Vec<ExitChoice>,
-    /// The steps that read each base.
     pub readers: Readers,
     outputs: Vec<bool>,
 }
@@ -222,7 +220,6 @@ pub fn at_once(steps: &Steps) -> Vec<u32> {
     (1..=steps.list.len() as u32).collect()
 }
 
-/// For each collective the next one that meets all its peers.
 fn rendezvous(graph: &Graph, steps: &Steps) -> Vec<Rendezvous> {
     let covers = Covers::new(graph);
     let mut next = vec![Rendezvous::Never; graph.groups.len()];

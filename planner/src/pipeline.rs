@@ -36,7 +36,6 @@ pub struct BucketInput {
     pub decisions: Vec<Decided>,
 }
 
-/// How to plan.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlanConfig {
     /// The name of the machine profile that the choices were made with.
@@ -47,7 +46,6 @@ pub struct PlanConfig {
     /// The profile that estimates the time of steps, which their order depends on; `None` takes the
     /// built-in one of the name `machine`, and constants if there is none.
     pub profile: Option<Profile>,
-    /// How the steps are ordered.
     pub order: Order,
     /// How much more memory than the leanest order an order may take at most to overlap communication with
     /// computation, as a fraction.
@@ -59,7 +57,6 @@ pub struct PlanConfig {
     pub own_orders: BTreeSet<usize>,
     /// Whether runs of buckets of another plan may follow, as if these buckets were some of several.
     pub among_others: bool,
-    /// How hard to pack.
     pub pack: symmc_pack::Config,
     /// The numerics classes that the passes were allowed, which the plan states.
     pub numerics: Numerics,
@@ -89,16 +86,12 @@ impl Default for PlanConfig {
 }
 
 /// Plans the program `source` for the buckets `lowered`, which stand for it over disjoint ranges of its
-/// symbols.
-///
-/// # Errors
-/// The lowered programs do not stand for the source, are not lowered, or need more memory than can be
+/// symbols. Fails if the lowered programs do not stand for the source, are not lowered, or need more memory than can be
 /// addressed.
 pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan, PlanError> {
     Planner::new(source, lowered, config)?.plan()
 }
 
-/// Lowered programs that are prepared to be scheduled.
 pub struct Planner<'a> {
     source: &'a Graph,
     ranks: u32,
@@ -110,16 +103,12 @@ pub struct Planner<'a> {
     profile: Option<Profile>,
     fixed: Vec<Fixed>,
     fixed_memory: FixedMemory,
-    /// Nodes of all lowered programs.
     nodes: usize,
     config: &'a PlanConfig,
 }
 
 impl<'a> Planner<'a> {
     /// Prepares the buckets `lowered`, which stand for the program `source` over disjoint ranges of its symbols.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn new(
         source: &'a Graph,
         lowered: &'a [BucketInput],
@@ -170,10 +159,6 @@ impl<'a> Planner<'a> {
         if is_alone { &[NextRun::Same, NextRun::Unknown] } else { &[NextRun::Unknown] }
     }
 
-    /// The plan in the order of the configuration.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn plan(&self) -> Result<Plan, PlanError> {
         let next_runs = self.next_runs();
         let schedules = self.schedule(self.config.order, next_runs[0])?;
@@ -192,9 +177,6 @@ impl<'a> Planner<'a> {
     }
 
     /// Orders and places the programs, with every exit barrier dropped that lifetimes can stand in for.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn schedule(&self, order: Order, next_run: NextRun) -> Result<Schedules<'_>, PlanError> {
         let rules = Rules {
             bound: &self.bound,
@@ -211,7 +193,6 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The programs of a plan, ordered and placed.
 pub struct Schedules<'p> {
     planner: &'p Planner<'p>,
     rules: Rules<'p>,
@@ -220,9 +201,6 @@ pub struct Schedules<'p> {
 
 impl Schedules<'_> {
     /// The least bytes that the symmetric arena takes, wherever blocks lie.
-    ///
-    /// # Errors
-    /// A value is too large.
     pub fn symmetric_bound(&self) -> Result<u64, PlanError> {
         Ok(self.planner.fixed_bytes().saturating_add(self.load()?))
     }
@@ -239,9 +217,6 @@ impl Schedules<'_> {
 
     /// Keeps exit barriers that are dropped where the symmetric arena holds the most; once that lowers nothing any more, all that
     /// free memory at any step. Returns whether any more are kept.
-    ///
-    /// # Errors
-    /// A value is too large.
     pub fn keep_barriers(&mut self) -> Result<bool, PlanError> {
         let most = self.load()?;
         for room in [most.saturating_sub(1), 0] {
@@ -256,15 +231,10 @@ impl Schedules<'_> {
         Ok(false)
     }
 
-    /// The plan with these schedules.
-    ///
-    /// # Errors
-    /// As [`plan()`].
     pub fn plan(&self) -> Result<Plan, PlanError> {
         self.write(self.buckets()?)
     }
 
-    /// Packs all buckets.
     fn buckets(&self) -> Result<Vec<Bucket>, PlanError> {
         let Planner { lowered, program_of, nodes, fixed_memory, config, profile, .. } = self.planner;
         let inputs = lowered.iter().zip(program_of).collect();
@@ -285,7 +255,6 @@ impl Schedules<'_> {
         buckets.into_iter().collect()
     }
 
-    /// Writes down the plan with these buckets.
     fn write(&self, buckets: Vec<Bucket>) -> Result<Plan, PlanError> {
         let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
         let programs = self.programs.iter().map(|p| &p.prepared.graph);
@@ -306,7 +275,6 @@ impl Schedules<'_> {
     }
 }
 
-/// The most that a bucket takes of the symmetric arena.
 fn symmetric_peak(buckets: &[Bucket]) -> u64 {
     buckets.iter().map(|b| b.totals.symmetric_peak).max().unwrap_or(0)
 }

@@ -18,19 +18,15 @@ use crate::liveness::Liveness;
 use crate::prepare::Prepared;
 use crate::steps::{Operand, Steps};
 
-/// The memory of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemorySpace {
     /// A buffer in this arena.
     Arena(ArenaKind),
-    /// The caller's memory of the output with this index.
     Output(usize),
 }
 
-/// Values that share memory.
 #[derive(Clone, Debug)]
 pub struct Class {
-    /// The memory.
     pub space: MemorySpace,
     /// Bytes.
     pub size: Dim,
@@ -38,15 +34,12 @@ pub struct Class {
     pub top: ValueId,
     /// Its values, the top among them; none in a class that was merged into another.
     pub members: Vec<Member>,
-    /// The first step that writes it.
     pub first: u32,
-    /// The step that writes the top.
     top_step: u32,
     /// The release of all members but the top.
     others: u32,
 }
 
-/// A value within its class.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// The value, a base.
@@ -68,7 +61,6 @@ pub enum Shares {
     Over(ValueId),
     /// It is this rank's piece of a gathered result.
     Shard(ValueId),
-    /// It is a piece of a concatenation.
     Piece(ValueId),
 }
 
@@ -78,7 +70,6 @@ pub enum Shares {
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Apart(pub BTreeSet<u32>);
 
-/// The classes of a program.
 #[derive(Clone, Debug)]
 pub struct Classes {
     /// Merged classes are empty.
@@ -88,7 +79,6 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Places every base that a node defines.
     pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, apart: &Apart) -> Classes {
         let (classes, windows, level) = (singles(program, steps), windows(program, steps), level(steps));
         let mut placing = Placing { program, steps, live, apart, classes, windows, level };
@@ -113,7 +103,6 @@ impl Classes {
         })
     }
 
-    /// The classes that have members.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Class)> {
         self.list.iter().enumerate().filter(|(_, c)| !c.members.is_empty())
     }
@@ -172,7 +161,6 @@ fn level(steps: &Steps) -> BTreeSet<ValueId> {
 struct InWindow {
     /// Its base.
     value: ValueId,
-    /// The group that communicates.
     group: GroupId,
     /// Whether it is the operand of an all-gather.
     gathered: bool,

@@ -15,9 +15,7 @@ use crate::steps::Steps;
 
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
 pub struct ScheduledProgram {
-    /// The program with its copies.
     pub prepared: Arc<Prepared>,
-    /// Its order, and where its values lie.
     pub placed: Placed,
     /// The steps whose exit barriers are kept although lifetimes could stand in for them.
     pub kept: BTreeSet<u32>,
@@ -34,11 +32,9 @@ impl ScheduledProgram {
 
 /// An order of the steps of a program with what follows from it.
 pub struct Placed {
-    /// The steps in order.
     pub steps: Steps,
     /// When memory may be written again.
     pub live: Liveness,
-    /// Which values share memory.
     pub classes: Classes,
 }
 
@@ -95,9 +91,7 @@ pub fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
 pub struct Sized {
     /// The index of the class in [`Classes::list`].
     pub class: usize,
-    /// The arena that holds it.
     pub arena: ArenaKind,
-    /// Its lifetime and size, as they are packed.
     pub block: Block,
     /// The rendezvous of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,

@@ -23,10 +23,8 @@ use crate::error::PlanError;
 use crate::steps::{input_of, peers, symmetric_positions};
 use crate::views::Views;
 
-/// A planned program before it is ordered.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prepared {
-    /// The program with its copies.
     pub graph: Graph,
     /// The value whose memory each value uses.
     pub base: Table<ValueId, ValueId>,
@@ -36,18 +34,13 @@ pub struct Prepared {
     pub bytes: Table<ValueId, Dim>,
     /// The bases that must lie in the symmetric arena, bound inputs among them.
     pub symmetric: Table<ValueId, bool>,
-    /// The copies that placement forced.
     pub copies: Vec<Copied>,
 }
 
-/// A copy that was inserted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Copied {
-    /// The result of the copy node.
     pub value: ValueId,
-    /// What it copies.
     pub of: ValueId,
-    /// Why it is needed.
     pub reason: CopyReason,
     /// The input that could be bound instead.
     pub bind: Option<usize>,
@@ -259,7 +252,6 @@ fn units(graph: &Graph) -> Vec<Unit> {
     units
 }
 
-/// A graph that is rebuilt node by node.
 struct Rebuild<'a> {
     old: &'a Graph,
     graph: Graph,
@@ -304,7 +296,6 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// A copy of an old value, named after it.
     fn copy(&mut self, of: ValueId, suffix: &str) -> ValueId {
         if self.names.is_empty() {
             self.names = self.old.values.values().map(|v| v.name.clone()).collect();

@@ -22,20 +22,16 @@ use crate::placed::{Placed, ScheduledProgram, sized};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
-/// What a schedule keeps to.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
-    /// The inputs that are bound.
     pub bound: &'a BTreeSet<usize>,
     /// What the next run may be.
     pub next_run: NextRun,
-    /// How the steps are ordered.
     pub order: Order,
     /// How much more memory than the leanest order an order may take at most, as a fraction.
     pub slack: f64,
     /// How many nanoseconds of the run a MiB of memory is worth.
     pub price: u64,
-    /// What estimates the time of steps.
     pub profile: Option<&'a Profile>,
 }
 
@@ -67,7 +63,6 @@ impl Candidate {
     }
 }
 
-/// Orders and places a program.
 pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<ScheduledProgram, PlanError> {
     let symbols = prepared.graph.symbols.clone();
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
@@ -106,7 +101,6 @@ pub fn keep_barriers(
     Ok(true)
 }
 
-/// A program that is being ordered.
 struct Work<'a> {
     prepared: &'a Prepared,
     steps: &'a Steps,
@@ -252,7 +246,6 @@ impl Work<'_> {
         Ok(found)
     }
 
-    /// The order without overlap.
     fn alone(&self, order: Vec<u32>) -> Result<Candidate, PlanError> {
         self.candidate(order, at_once(self.steps))
     }
@@ -366,7 +359,6 @@ const PLACEMENTS: usize = 24;
 /// The number of steps below which every order is placed, whatever the model says.
 const SMALL: usize = 500;
 
-/// Places a program with its steps in this order.
 fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, apart: &Apart) -> Placed {
     let graph = &program.graph;
     let live = Liveness::new(graph, &steps, rules.bound, rules.next_run, choices);

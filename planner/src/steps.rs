@@ -13,14 +13,11 @@ use symmc_plan::Lane;
 
 use crate::error::PlanError;
 
-/// A node that runs, or several as one.
 #[derive(Clone, Debug)]
 pub struct StepInfo {
     /// The node that it runs, or the first of its dispatch.
     pub node: NodeId,
-    /// The dispatch that it runs, if it is one.
     pub dispatch: Option<Dispatch>,
-    /// The lane that runs it.
     pub lane: Lane,
     /// The bases whose memory it reads, each once, in order of its operands.
     pub reads: Vec<ValueId>,
@@ -59,13 +56,11 @@ impl StepInfo {
         &self.reads[..count]
     }
 
-    /// The nodes that it runs.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
         let last = self.dispatch.map_or(self.node, |d| d.last);
         (self.node.index()..=last.index()).map(NodeId::new)
     }
 
-    /// The same as a part of a program.
     pub fn unit(&self) -> Unit {
         Unit { form: self.dispatch.map(|d| d.form), nodes: self.nodes().collect() }
     }
@@ -99,12 +94,9 @@ impl StepInfo {
     }
 }
 
-/// An operand of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operand {
-    /// The value.
     pub value: ValueId,
-    /// The node that reads it.
     pub node: NodeId,
     /// Which results of the step may lie on it, element on element, where it is read last. The others may not share bytes
     /// with it.
@@ -131,13 +123,11 @@ fn awaits_readers(graph: &Graph, reader: NodeId, writer: NodeId) -> bool {
 /// The cross-rank side of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Peers {
-    /// The group that communicates.
     pub group: GroupId,
     /// What its variant touches on peers, and when.
     pub contract: Contract,
 }
 
-/// A program as a list of steps.
 #[derive(Clone, Debug)]
 pub struct Steps {
     /// In the order in which they run.
@@ -197,7 +187,6 @@ impl Steps {
         Ok(Steps { list, def })
     }
 
-    /// The same steps in this order.
     pub fn permuted(&self, order: &[u32]) -> Steps {
         let list: Vec<StepInfo> = order.iter().map(|&s| self.list[s as usize].clone()).collect();
         let mut def = self.def.clone();
@@ -232,7 +221,6 @@ impl Steps {
     }
 }
 
-/// The steps that read each base.
 #[derive(Clone, Debug)]
 pub struct Readers {
     start: Vec<u32>,
@@ -305,7 +293,6 @@ pub fn symmetric_positions(graph: &Graph, node: NodeId, peers: Option<&Peers>) -
     }
 }
 
-/// The input whose memory a base is.
 pub fn input_of(graph: &Graph, base: ValueId) -> Option<InputId> {
     match graph.values[base].def {
         Def::Input(i) => Some(i),

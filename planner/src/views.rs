@@ -6,7 +6,6 @@
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{Def, Dim, Graph, Table, ValueId};
 
-/// The views of a graph.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Views {
     /// The layout of each view; `None` for a base.
@@ -16,7 +15,6 @@ pub struct Views {
 }
 
 impl Views {
-    /// Works out the views of `graph`.
     pub fn new(graph: &Graph) -> Views {
         let mut layouts: Table<ValueId, Option<Layout>> = Table::new();
         for (_, value) in graph.values.iter() {
@@ -52,7 +50,6 @@ impl Views {
         &self.bytes[value]
     }
 
-    /// Whether a value is a contiguous part of its base.
     pub fn contiguous(&self, graph: &Graph, value: ValueId) -> bool {
         self.layouts[value].as_ref().is_none_or(|l| l.is_contiguous(graph.ty(value)))
     }
@@ -72,7 +69,6 @@ impl Views {
     }
 }
 
-/// The layout of a base.
 fn own(graph: &Graph, base: ValueId) -> Layout {
     Layout { base, offset: Dim::from(0), strides: graph.ty(base).contiguous_strides() }
 }

@@ -23,19 +23,14 @@ type Touches = [u32; 2];
 
 /// Where a class lies in an arena: class, start, end.
 pub struct Extent {
-    /// The index of the class in [`Classes::list`].
     pub class: usize,
-    /// The arena that holds it.
     pub arena: ArenaKind,
-    /// Its first byte.
     pub start: u64,
     /// The byte behind its last.
     pub end: u64,
-    /// The rendezvous of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,
 }
 
-/// The waits of each step.
 pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Extent]) -> Vec<Vec<usize>> {
     let followed = predecessors(extents, classes, &last_touches(steps, live, classes));
     // Values that lie inside of a larger one, with that.

@@ -153,7 +153,6 @@ fn run_rank(
     Ok(())
 }
 
-/// Measures copies within one rank.
 fn copies(largest: usize) -> Result<(), Failure> {
     let memory = Segment::private("the buffers", 2 * largest)?;
     for bytes in sizes(largest) {

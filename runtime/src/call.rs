@@ -10,16 +10,13 @@ use symmc_plan::ExitBarrier;
 
 use crate::error::RunError;
 
-/// One collective step of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveCall<'a> {
     /// The index of the step in its bucket.
     pub step: usize,
     /// The node that the step runs: the name of its first result.
     pub name: &'a str,
-    /// What is communicated.
     pub kind: &'a CollectiveKind,
-    /// How.
     pub variant: Variant,
     /// Whether a droppable exit barrier runs; `None` for variants without one, and taken as kept for those
     /// that have one.
@@ -28,15 +25,12 @@ pub struct CollectiveCall<'a> {
     pub cell: &'a [u32],
     /// The index of the group; selects its flags, epochs and staging.
     pub group: usize,
-    /// The dtype of operand and result.
     pub dtype: DType,
     /// The number of elements of the operand on each rank.
     pub elements: usize,
     /// The number of elements of one row of the operand's leading axis. Only read with `splits`.
     pub row: usize,
-    /// Where the operand lies.
     pub operand: Region<'a>,
-    /// Where the result lies.
     pub result: Region<'a>,
     /// Offsets of the two landing zones in the symmetric arena, for `ll`.
     pub landing: Option<[usize; 2]>,
@@ -47,7 +41,6 @@ pub struct CollectiveCall<'a> {
 /// Contiguous memory of one operand or result.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'a> {
-    /// In which memory.
     pub memory: RegionMemory,
     /// Bytes from the start of that memory to the region on this rank.
     pub offset: usize,
@@ -62,7 +55,6 @@ impl Region<'_> {
     }
 }
 
-/// The memory that a region lies in.
 #[derive(Clone, Copy, Debug)]
 pub enum RegionMemory {
     /// The symmetric arena, which every rank of the run maps.
@@ -74,24 +66,17 @@ pub enum RegionMemory {
 /// A custom op that touches peers, on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerCall<'a> {
-    /// The index of the step in its bucket.
     pub step: usize,
-    /// The node that the step runs: the name of its first result.
     pub name: &'a str,
-    /// The op, for people.
     pub op: &'a str,
-    /// The ranks of this rank's cell, in the order of the group.
     pub cell: &'a [u32],
-    /// The index of the group.
     pub group: usize,
 }
 
 /// The symmetric arenas of a cell while a custom op touches them.
 pub trait PeerMemory {
-    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number.
-    ///
-    /// # Errors
-    /// They do not lie in the arena.
+    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number. Fails if they do not
+    /// lie in the arena.
     fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError>;
 
     /// Comes before or after a touch of a peer.

@@ -23,17 +23,14 @@ const NEW_FILE_MODE: u32 = 0o666;
 pub enum Destination {
     /// Nothing, a file, or a symbolic link: a new file takes its place.
     File,
-    /// A folder.
     Folder,
     /// A device, a pipe, a socket, or a name of an open descriptor, such as `/dev/stdout`.
     Stream,
 }
 
 impl Destination {
-    /// Finds the kind of entry at a path.
-    ///
-    /// # Errors
-    /// The path cannot be searched, for example because one of its folders is a file.
+    /// Finds the kind of entry at a path. Fails if the path cannot be searched, for example because one of its folders
+    /// is a file.
     pub fn at(path: &Path) -> io::Result<Destination> {
         let found = match fs::symlink_metadata(path) {
             Ok(found) => found.file_type(),
@@ -53,10 +50,8 @@ fn is_stream(kind: fs::FileType) -> bool {
     kind.is_char_device() || kind.is_block_device() || kind.is_fifo() || kind.is_socket()
 }
 
-/// Writes a file, or sends the bytes to the stream at `path`.
-///
-/// # Errors
-/// It cannot be written. A file that was there before is still there, unchanged.
+/// Writes a file, or sends the bytes to the stream at `path`. Fails if it cannot be written. A file that was there
+/// before is still there, unchanged.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match Destination::at(path)? {
         Destination::Stream => open_stream(path)?.write_all(bytes),
@@ -68,10 +63,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Checks that a file can be written at `path`, without changing an existing file.
-///
-/// # Errors
-/// `path` is a folder, or no file can be created in its folder.
+/// Checks that a file can be written at `path`, without changing an existing file. Fails if `path` is a folder, or no
+/// file can be created in its folder.
 pub fn check(path: &Path) -> io::Result<()> {
     refuse_folder(path)?;
     tempfile::tempfile_in(folder_of(path)).map(drop)
@@ -86,10 +79,8 @@ pub struct PendingFile {
 
 impl PendingFile {
     /// Creates the file that will stand at `destination`. It gets the permissions of the user's own file that it replaces,
-    /// and else those that the umask leaves.
-    ///
-    /// # Errors
-    /// `destination` is a folder, or no file can be created in its folder.
+    /// and else those that the umask leaves. Fails if `destination` is a folder, or no file can be created in its
+    /// folder.
     pub fn create(destination: &Path) -> io::Result<PendingFile> {
         refuse_folder(destination)?;
         let mut builder = Builder::new();
@@ -108,9 +99,6 @@ impl PendingFile {
     }
 
     /// Has the bytes written to the disk, then renames the file to its destination, replacing an existing file.
-    ///
-    /// # Errors
-    /// The bytes cannot be written, or the file cannot be renamed.
     pub fn commit(self) -> io::Result<()> {
         sync(self.file.as_file())?;
         self.file.persist(&self.destination).map(drop).map_err(|error| error.error)?;
@@ -145,7 +133,6 @@ fn refuse_folder(path: &Path) -> io::Result<()> {
     if is_folder { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
 }
 
-/// The folder that a path lies in.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

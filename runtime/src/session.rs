@@ -45,7 +45,6 @@ unsafe impl Send for RawStream {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Recordings {
-    /// How many were made.
     pub made: u64,
     /// How often one took over other memory instead.
     pub moved: u64,
@@ -58,139 +57,92 @@ pub struct Recordings {
 pub struct TracedStep {
     /// The name of its first result.
     pub node: String,
-    /// Its op.
     pub op: String,
-    /// The lane that ran it.
     pub lane: Lane,
     /// When it began, in microseconds from the start of the run.
     pub start_us: f64,
-    /// How long it took.
     pub us: f64,
 }
 
 /// One rank of a plan on a device.
 pub trait DeviceSession: Send {
     /// Opens another program in this session, which takes turns with the others in the same arenas; its number. The first has
-    /// number 0. All ranks call this together, between runs.
-    ///
-    /// # Errors
-    /// The session has symmetric memory for its caller, is recorded by its caller, or has no room; ranks open different plans; or a
-    /// rank failed. The session goes on where another request could do.
+    /// number 0. All ranks call this together, between runs. Fails if the session has symmetric memory for its caller,
+    /// is recorded by its caller, or has no room; ranks open different plans; or a rank failed. The session goes on
+    /// where another request could do.
     fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize, RunError>;
 
-    /// Has the calls that follow be about a program of the session.
-    ///
-    /// # Errors
-    /// There is no such program.
+    /// Has the calls that follow be about a program of the session. Fails if there is no such program.
     fn select(&mut self, program: usize) -> Result<(), RunError>;
 
     /// Ends a program, once all runs have ended. Its inputs and outputs are freed; another program has to be selected then.
-    ///
-    /// # Errors
-    /// A run failed.
+    /// Fails if a run failed.
     fn close_program(&mut self, program: usize) -> Result<(), RunError>;
 
-    /// Sets the values of the imported program's symbols for the runs that come.
-    ///
-    /// # Errors
-    /// No bucket serves them.
+    /// Sets the values of the imported program's symbols for the runs that come. Fails if no bucket serves them.
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError>;
 
-    /// The program at the sizes that are set.
-    ///
-    /// # Errors
-    /// A symbol has no value yet.
+    /// The program at the sizes that are set. Fails if a symbol has no value yet.
     fn bound(&self) -> Result<&Bound, RunError>;
 
     /// Has the runs that come find an input, or write an output, in memory of the caller; with `None` in memory of the
-    /// session again.
-    ///
-    /// # Errors
-    /// The memory is not aligned, of another device, or the session's. Whether it is large enough and overlaps nothing that
-    /// a run writes is asked when a run is put there.
+    /// session again. Fails if the memory is not aligned, of another device, or the session's. Whether it is large
+    /// enough and overlaps nothing that a run writes is asked when a run is put there.
     ///
     /// # Safety
     /// The memory is valid until it is replaced or the session ends, and all runs that take it have ended. While a run is
     /// in progress nobody else writes it, nor reads what the run writes.
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError>;
 
-    /// The device.
     fn device(&self) -> DeviceName;
 
     /// So many zeros of the device, which are the caller's and outlive the session.
-    ///
-    /// # Errors
-    /// There is not as much memory.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
 
     /// So many zeros of the symmetric memory for the caller, at the same offset on all ranks, which allocate together. They
-    /// outlive the session.
-    ///
-    /// # Errors
-    /// Ranks allocate different sizes, or there is not as much left, which is told to all of them alike; or a rank failed.
+    /// outlive the session. Fails if ranks allocate different sizes, or there is not as much left, which is told to all
+    /// of them alike; or a rank failed.
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
 
     /// The bytes of a tensor in memory of the device, which nobody writes: once there for all sessions of this process, as
-    /// long as one of them keeps them.
-    ///
-    /// # Errors
-    /// The file of the tensor cannot be read, or there is not as much memory.
+    /// long as one of them keeps them. Fails if the file of the tensor cannot be read, or there is not as much memory.
     fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError>;
 
     /// The memory of an input or output for the runs that come. The caller may write inputs there, and read outputs, while no
-    /// run is in progress, until sizes are set that need more, or the session ends.
-    ///
-    /// # Errors
-    /// A symbol has no value yet, or there is no memory.
+    /// run is in progress, until sizes are set that need more, or the session ends. Fails if a symbol has no value yet,
+    /// or there is no memory.
     fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError>;
 
-    /// Copies the data of an input to where it lies, once all runs have ended.
-    ///
-    /// # Errors
-    /// It has another size, is a constant, or a run failed.
+    /// Copies the data of an input to where it lies, once all runs have ended. Fails if it has another size, is a
+    /// constant, or a run failed.
     fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
         self.write_all(&[(input, InputData::Memory(data))])
     }
 
-    /// Copies the data of several inputs to where they lie, once all runs have ended.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write), or data cannot be read.
+    /// Copies the data of several inputs to where they lie, once all runs have ended. Fails as [`write`](Self::write),
+    /// or if data cannot be read.
     fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError>;
 
-    /// Copies the data of an input or output from where it lies, once all runs have ended.
-    ///
-    /// # Errors
-    /// It has another size, or a run failed.
+    /// Copies the data of an input or output from where it lies, once all runs have ended. Fails if it has another
+    /// size, or a run failed.
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError>;
 
     /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together, and set
     /// no other sizes before that run.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     fn prepare(&mut self) -> Result<(), RunError> {
         Ok(())
     }
 
     /// Puts one run behind those that are there; on `stream`, where the device has streams and one is given. All ranks put
-    /// the same runs there, in the same order.
-    ///
-    /// # Errors
-    /// An input has no data, lent memory is too small or overlaps what a run writes, peers run with other sizes, or an
-    /// earlier run failed.
+    /// the same runs there, in the same order. Fails if an input has no data, lent memory is too small or overlaps what
+    /// a run writes, peers run with other sizes, or an earlier run failed.
     fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError>;
 
     /// Runs once, behind those that are there, and waits for the end.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue), or a run failed.
     fn run(&mut self) -> Result<(), RunError>;
 
-    /// Runs once, step by step, and waits for the end; the steps with their times on the device.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), or the device takes no times.
+    /// Runs once, step by step, and waits for the end; the steps with their times on the device. Fails as
+    /// [`run`](Self::run), or if the device takes no times.
     fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
         Err(RunError::Unsupported(format!(
             "{}: the times of single steps are not taken there",
@@ -198,28 +150,16 @@ pub trait DeviceSession: Send {
         )))
     }
 
-    /// Whether all runs have ended.
-    ///
-    /// # Errors
-    /// One failed: which rank, step and op.
+    /// Whether all runs have ended. Fails if one failed, with its rank, step and op.
     fn poll(&mut self) -> Result<bool, RunError>;
 
-    /// Waits until all runs have ended.
-    ///
-    /// # Errors
-    /// One failed, or did not end within `limit`.
+    /// Waits until all runs have ended. Fails if one failed, or did not end within `limit`.
     fn wait(&mut self, limit: Duration) -> Result<(), RunError>;
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume), once all runs have ended. All ranks call both.
-    ///
-    /// # Errors
-    /// A rank failed.
     fn release(&mut self) -> Result<(), RunError>;
 
     /// Takes the memory of the arenas again. What lay there is lost: inputs there are to be written again.
-    ///
-    /// # Errors
-    /// A rank failed, or there is no memory.
     fn resume(&mut self) -> Result<(), RunError>;
 
     /// What the session takes of its device now.
@@ -230,10 +170,7 @@ pub trait DeviceSession: Send {
         Recordings::default()
     }
 
-    /// Waits until all runs have ended, and ends the session on this rank.
-    ///
-    /// # Errors
-    /// A run failed.
+    /// Waits until all runs have ended, and ends the session on this rank. Fails if a run failed.
     fn close(self: Box<Self>) -> Result<(), RunError>;
 
     /// Ends the session on all ranks at once, for this reason, without waiting for other ranks. Dropping a session while a

@@ -13,9 +13,6 @@ pub struct symmc_buffer(Buffer);
 
 /// Memory of the session's device, full of zeros, at a multiple of 256 bytes. Every session of this process on that device may
 /// have it bound. It is the caller's, freed by `symmc_buffer_free`; it outlives the session.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_allocate(
     session: *mut symmc_session,
@@ -30,9 +27,6 @@ pub unsafe extern "C" fn symmc_session_allocate(
 /// same, together; each waits for its runs and for the others. A block stays taken until the session ends. An input that the
 /// plan holds in symmetric memory is read where it lies in such a buffer, if all ranks have the same block bound for it. The
 /// buffer is the caller's, freed by `symmc_buffer_free`; a session that has given one does not give its memory back.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_allocate_symmetric(
     session: *mut symmc_session,
@@ -50,9 +44,6 @@ pub unsafe extern "C" fn symmc_session_allocate_symmetric(
 
 /// As `symmc_session_bind`, for all of a buffer of the session's device. The session keeps the memory as long as a run may use
 /// it: the caller may free the buffer at any time.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `name` is a text, `buffer` a buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_bind_buffer(
     session: *mut symmc_session,
@@ -68,9 +59,6 @@ pub unsafe extern "C" fn symmc_session_bind_buffer(
 }
 
 /// The first byte, as a pointer of the device; NULL for NULL.
-///
-/// # Safety
-/// `buffer` is a buffer or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_address(buffer: *const symmc_buffer) -> *mut c_void {
     // SAFETY: by the caller.
@@ -78,9 +66,6 @@ pub unsafe extern "C" fn symmc_buffer_address(buffer: *const symmc_buffer) -> *m
 }
 
 /// The number of bytes; 0 for NULL.
-///
-/// # Safety
-/// `buffer` is a buffer or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_bytes(buffer: *const symmc_buffer) -> usize {
     // SAFETY: by the caller.
@@ -88,9 +73,6 @@ pub unsafe extern "C" fn symmc_buffer_bytes(buffer: *const symmc_buffer) -> usiz
 }
 
 /// Copies memory of the host to the bytes from `at` on. No run that uses them may be in progress.
-///
-/// # Safety
-/// `buffer` is a buffer, `data` has `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_write(
     buffer: *const symmc_buffer,
@@ -103,9 +85,6 @@ pub unsafe extern "C" fn symmc_buffer_write(
 }
 
 /// Copies so many bytes from `at` on to memory of the host. No run that writes them may be in progress.
-///
-/// # Safety
-/// `buffer` is a buffer, `data` has `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_read(
     buffer: *const symmc_buffer,
@@ -122,9 +101,6 @@ pub unsafe extern "C" fn symmc_buffer_read(
 }
 
 /// Frees a buffer. Sessions that have it bound keep its memory. NULL is none.
-///
-/// # Safety
-/// `buffer` is a buffer that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_free(buffer: *mut symmc_buffer) {
     // SAFETY: by the caller.

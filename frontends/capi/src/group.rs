@@ -20,9 +20,6 @@ pub type symmc_all_gather = Option<
 
 /// Places for `ranks` threads of this process: `groups` takes one pointer for each, by rank. Each is the caller's, freed by
 /// `symmc_group_free`. Where it fails none is written.
-///
-/// # Safety
-/// `groups` takes `ranks` pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc_group) -> symmc_status {
     guard(|| {
@@ -104,9 +101,6 @@ impl Bootstrap for Means {
 }
 
 /// The rank of a place; 0 for NULL.
-///
-/// # Safety
-/// `group` is a place or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_rank(group: *const symmc_group) -> u32 {
     // SAFETY: by the caller.
@@ -114,9 +108,6 @@ pub unsafe extern "C" fn symmc_group_rank(group: *const symmc_group) -> u32 {
 }
 
 /// The number of ranks; 0 for NULL.
-///
-/// # Safety
-/// `group` is a place or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_ranks(group: *const symmc_group) -> u32 {
     // SAFETY: by the caller.
@@ -124,9 +115,6 @@ pub unsafe extern "C" fn symmc_group_ranks(group: *const symmc_group) -> u32 {
 }
 
 /// Frees a place. Sessions that were opened in it go on. NULL is none.
-///
-/// # Safety
-/// `group` is a place that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_free(group: *mut symmc_group) {
     // SAFETY: by the caller.

@@ -133,9 +133,6 @@ unsafe fn with(
 
 /// Options with which everything is as it is by itself: a session on the host, no wait longer than 30 seconds. They are the
 /// caller's, freed by `symmc_session_options_free`.
-///
-/// # Safety
-/// `out` takes a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_session_options) -> symmc_status {
     // SAFETY: by the caller.
@@ -143,9 +140,6 @@ pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_sessi
 }
 
 /// Sets the milliseconds that no wait for other ranks takes longer than, also in runs; 0 for 30,000.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_limit(
     options: *mut symmc_session_options,
@@ -161,9 +155,6 @@ pub unsafe extern "C" fn symmc_session_options_set_limit(
 
 /// Sets the bytes of symmetric memory for the caller beside what the plan needs, the same on all ranks
 /// (`symmc_session_allocate_symmetric`).
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_symmetric(
     options: *mut symmc_session_options,
@@ -180,9 +171,6 @@ pub unsafe extern "C" fn symmc_session_options_set_symmetric(
 /// Has the session run on a GPU, by its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank has a GPU
 /// of its own. Comes before the other settings of GPUs, which it leaves as they are. `SYMMC_ERROR_UNSUPPORTED` if this library
 /// was built without GPUs; whether there is such a GPU is asked when a session is opened.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_gpu(
     options: *mut symmc_session_options,
@@ -244,9 +232,6 @@ pub unsafe extern "C" fn symmc_session_options_set_communicator(
 }
 
 /// Sets who allocates symmetric memory: `SYMMC_ARENA_DRIVER` or `SYMMC_ARENA_NCCL`, the same on all ranks.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_arena(
     options: *mut symmc_session_options,
@@ -262,9 +247,6 @@ pub unsafe extern "C" fn symmc_session_options_set_arena(
 
 /// Sets how algorithms of matrix products are chosen: `SYMMC_PRODUCTS_MEASURED` or `SYMMC_PRODUCTS_HEURISTIC`, the same on all
 /// ranks.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_products(
     options: *mut symmc_session_options,
@@ -280,9 +262,6 @@ pub unsafe extern "C" fn symmc_session_options_set_products(
 }
 
 /// Sets how many recorded runs are kept, each for some sizes and some memory; the same on all ranks.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_kept(
     options: *mut symmc_session_options,
@@ -305,9 +284,6 @@ fn one_of(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
 }
 
 /// Frees options. Sessions that were opened with them go on. NULL is none.
-///
-/// # Safety
-/// `options` are options that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_free(options: *mut symmc_session_options) {
     // SAFETY: by the caller.

@@ -58,9 +58,6 @@ fn report(plan: &CheckedPlan) -> String {
 
 /// Options with which everything is as it is by itself: for the host, one bucket. They are the caller's, freed by
 /// `symmc_options_free`.
-///
-/// # Safety
-/// `out` takes a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> symmc_status {
     // SAFETY: by the caller.
@@ -69,9 +66,6 @@ pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> s
 
 /// Sets the machine that choices are made for: the name of a built-in profile, as `host` or `h200x8`, or the path of one that
 /// `symmc tune` wrote.
-///
-/// # Safety
-/// `options` are options, `machine` is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_machine(
     options: *mut symmc_options,
@@ -86,9 +80,6 @@ pub unsafe extern "C" fn symmc_options_set_machine(
 }
 
 /// Divides the range of a symbol into buckets by the largest value of each, ascending. Other symbols keep theirs.
-///
-/// # Safety
-/// `options` are options, `symbol` is a text, `upper` has `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_buckets(
     options: *mut symmc_options,
@@ -111,9 +102,6 @@ pub unsafe extern "C" fn symmc_options_set_buckets(
 
 /// Sets whether the plan holds arguments that have to be symmetric in its own symmetric memory, where the caller writes them
 /// (`symmc_session_address`), rather than copy them there in each run: 1 for all, 0 for none.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_bind_arguments(
     options: *mut symmc_options,
@@ -128,9 +116,6 @@ pub unsafe extern "C" fn symmc_options_set_bind_arguments(
 }
 
 /// Sets the most bytes that the symmetric arena may take, 0 for no limit.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
     options: *mut symmc_options,
@@ -145,9 +130,6 @@ pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
 }
 
 /// Sets whether several collectives may become one where a run is estimated to be faster for it: 1 (the default) or 0.
-///
-/// # Safety
-/// `options` are options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_coalesce(
     options: *mut symmc_options,
@@ -163,9 +145,6 @@ pub unsafe extern "C" fn symmc_options_set_coalesce(
 
 /// Sets the changes of rounding that the plan may make: `exact` for none, or one or more of `reassociate`, `narrow` and
 /// `narrow-f16`, separated by commas.
-///
-/// # Safety
-/// `options` are options, `classes` is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_numerics(
     options: *mut symmc_options,
@@ -181,9 +160,6 @@ pub unsafe extern "C" fn symmc_options_set_numerics(
 }
 
 /// Frees options. NULL is none.
-///
-/// # Safety
-/// `options` are options that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
     // SAFETY: by the caller.
@@ -193,9 +169,6 @@ pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
 /// Compiles a program into a plan and proves that safe. `options` may be NULL. The plan is the caller's, freed by
 /// `symmc_plan_free`. All ranks that are to run it must have the same one: compile it once and pass it on by
 /// `symmc_plan_write`, or compile the same program with the same options everywhere.
-///
-/// # Safety
-/// `program` is a program, `options` are options or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_compile(
     program: *const symmc_program,
@@ -216,9 +189,6 @@ pub unsafe extern "C" fn symmc_compile(
 }
 
 /// Reads a plan from a file and proves it safe. It is the caller's, freed by `symmc_plan_free`.
-///
-/// # Safety
-/// `path` is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut symmc_plan) -> symmc_status {
     let read = || {
@@ -231,9 +201,6 @@ pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut sym
 }
 
 /// Writes a plan to a file, which it replaces.
-///
-/// # Safety
-/// `plan` is a plan, `path` a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const c_char) -> symmc_status {
     guard(|| {
@@ -244,9 +211,6 @@ pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const 
 }
 
 /// The number of ranks of a plan; 0 for NULL.
-///
-/// # Safety
-/// `plan` is a plan or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
     // SAFETY: by the caller.
@@ -254,9 +218,6 @@ pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
 }
 
 /// What was decided, in lines for people. The text is the plan's and stays as long as it; NULL for NULL.
-///
-/// # Safety
-/// `plan` is a plan or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: by the caller.
@@ -266,9 +227,6 @@ pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_
 /// Compares a plan with the source that it carries: node by node, and on drawn values where the nodes differ. Differences are
 /// `SYMMC_ERROR_CHECK`. So are parts that were not compared, or not at all sizes, if `require_compared` is not 0.
 /// `symmc_plan_comparison` says what was compared. The first call compares; others return what it found.
-///
-/// # Safety
-/// `plan` is a plan.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_compared: i32) -> symmc_status {
     guard(|| {
@@ -281,9 +239,6 @@ pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_com
 
 /// What `symmc_plan_compare` compared and what it left out, in lines for people. The text is the plan's and stays as long as it;
 /// NULL before that call, and for NULL.
-///
-/// # Safety
-/// `plan` is a plan or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: by the caller.
@@ -292,9 +247,6 @@ pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *cons
 }
 
 /// Frees a plan. Sessions of it go on. NULL is none.
-///
-/// # Safety
-/// `plan` is a plan that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_free(plan: *mut symmc_plan) {
     // SAFETY: by the caller.

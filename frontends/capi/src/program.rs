@@ -28,9 +28,6 @@ unsafe fn tensor_file(path: *const c_char) -> Result<Option<Arc<TensorFile>>, sy
 /// of ranks, 0 for what the program fixes. `tensors` is the safetensors file that it will run on, or NULL: it tells the
 /// number of ranks where nothing else does, and which constants differ from rank to rank.
 /// The program is the caller's, freed by `symmc_program_free`.
-///
-/// # Safety
-/// `paths` has `count` texts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_open(
     paths: *const *const c_char,
@@ -56,9 +53,6 @@ pub unsafe extern "C" fn symmc_program_open(
 }
 
 /// A program in text form. It is the caller's, freed by `symmc_program_free`.
-///
-/// # Safety
-/// `program` is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_from_text(
     program: *const c_char,
@@ -69,9 +63,6 @@ pub unsafe extern "C" fn symmc_program_from_text(
 }
 
 /// The number of ranks of a program; 0 while it is open, and for NULL.
-///
-/// # Safety
-/// `program` is a program or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_ranks(program: *const symmc_program) -> u32 {
     // SAFETY: by the caller.
@@ -79,9 +70,6 @@ pub unsafe extern "C" fn symmc_program_ranks(program: *const symmc_program) -> u
 }
 
 /// Frees a program; nothing that was made of it needs it. NULL is none.
-///
-/// # Safety
-/// `program` is a program that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_free(program: *mut symmc_program) {
     // SAFETY: by the caller.
@@ -91,9 +79,6 @@ pub unsafe extern "C" fn symmc_program_free(program: *mut symmc_program) {
 /// Reads the weights of a rank into memory: from the safetensors file `tensors`, whose names are `rank<r>.w.<name>`, or with
 /// NULL those that came with the program. They are the caller's, freed by `symmc_weights_free`; sessions that share them keep
 /// what they need.
-///
-/// # Safety
-/// `program` is a program, `tensors` a text or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_weights_open(
     program: *const symmc_program,
@@ -111,9 +96,6 @@ pub unsafe extern "C" fn symmc_weights_open(
 }
 
 /// Frees weights. Sessions that share them go on. NULL is none.
-///
-/// # Safety
-/// `weights` are weights that nobody uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_weights_free(weights: *mut symmc_weights) {
     // SAFETY: by the caller.

@@ -81,9 +81,6 @@ unsafe fn config(options: *const symmc_session_options) -> Result<SessionConfig,
 /// What the session of a rank will take of its device when it is opened with these options, which may be NULL: arenas and
 /// flags as they will be; workspaces, inputs and outputs at most, at any sizes that the plan serves and with nothing bound.
 /// Nothing is allocated, and no GPU is asked. What libraries, drivers and code take for themselves is not in it.
-///
-/// # Safety
-/// `plan` is a plan, `options` are options or NULL, `memory` takes a `symmc_session_memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_get_memory(
     plan: *const symmc_plan,
@@ -105,9 +102,6 @@ pub unsafe extern "C" fn symmc_plan_get_memory(
 /// `symmc_session_abort` or `symmc_session_free`. Where an argument is wrong, such as a plan that is NULL, the call fails on all
 /// ranks with an error that names this one, and the next session is opened together again. A group that is NULL reaches no
 /// other rank.
-///
-/// # Safety
-/// `plan` is a plan, `group` a place that no other thread uses, `options` are options or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_open(
     plan: *const symmc_plan,
@@ -138,9 +132,6 @@ fn declined(group: &symmc_group, error: &Error) -> Error {
 }
 
 /// The rank of a session; 0 for NULL.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u32 {
     // SAFETY: by the caller.
@@ -149,9 +140,6 @@ pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u3
 
 /// Sets the values of `count` symbols for the runs that come. Nothing has a size before all symbols have a value. Where a value
 /// has no bucket, or bound memory is too small for it, the sizes stay as they were.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `symbols` has `count` texts and `values` `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_set(
     session: *mut symmc_session,
@@ -175,9 +163,6 @@ pub unsafe extern "C" fn symmc_session_set(
 }
 
 /// The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `count` takes a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_count(
     session: *mut symmc_session,
@@ -196,9 +181,6 @@ pub unsafe extern "C" fn symmc_session_count(
 
 /// The value of a kind by its number, from 0 on. Arguments and outputs are those of the program in its order, constants stand
 /// among the parameters.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `value` takes a `symmc_value`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_value(
     session: *mut symmc_session,
@@ -229,9 +211,6 @@ fn expect_kind(kind: i32) -> Result<(), Error> {
 /// progress. The memory is the session's and stays until a symbol is set that needs more, the input or output is bound
 /// elsewhere, or the session ends. Names are those of values, those under which weights are stored, or `in.<i>` (arguments),
 /// `w.<name>` and `out.<i>`, here and below.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `name` is a text, `memory` takes a `symmc_memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_address(
     session: *mut symmc_session,
@@ -258,9 +237,6 @@ pub unsafe extern "C" fn symmc_session_address(
 /// it replaces, nothing else. It must be aligned for its elements and not be the session's own; where the size of the value
 /// never changes it must have that. For a session on a GPU it is memory of that GPU at a multiple of 16 bytes. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
 /// by the next run.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_bind(
     session: *mut symmc_session,
@@ -277,9 +253,6 @@ pub unsafe extern "C" fn symmc_session_bind(
 }
 
 /// Has the runs that come use memory of the session again. What was in the caller's is not copied.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `name` is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_unbind(
     session: *mut symmc_session,
@@ -291,9 +264,6 @@ pub unsafe extern "C" fn symmc_session_unbind(
 
 /// Has the runs that come read the weights of this rank where they lie: several sessions may share them. All symbols must have
 /// a value. The session keeps what it needs: the caller may free its handle at any time.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `weights` are weights.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_share_weights(
     session: *mut symmc_session,
@@ -310,9 +280,6 @@ pub unsafe extern "C" fn symmc_session_share_weights(
 }
 
 /// Copies the data of an input from memory of the host to where it lies; `bytes` is its whole size. No run may be in progress.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_write(
     session: *mut symmc_session,
@@ -330,9 +297,6 @@ pub unsafe extern "C" fn symmc_session_write(
 
 /// Copies an output, or an input, as it is now to memory of the caller on the host; `bytes` is its whole size. No run may be in
 /// progress.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_read(
     session: *mut symmc_session,
@@ -352,9 +316,6 @@ pub unsafe extern "C" fn symmc_session_read(
 }
 
 /// Runs once and waits for the end. All ranks run the same, in the same order.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
@@ -362,9 +323,6 @@ pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc
 }
 
 /// Starts one run behind those that were started, and returns. It takes the sizes and the memory that are set now.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_enqueue(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
@@ -389,9 +347,6 @@ pub unsafe extern "C" fn symmc_session_enqueue_on(
 }
 
 /// What the session takes of its device now.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `memory` takes a `symmc_session_memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_taken(
     session: *mut symmc_session,
@@ -428,9 +383,6 @@ pub unsafe extern "C" fn symmc_session_recordings(
 }
 
 /// Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, `done` takes a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *mut c_int) -> symmc_status {
     let poll = |session: &mut symmc_session| {
@@ -444,9 +396,6 @@ pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *
 
 /// Waits until all runs have ended, for `limit_ms` milliseconds at most. Fails if one failed, or if they have not ended by
 /// then, in which case they go on: `symmc_session_poll` succeeds then, and tells the two apart.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_ms: u64) -> symmc_status {
     // SAFETY: by the caller.
@@ -455,9 +404,6 @@ pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_m
 
 /// Gives the memory of the arenas back until `symmc_session_resume`. All ranks call both, between runs. Memory of inputs and
 /// outputs stays.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_release(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
@@ -465,9 +411,6 @@ pub unsafe extern "C" fn symmc_session_release(session: *mut symmc_session) -> s
 }
 
 /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
-///
-/// # Safety
-/// `session` is a session that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
@@ -476,9 +419,6 @@ pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> sy
 
 /// Waits until all runs of this rank have ended, and ends and frees the session, also on errors. In a process that was forked
 /// from the one that opened it this is an error, and the session of the parent is not affected.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, and none does from now on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> symmc_status {
     guard(|| {
@@ -494,9 +434,6 @@ pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> sym
 /// Ends and frees the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank
 /// and the reason. `reason` may be NULL. In a process that was forked from the one that opened it this is an error, and the
 /// session of the parent is not affected.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, and none does from now on. `reason` is a text or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_abort(
     session: *mut symmc_session,
@@ -521,9 +458,6 @@ pub unsafe extern "C" fn symmc_session_abort(
 /// half a second at most: other ranks finish the runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
 /// sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
 /// the session of the parent is not affected. NULL is ignored.
-///
-/// # Safety
-/// `session` is a session that no other thread uses, or NULL, and none does from now on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_free(session: *mut symmc_session) {
     // SAFETY: by the caller.

@@ -47,9 +47,8 @@ Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad inp
 
 impl Args {
     /// Parses arguments, the first of which is the name of the command. Libraries are searched only for `--version`.
-    ///
-    /// # Errors
-    /// The exit code with which the command ends: help was requested and is printed, or the arguments are invalid.
+    /// Gives the exit code with which the command ends if help was requested and is printed, or the arguments are
+    /// invalid.
     pub fn of(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
         let mut command = Args::command();
         if arguments.get(1).is_some_and(|first| first == "--version") {
@@ -150,13 +149,10 @@ and offset are honoured, others read over.
 
 Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
 
-/// Arguments of `symmc plan`.
 #[derive(ClapArgs, Debug)]
 pub struct PlanArgs {
-    /// The program.
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
     /// The tensors that it will run on (safetensors): they tell the number of ranks, and which constants differ by rank
@@ -179,7 +175,6 @@ pub struct PlanArgs {
     pub timing: bool,
 }
 
-/// What `symmc plan` prints.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanFormat {
     /// For people
@@ -192,7 +187,6 @@ pub enum PlanFormat {
     Summary,
 }
 
-/// Arguments of `symmc check`.
 #[derive(ClapArgs, Debug)]
 pub struct CheckArgs {
     /// The plan
@@ -203,13 +197,10 @@ pub struct CheckArgs {
     pub require_compared: bool,
 }
 
-/// Arguments of `symmc print`.
 #[derive(ClapArgs, Debug)]
 pub struct PrintArgs {
-    /// The program.
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
     /// The tensors that it will run on (safetensors): they tell the number of ranks, and which constants differ by rank
@@ -223,7 +214,6 @@ pub struct PrintArgs {
     pub stage: Stage,
 }
 
-/// The form of a printed program.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrintFormat {
     /// The text form
@@ -245,7 +235,6 @@ pub enum Stage {
     Planned,
 }
 
-/// Arguments of `symmc pack`.
 #[derive(ClapArgs, Debug)]
 pub struct PackArgs {
     /// The table of buffers (CSV)
@@ -261,7 +250,6 @@ pub struct PackArgs {
     pub format: PackFormat,
 }
 
-/// What `symmc pack` prints.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackFormat {
     /// For people
@@ -270,7 +258,6 @@ pub enum PackFormat {
     Json,
 }
 
-/// Arguments of `symmc ops`.
 #[derive(ClapArgs, Debug)]
 pub struct OpsArgs {
     /// Only operators whose name contains this
@@ -281,7 +268,6 @@ pub struct OpsArgs {
     pub symm: bool,
 }
 
-/// Arguments of `symmc rank`.
 #[derive(ClapArgs, Debug)]
 pub struct RankArgs {
     /// The control socket
@@ -339,7 +325,6 @@ Examples:
   symmc bench program model.plan.json
   symmc bench program model.pt2 --backend host --ranks 2";
 
-/// Where a program is measured.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BenchBackendArg {
     /// One process per rank, each with a GPU
@@ -348,7 +333,6 @@ pub enum BenchBackendArg {
     Host,
 }
 
-/// How a program is measured.
 #[derive(ClapArgs, Debug)]
 pub struct BenchProgramArgs {
     #[command(flatten)]
@@ -383,7 +367,6 @@ Examples:
   symmc bench collectives --ranks 4
   symmc bench collectives --ranks 2 --gpus 0,1 --bytes 4096,65536,1048576 --format json";
 
-/// How collectives are measured.
 #[derive(ClapArgs, Debug)]
 pub struct BenchArgs {
     /// The number of ranks, each with a GPU

@@ -41,7 +41,6 @@ mod bench {
     }
 }
 
-/// Runs the command.
 pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
     match args.command {
         Command::Plan(args) => plan::plan(&args),
@@ -69,7 +68,6 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The ops of the text form.
 fn ops_of_text(filter: Option<&str>) -> Result<ExitCode> {
     put(&match filter {
         None => text::reference(),

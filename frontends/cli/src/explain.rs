@@ -16,7 +16,6 @@ use crate::report::kept_because;
 use crate::together;
 use crate::units::{bytes, micros};
 
-/// The explanation of a value in every bucket.
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = value.trim_start_matches('%');
     let mut out = String::new();
@@ -169,9 +168,6 @@ fn replaced(plan: &CheckedPlan, name: &str, out: &mut String, depth: usize, know
 const MAX_DEPTH: usize = 16;
 
 /// What to say of a value that the planned programs do not have.
-///
-/// # Errors
-/// The imported program does not have it either.
 fn unknown(plan: &CheckedPlan, name: &str) -> Result<String> {
     if plan.source_program().values.values().any(|v| v.name == name) {
         return Ok(format!(

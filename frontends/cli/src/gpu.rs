@@ -65,7 +65,6 @@ mod without_cuda {
         Err(absent())
     }
 
-    /// The refusal of what needs GPUs.
     pub fn absent() -> anyhow::Error {
         let message = "this build of symmc has no GPUs: it was made without the feature `cuda`";
         Error::new(ErrorKind::Unsupported, message).into()

@@ -24,13 +24,11 @@ summary{cursor:pointer;margin:.6em 0}.key span{padding:0 .5em;margin-right:1em;c
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 220.0;
 
-/// How many buffers a drawing shows.
 const DRAWN: usize = 4000;
 
 /// How many values of a buffer a drawing names.
 const NAMED: usize = 8;
 
-/// The whole page.
 pub fn html(plan: &CheckedPlan) -> Result<String> {
     let name = escaped(&plan.source.name);
     let mut out = format!(
@@ -166,7 +164,6 @@ fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     out + "<span style=\"background:#e0a458\">read</span><span style=\"background:#c8553d\">write</span> it.</p>\n"
 }
 
-/// The names of the values in each buffer, by its number.
 fn values(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
     let mut out: HashMap<usize, Vec<&str>> = HashMap::new();
     for (name, place) in &bucket.places {

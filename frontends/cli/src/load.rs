@@ -37,7 +37,6 @@ pub fn program(args: &ProgramArgs, given: Given, tensors: Option<&Arc<TensorFile
     Ok(program)
 }
 
-/// The tensor file that a command names.
 pub fn tensors(path: Option<&Path>) -> Result<Option<Arc<TensorFile>>> {
     Ok(path.map(TensorFile::open).transpose()?.map(Arc::new))
 }
@@ -138,7 +137,6 @@ pub fn names_plan(args: &ProgramArgs) -> Result<bool> {
     }
 }
 
-/// A plan from its file.
 pub fn plan(path: &Path) -> Result<Plan> {
     if path.is_file() && !is_plan(path) {
         bail!("{}: expected a plan (JSON); make one with symmc plan PROGRAM -o FILE", path.display());

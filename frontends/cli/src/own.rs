@@ -8,7 +8,6 @@ use symmc::RankCommand;
 /// How the command is started again: as a rank, or to ask a library that may crash.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Own {
-    /// The program.
     pub program: PathBuf,
     /// What stands before the arguments of the command.
     pub args: Vec<String>,

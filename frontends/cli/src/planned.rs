@@ -5,19 +5,16 @@ use symmc::unstable::ir::{Node, NodeId, Op, Table, ValueId, text};
 use symmc::unstable::plan::{ArenaKind, Bucket, Decision, Memory, Place, ReadProgram, Role, Run, Step};
 use symmc::{CheckedPlan, Graph, Plan};
 
-/// A bucket with its planned program.
 pub struct Planned<'a> {
     pub bucket: &'a Bucket,
     pub program: &'a ReadProgram,
     pub graph: &'a Graph,
-    /// What each step runs.
     pub runs: Vec<Run>,
     /// The position of the step of each node that is one or part of one.
     step_of: Table<NodeId, Option<usize>>,
 }
 
 impl<'a> Planned<'a> {
-    /// A bucket of a plan.
     pub fn new(plan: &'a CheckedPlan, bucket: &'a Bucket) -> Result<Self> {
         let program = plan.program(bucket.program)?;
         let runs = program.runs(bucket).collect::<Result<Vec<Run>, _>>()?;
@@ -28,7 +25,6 @@ impl<'a> Planned<'a> {
         Ok(Planned { bucket, program, graph: &program.graph, runs, step_of })
     }
 
-    /// The node of a name.
     fn node(&self, name: &str) -> Option<NodeId> {
         self.graph.def_node(self.program.named(name)?).filter(|&n| self.graph.node_name(n) == name)
     }
@@ -39,7 +35,6 @@ impl<'a> Planned<'a> {
         nodes.filter(|&n| !self.program.is_view(n)).map(|n| &self.graph.nodes[n])
     }
 
-    /// The steps that run a collective, in their order.
     pub fn steps_of(&self, decision: &Decision) -> Vec<&'a Step> {
         let step_of = |name: &String| self.node(name).and_then(|n| self.step_of[n]);
         let mut steps: Vec<usize> = decision.nodes.iter().filter_map(step_of).collect();
@@ -47,7 +42,6 @@ impl<'a> Planned<'a> {
         steps.into_iter().map(|s| &self.bucket.steps[s]).collect()
     }
 
-    /// The names of the ops of a step.
     pub fn ops_of(&self, step: usize) -> String {
         let ops: Vec<&str> = self.nodes_of(step).map(|node| text::op_name(&node.op)).collect();
         ops.join(", ")
@@ -61,7 +55,6 @@ impl<'a> Planned<'a> {
         (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
     }
 
-    /// The place of a value's base.
     pub fn place(&self, value: ValueId) -> Option<&'a Place> {
         self.bucket.places.get(self.graph.name_of(self.program.base(value)))
     }
@@ -94,7 +87,6 @@ impl<'a> Planned<'a> {
             .collect()
     }
 
-    /// The position of the step that makes a value.
     pub fn step_of(&self, value: ValueId) -> Option<usize> {
         self.step_of[self.graph.def_node(value)?]
     }

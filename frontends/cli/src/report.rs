@@ -14,9 +14,7 @@ use crate::planned::Planned;
 use crate::together;
 use crate::units::{bytes, count, gap, micros, table};
 
-/// The estimated times of a plan, for the report.
 pub struct Times {
-    /// The estimate of each bucket.
     pub chosen: Vec<Estimate>,
     /// The time of each bucket if all collectives are plain, in microseconds; none where it is not known.
     pub plain: Vec<Option<f64>>,
@@ -27,7 +25,6 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
     report_with_times(plan, None)
 }
 
-/// The whole report.
 pub fn report_with_times(plan: &CheckedPlan, times: Option<&Times>) -> Result<String> {
     let mut out = String::new();
     writeln!(out, "{}: {}", plan.source.name, sizes(plan))?;
@@ -44,7 +41,6 @@ pub fn report_with_times(plan: &CheckedPlan, times: Option<&Times>) -> Result<St
     Ok(out)
 }
 
-/// The estimated time of a bucket, in a line.
 fn time(chosen: &Estimate, plain: Option<f64>) -> String {
     let [total, compute, exposed] = [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(micros);
     let plain = match plain {

@@ -5,12 +5,10 @@ use std::io::{Write, stderr};
 
 use symmc::unstable::ir::message::{escaped_line, printable};
 
-/// Writes an error.
 pub fn error(text: &str) {
     line(&format!("error: {text}"));
 }
 
-/// Writes a note.
 pub fn note(text: &str) {
     line(&format!("note: {text}"));
 }

@@ -9,10 +9,8 @@ use symmc::{CheckedPlan, Estimate};
 use crate::planned::Planned;
 use crate::report::Times;
 
-/// The version of the fields.
 const VERSION: u32 = 1;
 
-/// The summary of a plan with its estimated times.
 pub fn summary(plan: &CheckedPlan, times: &Times) -> Result<String> {
     let buckets = plan.buckets.iter().zip(&times.chosen).zip(&times.plain);
     let buckets: Result<Vec<Value>> =

@@ -14,7 +14,6 @@ fn members(planned: &Planned<'_>, dispatch: &Dispatch) -> Vec<NodeId> {
     dispatch.nodes().filter(|&n| !planned.program.is_view(n)).collect()
 }
 
-/// The largest sizes of a bucket.
 fn largest(planned: &Planned<'_>) -> Bindings {
     planned.program.symbols(planned.bucket).map(|symbols| Bindings::upper(&symbols)).unwrap_or_default()
 }

@@ -6,16 +6,12 @@ use symmc_ir::{DType, Dim, Graph, Symbol, SymbolId, Table, Type, verify};
 /// A declared type and another that a value has, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// The declared type.
     pub expected: String,
-    /// That of the value.
     pub found: String,
 }
 
-/// Holds a type against a declared one, in which extents that are not known are `None`.
-///
-/// # Errors
-/// Under no values of the symbols are the two the same.
+/// Holds a type against a declared one, in which extents that are not known are `None`. Fails if under no values of the
+/// symbols are the two the same.
 pub fn hold(
     found: &Type,
     dtype: DType,
@@ -37,16 +33,11 @@ pub fn hold(
     Err(Mismatch { expected, found: shown(found, symbols) })
 }
 
-/// A type for messages, with the names of the symbols.
 pub fn shown(ty: &Type, symbols: &Table<SymbolId, Symbol>) -> String {
     let dims: Vec<String> = ty.shape.iter().map(|d| d.display(symbols).to_string()).collect();
     format!("{}[{}]", ty.dtype, dims.join(", "))
 }
 
-/// A graph that verifies.
-///
-/// # Errors
-/// The first invariants that it breaks.
 pub fn verified(graph: Graph) -> Result<Graph, String> {
     match verify::verify(&graph) {
         Ok(()) => Ok(graph),

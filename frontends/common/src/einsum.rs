@@ -7,10 +7,8 @@ use crate::rule::{Lowered, Stop};
 
 /// One or two operands without repeated labels or dots, as one matrix product: labels of both operands are
 /// batch axes if the result has them and inner axes if not; labels of one operand that the result lacks
-/// are summed first. Without an arrow the result has the labels that occur once, in alphabetical order.
-///
-/// # Errors
-/// It is another equation, an operand has another number of axes than its labels, or extents do not agree.
+/// are summed first. Without an arrow the result has the labels that occur once, in alphabetical order. Fails if it is
+/// another equation, an operand has another number of axes than its labels, or extents do not agree.
 pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> Lowered<ValueId, E::Error> {
     let other = || Err(Stop::Opaque(format!("the equation {equation}")));
     let equation = equation.replace(' ', "");

@@ -13,18 +13,13 @@ use symmc_ir::{
 use crate::requirement;
 use crate::rule::{Lowered, Stop};
 
-/// Emits the nodes of one node of a program. See the [module](self).
-///
-/// # Errors
-/// All methods that emit fail where the operands break the typing rule of the op, or extents grow beyond the limits
-/// of [`symmc_ir::dim`].
+/// Emits the nodes of one node of a program. See the [module](self). All methods that emit fail where the operands
+/// break the typing rule of the op, or extents grow beyond the limits of [`symmc_ir::dim`].
 pub trait Emit {
-    /// What the reader fails with.
     type Error;
 
     /// The graph that is being built.
     fn builder(&self) -> &Builder;
-    /// The same, to add to it.
     fn builder_mut(&mut self) -> &mut Builder;
     /// What the names of emitted values start with.
     fn label(&self) -> &str;
@@ -34,17 +29,14 @@ pub trait Emit {
         Stop::Broken(with_symbol_names(&message, &self.builder().graph().symbols))
     }
 
-    /// The type of a value.
     fn ty(&self, v: ValueId) -> &Type {
         self.builder().graph().ty(v)
     }
 
-    /// The dtype of a value.
     fn dtype(&self, v: ValueId) -> DType {
         self.ty(v).dtype
     }
 
-    /// The extents of a value.
     fn shape(&self, v: ValueId) -> Vec<Dim> {
         self.ty(v).shape.clone()
     }
@@ -79,7 +71,6 @@ pub trait Emit {
         Ok(axes)
     }
 
-    /// Bounds of a dim over the program's symbols.
     fn bounds(&self, d: &Dim) -> (i64, i64) {
         d.bounds(&self.builder().graph().symbols)
     }
@@ -94,7 +85,6 @@ pub trait Emit {
         Ok(results)
     }
 
-    /// The first result of a node whose op fixes its result types.
     fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<ValueId, Self::Error> {
         Ok(self.emit_all(hint, op, inputs)?[0])
     }
@@ -108,7 +98,6 @@ pub trait Emit {
 
     // Element-wise.
 
-    /// `x` in a dtype.
     fn cast(&mut self, x: ValueId, dtype: DType) -> Lowered<ValueId, Self::Error> {
         if self.dtype(x) == dtype {
             return Ok(x);
@@ -117,7 +106,6 @@ pub trait Emit {
         self.emit_as("cast", Op::Cast, &[x], ty)
     }
 
-    /// One operand, element by element.
     fn unary(&mut self, op: UnaryOp, x: ValueId) -> Lowered<ValueId, Self::Error> {
         self.emit(op.name(), Op::Unary(op), &[x])
     }
@@ -209,7 +197,6 @@ pub trait Emit {
 
     // Creation.
 
-    /// A tensor of one value.
     fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         self.emit_as("full", Op::Full(s.converted(dtype)), &[], Type::new(dtype, shape))
     }
@@ -287,7 +274,6 @@ pub trait Emit {
 
     // Views.
 
-    /// The same elements under another shape.
     fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
@@ -321,7 +307,6 @@ pub trait Emit {
         Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
     }
 
-    /// The axes in another order.
     fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Lowered<ValueId, Self::Error> {
         if perm.iter().copied().eq(0..self.rank(x)) {
             return Ok(x);
@@ -338,7 +323,6 @@ pub trait Emit {
         self.permute(x, perm)
     }
 
-    /// `x` broadcast to a shape.
     fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
@@ -396,7 +380,6 @@ pub trait Emit {
         added.map_err(|message| self.broken(format!("{what}: {message}")))
     }
 
-    /// Requires `count <= limit` for the sizes of each run; see [`crate::requirement`].
     fn require_at_most(&mut self, what: &str, count: &Dim, limit: &Dim) -> Lowered<(), Self::Error> {
         let label = format!("{}.{what}", self.label());
         let added = requirement::require_at_most(self.builder_mut(), &label, count, limit);
@@ -445,7 +428,6 @@ pub trait Emit {
         }
     }
 
-    /// `x` with a new axis of extent 1.
     fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let mut shape = self.shape(x);
         shape.insert(axis.min(shape.len()), Dim::from(1));
@@ -461,7 +443,6 @@ pub trait Emit {
         self.reshape(x, shape)
     }
 
-    /// The elements of an axis in reverse.
     fn reversed(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let n = self.extent(x, axis);
         let from_last = match n.as_const() {
@@ -475,7 +456,6 @@ pub trait Emit {
         self.emit("take", Op::Take { axis }, &[x, from_last])
     }
 
-    /// The parts one after another along an axis.
     fn concat(&mut self, parts: &[ValueId], axis: usize) -> Lowered<ValueId, Self::Error> {
         match parts {
             [one] => Ok(*one),
@@ -527,7 +507,6 @@ pub trait Emit {
         Ok(z)
     }
 
-    /// A reduction over ascending axes.
     fn reduce(
         &mut self,
         op: Reduction,
@@ -654,7 +633,6 @@ pub trait Emit {
         )
     }
 
-    /// A collective of one operand and one result.
     fn collective(
         &mut self,
         kind: CollectiveKind,
@@ -687,7 +665,6 @@ pub trait Emit {
     }
 }
 
-/// The number of elements of these extents.
 pub fn product(extents: &[Dim]) -> Dim {
     extents.iter().cloned().fold(Dim::from(1), |a, b| a * b)
 }

@@ -20,12 +20,7 @@ const OPEN: i64 = 1 << 40;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Extent {
     /// Its range, both ends included; an end that is left out stays that of the program.
-    Range {
-        /// The least value.
-        min: Option<i64>,
-        /// The largest value.
-        max: Option<i64>,
-    },
+    Range { min: Option<i64>, max: Option<i64> },
     /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new: in steps, `2*pairs`, or what it
     /// has beyond others, `past + rest`.
     Is(String),
@@ -33,9 +28,6 @@ pub enum Extent {
 
 impl Extent {
     /// `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
-    ///
-    /// # Errors
-    /// One sentence that says what is neither.
     pub fn parse(text: &str) -> Result<Extent, String> {
         let text = text.trim();
         let number = |end: &str| match end.trim() {
@@ -73,14 +65,11 @@ pub struct Given {
     pub recorded: Vec<Vec<usize>>,
 }
 
-/// A symbol as the file of a program has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Declared {
-    /// Its name in the program.
     pub name: String,
     /// Its name elsewhere, if that is another.
     pub alias: Option<String>,
-    /// The least value.
     pub min: i64,
     /// The largest value, if the file says one.
     pub max: Option<i64>,
@@ -89,7 +78,6 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// For messages.
     fn shown(&self) -> String {
         match &self.alias {
             Some(alias) => format!("{} ({alias})", self.name),
@@ -99,10 +87,7 @@ impl Declared {
 }
 
 /// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`. One value may be any integer:
-/// such a symbol is a number.
-///
-/// # Errors
-/// It is empty, or begins where there is no bound any more.
+/// such a symbol is a number. Fails if it is empty, or begins where there is no bound any more.
 pub fn bounds(symbol: &str, min: Option<i64>, max: Option<i64>) -> Result<(i64, Option<i64>), RangeError> {
     if let (Some(value), Some(max)) = (min, max)
         && value == max
@@ -132,15 +117,11 @@ pub fn identifier(name: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("symbol `{symbol}`: expected {expected}, found {found}")]
 pub struct RangeError {
-    /// The name by which it is told of.
     pub symbol: String,
-    /// What could be said of it.
     pub expected: String,
-    /// What is said.
     pub found: String,
 }
 
-/// The symbols of a program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Settled {
     /// Those that are left.
@@ -151,10 +132,8 @@ pub struct Settled {
     pub open: Vec<String>,
 }
 
-/// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound.
-///
-/// # Errors
-/// A caller names a symbol that there is not, or says of one what contradicts the program.
+/// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound. Fails if a caller
+/// names a symbol that there is not, or says of one what contradicts the program.
 pub fn settle(
     declared: &[Declared],
     given: &Given,
@@ -221,10 +200,8 @@ pub fn settle(
 }
 
 /// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
-/// that is never less than others, the rest.
-///
-/// # Errors
-/// A new one is called nearly as one of the program: that is meant, and misspelt.
+/// that is never less than others, the rest. Fails if a new one is called nearly as one of the program: that is meant,
+/// and misspelt.
 fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Result<Vec<Declared>, RangeError> {
     let mut all = in_steps(declared, given);
     for (name, extent) in &given.extents {
@@ -323,9 +300,6 @@ fn line(e: &sympy::Expr<'_>) -> Option<(i64, i64)> {
 }
 
 /// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
-///
-/// # Errors
-/// As [`settle`].
 pub fn narrow_all(
     symbols: &mut Table<SymbolId, Symbol>,
     given: &Given,
@@ -353,7 +327,6 @@ fn error(symbol: &str, expected: &str, found: String) -> RangeError {
     RangeError { symbol: symbol.into(), expected: expected.into(), found }
 }
 
-/// The symbol of this name, or of this name elsewhere.
 fn find(declared: &[Declared], name: &str) -> Result<usize, RangeError> {
     let by = |is: &dyn Fn(&Declared) -> bool| declared.iter().position(is);
     let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
@@ -365,7 +338,6 @@ fn find(declared: &[Declared], name: &str) -> Result<usize, RangeError> {
     })
 }
 
-/// The range of a symbol within what the program says.
 fn narrow(
     own: &mut Declared,
     (min, max): (Option<i64>, Option<i64>),

@@ -19,10 +19,8 @@ pub fn is_within_limits(side: &Dim, symbols: &Table<SymbolId, Symbol>) -> bool {
     low >= -MAX_SIDE && high <= MAX_SIDE
 }
 
-/// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages.
-///
-/// # Errors
-/// No size satisfies the requirement, or a side of it exceeds the limits of [`symmc_ir::dim`].
+/// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages. Fails if no size
+/// satisfies the requirement, or a side of it exceeds the limits of [`symmc_ir::dim`].
 pub fn require_at_most(builder: &mut Builder, label: &str, count: &Dim, limit: &Dim) -> Result<(), String> {
     let symbols = &builder.graph().symbols;
     let (low, high) = (limit.clone() - count.clone()).bounds(symbols);
@@ -52,9 +50,6 @@ pub fn require_at_most(builder: &mut Builder, label: &str, count: &Dim, limit: &
 }
 
 /// Requires two expressions to be equal for the sizes of each run.
-///
-/// # Errors
-/// As [`require_at_most`].
 pub fn require_equal(builder: &mut Builder, label: &str, found: &Dim, expected: &Dim) -> Result<(), String> {
     require_at_most(builder, label, found, expected)?;
     require_at_most(builder, label, expected, found)

@@ -36,35 +36,28 @@ impl<E> From<BuildError> for Stop<E> {
     }
 }
 
-/// A row of a table.
 #[derive(Debug)]
 pub struct Row<R> {
-    /// The op.
     pub name: &'static str,
     /// What it becomes, for people.
     pub becomes: &'static str,
-    /// What lowers a node of it.
     pub rule: R,
 }
 
-/// The tables of a reader, one for each theme.
 pub struct Tables<R: 'static> {
     themes: &'static [&'static [Row<R>]],
     by_name: OnceLock<HashMap<&'static str, &'static Row<R>>>,
 }
 
 impl<R> Tables<R> {
-    /// These tables.
     pub const fn new(themes: &'static [&'static [Row<R>]]) -> Self {
         Tables { themes, by_name: OnceLock::new() }
     }
 
-    /// All rows in the order of the themes.
     pub fn rows(&self) -> impl Iterator<Item = &'static Row<R>> + use<R> {
         self.themes.iter().copied().flatten()
     }
 
-    /// The row of an op.
     pub fn find(&self, name: &str) -> Option<&'static Row<R>> {
         let by_name = self.by_name.get_or_init(|| self.rows().map(|r| (r.name, r)).collect());
         by_name.get(name).copied()
@@ -81,7 +74,6 @@ impl<R> Tables<R> {
 pub struct OpaqueOps(IndexMap<String, (String, usize)>);
 
 impl OpaqueOps {
-    /// Counts a node of an op.
     pub fn count(&mut self, op: &str, why: &str) {
         self.0.entry(op.to_string()).or_insert_with(|| (why.to_string(), 0)).1 += 1;
     }

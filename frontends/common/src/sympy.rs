@@ -17,10 +17,6 @@ use expr::limited;
 /// Deepest nesting that is read; a bound on the parser's stack.
 const MAX_DEPTH: usize = 100;
 
-/// Parses an expression.
-///
-/// # Errors
-/// One sentence about the first place that cannot be read.
 pub fn parse(text: &str) -> Result<Expr<'_>, String> {
     let mut p = Parser { text, at: 0 };
     let e = p.sum(0)?;
@@ -42,9 +38,6 @@ pub fn symbols<'a>(e: &Expr<'a>) -> IndexSet<&'a str> {
 
 /// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
 /// [`symmc_ir::dim`] is refused.
-///
-/// # Errors
-/// One sentence that names the part that is no integer expression.
 pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
     let (name, args) = match e {
         Expr::Int(i) => return Ok(Dim::from(*i)),

@@ -9,19 +9,15 @@ use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Run, Unresolved};
 use symmc_planner::BucketInput;
 use symmc_support::parallel;
 
-/// See the [module](self).
 pub struct Attempt {
-    /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
     /// For each bucket the sets of collectives that are joined; none where buckets are missing.
     pub joined: Vec<JoinedSets>,
     /// For each bucket the overlap and the exit barriers that were assumed when variants were chosen; none where buckets are missing.
     pub chosen_with: Vec<Seen>,
-    /// The plan.
     pub plan: Plan,
     /// Whether the tightest offsets were searched for.
     pub is_packed: bool,
-    /// For each bucket the estimated microseconds of a run.
     pub times_us: Vec<f64>,
     /// The same with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
@@ -41,7 +37,6 @@ pub struct JoinedSets {
 /// What a planned bucket shows that its variants were chosen without.
 #[derive(Clone, Default)]
 pub struct Seen {
-    /// The computation beside its collectives.
     pub overlap: Overlap,
     /// The collectives of the source of which droppable exit barriers are kept.
     pub exits_kept: BTreeSet<String>,
@@ -49,9 +44,6 @@ pub struct Seen {
 
 impl Attempt {
     /// The plan of these inputs, where a MiB of memory is worth so many microseconds.
-    ///
-    /// # Errors
-    /// A program of the plan cannot be read, which is a defect.
     pub fn new(
         inputs: Vec<BucketInput>,
         plan: Plan,
@@ -99,7 +91,6 @@ impl Attempt {
         })
     }
 
-    /// The estimated microseconds of a run of each bucket.
     pub fn total_us(&self) -> f64 {
         self.times_us.iter().sum()
     }
@@ -125,7 +116,6 @@ pub fn communication_us(graph: &Graph, profile: &Profile) -> f64 {
     times.fold(0, u64::saturating_add) as f64 / 1000.0
 }
 
-/// The computation beside the steps that run each collective of the source.
 fn scheduled(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
     let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
     let decisions = bucket.decisions.iter();

@@ -14,14 +14,12 @@ use crate::pipeline::{Choice, Pipeline};
 use crate::ranges;
 use crate::refine::refined;
 
-/// What a compilation did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CompileReport {
     /// The stages in order, with the time that each took.
     pub stages: Vec<(&'static str, Duration)>,
 }
 
-/// Measures stages that follow one another.
 struct StageClock {
     start: Instant,
     report: CompileReport,
@@ -41,11 +39,9 @@ impl StageClock {
     }
 }
 
-/// Compiles a graph into a plan, and checks that.
-///
-/// # Errors
-/// The number of ranks is open, an option does not fit the graph, the graph cannot be planned, the backend of the machine cannot
-/// run the plan, or the check finds the plan unsafe.
+/// Compiles a graph into a plan, and checks that. Fails if the number of ranks is open, an option does not fit the
+/// graph, the graph cannot be planned, the backend of the machine cannot run the plan, or the check finds the plan
+/// unsafe.
 pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, CompileReport), DriverError> {
     options.validate()?;
     let mut clock = StageClock::start();
@@ -66,7 +62,6 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     Ok((plan, clock.report))
 }
 
-/// A plan that was just made, if it checks.
 fn prove(plan: Plan) -> Result<CheckedPlan, DriverError> {
     CheckedPlan::or_back(plan).map_err(|refused| {
         let (plan, findings) = *refused;
@@ -78,9 +73,6 @@ fn prove(plan: Plan) -> Result<CheckedPlan, DriverError> {
 /// The graph with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
 /// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
 /// be there, and where another canonical form is faster in a bucket.
-///
-/// # Errors
-/// As [`compile`].
 pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>, DriverError> {
     let forms = canonical_forms(graph)?;
     let buckets = ranges::buckets(&forms.usual, options)?;
@@ -89,17 +81,11 @@ pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>, Dr
 }
 
 /// The graph in canonical form, with decomposed ops recognised.
-///
-/// # Errors
-/// As [`compile`].
 pub fn canonical(graph: &Graph) -> Result<Graph, DriverError> {
     canonical_forms(graph).map(|forms| forms.usual)
 }
 
-/// The canonical forms of a graph.
-///
-/// # Errors
-/// The number of ranks is open, or the graph breaks an invariant.
+/// Fails if the number of ranks is open, or the graph breaks an invariant.
 pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, DriverError> {
     if graph.ranks.is_none() {
         return Err(DriverError::OpenRanks);

@@ -18,10 +18,8 @@ use symmc_plan::Decision;
 /// The inclusive range of each symbol in one bucket.
 pub type Ranges = IndexMap<SymbolId, (i64, i64)>;
 
-/// A bucket that is asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BucketRequest {
-    /// Its ranges.
     pub ranges: Ranges,
     /// Whether its steps have an order of their own, also if another bucket runs the same program.
     pub own_order: bool,
@@ -46,7 +44,6 @@ const NODES: usize = 60_000;
 /// The most points of a grid.
 const POINTS: usize = 320;
 
-/// What chooses variants for single sizes.
 pub trait Chooser {
     /// Why no choice can be made.
     type Error;
@@ -54,15 +51,11 @@ pub trait Chooser {
     /// How each collective is chosen at each of these points, in the order of the program.
     fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, Self::Error>;
 
-    /// The estimated microseconds of all computation at a point.
     fn computation_us(&self, point: &Ranges) -> Result<f64, Self::Error>;
 }
 
 /// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is the number of nodes of
 /// the program.
-///
-/// # Errors
-/// Those of the chooser.
 pub fn divide<C: Chooser>(
     of: &Ranges,
     symbols: &[SymbolId],
@@ -91,13 +84,11 @@ pub fn divide<C: Chooser>(
     Ok(sections.iter().map(|(section, _)| grid.ranges(of, section)).collect())
 }
 
-/// The choices at the points of a grid.
 struct Forms<'a, C> {
     chooser: &'a C,
     points: Vec<Ranges>,
     /// How each collective is chosen at each point.
     decisions: Vec<Vec<Decision>>,
-    /// The time of computation at the points at which it was needed.
     compute_us: BTreeMap<usize, f64>,
 }
 
@@ -190,7 +181,6 @@ impl Grid {
         out
     }
 
-    /// The ranges of a section.
     fn ranges(&self, of: &Ranges, section: &Section) -> Ranges {
         let mut out = of.clone();
         for ((symbol, sizes), &(first, last)) in self.axes.iter().zip(section) {

@@ -5,19 +5,14 @@ use symmc_plan::Plan;
 use symmc_planner::PlanError;
 use thiserror::Error;
 
-/// A graph that cannot be compiled with these options.
 #[derive(Debug, Error)]
 pub enum DriverError {
-    /// The number of ranks is open.
     #[error("the number of ranks is open; fix it before compiling")]
     OpenRanks,
-    /// An option does not fit the graph.
     #[error("{0}")]
     Option(String),
-    /// A pass cannot work on the graph.
     #[error(transparent)]
     Pass(#[from] PassError),
-    /// The graph cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// No plan was found whose symmetric arena keeps to the limit.
@@ -27,43 +22,31 @@ pub enum DriverError {
         fixed_part(*fixed)
     )]
     SymmLimit {
-        /// The limit.
         limit: u64,
-        /// The least that was found.
         least: u64,
         /// What of it is fixed: landing zones and bound inputs.
         fixed: u64,
     },
-    /// The backend of the machine cannot run the plan.
     #[error("{message}")]
     Unsupported {
         /// The first step that it cannot run, by its node.
         node: String,
-        /// The op of the node.
         op: String,
-        /// The first steps that it cannot run, and why.
         message: String,
     },
-    /// The plan does not check, which is a defect.
     #[error(
         "the plan that symmc made does not check. This is a defect of symmc, not of the program; \
          please report it with the program, the command and the following, {}:\n{}",
         counted(findings),
         list(findings)
     )]
-    Unsafe {
-        /// The plan.
-        plan: Box<Plan>,
-        /// What the check found.
-        findings: Vec<String>,
-    },
+    Unsafe { plan: Box<Plan>, findings: Vec<String> },
     /// A plan that was just made cannot be read, which is a defect.
     #[error("{0}")]
     Defect(String),
 }
 
 impl DriverError {
-    /// A defect of the driver, the passes or the planner.
     pub(crate) fn defect(cause: impl ToString) -> DriverError {
         DriverError::Defect(cause.to_string())
     }

@@ -17,9 +17,6 @@ use crate::pipeline::Pipeline;
 use crate::search::plan_buckets;
 
 /// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
-///
-/// # Errors
-/// A program of the plan cannot be read, which is a defect.
 pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>, DriverError> {
     let of_bucket = |bucket: &Bucket| {
         let program = plan.program(bucket.program).map_err(DriverError::defect)?;
@@ -28,10 +25,8 @@ pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>, Dri
     plan.buckets.iter().map(of_bucket).collect()
 }
 
-/// The estimated time of a run of a plan at some sizes, of the bucket that serves them.
-///
-/// # Errors
-/// A symbol has no value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
+/// The estimated time of a run of a plan at some sizes, of the bucket that serves them. Fails if a symbol has no value,
+/// no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
 pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate, DriverError> {
     let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
         let missing = || DriverError::Option(format!("the symbol {} has no value", symbol.name));
@@ -45,9 +40,6 @@ pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> R
 
 /// The estimated time of a run of each bucket of the same graph, planned with plain collectives alone for the same buckets, in
 /// microseconds; none for a bucket whose ranges are not those of the graph's symbols.
-///
-/// # Errors
-/// As [`compile`](crate::compile()).
 pub fn estimate_plain(
     graph: &Graph,
     plan: &CheckedPlan,
@@ -69,9 +61,6 @@ pub fn estimate_plain(
 }
 
 /// The plan of a graph for these buckets, which nobody runs: it is not checked, and no collectives are coalesced.
-///
-/// # Errors
-/// As [`compile`](crate::compile()), except that the plan is not checked.
 fn plan_to_estimate(
     graph: &Graph,
     options: &CompileOptions,

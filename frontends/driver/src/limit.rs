@@ -26,9 +26,7 @@ use crate::pipeline::{Choice, Pipeline};
 use crate::variants::Planned;
 
 /// The fastest plan of these buckets whose symmetric arena takes at most `limit` bytes. `cheapest` is the plan without a limit.
-///
-/// # Errors
-/// No plan fits the limit, or the program cannot be planned.
+/// Fails if no plan fits the limit, or the program cannot be planned.
 pub fn fastest_within(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
@@ -56,9 +54,7 @@ struct LimitSearch<'a> {
     buckets: &'a [BucketRequest],
     config: PlanConfig,
     limit: u64,
-    /// The lowered programs that were tried.
     tried: Vec<Vec<BucketInput>>,
-    /// The fastest attempt that fits.
     best: Option<Attempt>,
     /// The fastest input of each bucket among attempts that fit, with its time.
     fastest: Vec<Option<(f64, BucketInput)>>,
@@ -157,7 +153,6 @@ impl<'a> LimitSearch<'a> {
         Ok(())
     }
 
-    /// The plan with the fewest exit barriers kept that fits.
     fn first_that_fits(
         &mut self,
         mut schedules: Schedules<'_>,
@@ -217,7 +212,6 @@ impl<'a> LimitSearch<'a> {
 /// How often only what asks for the most symmetric memory is forbidden; then everything that asks for more than half of it.
 const EXACT_DESCENTS: u32 = 8;
 
-/// The most symmetric memory that one collective asks for.
 fn largest_asked(inputs: &[BucketInput]) -> u64 {
     let asked = |graph: &Graph, node: &Node| {
         let c = node.op.as_collective()?;

@@ -10,10 +10,8 @@ use symmc_planner::{Order, PlanConfig};
 
 use crate::error::DriverError;
 
-/// How to compile a graph.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
-    /// The machine that the choices are made for.
     pub profile: Profile,
     /// The largest value of each bucket of a symbol, ascending. A symbol that is missing is divided where other variants become
     /// faster, and where the machine has a kernel for several steps at small sizes only.
@@ -22,18 +20,15 @@ pub struct CompileOptions {
     pub bound: BTreeSet<InputId>,
     /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
     pub variants: Option<Vec<Variant>>,
-    /// How the steps are ordered.
     pub order: Order,
     /// How much more memory than the leanest order the chosen one may take at most to overlap communication with computation,
     /// as a fraction.
     pub slack: f64,
     /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
     pub memory_price: f64,
-    /// The bytes that the symmetric arena may take.
     pub symm_limit: Option<u64>,
     /// Whether several collectives may become one where a run is estimated to be faster for it.
     pub coalesce: bool,
-    /// The changes of rounding that the plan may make.
     pub numerics: Numerics,
     /// Solutions of regions that compilations of one program share.
     pub solutions: Solutions,
@@ -59,9 +54,6 @@ impl CompileOptions {
     }
 
     /// Rejects numbers that are out of range.
-    ///
-    /// # Errors
-    /// The option, its value, and what was expected.
     pub fn validate(&self) -> Result<(), DriverError> {
         let expected = [("slack", self.slack, "a fraction"), ("memory_price", self.memory_price, "a number")];
         for (option, found, kind) in expected {

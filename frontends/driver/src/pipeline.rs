@@ -17,20 +17,15 @@ use crate::divide::{BucketRequest, Ranges};
 use crate::error::DriverError;
 use crate::options::CompileOptions;
 
-/// What the passes and the planner are asked for.
 #[derive(Clone, Copy)]
 pub struct Pipeline<'a> {
-    /// The program.
     pub source: &'a Graph,
-    /// What is asked for.
     pub options: &'a CompileOptions,
-    /// The program in canonical form.
     pub canonical: &'a Graph,
     /// The canonical form that can be faster in buckets of small sizes, if there is one.
     pub for_small_sizes: Option<&'a Graph>,
     /// Whether the buckets are some of several.
     pub among_others: bool,
-    /// Whether collectives may be coalesced.
     pub coalesces: bool,
     /// Solutions of regions, which all lowerings share.
     pub solutions: &'a Solutions,
@@ -56,10 +51,6 @@ impl<'a> Pipeline<'a> {
         Some(Pipeline { canonical, for_small_sizes: None, ..*self })
     }
 
-    /// The buckets with a variant for each collective.
-    ///
-    /// # Errors
-    /// A pass cannot lower the program.
     pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, DriverError> {
         let nodes = buckets.len() * self.canonical.nodes.len();
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
@@ -102,27 +93,16 @@ impl<'a> Pipeline<'a> {
         Ok(sets.collect::<Result<_, PassError>>()?)
     }
 
-    /// What a plan of these inputs costs.
-    ///
-    /// # Errors
-    /// The plan cannot be read, which is a defect.
     pub fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, DriverError> {
         Attempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
             .map_err(DriverError::Defect)
     }
 
-    /// The plan of these inputs, with the tightest offsets that are found.
-    ///
-    /// # Errors
-    /// The program cannot be planned.
     pub fn plan(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
         symmc_planner::plan(self.source, inputs, &self.plan_config(buckets))
     }
 
     /// A plan for estimates: offsets are not searched for long, which takes most of the time of some programs.
-    ///
-    /// # Errors
-    /// The program cannot be planned.
     pub fn plan_on_trial(
         &self,
         buckets: &[BucketRequest],
@@ -133,7 +113,6 @@ impl<'a> Pipeline<'a> {
         symmc_planner::plan(self.source, inputs, &config)
     }
 
-    /// How these buckets are planned.
     pub fn plan_config(&self, buckets: &[BucketRequest]) -> PlanConfig {
         let own_orders = buckets.iter().enumerate().filter(|(_, b)| b.own_order);
         PlanConfig {
@@ -154,9 +133,7 @@ impl<'a> Pipeline<'a> {
 /// What a choice of variants is made with, for all buckets.
 #[derive(Clone, Default)]
 pub struct Choice {
-    /// The most symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
-    /// Whether all collectives are plain.
     pub plain: bool,
     /// What a plan shows of each bucket; nothing is known of others.
     pub seen: Vec<Seen>,
@@ -166,23 +143,18 @@ pub struct Choice {
 
 /// What a choice of variants is made with, for one bucket.
 pub struct BucketChoice<'a> {
-    /// Its position among the buckets.
     pub number: usize,
-    /// Its ranges.
     pub symbols: &'a Ranges,
-    /// What holds for all buckets.
     pub choice: &'a Choice,
 }
 
 /// The buckets with a variant for each collective.
 pub struct Lowered {
-    /// The programs with their decisions.
     pub inputs: Vec<BucketInput>,
     /// Of each whether the choice depends on computation beside a collective.
     pub overlapped: Vec<bool>,
 }
 
-/// The lowering of one bucket.
 pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketChoice<'_>) -> LowerConfig {
     let BucketChoice { number, symbols, choice } = bucket;
     let seen = choice.seen.get(number).cloned().unwrap_or_default();
@@ -203,7 +175,6 @@ pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketC
     }
 }
 
-/// The collectives of a program by the name of their node.
 fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
     graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
 }

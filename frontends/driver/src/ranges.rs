@@ -13,7 +13,6 @@ use crate::error::DriverError;
 use crate::options::CompileOptions;
 use crate::pipeline::{BucketChoice, Choice, lower_config};
 
-/// The most buckets of a plan.
 const MAX_BUCKETS: usize = 4096;
 
 /// The most of which nobody asks: each is planned, checked and kept.
@@ -25,7 +24,6 @@ pub fn buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Bucket
     Ok(divided_ranges(canonical, options)?.into_iter().map(BucketRequest::new).collect())
 }
 
-/// As [`buckets`].
 fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ranges>, DriverError> {
     let mut all = bucket_ranges(canonical, &options.buckets)?;
     let unasked = unasked(canonical, options);
@@ -55,7 +53,6 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ran
     Ok(out)
 }
 
-/// The symbols of which no buckets are asked for.
 pub fn unasked(canonical: &Graph, options: &CompileOptions) -> BTreeSet<SymbolId> {
     canonical.symbols.keys().filter(|symbol| !options.buckets.contains_key(symbol)).collect()
 }
@@ -132,7 +129,6 @@ fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<
     Ok(all)
 }
 
-/// The range of a symbol divided at these upper bounds.
 fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>, DriverError> {
     let Symbol { name, min, max, .. } = symbol;
     let mut low = *min;

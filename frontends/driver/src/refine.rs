@@ -37,9 +37,6 @@ const LARGE: usize = 1_500;
 const SMALL: usize = 500;
 
 /// The plan of these buckets, of which those of `unasked` symbols are cut and joined.
-///
-/// # Errors
-/// The program cannot be planned.
 pub fn refined(
     pipeline: &Pipeline<'_>,
     mut buckets: Vec<BucketRequest>,
@@ -87,7 +84,6 @@ fn upper_end(of: &Ranges) -> Ranges {
     of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect()
 }
 
-/// The sizes of a point.
 fn sizes(point: &Ranges) -> Vec<i64> {
     point.values().map(|&(_, size)| size).collect()
 }
@@ -178,7 +174,6 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// The estimated microseconds of a run of a bucket at these sizes.
     fn estimated(
         &self,
         plan: &Plan,
@@ -256,7 +251,6 @@ fn differing(lower: &Ranges, upper: &Ranges) -> Option<SymbolId> {
     (adjacent && differing.next().is_none()).then_some(symbol)
 }
 
-/// The program of a bucket.
 fn read(plan: &Plan, b: usize) -> Result<ReadProgram, DriverError> {
     let bucket =
         plan.buckets.get(b).ok_or_else(|| DriverError::Defect(format!("the plan has no bucket {b}")))?;

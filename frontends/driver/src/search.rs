@@ -14,9 +14,6 @@ use crate::pipeline::{Choice, Lowered, Pipeline};
 use crate::variants::{Planned, VariantSearch, WIDEST};
 
 /// The plan of these buckets: the one that costs least, or the fastest within the limit of memory.
-///
-/// # Errors
-/// The program cannot be planned.
 pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
     let planned = cheapest(pipeline, buckets)?;
     match pipeline.options.symm_limit {

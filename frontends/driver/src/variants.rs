@@ -15,11 +15,8 @@ use crate::divide::BucketRequest;
 use crate::error::DriverError;
 use crate::pipeline::{Choice, Pipeline};
 
-/// A plan that a search found.
 pub struct Planned {
-    /// What the plan was made of.
     pub inputs: Vec<BucketInput>,
-    /// The plan.
     pub plan: Plan,
     /// Whether variants depend on the schedule: on overlap, or on exit barriers that are kept.
     pub by_schedule: bool,
@@ -29,18 +26,15 @@ pub struct Planned {
     pub tried: Vec<Vec<BucketInput>>,
 }
 
-/// The search, with the best attempt so far.
 pub struct VariantSearch<'a> {
     pipeline: &'a Pipeline<'a>,
     buckets: &'a [BucketRequest],
-    /// The best attempt.
     pub best: Attempt,
     /// Everything that was lowered, if there is a limit of memory.
     pub tried: Vec<Vec<BucketInput>>,
 }
 
 impl<'a> VariantSearch<'a> {
-    /// Begins with an attempt.
     pub fn new(
         pipeline: &'a Pipeline<'a>,
         buckets: &'a [BucketRequest],
@@ -50,9 +44,6 @@ impl<'a> VariantSearch<'a> {
     }
 
     /// Searches in all ways.
-    ///
-    /// # Errors
-    /// A pass cannot lower the program, or a plan cannot be read.
     pub fn run(&mut self) -> Result<(), DriverError> {
         self.choose_by_schedule()?;
         self.improve(&Choice { plain: true, ..Choice::default() })?;
@@ -175,9 +166,6 @@ impl<'a> VariantSearch<'a> {
     }
 
     /// Takes another plan for the buckets where it costs less; whether there are any.
-    ///
-    /// # Errors
-    /// A plan cannot be read, which is a defect.
     pub fn take_better(&mut self, other: Attempt) -> Result<bool, DriverError> {
         let better: Vec<bool> = self.best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {

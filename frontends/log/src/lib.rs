@@ -29,25 +29,12 @@ const RANK: (&str, LevelFilter) = ("symmc::rank", LevelFilter::ERROR);
 
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
-/// A filter that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogError {
-    /// A level that does not exist.
     #[error("{origin}: unknown level {found:?}: expected {LEVELS}, or TARGET=LEVEL")]
-    Level {
-        /// The variable or argument with the filter.
-        origin: String,
-        /// The level.
-        found: String,
-    },
-    /// A target that does not exist.
+    Level { origin: String, found: String },
     #[error("{origin}: unknown target {found:?}: expected {}", target_names())]
-    Target {
-        /// The variable or argument with the filter.
-        origin: String,
-        /// The target.
-        found: String,
-    },
+    Target { origin: String, found: String },
     /// The program has a subscriber of its own.
     #[error("the process has another subscriber of tracing: set the filter there")]
     OtherSubscriber,
@@ -67,9 +54,6 @@ enum OtherCrates {
 
 /// Starts the log by `SYMMC_LOG`, or by `RUST_LOG` if that is not set. Directives of `RUST_LOG` for other crates are skipped. Without
 /// either, or if the log was started before, it does nothing.
-///
-/// # Errors
-/// The filter cannot be read.
 pub fn init_from_env() -> Result<(), LogError> {
     static INIT: OnceLock<Result<(), LogError>> = OnceLock::new();
     INIT.get_or_init(|| {
@@ -88,10 +72,8 @@ pub fn init_from_env() -> Result<(), LogError> {
     .clone()
 }
 
-/// Sets the filter from now on; `off` ends the log. `origin` names the argument in errors.
-///
-/// # Errors
-/// The filter cannot be read, or the process has another subscriber.
+/// Sets the filter from now on; `off` ends the log. `origin` names the argument in errors. Fails if the filter cannot
+/// be read, or the process has another subscriber.
 pub fn set_filter(origin: &str, filter: &str) -> Result<(), LogError> {
     install(parse(origin, filter, OtherCrates::Reject)?)
 }

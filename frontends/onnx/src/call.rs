@@ -16,7 +16,6 @@ use crate::ops::schemas::Schema;
 use crate::proto::{self, attribute_type as kind};
 use crate::scope::Binding;
 
-/// An operand that may be a tensor or a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand {
     Tensor(ValueId),
@@ -50,7 +49,6 @@ pub(crate) struct Call<'c, 'p> {
     pub label: String,
     schema: &'static Schema,
     results: Vec<Option<Binding<'p>>>,
-    /// Which operands and attributes were looked at.
     read: RefCell<Read>,
     /// Values from here on were emitted by this call.
     first_new: usize,
@@ -141,7 +139,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// All operands.
     pub fn tensors(&mut self) -> Lowered<Vec<ValueId>> {
         let count = self.node.input.len();
         if count == 0 {
@@ -150,7 +147,6 @@ impl<'c, 'p> Call<'c, 'p> {
         (0..count).map(|i| self.tensor(i)).collect()
     }
 
-    /// What is known of an operand.
     pub fn known(&mut self, i: usize) -> Lowered<Option<Known>> {
         let Some(name) = self.name(i) else { return Ok(None) };
         Ok(match self.lowering.resolve(name)? {
@@ -159,7 +155,6 @@ impl<'c, 'p> Call<'c, 'p> {
         })
     }
 
-    /// The type of an operand, without a value for it.
     pub fn type_of(&mut self, i: usize) -> Lowered<Type> {
         let Some(name) = self.name(i) else {
             return broken(format!("expected an operand {i}, found none"));
@@ -177,7 +172,6 @@ impl<'c, 'p> Call<'c, 'p> {
         })
     }
 
-    /// The data of an operand that is a constant.
     pub fn data(&mut self, i: usize) -> Lowered<Option<Arc<Tensor>>> {
         Ok(match self.known(i)? {
             Some(Known::Data(data)) => Some(data),
@@ -316,7 +310,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// The data of an attribute.
     pub fn attribute_data(&self, name: &str) -> Lowered<Option<Arc<Tensor>>> {
         let Some(a) = self.typed(name, kind::TENSOR, "a tensor")? else { return Ok(None) };
         let Some(t) = a.t.as_deref() else {
@@ -326,7 +319,6 @@ impl<'c, 'p> Call<'c, 'p> {
         data.map(Some).map_err(|m| Stop::Broken(format!("`{name}`: {m}")))
     }
 
-    /// The dtype that an attribute names.
     pub fn opt_dtype(&self, name: &str) -> Lowered<Option<DType>> {
         let Some(code) = self.opt_int(name)? else { return Ok(None) };
         match data::dtype(i32::try_from(code).unwrap_or(-1)) {
@@ -340,7 +332,6 @@ impl<'c, 'p> Call<'c, 'p> {
         self.axis_within(axis, rank)
     }
 
-    /// The axis that an attribute names.
     pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> Lowered<usize> {
         self.axis_of(self.int_or(name, default)?, rank)
     }
@@ -356,7 +347,6 @@ impl<'c, 'p> Call<'c, 'p> {
 
     // Results.
 
-    /// The names of the results.
     pub fn result_count(&self) -> usize {
         self.results.len()
     }
@@ -381,12 +371,10 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// States which value a result is.
     pub fn set(&mut self, result: usize, value: ValueId) {
         self.bind(result, Binding::Value(value));
     }
 
-    /// States that a result is known.
     pub fn set_known(&mut self, result: usize, known: Known) {
         self.bind(result, Binding::Known(known, None));
     }
@@ -397,7 +385,6 @@ impl<'c, 'p> Call<'c, 'p> {
         Ok(())
     }
 
-    /// The elements of an operand that is a sequence.
     pub fn sequence(&mut self, i: usize) -> Lowered<Vec<ValueId>> {
         let Some(name) = self.name(i) else {
             return broken(format!("expected an operand {i}, found none"));
@@ -423,7 +410,6 @@ impl<'c, 'p> Call<'c, 'p> {
         Ok(())
     }
 
-    /// The values that were stated for the results.
     pub fn values(&self) -> Vec<Option<ValueId>> {
         let value = |b: &Option<Binding<'_>>| match b {
             Some(Binding::Value(v)) => Some(*v),
@@ -432,14 +418,12 @@ impl<'c, 'p> Call<'c, 'p> {
         self.results.iter().map(value).collect()
     }
 
-    /// Forgets the values that were stated.
     pub fn forget_values(&mut self) {
         for result in &mut self.results {
             result.take_if(|b| matches!(b, Binding::Value(_) | Binding::Sequence(_)));
         }
     }
 
-    /// Checks the results against their declarations and binds their names.
     pub fn finish(self) -> Lowered {
         self.all_read()?;
         let Call { lowering, node, results, first_new, .. } = self;

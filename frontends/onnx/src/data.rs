@@ -51,9 +51,6 @@ pub(crate) fn dtype(code: i32) -> Result<DType, String> {
 }
 
 /// The dtype and the extents of a stored tensor.
-///
-/// # Errors
-/// One sentence that says what is no type of the IR.
 pub(crate) fn layout(tensor: &proto::Tensor) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype(tensor.data_type)
         .map_err(|found| format!("expected a dtype that the IR has, found {found}"))?;
@@ -131,15 +128,11 @@ impl Beside {
     }
 
     /// Whether all files are what they were when they were opened.
-    ///
-    /// # Errors
-    /// One has changed.
     pub fn unchanged(&self) -> io::Result<()> {
         let open = self.open.borrow();
         self.own.iter().chain(open.values()).try_for_each(|file| file.unchanged())
     }
 
-    /// The files of data that the model named so far.
     pub fn data_files(&self) -> Vec<PathBuf> {
         let files = self.open.borrow();
         let mut paths: Vec<PathBuf> = files.values().map(|file| file.path().to_path_buf()).collect();
@@ -159,10 +152,6 @@ impl Beside {
         Part::new(Arc::new(Inline(raw.clone())), 0..raw.len())
     }
 
-    /// A stored tensor with its data.
-    ///
-    /// # Errors
-    /// One sentence with what was expected and found.
     pub fn load(&self, tensor: &proto::Tensor) -> Result<Tensor, String> {
         let (dtype, shape) = layout(tensor)?;
         if tensor.segment.is_some() {
@@ -192,10 +181,8 @@ impl Beside {
         made.ok_or_else(expected)
     }
 
-    /// A stored tensor with its data in memory that no other process changes.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load); or its file cannot be read, or changed.
+    /// A stored tensor with its data in memory that no other process changes. Fails as [`load`](Self::load), or if its
+    /// file cannot be read, or changed.
     pub fn read(&self, tensor: &proto::Tensor) -> Result<Arc<Tensor>, String> {
         Arc::new(self.load(tensor)?).loaded().map_err(|e| e.to_string())
     }
@@ -268,7 +255,6 @@ fn placed(dtype: DType, shape: &[usize], part: Part) -> Option<Tensor> {
     Part::new(Arc::new(copied), 0..size).and_then(|part| Tensor::shared(dtype, shape, part))
 }
 
-/// The elements of the typed field that holds those of a dtype.
 fn typed(tensor: &proto::Tensor, dtype: DType) -> Vec<u8> {
     let ints = &tensor.int32_data;
     match dtype {

@@ -5,7 +5,6 @@ use bytes::Buf;
 
 use crate::error::Reason;
 
-/// A message of the format with its fields.
 struct Message {
     /// What it is, for people.
     name: &'static str,

@@ -19,7 +19,6 @@ pub(crate) struct FileBuf {
     file: Arc<Mapped>,
     /// The mapping, whose pages are not touched.
     mapping: Bytes,
-    /// The position in the file.
     at: usize,
     /// The bytes from `start` on: at least one from `at` on unless that is the end.
     window: Vec<u8>,
@@ -36,9 +35,6 @@ impl FileBuf {
     }
 
     /// Whether everything that was decoded is from the file as it was when it was opened.
-    ///
-    /// # Errors
-    /// The file changed, or cannot be read.
     pub fn finish(self) -> io::Result<()> {
         self.failed.map_or(Ok(()), Err)
     }

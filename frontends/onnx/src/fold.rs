@@ -247,7 +247,6 @@ fn expanded(x: &Ints, y: &Ints) -> Option<Ints> {
     whole.zip(x, x.dtype, |_, d| Some(d.clone()))
 }
 
-/// All elements reduced to one.
 fn reduced(c: &mut Call<'_, '_>, op: &str, x: &Ints) -> Lowered<Option<Ints>> {
     let axes = c.axes(1, x.shape.len())?.filter(|a| !a.is_empty());
     let nothing = c.flag("noop_with_empty_axes")?;
@@ -269,7 +268,6 @@ fn reduced(c: &mut Call<'_, '_>, op: &str, x: &Ints) -> Lowered<Option<Ints>> {
     Ok(Some(Ints { dtype: x.dtype, shape, dims: vec![one] }))
 }
 
-/// A vector in pieces.
 fn split(c: &Call<'_, '_>, x: &Ints, y: Option<&Ints>) -> Lowered<Option<Vec<Ints>>> {
     let [n] = x.shape.as_slice() else { return Ok(None) };
     let count = c.result_count();

@@ -7,10 +7,8 @@ use crate::proto;
 use crate::scope::{Binding, Scope};
 use crate::versions;
 
-/// The deepest nesting of calls.
 const MAX_DEPTH: usize = 32;
 
-/// What takes the place of a node.
 pub(crate) enum Body<'p> {
     Function(&'p proto::Function),
     Branch(&'p proto::Graph),
@@ -48,7 +46,6 @@ pub(crate) fn body<'p>(lowering: &mut Lowering<'p>, node: &'p proto::Node) -> Lo
 pub(crate) struct Inner<'p> {
     pub scope: Scope<'p>,
     pub nodes: &'p [proto::Node],
-    /// The names of its results.
     pub outputs: Vec<&'p str>,
 }
 

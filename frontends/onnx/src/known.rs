@@ -18,7 +18,6 @@ pub(crate) struct Ints {
     pub dims: Vec<Dim>,
 }
 
-/// A value that is known.
 #[derive(Clone, Debug)]
 pub(crate) enum Known {
     /// A constant.
@@ -43,7 +42,6 @@ impl Known {
 }
 
 impl Ints {
-    /// A vector of expressions.
     pub fn vector(dims: Vec<Dim>) -> Ints {
         Ints { dtype: DType::I64, shape: vec![dims.len()], dims }
     }
@@ -118,7 +116,6 @@ impl Ints {
         Some(Ints { dtype: self.dtype, shape, dims })
     }
 
-    /// The same elements under another shape.
     pub fn reshaped(mut self, shape: Vec<usize>) -> Option<Ints> {
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
         self.shape = shape;
@@ -126,7 +123,6 @@ impl Ints {
     }
 }
 
-/// The shape that two shapes broadcast to.
 fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let extent = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
@@ -138,7 +134,6 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// The type of data.
 pub(crate) fn type_of(data: &Tensor) -> Type {
     let shape: Vec<Dim> =
         data.shape().iter().map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX))).collect();

@@ -71,10 +71,8 @@ use ranks::Ranks;
 use scope::Scope;
 use symbols::Symbols;
 
-/// What the files leave open.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// The name of the graph.
     pub name: String,
     /// The number of ranks, if it is known otherwise than from the program.
     pub ranks: Option<u32>,
@@ -90,7 +88,6 @@ impl Default for ImportOptions {
     }
 }
 
-/// The contents of a mapped file.
 struct Contents(Arc<Mapped>);
 
 impl AsRef<[u8]> for Contents {
@@ -102,12 +99,9 @@ impl AsRef<[u8]> for Contents {
 /// The size from which on a file is mapped, in bytes. Smaller ones are read: nobody can change them any more then.
 const MAPPED: u64 = 16 << 20;
 
-/// The file of one rank.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// What messages call it.
     pub name: String,
-    /// What it holds.
     pub bytes: Bytes,
     /// The mapped file that the bytes are the contents of, if they are.
     pub file: Option<Arc<Mapped>>,
@@ -117,9 +111,6 @@ pub struct Source {
 
 impl Source {
     /// Opens a file. A large one is mapped: what is not looked at is not read.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub fn open(path: &Path) -> Result<Source, ImportError> {
         let name = path.display().to_string();
         // A pipe has no contents to map.
@@ -140,10 +131,8 @@ impl Source {
     }
 }
 
-/// An imported program.
 #[derive(Clone, Debug)]
 pub struct Imported {
-    /// The program.
     pub graph: Graph,
     /// The data of its parameters by their source names, for each file.
     pub weights: Vec<IndexMap<String, Arc<Tensor>>>,
@@ -156,9 +145,6 @@ pub struct Imported {
 }
 
 /// Imports a program from the files of its ranks, that of rank 0 first, or from one of them.
-///
-/// # Errors
-/// See [`Reason`]; the error names the file.
 pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, ImportError> {
     let mut models = Vec::with_capacity(files.len());
     for file in files {
@@ -199,10 +185,6 @@ fn repeated(files: &[Source]) -> Option<&str> {
     files.iter().map(|f| f.name.as_str()).find(|name| !names.insert(*name))
 }
 
-/// Imports a program from the files of its ranks.
-///
-/// # Errors
-/// See [`import`].
 pub fn import_files(paths: &[PathBuf], options: &ImportOptions) -> Result<Imported, ImportError> {
     let files = paths.iter().map(|p| Source::open(p)).collect::<Result<Vec<_>, _>>()?;
     import(&files, options)
@@ -257,7 +239,6 @@ fn describe(head: &[u8], size: usize, why: &str) -> String {
     kind.to_string()
 }
 
-/// A program, its weights, and notes.
 type Converted = (Graph, IndexMap<String, Arc<Tensor>>, Vec<String>);
 
 fn convert<'p>(

@@ -18,10 +18,8 @@ use crate::ranks::Ranks;
 use crate::scope::{Binding, Scope};
 use crate::symbols::Symbols;
 
-/// Why a rule does not lower a node.
 pub(crate) type Stop = symmc_import::Stop<Reason>;
 
-/// The result of a rule, and of what rules call.
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, Reason>;
 
 impl From<Reason> for Stop {
@@ -33,11 +31,9 @@ impl From<Reason> for Stop {
 /// A function of the model, by domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 
-/// A program on its way to a graph.
 pub(crate) struct Lowering<'p> {
     pub builder: Builder,
     pub symbols: Symbols,
-    /// The scope of the node that is being lowered.
     pub scope: Scope<'p>,
     /// The scopes around it, from the program's own on.
     pub outer: Vec<Scope<'p>>,
@@ -47,12 +43,10 @@ pub(crate) struct Lowering<'p> {
     pub parameters: &'p Parameters,
     /// The names of the tensors that the program's own graph stores: the sources of its parameters.
     pub initializers: HashSet<&'p str>,
-    /// The data of the parameters by source.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Whether nodes are built to be evaluated: then nothing is kept of them.
     pub scratch: bool,
     pub opaque: OpaqueOps,
-    /// How many nodes were lowered.
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -119,7 +113,6 @@ impl<'p> Lowering<'p> {
         Ok(Some((dtype, dims.map_err(error)?)))
     }
 
-    /// The declared type, if all of it is known.
     pub fn declared_type(&self, name: &str) -> Result<Option<Type>, Reason> {
         let Some((dtype, dims)) = self.declared(name)? else { return Ok(None) };
         Ok(dims.into_iter().collect::<Option<Vec<Dim>>>().map(|shape| Type::new(dtype, shape)))
@@ -198,7 +191,6 @@ impl<'p> Lowering<'p> {
         std::iter::once(name.to_string()).chain(numbered).find(|s| !taken(s)).unwrap_or_default()
     }
 
-    /// The value of the graph that a name stands for.
     pub fn value(&mut self, name: &str) -> Lowered<ValueId> {
         match self.resolve(name)? {
             Binding::Value(v) => Ok(v),
@@ -228,7 +220,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// A value of the graph that holds a known one.
     fn hold(&mut self, name: &str, known: &Known) -> Lowered<ValueId> {
         let label = format!("{}{name}", self.scope.prefix);
         match known {
@@ -247,7 +238,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// Holds a type against the one that is declared for a name.
     pub fn check_declared(&self, node: &proto::Node, name: &str, found: &Type) -> Result<(), Reason> {
         let Some((dtype, dims)) = self.declared(name)? else { return Ok(()) };
         declared::hold(found, dtype, &dims, &self.symbols.table).map_err(|differ| Reason::Node {

@@ -21,7 +21,6 @@ pub(crate) fn display_name(node: &proto::Node) -> String {
     }
 }
 
-/// An attribute for messages.
 pub(crate) fn describe(a: &proto::Attribute) -> String {
     let value = match a.r#type {
         kind::FLOAT => a.f.to_string(),

@@ -32,7 +32,6 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Whether an initializer is a parameter whatever it looks like.
     pub fn contains(&self, tensor: &proto::Tensor) -> bool {
         self.named.contains(&tensor.name) || self.differs(tensor)
     }
@@ -43,7 +42,6 @@ impl Parameters {
     }
 }
 
-/// Finds the tensors that are parameters whatever they look like.
 pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Parameters {
     let mut out = Parameters::default();
     let Some(first) = models.first() else { return out };

@@ -2,7 +2,6 @@
 //! skips fields that are not declared here; `fields.rs` refuses those that the format does not have.
 //!
 //! The decoder bounds the nesting of messages, and keeps raw data as parts of the file's bytes.
-#![allow(missing_docs)]
 
 use bytes::Bytes;
 use prost::Message;

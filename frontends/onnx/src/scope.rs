@@ -10,7 +10,6 @@ use symmc_ir::ValueId;
 use crate::known::Known;
 use crate::proto;
 
-/// What a name of the program stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Binding<'p> {
     Value(ValueId),
@@ -18,7 +17,6 @@ pub(crate) enum Binding<'p> {
     Known(Known, Option<ValueId>),
     /// A stored tensor that nothing has read yet.
     Stored(&'p proto::Tensor),
-    /// A sequence of values.
     Sequence(Vec<ValueId>),
     /// An operand that the call of a function leaves out.
     Absent,
@@ -26,7 +24,6 @@ pub(crate) enum Binding<'p> {
     Nothing(String),
 }
 
-/// The names of one graph.
 pub(crate) struct Scope<'p> {
     /// What the names of values start with, so that they are unique among all graphs.
     pub prefix: String,
@@ -36,7 +33,6 @@ pub(crate) struct Scope<'p> {
     pub opsets: HashMap<&'p str, i64>,
     /// The attributes of the function call that this is the body of.
     pub attributes: HashMap<&'p str, &'p proto::Attribute>,
-    /// The types that the graph declares.
     pub declared: HashMap<&'p str, &'p proto::Type>,
     values: HashMap<&'p str, Binding<'p>>,
     read: HashSet<&'p str>,
@@ -55,7 +51,6 @@ impl<'p> Scope<'p> {
         }
     }
 
-    /// The scope of a branch within this one.
     pub fn branch(&self, prefix: String) -> Scope<'p> {
         let mut scope = Scope::new(prefix, self.opsets.clone());
         scope.attributes.clone_from(&self.attributes);
@@ -72,7 +67,6 @@ impl<'p> Scope<'p> {
         }
     }
 
-    /// Takes in the types that a graph or function declares.
     pub fn declare(&mut self, values: impl IntoIterator<Item = &'p proto::ValueInfo>) {
         for value in values {
             if let Some(ty) = &value.r#type {
@@ -81,7 +75,6 @@ impl<'p> Scope<'p> {
         }
     }
 
-    /// Marks what nodes and the graphs within them read.
     pub fn mark_read(&mut self, nodes: &'p [proto::Node]) {
         for node in nodes {
             self.read.extend(node.input.iter().map(String::as_str));
@@ -97,15 +90,11 @@ impl<'p> Scope<'p> {
         self.read.extend(names);
     }
 
-    /// Whether any node or output reads a name.
     pub fn is_read(&self, name: &str) -> bool {
         self.read.contains(name)
     }
 
-    /// Binds a name.
-    ///
-    /// # Errors
-    /// The name is bound already.
+    /// Binds a name. Fails if the name is bound already.
     pub fn bind(&mut self, name: &'p str, binding: Binding<'p>) -> Result<(), String> {
         match self.values.insert(name, binding) {
             None => Ok(()),

@@ -18,7 +18,6 @@ pub(crate) fn arguments(graph: &proto::Graph) -> Vec<&proto::ValueInfo> {
     graph.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect()
 }
 
-/// Adds the arguments and names the stored tensors.
 pub(crate) fn inputs<'p>(
     lowering: &mut Lowering<'p>,
     graph: &'p proto::Graph,
@@ -54,7 +53,6 @@ pub(crate) fn inputs<'p>(
     Ok(())
 }
 
-/// Adds the outputs.
 pub(crate) fn outputs<'p>(lowering: &mut Lowering<'p>, graph: &'p proto::Graph) -> Result<(), Reason> {
     if graph.output.is_empty() {
         return Err(Reason::Model("no outputs".into()));

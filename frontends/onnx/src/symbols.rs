@@ -127,12 +127,10 @@ fn text(dim: &proto::Dimension) -> Text<'_> {
     }
 }
 
-/// The name of the symbol of an extent without one.
 fn anonymous(value: &str, axis: usize) -> String {
     format!("{value}.{axis}")
 }
 
-/// Adds the symbols of an extent of an argument.
 fn collect(argument: &str, axis: usize, dim: &proto::Dimension, order: &mut Vec<String>) {
     let mut add = |name: String| {
         if !order.contains(&name) {

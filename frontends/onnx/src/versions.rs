@@ -38,10 +38,8 @@ pub(crate) fn of_model(model: &proto::Model) -> Result<(), Reason> {
     }
 }
 
-/// The versions of operator sets by domain.
-///
-/// # Errors
-/// One is of a version that is not known, or stands there in two versions.
+/// The versions of operator sets by domain. Fails if one is of a version that is not known, or stands there in two
+/// versions.
 pub(crate) fn by_domain(imports: &[proto::OperatorSet]) -> Result<HashMap<&str, i64>, Reason> {
     let mut versions = HashMap::new();
     for import in imports {

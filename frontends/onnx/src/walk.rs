@@ -22,14 +22,12 @@ use crate::{evaluate, fold};
 const MAX_NODES: usize = 1 << 18;
 
 impl<'p> Lowering<'p> {
-    /// Lowers the nodes of the program.
     pub fn run(&mut self, nodes: &'p [proto::Node]) -> Result<(), Reason> {
         self.run_nodes(nodes)?;
         self.notes.extend(self.opaque.notes());
         Ok(())
     }
 
-    /// Lowers nodes in the current scope.
     pub fn run_nodes(&mut self, nodes: &'p [proto::Node]) -> Result<(), Reason> {
         self.scope.mark_read(nodes);
         nodes.iter().try_for_each(|node| self.node(node))
@@ -55,7 +53,6 @@ impl<'p> Lowering<'p> {
         lowered.map_err(|stop| stop.into_error(named))
     }
 
-    /// Lowers the nodes of a body in place of the node.
     fn body(&mut self, node: &'p proto::Node, body: Body<'p>) -> Lowered {
         let Inner { scope, nodes, outputs } = inline::inner(self, node, body)?;
         let mut results = Vec::new();

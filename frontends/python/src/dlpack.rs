@@ -21,7 +21,6 @@ pub mod device {
     pub const CUDA_HOST: i32 = 3;
 }
 
-/// A device.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {
@@ -29,7 +28,6 @@ pub struct Device {
     pub id: i32,
 }
 
-/// The type of elements.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataType {
@@ -38,7 +36,6 @@ pub struct DataType {
     pub lanes: u16,
 }
 
-/// A tensor.
 #[repr(C)]
 pub struct DlTensor {
     pub data: *mut c_void,

@@ -32,7 +32,6 @@ struct Header {
 /// Says where a tensor lies; 0, or another number and an exception.
 type Describe = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
-/// The table.
 #[repr(C)]
 struct Table {
     header: Header,

@@ -67,6 +67,8 @@
 //! What this page names. Types that come from an inner crate are stable as names, to be held and passed on; the inner
 //! crates themselves are in [`mod@unstable`] and change with any version.
 
+#![warn(missing_docs)]
+
 mod against_source;
 #[cfg(feature = "cuda")]
 pub mod bench;

@@ -15,7 +15,6 @@ use zip::{CompressionMethod, ZipArchive};
 use crate::error::ImportError;
 use crate::schema::{Payload, PayloadConfig};
 
-/// The largest JSON entry.
 const MAX_JSON: u64 = 1 << 30;
 
 /// The entry of the program in archives before PyTorch 2.8.
@@ -61,7 +60,6 @@ struct Limits {
     tensors: Limit,
 }
 
-/// An opened archive.
 pub(crate) struct Archive<'a> {
     zip: ZipArchive<Cursor<&'a [u8]>>,
     /// Entry name without the root folder, to index.
@@ -185,7 +183,6 @@ impl<'a> Archive<'a> {
             .map_err(|e| ImportError::Entry { entry, message: e.to_string() })
     }
 
-    /// Why an archive may have no program.
     fn why_no_program(&self) -> &'static str {
         if self.entries.contains_key(LEGACY) {
             BEFORE
@@ -196,7 +193,6 @@ impl<'a> Archive<'a> {
         }
     }
 
-    /// Whether the archive has an entry.
     pub fn contains(&self, entry: &str) -> bool {
         self.entries.contains_key(entry)
     }

@@ -10,7 +10,6 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use crate::schema::{Argument, Graph, Named, Real, Str, SymArgument};
 
 impl Argument<'_> {
-    /// What the argument is, for messages.
     pub fn describe(&self) -> String {
         match self {
             Argument::None => "none".into(),

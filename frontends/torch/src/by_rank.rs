@@ -32,7 +32,6 @@ pub(crate) struct Merged {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
-/// Makes one program of those of all ranks.
 pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged, ImportError> {
     let mut names = Vec::new();
     if programs.len() > 1 {
@@ -78,7 +77,6 @@ enum Number {
     Expression(String),
 }
 
-/// The number that an argument of a graph is.
 fn number(graph: &Graph<'_>, input: &NamedArgument<'_>) -> Option<Number> {
     match &input.arg {
         Argument::Int(i) => Some(Number::Int(*i)),
@@ -96,7 +94,6 @@ fn number(graph: &Graph<'_>, input: &NamedArgument<'_>) -> Option<Number> {
     }
 }
 
-/// Whether an argument may be a number.
 fn is_number(input: &NamedArgument<'_>) -> bool {
     matches!(&input.arg, Argument::Int(_) | Argument::Float(_) | Argument::SymInt(_))
 }
@@ -182,19 +179,13 @@ fn differing(of_ranks: &[&Option<Number>]) -> Option<Numbers> {
     Some(Numbers::Expressions(of_ranks.iter().map(text).collect()))
 }
 
-/// The name of a process group that an argument gives.
 fn group(input: &NamedArgument<'_>) -> Option<String> {
     match &input.arg {
-        Argument::String(s) if is_group(input) => Some(s.to_string()),
+        Argument::String(s) if matches!(&*input.name, "group" | "group_name") => Some(s.to_string()),
         _ => None,
     }
 }
 
-fn is_group(input: &NamedArgument<'_>) -> bool {
-    matches!(&*input.name, "group" | "group_name")
-}
-
-/// The numbers of a program that differ between ranks.
 pub(crate) fn found<'p>(program: &'p Program<'p>) -> Vec<&'p ByRank> {
     fn visit<'p>(graph: &'p Graph<'p>, out: &mut Vec<&'p ByRank>) {
         for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
@@ -267,7 +258,6 @@ fn cells(
     Ok(groups)
 }
 
-/// Two programs side by side.
 struct Comparison<'a, 'p> {
     first: &'a Program<'p>,
     other: &'a Program<'p>,
@@ -506,7 +496,6 @@ impl<'a, 'p> Comparison<'a, 'p> {
     }
 }
 
-/// A node with its operator and operands, for messages.
 fn called(node: &Node<'_>) -> String {
     let operands: Vec<&str> = node.inputs.iter().flat_map(|i| tensor_names(&i.arg)).collect();
     format!(

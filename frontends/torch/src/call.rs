@@ -67,7 +67,6 @@ pub(crate) struct Call<'c, 'p> {
     element: Option<usize>,
     /// Names that an argument has here, where a rule asks for another.
     renamed: &'static [(&'static str, &'static str)],
-    /// The names of the arguments that were looked at.
     read: RefCell<HashSet<&'p str>>,
     /// All results are wanted, whether or not the program names them.
     pub wants_all: bool,
@@ -197,7 +196,6 @@ impl<'c, 'p> Call<'c, 'p> {
         names.into_iter().filter_map(|n| self.lowering.scope.value(n).ok()).map(|v| self.dtype(v)).collect()
     }
 
-    /// The value that a wrapper gives for an argument.
     fn given(&self, name: &str) -> Option<ValueId> {
         self.given.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
     }
@@ -270,7 +268,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// Whether the argument of this name is a list of tensors.
     pub fn is_list(&self, name: &str) -> bool {
         matches!(self.get(name), Some(Argument::Tensors(_)))
     }
@@ -570,7 +567,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// The declared shape of a result.
     pub fn declared(&self, result: usize) -> Lowered<symmc_ir::Type> {
         match self.results.get(result).copied().flatten() {
             Some(name) if self.parts.is_some() && self.lowering.is_complex(name) => {
@@ -583,7 +579,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// States which value a result is.
     pub fn set(&mut self, result: usize, value: ValueId) {
         if result >= self.bound.len() {
             self.bound.resize(result + 1, None);
@@ -609,7 +604,6 @@ impl<'c, 'p> Call<'c, 'p> {
         self.bound.len()
     }
 
-    /// The value that was stated for a result.
     pub fn result(&self, result: usize) -> Option<ValueId> {
         self.bound.get(result).copied().flatten()
     }
@@ -625,7 +619,6 @@ impl<'c, 'p> Call<'c, 'p> {
         symmc_ir::entity::Entity::index(value) < self.first_new
     }
 
-    /// Checks the results against their declarations and binds their names.
     pub fn finish(self) -> Lowered {
         let Call { lowering, node, results, bound, first_new, .. } = self;
         for (name, value) in results.into_iter().zip(bound) {

@@ -1,10 +1,8 @@
 //! Schemas of custom ops, as a caller declares them in PyTorch's notation:
 //! `mylib::f(Tensor x, Tensor(a!) out, *, float eps=1e-5) -> ()`, with `!` at what the op writes.
 
-/// What an op writes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Writes {
-    /// The arguments that it writes.
     pub arguments: Vec<String>,
     /// The counterpart that gives the new contents as results, in the order of `arguments`.
     pub functional: Option<String>,
@@ -14,21 +12,15 @@ pub(crate) struct Writes {
     pub returned: Option<Vec<String>>,
 }
 
-/// The schema of one op.
 #[derive(Clone, Debug)]
 pub(crate) struct Declared {
     /// The target without `torch.ops.` (`mylib.f.default`).
     pub target: String,
-    /// The schema as it was given.
     pub text: String,
     pub writes: Writes,
 }
 
 impl Declared {
-    /// Reads a schema.
-    ///
-    /// # Errors
-    /// What was expected, and what was found.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (head, results) = text.split_once("->").ok_or("expected `-> results`, found no arrow")?;
         let head = head.trim();

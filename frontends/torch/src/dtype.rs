@@ -9,10 +9,7 @@ use symmc_ir::{DType, Float, Scalar, Tensor};
 /// PyTorch's default floating-point dtype: what a Python float becomes beside integers.
 pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
 
-/// The dtype of a `ScalarType` of the schema.
-///
-/// # Errors
-/// The name of a dtype that the IR does not have.
+/// The dtype of a `ScalarType` of the schema. Fails with the name of a dtype that the IR does not have.
 pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
     let found = DType::ALL.iter().find(|dtype| dtype.facts().torch.0 == code);
     found.copied().ok_or_else(|| unsupported(code))
@@ -48,11 +45,9 @@ fn unsupported(code: u32) -> String {
 /// How an operand takes part in promotion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Weight {
-    /// A Python scalar.
     Scalar,
     /// A tensor without axes.
     NoAxes,
-    /// A tensor with axes.
     Tensor,
 }
 
@@ -97,7 +92,6 @@ pub(crate) fn result_type(operands: &[(Weight, DType)]) -> Option<DType> {
     combine(of(Weight::Tensor), combine(of(Weight::NoAxes), of(Weight::Scalar)))
 }
 
-/// The dtype that a Python scalar has in promotion.
 pub(crate) fn of_scalar(s: Scalar) -> DType {
     match s {
         Scalar::Bool(_) => DType::Bool,

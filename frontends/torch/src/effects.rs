@@ -18,18 +18,15 @@ use crate::scope::tensor_names;
 /// What an op does beside giving results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
-    /// Nothing.
     Pure,
     Writes(Writes),
     /// It changes the shape or the storage of an operand.
     Resizes,
-    /// It draws random numbers.
     Draws,
     /// What no result shows.
     Outside,
     /// Its name says that it writes, and nothing what.
     Unclear,
-    /// Nothing tells.
     Unknown,
 }
 
@@ -185,7 +182,6 @@ fn is_named_in_place(target: &str) -> bool {
     (op.ends_with('_') && !op.ends_with("__")) || overload == "out" || overload.ends_with("_out")
 }
 
-/// What tells the effects of the ops of one program.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     declared: HashMap<String, Declared>,
@@ -194,10 +190,7 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// Takes the schemas that the caller declares.
-    ///
-    /// # Errors
-    /// One cannot be read, or two are of one op.
+    /// Takes the schemas that the caller declares. Fails if one cannot be read, or two are of one op.
     pub fn new(schemas: &[String], verifiers: &[Str<'_>]) -> Result<Self, ImportError> {
         let mut declared = HashMap::new();
         for text in schemas {
@@ -212,7 +205,6 @@ impl Effects {
         Ok(Effects { declared, functional })
     }
 
-    /// Fails for a declared op that the program does not have.
     pub fn all_used(&self, graph: &Graph<'_>) -> Result<(), ImportError> {
         let mut found = HashSet::new();
         targets(graph, &mut found);
@@ -225,7 +217,6 @@ impl Effects {
         }
     }
 
-    /// What a node does beside giving results.
     pub fn of(&self, node: &Node<'_>) -> Effect {
         let target = bare(&node.target);
         if let Some(declared) = self.declared.get(target) {
@@ -282,7 +273,6 @@ impl Effects {
         }
     }
 
-    /// Whether a graph, or one that it wraps, has ops that write.
     pub fn writes_in(&self, graph: &Graph<'_>) -> bool {
         graph.nodes.iter().any(|n| {
             let inner = n.inputs.iter().any(|i| matches!(&i.arg, Argument::Graph(g) if self.writes_in(g)));

@@ -114,10 +114,7 @@ impl Call<'_, '_> {
         Ok(y)
     }
 
-    /// A group of the program.
-    ///
-    /// # Errors
-    /// The call names none, or not by a string.
+    /// A group of the program. Fails if the call names none, or not by a string.
     pub fn group(&self) -> Lowered<GroupId> {
         let group = match self.opt_string("group_name") {
             Ok(None) => self.opt_string("group"),

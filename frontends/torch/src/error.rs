@@ -3,21 +3,12 @@
 
 use thiserror::Error;
 
-/// A program that cannot be imported.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// The file cannot be read.
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// The bytes are no zip archive, or a damaged one.
+    Io { path: String, source: std::io::Error },
     #[error("not a readable zip archive: {0}")]
     Zip(String),
-    /// The zip archive is no `.pt2`, or it lacks a part.
     #[error("the archive has no entry `{entry}`{hint}")]
     MissingEntry {
         /// The entry, without the root folder.
@@ -25,64 +16,32 @@ pub enum ImportError {
         /// What may have happened; empty or starting with a separator.
         hint: String,
     },
-    /// An entry cannot be read or decoded.
     #[error("entry `{entry}`: {message}")]
-    Entry {
-        /// The entry.
-        entry: String,
-        /// What is wrong with it.
-        message: String,
-    },
+    Entry { entry: String, message: String },
     /// An entry has another content than a program of this kind.
     #[error("entry `{entry}`: expected {expected}, found {found}")]
     Content {
-        /// The entry.
         entry: String,
         /// What a readable program has there.
         expected: String,
-        /// What stands there.
         found: String,
     },
-    /// The archive unpacks to more than a program of its size can need.
     #[error("entry `{entry}`: {found} bytes unpacked are more than the limit of {limit}")]
     TooLarge {
-        /// The entry.
         entry: String,
         /// Its size, or the size of all that was read so far.
         found: u64,
-        /// The limit.
         limit: u64,
     },
-    /// The program is written in another version of the schema.
     #[error("entry `{entry}`: expected schema version 8, found {found}")]
-    Schema {
-        /// The entry of the program.
-        entry: String,
-        /// Its version.
-        found: String,
-    },
+    Schema { entry: String, found: String },
     /// A tensor is stored as a pickle, which is never executed.
     #[error("`{tensor}` is stored as a pickle in `{entry}`: expected a raw storage")]
-    Pickled {
-        /// The name of the tensor.
-        tensor: String,
-        /// Where it is stored.
-        entry: String,
-    },
-    /// A stored tensor does not fit its storage or its declaration.
+    Pickled { tensor: String, entry: String },
     #[error("stored tensor `{tensor}`: expected {expected}, found {found}")]
-    Stored {
-        /// The name of the tensor.
-        tensor: String,
-        /// What it needs.
-        expected: String,
-        /// What there is.
-        found: String,
-    },
-    /// A symbolic extent cannot be represented.
+    Stored { tensor: String, expected: String, found: String },
     #[error("the expression `{expression}`: {message}")]
     Expression {
-        /// The sympy expression.
         expression: String,
         /// Which part of it is not supported.
         message: String,
@@ -92,61 +51,30 @@ pub enum ImportError {
     Range(#[from] symmc_import::ranges::RangeError),
     /// Something is wrong that extents with symbols show; it may be that these have no range, or are equal.
     #[error("{error}")]
-    Extents {
-        /// What is wrong.
-        error: Box<ImportError>,
-        /// The symbols in question.
-        symbols: symmc_import::ranges::Questioned,
-    },
-    /// A part of the signature does not fit the graph.
+    Extents { error: Box<ImportError>, symbols: symmc_import::ranges::Questioned },
     #[error("`{name}` in the signature: {message}")]
-    Signature {
-        /// The value, parameter or buffer.
-        name: String,
-        /// What is wrong with it.
-        message: String,
-    },
+    Signature { name: String, message: String },
     /// The number of ranks, or of a group, is contradictory.
     #[error("{what}: {first} says {first_ranks} ranks, {second} says {second_ranks}{hint}")]
     Ranks {
-        /// The program or a group.
         what: String,
         /// Who says the first number.
         first: String,
-        /// The first number.
         first_ranks: u32,
         /// Who says the second number.
         second: String,
-        /// The second number.
         second_ranks: u32,
         /// What helps; empty or starting with a separator.
         hint: String,
     },
-    /// The members given for a group are no partition of the ranks.
     #[error("group `{group}`: {message}")]
-    Group {
-        /// The name of the group.
-        group: String,
-        /// What is wrong with its members.
-        message: String,
-    },
+    Group { group: String, message: String },
     /// A schema that the caller declares cannot be read or used.
     #[error("the schema `{schema}`: {message}")]
-    Declared {
-        /// The schema as it was given.
-        schema: String,
-        /// What was expected and found.
-        message: String,
-    },
+    Declared { schema: String, message: String },
     /// The archive of a rank after the first is at fault.
     #[error("rank {rank}: {source}")]
-    Rank {
-        /// The rank.
-        rank: usize,
-        /// What is wrong.
-        source: Box<ImportError>,
-    },
-    /// The archives of two ranks are not one program.
+    Rank { rank: usize, source: Box<ImportError> },
     #[error(
         "{place}: expected what the archive of rank 0 has, {first}, found {found}; ranks may differ in names, data, single numbers and the parts that they take: other branches on the \
          rank have to be numbers or data before the export"
@@ -159,55 +87,22 @@ pub enum ImportError {
         /// What this rank has.
         found: String,
     },
-    /// Nothing tells who belongs to these groups.
     #[error("the members of {} are not known", list(.groups))]
-    Undescribed {
-        /// All of them.
-        groups: Vec<UndescribedGroup>,
-        /// The number of ranks, if it is known.
-        ranks: Option<u32>,
-    },
-    /// A node cannot be represented.
+    Undescribed { groups: Vec<UndescribedGroup>, ranks: Option<u32> },
     #[error("node `{node}` ({op}): {message}")]
-    Node {
-        /// The name of the node.
-        node: String,
-        /// Its target.
-        op: String,
-        /// What was expected and found.
-        message: String,
-    },
+    Node { node: String, op: String, message: String },
     /// The operands of a node have dtypes that its operator does not take together: PyTorch raises, too.
     #[error("node `{node}` ({op}): {message}")]
-    Dtypes {
-        /// The name of the node.
-        node: String,
-        /// Its target.
-        op: String,
-        /// What was expected and found.
-        message: String,
-    },
+    Dtypes { node: String, op: String, message: String },
     /// The graph breaks an invariant of the IR, such as the limits of extents.
     #[error("the program cannot be represented: {0}")]
     Graph(String),
     /// A value has another type than the program declares for it.
     #[error("node `{node}` ({op}): the program declares {expected} for `{value}`, found {found}")]
-    Type {
-        /// The name of the node.
-        node: String,
-        /// Its target.
-        op: String,
-        /// The result.
-        value: String,
-        /// The declared type.
-        expected: String,
-        /// The type that the operands give.
-        found: String,
-    },
+    Type { node: String, op: String, value: String, expected: String, found: String },
 }
 
 impl ImportError {
-    /// The node that it is about, and its target.
     pub fn node(&self) -> Option<(&str, &str)> {
         match self {
             ImportError::Node { node, op, .. }
@@ -229,20 +124,16 @@ impl ImportError {
         }
     }
 
-    /// The error of a rank, if it is not the first.
     pub(crate) fn of_rank(self, rank: usize) -> ImportError {
         if rank == 0 { self } else { ImportError::Rank { rank, source: Box::new(self) } }
     }
 }
 
-/// A group that collectives name and nothing describes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UndescribedGroup {
     /// PyTorch's name for it.
     pub name: String,
-    /// Its size, if a node states it.
     pub size: Option<u32>,
-    /// The nodes that use it.
     pub nodes: Vec<String>,
 }
 

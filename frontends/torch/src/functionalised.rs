@@ -123,7 +123,6 @@ fn written<'p>(c: &Call<'_, 'p>) -> Lowered<Vec<Written<'p>>> {
     Ok(all)
 }
 
-/// The written argument as it lies in its base.
 fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Lowered<ValueId> {
     match &w.view {
         View::Whole => Ok(base),
@@ -135,7 +134,6 @@ fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Lowered<ValueId
     }
 }
 
-/// The base with new contents of the written argument.
 fn put(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>, value: ValueId) -> Lowered<ValueId> {
     let value = c.cast(value, c.dtype(base))?;
     match &w.view {

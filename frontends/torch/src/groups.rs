@@ -40,7 +40,6 @@ struct Use {
     size: Option<Source>,
 }
 
-/// Settles ranks and groups.
 pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<Ranks, ImportError> {
     let mut world = options.ranks.map(|ranks| Source { who: "the caller".into(), ranks });
     if options.ranks == Some(0) {
@@ -172,7 +171,6 @@ fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Res
     Ok(())
 }
 
-/// The number of ranks that the cells of a group partition.
 fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32, ImportError> {
     let error = |message: String| ImportError::Group { group: group.into(), message };
     let size = cells.first().map_or(0, Vec::len);
@@ -187,7 +185,6 @@ fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32, ImportError> {
     Ok(all.len() as u32)
 }
 
-/// Whether a target communicates.
 pub(crate) fn is_collective(target: &str) -> bool {
     ["torch.ops._c10d_functional", "torch.ops.symm_mem.", "torch.ops._dtensor."]
         .iter()
@@ -198,7 +195,6 @@ fn argument<'n, 'p>(node: &'n Node<'p>, names: &[&str]) -> Option<&'n Argument<'
     node.inputs.iter().find(|i| names.contains(&&*i.name)).map(|i| &i.arg)
 }
 
-/// The group that a collective names.
 fn group_name<'n>(node: &'n Node<'_>) -> Option<&'n str> {
     match argument(node, &["group_name", "group"]) {
         Some(Argument::String(s)) => Some(s),
@@ -206,7 +202,6 @@ fn group_name<'n>(node: &'n Node<'_>) -> Option<&'n str> {
     }
 }
 
-/// The size of its group, if a collective states it.
 fn stated_size(node: &Node<'_>) -> Option<u32> {
     if let Some(Argument::Int(n)) = argument(node, &["group_size"]) {
         return u32::try_from(*n).ok();

@@ -15,7 +15,6 @@ const WRAPPERS: [&str; 6] = [
     "wrap",
 ];
 
-/// The graph that a node wraps.
 pub(crate) fn body<'p>(node: &'p Node<'p>) -> Option<&'p schema::Graph<'p>> {
     let name = node.target.strip_prefix("torch.ops.higher_order.")?;
     if !WRAPPERS.contains(&name.split('.').next()?) {

@@ -31,7 +31,6 @@ fn refused<T>(why: &str) -> Lowered<T> {
     Err(Stop::Broken(format!("{why}; {ADVICE}")))
 }
 
-/// Lowers a call of an op that writes.
 pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
     let rule = match &writes.functional {
         Some(target) => ops::find(target),

@@ -74,10 +74,8 @@ use signature::Stores;
 use stored::Store;
 use symbols::Symbols;
 
-/// An imported program.
 #[derive(Clone, Debug)]
 pub struct Imported {
-    /// The program.
     pub graph: Graph,
     /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
     /// that exported it.
@@ -97,10 +95,6 @@ pub struct Imported {
     pub open: Vec<String>,
 }
 
-/// Imports a program from the bytes of a `.pt2` file.
-///
-/// # Errors
-/// See [`ImportError`].
 pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportError> {
     let (mut archive, model, text) = open(bytes, options)?;
     let program = parse(&format!("models/{model}.json"), &text)?;
@@ -110,10 +104,8 @@ pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportE
 
 /// Imports a program from the archives of all its ranks, that of rank 0 first. They may differ in names and data, and in
 /// numbers that stand where a tensor may: each such number becomes a parameter without axes. Groups that ranks call by
-/// different names have the ranks of one name as a cell.
-///
-/// # Errors
-/// See [`ImportError`]; [`ImportError::Rank`] tells the archive at fault, if it is not the first.
+/// different names have the ranks of one name as a cell. [`ImportError::Rank`] tells the archive at fault, if it is not
+/// the first.
 pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported, ImportError> {
     let of = |rank: usize| move |e: ImportError| e.of_rank(rank);
     let mut opened = Vec::with_capacity(files.len());
@@ -151,7 +143,6 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported
 
 type Opened<'b> = (Archive<'b>, String, String);
 
-/// An archive with the name and the text of its program.
 fn open<'b>(bytes: &'b [u8], options: &ImportOptions) -> Result<Opened<'b>, ImportError> {
     let mut archive = Archive::open(bytes)?;
     let (model, text) = archive.program(&options.name)?;
@@ -174,10 +165,6 @@ fn stores<'s, 'a>(
     })
 }
 
-/// Imports a program from a `.pt2` file.
-///
-/// # Errors
-/// See [`ImportError`].
 pub fn import_file(path: &Path, options: &ImportOptions) -> Result<Imported, ImportError> {
     let bytes =
         std::fs::read(path).map_err(|source| ImportError::Io { path: path.display().to_string(), source })?;

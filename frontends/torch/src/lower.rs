@@ -15,10 +15,8 @@ use crate::scope::{Scope, tensor_names};
 use crate::shards::RankPiece;
 use crate::symbols::Symbols;
 
-/// Why a rule does not lower a node.
 pub(crate) type Stop = symmc_import::Stop<ImportError>;
 
-/// The result of a rule, and of what rules call.
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, ImportError>;
 
 impl From<ImportError> for Stop {
@@ -27,7 +25,6 @@ impl From<ImportError> for Stop {
     }
 }
 
-/// A program on its way to a graph.
 pub(crate) struct Lowering<'p> {
     pub builder: Builder,
     pub scope: Scope<'p>,
@@ -37,7 +34,6 @@ pub(crate) struct Lowering<'p> {
     pub by_rank: IndexMap<String, ValueId>,
     /// The nodes whose results are views of their first operand although their op is none: parts that ranks take.
     pub parts: HashSet<NodeId>,
-    /// Those of them that are equal pieces of an axis.
     pub rank_pieces: Vec<RankPiece>,
     /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,
@@ -47,7 +43,6 @@ pub(crate) struct Lowering<'p> {
     pub written: IndexMap<InputId, ValueId>,
     /// Whether the program has ops that write; copies matter then.
     pub in_place: bool,
-    /// What tells what ops write.
     pub effects: Effects,
     /// Pairs of values that may share memory although the graph does not show it.
     pub entangled: Vec<(ValueId, ValueId)>,
@@ -81,7 +76,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// The type that the program declares for a value.
     pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
         self.typed(name, dtype::from_schema)
     }
@@ -97,7 +91,6 @@ impl<'p> Lowering<'p> {
         Ok(ty)
     }
 
-    /// Whether the program declares a value as complex.
     pub fn is_complex(&self, name: &str) -> bool {
         let meta = self.scope.graph.tensor_values.get(name);
         meta.is_some_and(|m| dtype::part_of_complex(m.dtype).is_some())
@@ -117,7 +110,6 @@ impl<'p> Lowering<'p> {
         Ok(Type::new(dtype, shape))
     }
 
-    /// Adds an opaque op for a node, with results of these types.
     pub fn opaque_op(&mut self, node: &'p Node<'p>, why: &str, types: Vec<Type>) -> Lowered<Vec<ValueId>> {
         let target = effects::called(node).unwrap_or(&node.target);
         let target = effects::bare(target).to_string();
@@ -163,7 +155,6 @@ impl<'p> Lowering<'p> {
         })
     }
 
-    /// A type for messages, with the names of the symbols.
     pub fn show(&self, ty: &Type) -> String {
         declared::shown(ty, &self.symbols.table)
     }

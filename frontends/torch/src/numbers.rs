@@ -21,7 +21,6 @@ pub(crate) enum Numbers {
 }
 
 impl Numbers {
-    /// What they are, for messages.
     pub fn describe(&self) -> String {
         match self {
             Numbers::Ints(v) => format!("another integer on each rank, {v:?}"),
@@ -44,7 +43,6 @@ impl Numbers {
         }
     }
 
-    /// The type of what that input holds.
     pub fn ty(&self) -> Type {
         match self {
             // Of sizes the input holds which rank it is.
@@ -54,7 +52,6 @@ impl Numbers {
         }
     }
 
-    /// What a rank has, as a tensor.
     pub fn of(&self, rank: usize) -> Option<Tensor> {
         match self {
             Numbers::Ints(v) => Tensor::new(DType::I64, [], v.get(rank)?.to_le_bytes().to_vec()),

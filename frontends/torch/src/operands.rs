@@ -18,9 +18,7 @@ enum Demand {
     Same(&'static [&'static str]),
     /// These all have the dtype of the first, or all are f32 beside a first one of f16 or bf16.
     Beside(&'static str, &'static [&'static str]),
-    /// This has one of these dtypes.
     OneOf(&'static str, &'static [DType]),
-    /// None of these is bool.
     NoBool(&'static [&'static str]),
     /// Not all of these are integers or bools.
     SomeFloat(&'static [&'static str]),
@@ -172,7 +170,6 @@ impl Demand {
     }
 }
 
-/// The dtypes of the tensors that an argument is.
 fn typed<'n>(call: &Call<'_, '_>, name: &'n str) -> Vec<(&'n str, DType)> {
     call.dtypes(name).into_iter().map(|dtype| (name, dtype)).collect()
 }

@@ -58,7 +58,6 @@ fn unify_graph(graph: &mut Graph<'_>, mut read: HashSet<String>) {
     }
 }
 
-/// Whether a node only computes sizes.
 fn is_size(graph: &Graph<'_>, node: &Node<'_>) -> bool {
     let target = &*node.target;
     let computes =
@@ -145,7 +144,6 @@ fn part<'p>(graph: &mut Graph<'p>, node: &Node<'p>, read: &HashSet<String>) -> O
     Some(Node::new(owned("torch.ops.aten.slice.Tensor"), owned(&**name), inputs, outputs))
 }
 
-/// The sum of extents, as an argument.
 fn sum<'p>(graph: &mut Graph<'p>, extents: &[String], name: &str) -> Argument<'p> {
     let known: Option<i64> = extents.iter().try_fold(0i64, |sum, e| sum.checked_add(e.parse().ok()?));
     if let Some(known) = known {

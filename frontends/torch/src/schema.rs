@@ -84,7 +84,6 @@ impl<'de> Deserialize<'de> for Real {
     }
 }
 
-/// The whole program.
 #[derive(Deserialize)]
 pub(crate) struct Program<'a> {
     #[serde(borrow)]
@@ -193,7 +192,6 @@ pub(crate) struct NamedArgument<'a> {
     pub arg: Argument<'a>,
 }
 
-/// An argument or a result of a node.
 pub(crate) enum Argument<'a> {
     None,
     Tensor(Str<'a>),
@@ -219,7 +217,6 @@ pub(crate) enum Argument<'a> {
     ByRank(ByRank),
     /// The target of an op that a wrapper calls.
     Operator(Str<'a>),
-    /// The body of a wrapper.
     Graph(Box<Graph<'a>>),
     /// An alternative that no op here reads (device, layout, …): its name.
     Other(Str<'a>),
@@ -399,7 +396,6 @@ pub(crate) struct PayloadConfig {
     pub config: IndexMap<String, Payload>,
 }
 
-/// Where a tensor is stored.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Payload {
     pub path_name: String,
@@ -427,7 +423,6 @@ pub(crate) struct Extent {
 
 pub(crate) type Written<'a> = (&'static str, &'a str, Option<&'a str>);
 
-/// What an output is, its value, and the input that it writes.
 pub(crate) fn written<'a>(spec: &'a OutputSpec<'_>) -> Option<Written<'a>> {
     if let Some(u) = &spec.user_output {
         return match &u.arg {

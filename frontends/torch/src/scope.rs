@@ -9,7 +9,6 @@ use symmc_ir::ValueId;
 
 use crate::schema::{self, Argument};
 
-/// What a name of the program stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Binding {
     Value(ValueId),
@@ -17,14 +16,12 @@ pub(crate) enum Binding {
     Nothing(String),
 }
 
-/// The names of one graph.
 pub(crate) struct Scope<'p> {
     pub graph: &'p schema::Graph<'p>,
     /// What the names of values start with, so that they are unique among all graphs.
     pub prefix: String,
     /// The number of values before this graph: those from here on are its own.
     pub first_value: usize,
-    /// The position of the node that is being lowered.
     pub position: usize,
     values: HashMap<&'p str, Binding>,
     /// The position of the last node that reads a name; outputs come after all nodes.
@@ -51,7 +48,6 @@ impl<'p> Scope<'p> {
         self.last_read.insert(name, usize::MAX);
     }
 
-    /// Whether any node or output reads a name.
     pub fn is_read(&self, name: &str) -> bool {
         self.last_read.contains_key(name)
     }
@@ -66,10 +62,7 @@ impl<'p> Scope<'p> {
         self.last_read.get(name).is_some_and(|&at| at > self.position)
     }
 
-    /// Binds a name.
-    ///
-    /// # Errors
-    /// The name is bound already, or is no identifier.
+    /// Binds a name. Fails if the name is bound already, or is no identifier.
     pub fn bind(&mut self, name: &'p str, binding: Binding) -> Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit()) {
@@ -107,10 +100,7 @@ impl<'p> Scope<'p> {
         all
     }
 
-    /// The value of a name.
-    ///
-    /// # Errors
-    /// Nothing before this node defines it, or it is no tensor.
+    /// The value of a name. Fails if nothing before this node defines it, or it is no tensor.
     pub fn value(&self, name: &str) -> Result<ValueId, String> {
         match self.values.get(name) {
             Some(Binding::Value(v)) => Ok(*v),
@@ -120,7 +110,6 @@ impl<'p> Scope<'p> {
     }
 }
 
-/// The names of the tensors in an argument.
 pub(crate) fn tensor_names<'a>(arg: &'a Argument<'_>) -> Vec<&'a str> {
     match arg {
         Argument::Tensor(n) => vec![n],

@@ -11,9 +11,7 @@ use symmc_ir::{Dim, Graph, Group, GroupId, Members, NodeId, Op};
 pub(crate) struct RankPiece {
     /// The node that takes it from its first operand.
     pub node: NodeId,
-    /// The axis that is divided.
     pub axis: usize,
-    /// The position of each rank.
     pub positions: Vec<usize>,
 }
 

@@ -11,7 +11,6 @@ use crate::effects;
 use crate::lower::Lowered;
 use crate::schema::{Argument, SymInt};
 
-/// How the result of an op lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sharing {
     /// In that of its operand.
@@ -83,7 +82,6 @@ const ALIASING: [&str; 54] = [
 /// The ops whose result is a view where the strides of their operand allow it.
 const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
 
-/// How the results of a call lie in memory.
 fn sharing(c: &Call<'_, '_>) -> Sharing {
     let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
     if RESHAPING.contains(&op) {
@@ -150,7 +148,6 @@ pub(crate) fn base_of(c: &Call<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>
     (at, chain)
 }
 
-/// Extents and strides that the program declares for the first operand.
 fn operand<'p>(c: &Call<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
     let Some(Argument::Tensor(name)) = c.at(0) else { return None };
     let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;

@@ -69,7 +69,6 @@ pub(crate) fn sizes<'p>(program: &'p Program<'p>) -> Vec<ArgumentSizes<'p>> {
     out
 }
 
-/// The value of an input that is stored with the program.
 fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
     let parameter = spec.parameter.as_ref().map(|p| &*p.arg.name);
     let buffer = spec.buffer.as_ref().map(|b| &*b.arg.name);
@@ -80,11 +79,9 @@ fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
 pub(crate) struct Inputs {
     by_source: HashMap<String, InputId>,
     by_argument: HashMap<String, InputId>,
-    /// The parameters whose data the archive holds, with their types.
     parameters: Vec<(String, Type)>,
 }
 
-/// The stored tensors of an archive.
 pub(crate) struct Stores<'s, 'a> {
     pub archive: &'s mut Archive<'a>,
     pub weights: Store,
@@ -101,7 +98,6 @@ impl Stores<'_, '_> {
         self.constants.reserve(self.archive, names().filter(|n| !self.weights.holds(n)))
     }
 
-    /// The size in bytes of the data of a stored input.
     fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
         match self.weights.size(self.archive, name)? {
             Some(size) => Ok(Some(size)),
@@ -109,7 +105,6 @@ impl Stores<'_, '_> {
         }
     }
 
-    /// The names of tensors that have several.
     pub fn ties(&self) -> Vec<Vec<String>> {
         self.weights.ties().into_iter().chain(self.constants.ties()).collect()
     }
@@ -136,7 +131,6 @@ impl Stores<'_, '_> {
     }
 }
 
-/// Adds the inputs in the order of the signature.
 pub(crate) fn inputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,
@@ -222,7 +216,6 @@ fn agreed(
     Ok(first)
 }
 
-/// Adds an input for each number that differs between ranks.
 pub(crate) fn numbers_by_rank<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) -> Vec<&'p ByRank> {
     let mut inputs: Vec<(&'p ByRank, ValueId)> = Vec::new();
     for number in by_rank::found(program).into_iter().filter(|n| n.numbers.is_input()) {
@@ -333,7 +326,6 @@ pub(crate) fn mark_outputs<'p>(lowering: &mut Lowering<'p>, program: &'p Program
     }
 }
 
-/// The tensor of an output, and what it writes.
 fn output<'p>(spec: &'p OutputSpec<'p>) -> Option<(&'p str, Target<'p>)> {
     if let Some(user) = &spec.user_output {
         return match &user.arg {
@@ -360,7 +352,6 @@ enum Target<'p> {
     Argument(&'p str),
 }
 
-/// Adds the outputs in the order of the signature.
 pub(crate) fn outputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,

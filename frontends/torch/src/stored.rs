@@ -37,7 +37,6 @@ impl Store {
         self
     }
 
-    /// Whether the archive names a tensor of this kind so.
     pub fn holds(&self, name: &str) -> bool {
         self.config.contains_key(name)
     }
@@ -136,7 +135,6 @@ struct Region {
     offset: usize,
     /// The size of the contiguous tensor.
     bytes: u64,
-    /// The elements of the storage that the region needs.
     needed: usize,
 }
 
@@ -198,7 +196,6 @@ impl Region {
         })
     }
 
-    /// Whether a storage of so many bytes has all elements.
     fn fits(&self, name: &str, storage: u64) -> Result<(), ImportError> {
         let needed = (self.needed as u64).checked_mul(self.dtype.size() as u64);
         if needed.is_some_and(|n| n <= storage) {

@@ -87,7 +87,6 @@ impl<'p> Symbols<'p> {
         Ok(Symbols { table, ids, open, dims: RefCell::default() })
     }
 
-    /// The dim of an extent.
     pub fn dim(&self, size: &'p SymInt<'p>) -> Result<Dim, ImportError> {
         match (&size.as_expr, size.as_int) {
             (Some(e), _) => self.expression(&e.expr_str),

@@ -19,7 +19,6 @@ use crate::scope::{Binding, tensor_names};
 use crate::sharing;
 
 impl<'p> Lowering<'p> {
-    /// Lowers the nodes of the current scope.
     pub fn run_scope(&mut self) -> Result<(), ImportError> {
         let graph = self.scope.graph;
         for (position, node) in graph.nodes.iter().enumerate() {
@@ -29,7 +28,6 @@ impl<'p> Lowering<'p> {
         Ok(())
     }
 
-    /// Lowers all nodes.
     pub fn run(&mut self) -> Result<(), ImportError> {
         self.run_scope()?;
         self.notes.extend(self.opaque.notes());
@@ -116,7 +114,6 @@ impl<'p> Lowering<'p> {
     }
 }
 
-/// Lowers a node by what is known of its target.
 fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     if let Some(graph) = inline::body(call.node) {
         return wrapped(call, graph);
@@ -142,7 +139,6 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     }
 }
 
-/// Lowers a node that has complex operands or results.
 fn of_complex(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     match effect {
         Effect::Writes(writes) => {

@@ -71,7 +71,6 @@ UNCHECKED = {
 
 
 def rules(folder):
-    """The operators and overloads that have a rule."""
     rows = set()
     for file in pathlib.Path(folder).glob("*.rs"):
         rows |= set(re.findall(r'row\(\s*"([^"]+)"', file.read_text()))

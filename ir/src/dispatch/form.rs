@@ -9,7 +9,6 @@ use crate::named_enum;
 use crate::op::Op;
 
 named_enum! {
-    /// What the kernel of a dispatch is (see the [module](super)).
     Form {
         /// Element-wise nodes over one shape.
         Map = "map",
@@ -25,7 +24,6 @@ named_enum! {
         Norm = "norm",
         /// Reductions of rows, and element-wise nodes before, between and after them.
         Rows = "rows",
-        /// Rotary embeddings.
         Rotary = "rotary",
         /// Stores at positions that are data.
         Scatter = "scatter",
@@ -37,7 +35,6 @@ named_enum! {
 /// Which results of a dispatch may lie on an operand of one of its nodes, element on element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Overwriting {
-    /// None.
     Never,
     /// Those of the same node.
     Own,
@@ -92,7 +89,6 @@ impl Form {
 /// Nodes that run as one step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Dispatch {
-    /// What their kernel is.
     pub form: Form,
     /// The first of the nodes, by which the step is named.
     pub first: NodeId,
@@ -106,7 +102,6 @@ impl Dispatch {
         (self.first.index()..=self.last.index()).map(NodeId::new)
     }
 
-    /// Whether a node is one of them.
     pub fn has(&self, node: NodeId) -> bool {
         (self.first..=self.last).contains(&node)
     }

@@ -10,7 +10,6 @@ use crate::op::Op;
 /// The matrix product whose columns a rotary embedding turns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Turned {
-    /// The product.
     pub product: NodeId,
     /// The views between the two, in program order.
     pub views: Vec<NodeId>,

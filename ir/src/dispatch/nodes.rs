@@ -68,9 +68,6 @@ fn is_gathered_by_readers(op: &Op) -> bool {
 }
 
 /// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
-///
-/// # Errors
-/// The first node that is not, with what was expected and found.
 pub(crate) fn check(
     graph: &Graph,
     dispatch: &Dispatch,
@@ -108,7 +105,6 @@ pub fn contract_of_several(collective: &Collective) -> Option<Contract> {
 
 type Checked = Result<(), (NodeId, String)>;
 
-/// The nodes of a dispatch.
 struct Nodes<'a> {
     graph: &'a Graph,
     dispatch: &'a Dispatch,
@@ -126,7 +122,6 @@ impl<'a> Nodes<'a> {
         (at, format!("expected {expected} of a dispatch of the form {form}, found {found}"))
     }
 
-    /// The node of the dispatch that defines a value.
     fn inside(&self, value: ValueId) -> Option<NodeId> {
         self.graph.def_node(value).filter(|&n| self.dispatch.has(n))
     }
@@ -216,7 +211,6 @@ impl<'a> Nodes<'a> {
         if self.is_alone(id) { Ok(()) } else { Err(self.unfit(id, "a node whose result nothing else reads")) }
     }
 
-    /// Whether only nodes of the dispatch read what a node gives.
     fn is_alone(&self, id: NodeId) -> bool {
         self.graph.nodes[id].outputs.iter().all(|&v| {
             let returned = self.graph.outputs.iter().any(|o| o.value == v);

@@ -19,7 +19,6 @@ pub(super) struct Array {
     pub(super) data: Rc<Data>,
 }
 
-/// Wide elements.
 #[derive(Clone, Debug)]
 pub(super) enum Data {
     Float(Vec<f64>),
@@ -45,12 +44,10 @@ impl Array {
         Array { dtype, shape: shape.to_vec(), data: Rc::new(Data::Int(elements)) }
     }
 
-    /// An array of bools.
     pub(super) fn bools(shape: &[usize], elements: impl Iterator<Item = bool>) -> Self {
         Array::ints(DType::Bool, shape, elements.map(i64::from).collect())
     }
 
-    /// The elements of a tensor.
     pub(super) fn from_tensor(tensor: &Tensor) -> Self {
         let dtype = tensor.dtype();
         if dtype.is_float() {
@@ -68,7 +65,6 @@ impl Array {
         }
     }
 
-    /// The elements of a float array.
     pub(super) fn as_floats(&self) -> Result<&[f64], OpError> {
         match &*self.data {
             Data::Float(v) => Ok(v),
@@ -84,7 +80,6 @@ impl Array {
         }
     }
 
-    /// The same elements under another shape with as many.
     pub(super) fn reshaped(&self, shape: &[usize]) -> Self {
         debug_assert_eq!(numel(&self.shape), numel(shape));
         Array { dtype: self.dtype, shape: shape.to_vec(), data: Rc::clone(&self.data) }
@@ -108,7 +103,6 @@ pub(super) fn numel(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// Row-major strides.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     let mut out = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {

@@ -7,7 +7,6 @@ use super::elementwise::float_max;
 use super::error::OpError;
 use crate::attention::{Bound, Operands, visible};
 
-/// What an attention row may see.
 enum Mask<'a> {
     None,
     /// Nonzero attends.
@@ -16,12 +15,10 @@ enum Mask<'a> {
     Float(&'a [f64]),
 }
 
-/// The attributes of attention.
 pub(super) struct Scores<'a> {
     pub scale: f64,
     pub cap: Option<f64>,
     pub bounds: &'a [Bound],
-    /// What each bound adds.
     pub adds: Vec<i64>,
     /// Whether an operand is one more score of each row.
     pub sink: bool,
@@ -59,7 +56,6 @@ impl Scores<'_> {
     }
 }
 
-/// One row of queries of one head.
 struct Row<'a> {
     /// Its number among the rows of all heads.
     row: usize,

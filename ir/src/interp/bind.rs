@@ -12,11 +12,8 @@ use crate::tensor::Tensor;
 ///
 /// A dim that is one symbol fixes it; so does one that is linear in a single symbol that no other dim
 /// fixes (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol that occurs
-/// in no input's shape stays unbound.
-///
-/// # Errors
-/// Another number of inputs, a dtype or shape that does not fit, a symbol out of its bounds, or one that
-/// the shapes mention and do not fix.
+/// in no input's shape stays unbound. Fails for another number of inputs, a dtype or shape that does not fit, a symbol
+/// out of its bounds, or one that the shapes mention and do not fix.
 pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, InterpError> {
     check_count(graph, 0, inputs.len())?;
     let values = graph.inputs.values().map(|i| i.value);
@@ -24,9 +21,6 @@ pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, Inte
 }
 
 /// [`bindings_from`] for some of the inputs, each named by its value.
-///
-/// # Errors
-/// As [`bindings_from`].
 pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Bindings, InterpError> {
     let mut bindings = Bindings::new();
     for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
@@ -93,7 +87,6 @@ fn solve(dim: &Dim, extent: i64, bindings: &Bindings) -> Solution {
     }
 }
 
-/// Every bound symbol is within its bounds.
 pub(super) fn check_bindings(graph: &Graph, bindings: &Bindings) -> Result<(), InterpError> {
     for (id, symbol) in graph.symbols.iter() {
         if let Some(value) = bindings.get(id).filter(|v| !(symbol.min..=symbol.max).contains(v)) {
@@ -109,7 +102,6 @@ pub(super) fn check_count(graph: &Graph, rank: usize, found: usize) -> Result<()
     if found == expected { Ok(()) } else { Err(InterpError::InputCount { rank, expected, found }) }
 }
 
-/// The tensor has the dtype and, under the bindings, the shape of the input.
 pub(super) fn check_input(
     graph: &Graph,
     bindings: &Bindings,
@@ -148,7 +140,6 @@ pub(super) fn extents(graph: &Graph, bindings: &Bindings, value: ValueId) -> Res
     Ok(shape)
 }
 
-/// Why a value has no shape under the bindings.
 fn no_extent(graph: &Graph, bindings: &Bindings, value: ValueId) -> InterpError {
     let name = graph.name_of(value).to_string();
     let unbound = graph.ty(value).shape.iter().flat_map(Dim::symbols).find(|&s| bindings.get(s).is_none());

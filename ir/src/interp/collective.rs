@@ -8,10 +8,8 @@ use super::movement::{concat, full};
 use crate::collective::{CollectiveKind, ReduceOp, Splits};
 use crate::types::{DType, Scalar};
 
-/// The results on each rank of a cell from the operands on each.
-///
-/// # Errors
-/// The rank within the cell, and what it found.
+/// The results on each rank of a cell from the operands on each. Fails with the rank within the cell, and what it
+/// found.
 pub(super) fn exchange(
     kind: &CollectiveKind,
     operands: &[Vec<Array>],

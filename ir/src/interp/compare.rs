@@ -14,7 +14,6 @@ use super::spread::{BEYOND_SEEN, Spread, distance};
 use crate::tensor::Tensor;
 use crate::types::DType;
 
-/// How far an element may be from the expected one.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tolerance {
     /// So much, whatever the element.
@@ -29,10 +28,8 @@ pub struct Tolerance {
 const SAMPLES: usize = 1 << 20;
 
 impl Tolerance {
-    /// No difference at all.
     pub const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0, may_overflow: false };
 
-    /// An absolute tolerance alone.
     pub fn absolute(absolute: f64) -> Tolerance {
         Tolerance { absolute, ..Tolerance::EXACT }
     }
@@ -81,7 +78,6 @@ impl Tolerance {
         limit.scaled_to((BEYOND_SEEN * most).clamp(self.relative, limit.relative))
     }
 
-    /// The tolerance with another fraction.
     fn scaled_to(self, relative: f64) -> Tolerance {
         Tolerance { absolute: self.absolute * relative / self.relative, relative, ..self }
     }
@@ -91,7 +87,6 @@ impl Tolerance {
         dtype.facts().precision.map_or(0.0, |p| p.tolerance)
     }
 
-    /// What an element may differ by.
     fn allowed(&self, expected: f64) -> f64 {
         // 0 of an infinity is no number.
         if self.relative == 0.0 { self.absolute } else { self.absolute + self.relative * expected.abs() }
@@ -124,10 +119,8 @@ fn typical(tensor: &Tensor) -> f64 {
     *magnitudes.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
-/// How far a found tensor is from the expected one.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Comparison {
-    /// The number of elements compared.
     pub elements: usize,
     /// The number of elements that differ by more than the tolerance allows, or are NaN on one side only.
     pub beyond: usize,
@@ -149,19 +142,15 @@ pub struct Comparison {
     pub type_mismatch: Option<String>,
 }
 
-/// Two elements that differ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// Their coordinates.
     pub at: Vec<usize>,
     /// The element found, in all its digits.
     pub found: String,
-    /// The element expected.
     pub expected: String,
 }
 
 impl Comparison {
-    /// Counts an element that differs.
     fn count(&mut self, difference: f64, allowed: f64, within: bool) {
         self.beyond += usize::from(!within);
         if difference.is_nan() {
@@ -307,7 +296,6 @@ fn is_within(found: &Tensor, expected: &Tensor, tolerance: Tolerance, i: usize) 
     difference == 0.0 || difference.is_finite() && difference <= tolerance.allowed(expected.get_f64(i))
 }
 
-/// What differs, if two tensors have not the same dtype and shape.
 fn type_mismatch(found: &Tensor, expected: &Tensor) -> Option<String> {
     let ty = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.shape());
     let same = (found.dtype(), found.shape()) == (expected.dtype(), expected.shape());

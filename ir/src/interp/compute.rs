@@ -12,7 +12,6 @@ use crate::op::Op;
 use crate::text;
 use crate::types::DType;
 
-/// The dtype and shape of a result.
 pub(super) type ResultType<'a> = (DType, &'a [usize]);
 
 pub(super) fn compute(
@@ -89,13 +88,11 @@ pub(super) fn compute(
     Ok(vec![out])
 }
 
-/// What each bound of attention adds.
 fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>, OpError> {
     let add = |b: &Bound| b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
     bounds.iter().map(add).collect()
 }
 
-/// An op some of whose results are permuted.
 fn permuted(
     op: &Op,
     perm: &[usize],

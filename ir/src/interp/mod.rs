@@ -57,10 +57,8 @@ use crate::types::{DType, Type};
 use array::Array;
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
-/// graph, constants included; the result holds all outputs of each rank in order.
-///
-/// # Errors
-/// Inputs or bindings that do not fit the program, or an op that fails on its data.
+/// graph, constants included; the result holds all outputs of each rank in order. Fails for inputs or bindings that do
+/// not fit the program, or an op that fails on its data.
 pub fn run(
     graph: &Graph,
     bindings: &Bindings,
@@ -69,10 +67,6 @@ pub fn run(
     run_with(graph, bindings, inputs, &Registry::new())
 }
 
-/// [`run`] with kernels for custom ops.
-///
-/// # Errors
-/// As [`run`], or a custom kernel fails.
 pub fn run_with(
     graph: &Graph,
     bindings: &Bindings,
@@ -84,9 +78,6 @@ pub fn run_with(
 
 /// [`run_with`] with noise on every rounding: outputs that differ much from those of [`run_with`] are
 /// sensitive to rounding errors.
-///
-/// # Errors
-/// As [`run_with`].
 pub fn run_with_noise(
     graph: &Graph,
     bindings: &Bindings,
@@ -98,7 +89,6 @@ pub fn run_with_noise(
     Run { noise: Some(noise), ..run }.finish()
 }
 
-/// The state of a run between two nodes.
 struct Run<'a> {
     graph: &'a Graph,
     bindings: &'a Bindings,
@@ -322,7 +312,6 @@ fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
     Ok(())
 }
 
-/// Every node type-checks.
 fn check_types(graph: &Graph) -> Result<(), InterpError> {
     for (id, node) in graph.nodes.iter() {
         let error = |message: String| {

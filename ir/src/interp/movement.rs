@@ -44,9 +44,6 @@ pub(super) fn permute(x: &Array, perm: &[usize], shape: &[usize]) -> Array {
 }
 
 /// On each rank of a cell the piece of its operand along an axis at the rank's position.
-///
-/// # Errors
-/// As [`slice`], with the rank within the cell.
 pub(super) fn shards(operands: &[Vec<Array>], axis: usize) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
     let n = operands.len();
     let shard = |(number, operands): (usize, &Vec<Array>)| {

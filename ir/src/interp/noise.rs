@@ -14,10 +14,8 @@ use crate::op::Op;
 use crate::types::DType;
 use symmc_support::random::SplitMix;
 
-/// The noise of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    /// The seed of the random numbers of the run.
     pub seed: u64,
     /// The numerics classes of the plan that the run stands for: f32 that ranks reduce moves as far as the types do that
     /// these allow for it.
@@ -52,7 +50,6 @@ impl Noise {
     }
 }
 
-/// The largest number of f16.
 const MOST_F16: f64 = 65504.0;
 
 impl Noise {

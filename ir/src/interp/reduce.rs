@@ -63,7 +63,6 @@ pub(super) fn reduce(
 /// A neutral element and a function.
 type Fold<T> = (T, fn(T, T) -> T);
 
-/// The neutral element and the function of a reduction of floats.
 pub(super) fn float_fold(op: Reduction) -> Fold<f64> {
     match op {
         Reduction::Sum | Reduction::Mean => (0.0, |a, b| a + b),
@@ -151,7 +150,6 @@ pub(super) fn softmax(axis: usize, log: bool, x: &Array) -> Result<Array, OpErro
     Ok(Array::floats(x.dtype, &x.shape, out))
 }
 
-/// The number of elements of the last `axes` axes.
 fn row_length(x: &Array, axes: usize) -> usize {
     numel(&x.shape[x.shape.len() - axes..])
 }

@@ -21,14 +21,12 @@ pub struct CustomCall<'a> {
 
 type Kernel = dyn Fn(&CustomCall<'_>) -> Result<Vec<Vec<Tensor>>, String> + Send + Sync;
 
-/// Kernels of custom ops by name.
 #[derive(Default)]
 pub struct Registry {
     kernels: BTreeMap<String, Box<Kernel>>,
 }
 
 impl Registry {
-    /// No kernel.
     pub fn new() -> Self {
         Registry::default()
     }

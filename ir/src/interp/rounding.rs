@@ -40,7 +40,6 @@ impl RoundingHistory {
     pub const EXACT: RoundingHistory =
         RoundingHistory { rounded_to: 0, may_flip: false, may_overflow: false };
 
-    /// The history of a value that was rounded to one type.
     pub fn rounded_to(dtype: DType) -> RoundingHistory {
         RoundingHistory::EXACT.and_rounded_to(dtype)
     }
@@ -50,7 +49,6 @@ impl RoundingHistory {
         *self == RoundingHistory::EXACT
     }
 
-    /// Whether the value follows a step function of a rounded value.
     pub fn may_flip(&self) -> bool {
         self.may_flip
     }
@@ -60,7 +58,6 @@ impl RoundingHistory {
         self.may_overflow
     }
 
-    /// The float types to which something was rounded.
     pub fn types(&self) -> impl Iterator<Item = DType> + use<> {
         let set = self.rounded_to;
         FLOATS.into_iter().enumerate().filter_map(move |(i, dtype)| (set >> i & 1 == 1).then_some(dtype))
@@ -93,7 +90,6 @@ impl RoundingHistory {
     }
 }
 
-/// How often a program runs on the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Runs {
     /// Once: inputs are exact.
@@ -102,7 +98,6 @@ pub enum Runs {
     Several,
 }
 
-/// The history of each value of a program.
 pub fn rounding_histories(graph: &Graph, runs: Runs) -> Table<ValueId, RoundingHistory> {
     let mut histories = Table::filled(RoundingHistory::EXACT, graph.values.len());
     loop {
@@ -116,7 +111,6 @@ pub fn rounding_histories(graph: &Graph, runs: Runs) -> Table<ValueId, RoundingH
     }
 }
 
-/// The history of each output of a program.
 pub fn output_histories(graph: &Graph, runs: Runs) -> Vec<RoundingHistory> {
     let histories = rounding_histories(graph, runs);
     graph.outputs.iter().map(|output| histories[output.value]).collect()

@@ -21,9 +21,7 @@ use symmc_support::random::SplitMix;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Draw {
-    /// None.
     Shared,
-    /// All.
     PerRank,
     /// Inputs that are operands of collectives, also after moves and element-wise ops, so that a collective that reads the
     /// wrong peer gives a wrong result. All other inputs are the same on every rank, such as tokens and positions, and so are
@@ -32,15 +30,12 @@ pub enum Draw {
     CollectiveOperands,
 }
 
-/// What [`seeded_inputs_with`] draws.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SeedConfig {
-    /// The seed.
     pub seed: u64,
     /// How arguments are drawn. Tensor-parallel programs take the same tokens on every rank, programs with
     /// data of their own on each rank do not.
     pub arguments: Draw,
-    /// How parameters are drawn.
     pub parameters: Draw,
 }
 
@@ -52,9 +47,6 @@ impl SeedConfig {
 }
 
 /// [`seeded_inputs_with`] under [`SeedConfig::new`].
-///
-/// # Errors
-/// As [`seeded_inputs_with`].
 pub fn seeded_inputs(
     graph: &Graph,
     bindings: &Bindings,
@@ -75,8 +67,7 @@ pub fn seeded_inputs(
 ///   within these; others from 0 to 7.
 /// - Bools are true or false alike.
 ///
-/// # Errors
-/// An unbound symbol, an extent that is none, or a constant without data.
+/// Fails for an unbound symbol, an extent that is none, or a constant without data.
 pub fn seeded_inputs_with(
     graph: &Graph,
     bindings: &Bindings,
@@ -96,31 +87,20 @@ pub struct Seeds<'a> {
 }
 
 impl<'a> Seeds<'a> {
-    /// Inputs of this program for these values of its symbols.
     pub fn new(graph: &'a Graph, bindings: &'a Bindings, config: SeedConfig) -> Self {
         Seeds { graph, bindings, config, users: graph.users() }
     }
 
-    /// An input on a rank.
-    ///
-    /// # Errors
-    /// As [`seeded_inputs_with`].
     pub fn input(&self, id: InputId, rank: u32) -> Result<Arc<Tensor>, InterpError> {
         self.drawn(id, rank, usize::MAX)
     }
 
     /// The first elements of a float input on a rank, at most so many, along one axis; other inputs whole.
-    ///
-    /// # Errors
-    /// As [`seeded_inputs_with`].
     pub fn sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
         self.drawn(id, rank, most)
     }
 
     /// One past the largest integer that an input may have where it is an index; `None` if it is none.
-    ///
-    /// # Errors
-    /// As [`seeded_inputs_with`].
     pub fn index_limit(&self, id: InputId) -> Result<Option<u64>, InterpError> {
         index_limit(self.graph, self.bindings, &self.users, self.graph.inputs[id].value)
     }
@@ -130,7 +110,6 @@ impl<'a> Seeds<'a> {
         ends_groups(self.graph, &self.users, self.graph.inputs[id].value)
     }
 
-    /// Whether an input differs by rank.
     pub fn differs_by_rank(&self, id: InputId) -> bool {
         let Seeds { graph, config, users, .. } = self;
         let input = &graph.inputs[id];
@@ -187,7 +166,6 @@ fn ints(dtype: DType, shape: &[usize], end: usize, random: &mut SplitMix) -> Opt
     Tensor::from_i64(dtype, shape, &elements)
 }
 
-/// The elements in ascending order.
 fn ascending(drawn: Tensor) -> Option<Tensor> {
     let mut elements = drawn.to_i64();
     elements.sort_unstable();

@@ -7,7 +7,6 @@
 
 use crate::tensor::Tensor;
 
-/// The spread of elements of one tensor.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spread {
     /// The elements in ascending order; `None` for all.

@@ -38,7 +38,6 @@ impl From<TargetBackend> for String {
 /// The last version of profiles without the field `backend`.
 const LAST_VERSION_WITHOUT: u32 = 2;
 
-/// The fields of a profile that tell the backend.
 #[derive(Deserialize)]
 struct BackendFields {
     version: u32,

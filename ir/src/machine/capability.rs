@@ -11,7 +11,6 @@ use crate::collective::Variant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capabilities {
-    /// Element-wise nodes over one shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map: Option<Maps>,
     /// Matrix products of bf16 and f16, and what is done element by element with them.
@@ -26,16 +25,13 @@ pub struct Capabilities {
     /// All-gathers by `ll` and `pull` that store their results with the axes in another order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gather: Option<Gathers>,
-    /// Element-wise nodes and the norm of the rows that they give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm: Option<Norms>,
     /// Reductions of rows, and element-wise nodes over the same rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowReductions>,
-    /// Rotary embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rotaries>,
-    /// Stores at positions that are data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scatter: Option<Scatters>,
     /// Collectives of one group by `pull`, `push` or `one_shot`.
@@ -47,7 +43,6 @@ pub struct Capabilities {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Maps {
-    /// The most nodes.
     pub nodes: u32,
 }
 
@@ -78,7 +73,6 @@ pub struct Products {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batches {
-    /// The most products.
     pub products: u32,
     /// Where rotary embeddings of what they give are part of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,11 +104,8 @@ pub struct SplitK {
 /// The extents of products that are done side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extents {
-    /// How many there are.
     pub count: u64,
-    /// Rows of each.
     pub rows: u64,
-    /// Columns of each.
     pub columns: u64,
     /// K: terms of each element.
     pub k: u64,
@@ -148,7 +139,6 @@ pub struct Norms {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowReductions {
-    /// The most nodes.
     pub nodes: u32,
     /// The most elements of a row.
     pub row: u32,
@@ -158,7 +148,6 @@ pub struct RowReductions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rotaries {
-    /// The most nodes.
     pub nodes: u32,
 }
 
@@ -166,7 +155,6 @@ pub struct Rotaries {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scatters {
-    /// The most nodes.
     pub nodes: u32,
 }
 
@@ -174,7 +162,6 @@ pub struct Scatters {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Collectives {
-    /// The most nodes.
     pub nodes: u32,
 }
 
@@ -262,7 +249,6 @@ impl Products {
         self.fits(of) && waves <= u64::from(self.waves) && of.rows <= most_rows && self.is_long(columns, of.k)
     }
 
-    /// The waves, and how many columns a multiprocessor has in each.
     pub fn waves_and_columns(&self, of: &Extents, multiprocessors: u32) -> (u64, u64) {
         let (all, multiprocessors) = (of.columns.saturating_mul(of.count), u64::from(multiprocessors.max(1)));
         let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);

@@ -8,11 +8,8 @@ use crate::collective::{CollectiveName, Variant};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct Contention {
-    /// The collective.
     pub collective: CollectiveName,
-    /// The variant.
     pub variant: Variant,
-    /// The number of ranks in the group.
     pub ranks: u32,
     /// The bytes of the collective, as in curves.
     pub bytes: u64,
@@ -23,7 +20,6 @@ pub struct Contention {
 }
 
 impl Contention {
-    /// What is wrong with its numbers.
     pub(super) fn invalid(&self) -> Option<String> {
         let part = |name: &str, value: f64, least: f64| {
             let valid = value >= least && value <= 1.0;
@@ -34,7 +30,6 @@ impl Contention {
     }
 }
 
-/// As profiles write it, with names.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {

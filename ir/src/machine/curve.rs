@@ -10,15 +10,12 @@ use crate::collective::{CollectiveName, ExitBarrier, Variant};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "written::Curve", into = "written::Curve")]
 pub struct Curve {
-    /// The collective.
     pub collective: CollectiveName,
-    /// The variant.
     pub variant: Variant,
     /// For a variant whose exit barrier can be dropped: whether it was.
     pub exit: Option<ExitBarrier>,
     /// The number of ranks in the group, at least 2.
     pub ranks: u32,
-    /// Where the numbers come from.
     pub provenance: Provenance,
     /// How they were measured or what they were modelled from, for people.
     pub note: String,
@@ -36,17 +33,14 @@ pub struct Curve {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Copying {
-    /// Where the numbers come from.
     #[serde(rename = "source")]
     pub provenance: Provenance,
-    /// How they were measured or what they were modelled from, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
     /// Bytes and microseconds, by ascending bytes.
     pub points: Vec<(u64, f64)>,
 }
 
-/// Where numbers come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Provenance {
@@ -89,13 +83,11 @@ fn in_words(collective: &str, variant: &str, exit: Option<ExitBarrier>, ranks: u
     format!("{collective} {variant}{exit} on {ranks} ranks")
 }
 
-/// Curves as profiles write them.
 mod written {
     use serde::{Deserialize, Serialize};
 
     use super::{CollectiveName, ExitBarrier, Provenance, Variant, in_words};
 
-    /// The fields of [`super::Curve`], with names.
     #[derive(Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
     pub struct Curve {

@@ -99,68 +99,33 @@ pub struct Profile {
     /// of ranks. What is not measured is modelled ([`model`]).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Contention>,
-    /// What a copy within the memory of one rank costs.
     pub copy: Copying,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
     pub curves: Vec<Curve>,
 }
 
-/// Why a profile cannot be read.
 #[derive(Debug, Error)]
 pub enum ProfileError {
-    /// The file is no profile: broken JSON, an unknown or a missing field.
     #[error("not a machine profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// The file has another version.
     #[error("profile {name}: version {found}, expected 1 to {VERSION}")]
-    Version {
-        /// The profile's name.
-        name: String,
-        /// Its version.
-        found: u32,
-    },
-    /// A curve breaks a rule.
+    Version { name: String, found: u32 },
     #[error("profile {name}: curve {curve}: {message}")]
     Curve {
-        /// The profile's name.
         name: String,
         /// The curve: collective, variant, exit barrier and ranks; or `copy`.
         curve: String,
-        /// Which rule, with what was found and expected.
         message: String,
     },
-    /// A throughput or a time is not a positive number.
     #[error("profile {name}: throughput.{field}: expected a positive finite number, found {found}")]
-    Throughput {
-        /// The profile's name.
-        name: String,
-        /// The field of the throughput.
-        field: &'static str,
-        /// Its value.
-        found: f64,
-    },
-    /// A measurement of products or of contention breaks a rule.
+    Throughput { name: String, field: &'static str, found: f64 },
     #[error("profile {name}: {field}: {message}")]
-    Measurement {
-        /// The profile's name.
-        name: String,
-        /// The path of the field.
-        field: String,
-        /// Which rule, with what was found and expected.
-        message: String,
-    },
-    /// A number that counts something is 0.
+    Measurement { name: String, field: String, message: String },
     #[error("profile {name}: {field}: expected at least 1, found 0")]
-    Zero {
-        /// The profile's name.
-        name: String,
-        /// The path of the field.
-        field: String,
-    },
+    Zero { name: String, field: String },
 }
 
 impl Profile {
-    /// The built-in profile of this name.
     pub fn builtin(name: &str) -> Option<Profile> {
         let (_, text) = BUILTIN.iter().find(|(n, _)| *n == name)?;
         Profile::from_json(text).ok()
@@ -175,16 +140,12 @@ impl Profile {
         }
     }
 
-    /// The names of the built-in profiles.
     pub fn builtin_names() -> Vec<&'static str> {
         BUILTIN.iter().map(|(name, _)| *name).collect()
     }
 
-    /// Reads a profile.
-    ///
-    /// # Errors
-    /// The text is no profile, has another version, or a curve is named twice, names an unknown collective
-    /// or variant, or has no, unordered or impossible points.
+    /// Fails if the text is no profile, has another version, or a curve is named twice, names an unknown collective or
+    /// variant, or has no, unordered or impossible points.
     pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
         let text = backend::add_backend(text);
         let profile = serde_json::from_str(&text).or_else(|error| of_older(&text).ok_or(error));
@@ -232,7 +193,6 @@ impl Profile {
         None
     }
 
-    /// Writes a profile as JSON that [`from_json`](Self::from_json) reads back.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }

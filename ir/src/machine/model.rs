@@ -11,7 +11,6 @@ use crate::collective::{CollectiveName, Gives, Variant};
 /// What moving bytes at the speed of links and memory takes from compute beside it, whoever moves them: on two H200
 /// copies of 213 µs add 77 to 119 to a product of 1334 to 1391.
 const MOVING: f64 = 1.0 / 3.0;
-/// The blocks of a kernel of the library.
 const LIBRARY_BLOCKS: u64 = 32;
 /// The most ranks of a cell that kernels on GPUs communicate in; more are left to the library.
 pub const GPU_CELL: u32 = 8;

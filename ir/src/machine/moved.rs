@@ -17,7 +17,6 @@ pub const PARTS_OF_KERNEL: usize = 8;
 /// The bytes from which on a run of memory is copied by itself.
 pub const LONG_RUN: u64 = 1 << 20;
 
-/// What a step moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
     /// The bytes that it reads and writes.
@@ -27,7 +26,6 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// These bytes, by one kernel.
     pub fn by_one_kernel(bytes: u64) -> Moved {
         Moved { bytes, kernels: 1 }
     }
@@ -37,7 +35,6 @@ impl Moved {
 pub struct Memory<Base, Bytes, InPlace> {
     /// The value whose memory a value is a view of, or itself.
     pub base: Base,
-    /// The bytes of a value.
     pub bytes: Bytes,
     /// Whether an operand, by its position among the inputs of a node, lies where the first result of the node has its elements.
     /// Asked of values that are stored into and of operands of concatenations.
@@ -110,7 +107,6 @@ where
         read.into_values().chain(written).fold(0, u64::saturating_add)
     }
 
-    /// The bytes that a node reads of its operand `k`.
     fn read(&self, graph: &Graph, node: &Node, k: usize, value: ValueId) -> u64 {
         let whole = (self.bytes)(value);
         use OperandUse::*;

@@ -14,13 +14,11 @@ use crate::collective::{CollectiveKind, CollectiveName};
 /// sizes are loaded. Four gathers of 128 KiB on two H100 took 6.6 µs less as one step than one by one.
 const FURTHER_US: f64 = 0.2;
 
-/// The collectives of a step that are of one kind.
 struct SameKind<'k> {
     kind: &'k CollectiveKind,
     bytes: u64,
 }
 
-/// The collectives of a step by their kinds.
 fn by_kind<'k>(collectives: &[(&'k CollectiveKind, u64)]) -> SmallVec<[SameKind<'k>; 2]> {
     let mut out: SmallVec<[SameKind<'k>; 2]> = SmallVec::new();
     let name = |kind: &CollectiveKind| -> CollectiveName { kind.named() };

@@ -86,7 +86,6 @@ impl Profile {
     }
 }
 
-/// The number of rows that a node reduces over the last axis.
 fn reduced_rows(graph: &Graph, node: &Node) -> Option<Dim> {
     let (Op::Reduce { axes, .. }, &[x], &[result]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
         return None;

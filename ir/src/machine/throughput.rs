@@ -15,7 +15,6 @@ pub struct Throughput {
     pub matmul_16bit: f64,
     /// Matrix products of wider types.
     pub matmul: f64,
-    /// Attention.
     pub attention: f64,
     /// The least time of a kernel, in microseconds.
     pub kernel_us: f64,
@@ -42,11 +41,8 @@ impl Throughput {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductRate {
-    /// Rows of the result.
     pub rows: u64,
-    /// Of floats of 16 bits or less.
     pub matmul_16bit: f64,
-    /// Of wider types.
     pub matmul: f64,
 }
 
@@ -75,11 +71,8 @@ impl ProductRate {
 /// The operations of nodes, by what limits them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Operations {
-    /// Of matrix products of floats of 16 bits or less.
     pub matmul_16bit: u64,
-    /// Of other matrix products.
     pub matmul: u64,
-    /// Of attention.
     pub attention: u64,
     /// Of attention, those of the block of rows that has the most: one multiprocessor computes it, however many are idle.
     pub attention_block: u64,
@@ -132,7 +125,6 @@ impl Operations {
         out
     }
 
-    /// The operations of both.
     pub fn plus(self, other: Operations) -> Operations {
         Operations {
             matmul_16bit: self.matmul_16bit.saturating_add(other.matmul_16bit),

@@ -20,7 +20,6 @@ pub fn nanoseconds(us: f64) -> u64 {
     (us * 1000.0).clamp(0.0, 1e12) as u64
 }
 
-/// A step of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimedStep {
     /// Whether it runs on the communication lane.
@@ -37,7 +36,6 @@ pub struct TimedStep {
 }
 
 impl TimedStep {
-    /// A step that computes.
     pub fn compute(time: u64) -> TimedStep {
         TimedStep { communicates: false, time, fills: time >= LONG, taken: 0, rate: FULL }
     }
@@ -59,7 +57,6 @@ impl TimedStep {
 /// When each step runs, in nanoseconds from the start of the run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Timeline {
-    /// The start and the end of each step.
     pub spans: Vec<(u64, u64)>,
     /// For each step that communicates, how much longer the computation takes because of it: the time in which nothing
     /// computes while it runs, and what it slows the computation down by.

@@ -16,7 +16,6 @@ use crate::types::{Float, Scalar};
 pub(super) trait Attribute: Sized {
     fn read(cursor: &mut Cursor<'_>) -> Read<Self>;
     fn write(&self, out: &mut Writer<'_>);
-    /// The dims that it holds.
     fn dims(&self) -> impl Iterator<Item = &Dim> {
         iter::empty()
     }
@@ -25,7 +24,6 @@ pub(super) trait Attribute: Sized {
     }
 }
 
-/// Types that are written as they display.
 macro_rules! displayed {
     ($($type:ty: $read:expr;)*) => {$(
         impl Attribute for $type {
@@ -179,7 +177,6 @@ fn chunk(cursor: &mut Cursor<'_>) -> Read<u64> {
     Ok(size)
 }
 
-/// Reads the attributes of one op in their order.
 pub(super) struct Attributes<'c, 'a> {
     pub op: &'c str,
     pub cursor: &'c mut Cursor<'a>,
@@ -199,7 +196,6 @@ impl Attributes<'_, '_> {
         T::read(self.cursor)
     }
 
-    /// An attribute that may be missing.
     pub fn optional<T: Attribute>(&mut self, key: &str) -> Read<Option<T>> {
         if self.cursor.token == Token::Ident(key) { self.read(key).map(Some) } else { Ok(None) }
     }

@@ -13,17 +13,14 @@ use crate::dim::{Dim, MAX_ATOMS, MAX_DEPTH, MAX_TERMS};
 use crate::symbol::SymbolId;
 use crate::types::{Float, Scalar};
 
-/// The result of reading a part.
 pub(super) type Read<T> = Result<T, Failure>;
 
 /// A position between two tokens, with the symbols that dims may name.
 pub(super) struct Cursor<'a> {
     lexer: Lexer<'a>,
-    /// The next token.
     pub token: Token<'a>,
     /// Where it starts.
     pub at: usize,
-    /// The symbols by name.
     pub symbols: HashMap<Cow<'a, str>, SymbolId>,
 }
 
@@ -34,14 +31,12 @@ impl<'a> Cursor<'a> {
         Ok(Cursor { lexer, token, at, symbols: HashMap::new() })
     }
 
-    /// Takes the next token.
     pub fn take(&mut self) -> Read<Token<'a>> {
         let (token, at) = self.lexer.next()?;
         self.at = at;
         Ok(std::mem::replace(&mut self.token, token))
     }
 
-    /// The failure that the next token is not `expected`.
     pub fn unexpected(&self, expected: &str) -> Failure {
         Failure::new(self.at, format!("expected {expected}, found {}", self.token.describe()))
     }
@@ -67,7 +62,6 @@ impl<'a> Cursor<'a> {
         if self.eat(mark)? { Ok(()) } else { Err(self.unexpected(&format!("`{mark}`"))) }
     }
 
-    /// Takes this word if it is next.
     pub fn eat_word(&mut self, word: &str) -> Read<bool> {
         let found = self.token == Token::Ident(word);
         if found {
@@ -121,7 +115,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// `@name`, with its place.
     pub fn group_name(&mut self) -> Read<(Cow<'a, str>, usize)> {
         let at = self.at;
         match &mut self.token {
@@ -141,7 +134,6 @@ impl<'a> Cursor<'a> {
         self.digits(negative, at)
     }
 
-    /// The digits of an integer whose sign is read.
     fn digits(&mut self, negative: bool, at: usize) -> Read<i64> {
         let Token::Integer(digits) = self.token else { return Err(self.unexpected("an integer")) };
         self.take()?;
@@ -197,7 +189,6 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Whether a scalar starts here.
     pub fn is_scalar(&self) -> bool {
         match self.token {
             Token::Integer(_) | Token::Float(_) | Token::Ident("true" | "false" | "inf" | "nan") => true,
@@ -205,7 +196,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A scalar, with its place.
     pub fn scalar(&mut self) -> Read<(Scalar, usize)> {
         let at = self.at;
         let negative = self.eat("-")?;

@@ -16,7 +16,6 @@ pub struct ParseError {
     pub line: usize,
     /// The column in characters, counted from 1.
     pub column: usize,
-    /// What is wrong, in one sentence.
     pub message: String,
     /// The text of the line; of a long line, the part around the column with `…` at its cut ends.
     pub text: String,
@@ -43,7 +42,6 @@ impl fmt::Display for ParseError {
 pub(super) struct Failure {
     /// The byte.
     pub at: usize,
-    /// What is wrong there.
     pub message: String,
 }
 
@@ -52,7 +50,6 @@ impl Failure {
         Failure { at, message: message.into() }
     }
 
-    /// The error with its place in `text`.
     pub fn locate(self, text: &str) -> ParseError {
         let mut at = self.at.min(text.len());
         while !text.is_char_boundary(at) {

@@ -17,10 +17,8 @@ use crate::collective::CollectiveKind;
 use crate::dim::Dim;
 use crate::op::{ArgOp, Op};
 
-/// One op of the text form.
 #[derive(Clone, Copy, Debug)]
 pub struct OpForm {
-    /// The name.
     pub name: &'static str,
     /// The operands in their order: `name?` may be left out, `name…` may stand several times.
     pub operands: &'static str,
@@ -37,7 +35,6 @@ pub struct Section {
     pub title: &'static str,
     /// What holds for all of them.
     pub about: &'static str,
-    /// The ops.
     pub forms: &'static [OpForm],
 }
 
@@ -333,17 +330,14 @@ ops! {
     }
 }
 
-/// Every op of the table.
 pub fn forms() -> impl Iterator<Item = &'static OpForm> {
     SECTIONS.iter().flat_map(|s| s.forms)
 }
 
-/// The names of all ops in the text form.
 pub fn op_names() -> impl Iterator<Item = &'static str> {
     forms().map(|form| form.name)
 }
 
-/// The name of an op in the text form.
 pub fn op_name(op: &Op) -> &'static str {
     head(op).0
 }

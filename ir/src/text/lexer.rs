@@ -7,7 +7,6 @@ use std::borrow::Cow;
 
 use super::error::{Failure, quote};
 
-/// One token.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token<'a> {
     /// Letters, digits, `_` and `.`, not starting with a digit or a dot.
@@ -22,16 +21,13 @@ pub(super) enum Token<'a> {
     Integer(&'a str),
     /// Digits with a point or an exponent.
     Float(&'a str),
-    /// Punctuation.
     Mark(&'static str),
     /// The end of a line that ends a statement.
     Newline,
-    /// The end of the text.
     End,
 }
 
 impl Token<'_> {
-    /// The token as error messages name it.
     pub fn describe(&self) -> String {
         match self {
             Token::Ident(s) | Token::Integer(s) | Token::Float(s) => quote(s),

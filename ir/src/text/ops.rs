@@ -25,7 +25,6 @@ struct Head<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The op and its operands.
     pub(super) fn op(&mut self) -> Read<(Op, Vec<ValueId>)> {
         let head = self.head()?;
         let op = match head.scalar {

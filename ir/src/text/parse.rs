@@ -19,19 +19,13 @@ use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
 
-/// The graph of this text.
-///
-/// # Errors
-/// The first place where the text breaks the form of the [module](super), names what is not defined or
-/// defines a name twice, or where a node breaks the typing rule of its op.
+/// The graph of this text. Fails at the first place where the text breaks the form of the [module](super), names what
+/// is not defined or defines a name twice, or where a node breaks the typing rule of its op.
 pub fn parse(text: &str) -> Result<Graph, ParseError> {
     Parser::new(text).and_then(Parser::program).map_err(|failure| failure.locate(text))
 }
 
-/// The dim of this text over these symbols.
-///
-/// # Errors
-/// The text is no dim, or names a symbol that the table does not have.
+/// Fails if the text is no dim, or names a symbol that the table does not have.
 pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, ParseError> {
     let read = || {
         let mut cursor = Cursor::new(text)?;
@@ -48,7 +42,6 @@ pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, P
 /// More than the bytes of a line as a rule.
 const BYTES_OF_LINE: usize = 128;
 
-/// The graph so far and what its names mean.
 pub(super) struct Parser<'a> {
     pub cursor: Cursor<'a>,
     graph: Graph,
@@ -329,7 +322,6 @@ fn duplicate(what: &str, name: &str, at: usize) -> Failure {
     Failure::new(at, format!("the {what} {} is already defined", quote(name)))
 }
 
-/// The bytes of hexadecimal digits.
 fn unhex(digits: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| char::from(c).to_digit(16);
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();

@@ -11,7 +11,6 @@ use crate::graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node,
 use crate::ids::ValueId;
 use crate::op::Op;
 
-/// The graph in text form.
 pub fn print(graph: &Graph) -> String {
     let mut p = Writer { graph, out: String::with_capacity(128 * (graph.nodes.len() + graph.inputs.len())) };
     p.header();

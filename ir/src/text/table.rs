@@ -12,7 +12,6 @@
 //! [`Op`]: crate::op::Op
 //! [`CollectiveKind`]: crate::collective::CollectiveKind
 
-/// The least and the largest number of operands that a row names.
 pub(super) const fn counts(operands: &str) -> (usize, usize) {
     let mut rest = operands.as_bytes();
     let (mut named, mut optional, mut repeated) = (!rest.is_empty() as usize, 0, false);
@@ -36,7 +35,6 @@ macro_rules! ops {
             $(kind $kind:ident { $($(@ $kind_at:tt)? $kind_key:ident),* })?
             : $meaning:literal => $example:literal;)*
     })*) => {
-        /// Every op, by kind.
         pub const SECTIONS: &[Section] = &[$(Section {
             title: $title,
             about: $about,
@@ -100,7 +98,6 @@ macro_rules! ops {
             }
         }
 
-        /// Writes the attributes of an op.
         pub(super) fn write_attributes(op: &Op, out: &mut Writer<'_>) {
             match op {
                 $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
@@ -160,7 +157,6 @@ macro_rules! ops {
             out
         }
 
-        /// The dims among the attributes of an op, to be changed. Kinds of collectives have none.
         pub fn op_dims_mut(op: &mut Op) -> SmallVec<[&mut Dim; 2]> {
             let mut out = SmallVec::new();
             match op {

@@ -8,7 +8,6 @@ use crate::graph::Graph;
 use crate::ids::{GroupId, ValueId};
 use crate::types::Type;
 
-/// A text that is being written.
 pub(super) struct Writer<'a> {
     pub graph: &'a Graph,
     pub out: String,

@@ -14,7 +14,6 @@ use memmap2::Mmap;
 
 /// Bytes that do not change while this value lives.
 pub trait Backing: Send + Sync {
-    /// The bytes.
     fn bytes(&self) -> &[u8];
 
     /// How many they are, without a look at them.
@@ -27,10 +26,8 @@ pub trait Backing: Send + Sync {
         None
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// They are not there any more, or not what they were when this value was made.
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if they are not there any more, or not what they
+    /// were when this value was made.
     fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let end = at.checked_add(into.len());
         let bytes = end.and_then(|end| self.bytes().get(at..end));
@@ -50,7 +47,6 @@ pub trait Backing: Send + Sync {
     }
 }
 
-/// A part of a backing.
 #[derive(Clone)]
 pub struct Part {
     backing: Arc<dyn Backing>,
@@ -64,33 +60,24 @@ impl Part {
         within.then_some(Part { backing, range })
     }
 
-    /// What it is a part of.
     pub fn backing(&self) -> &Arc<dyn Backing> {
         &self.backing
     }
 
-    /// Which bytes of that it is.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.backing.bytes().get(self.range.clone()).unwrap_or_default()
     }
 
     /// A copy of its bytes.
-    ///
-    /// # Errors
-    /// As [`Backing::read`].
     pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
         self.read_from(0, into)
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// The part has fewer, or as [`Backing::read`].
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if the part has fewer, or as [`Backing::read`].
     pub fn read_from(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.range.len());
         let start = self.range.start.checked_add(at).filter(|_| is_within);
@@ -109,7 +96,6 @@ impl fmt::Debug for Part {
     }
 }
 
-/// A mapped file.
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
@@ -136,10 +122,6 @@ impl Stamp {
 }
 
 impl Mapped {
-    /// Maps a file.
-    ///
-    /// # Errors
-    /// The file cannot be opened or mapped.
     pub fn open(path: &Path) -> std::io::Result<Mapped> {
         let file = File::open(path)?;
         let stamp = Stamp::of(&file)?;
@@ -149,15 +131,11 @@ impl Mapped {
         Ok(Mapped { path: path.to_path_buf(), file, map, stamp })
     }
 
-    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether the file is what it was when it was opened.
-    ///
-    /// # Errors
-    /// It is not, or the system does not tell.
     pub fn unchanged(&self) -> io::Result<()> {
         let (now, then) = (Stamp::of(&self.file)?, self.stamp);
         if now == then {

@@ -14,11 +14,8 @@ use memmap2::MmapOptions;
 /// What a thread takes at first: its stack, as the standard library makes it, and what it allocates when it starts.
 const THREAD: usize = 4 << 20;
 
-/// Starts a thread, if the system gives one.
-///
-/// # Errors
-/// It does not, or there is no memory for it. A thread that finds none while it starts would end the process, so memory is
-/// mapped on trial before.
+/// Starts a thread, if the system gives one. Fails if it does not, or there is no memory for it. A thread that finds
+/// none while it starts would end the process, so memory is mapped on trial before.
 pub fn start<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
@@ -28,9 +25,6 @@ pub fn start<'scope, T: Send + 'scope>(
 }
 
 /// Starts a thread that lives on by itself, as [`start`].
-///
-/// # Errors
-/// As [`start`].
 pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     MmapOptions::new().len(THREAD).map_anon().map(drop)?;
     Builder::new().spawn(work)

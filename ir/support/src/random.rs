@@ -6,7 +6,6 @@
 pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// The next number.
     // An iterator would end, and borrow.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {

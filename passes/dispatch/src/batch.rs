@@ -37,7 +37,6 @@ fn place_beside(facts: &Facts<'_>, before: &[NodeId], id: NodeId) -> Option<usiz
     (may_pass && parted).then_some(before.len() - back)
 }
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let batch = walk.facts.capabilities().batch?;
     if let Op::RotaryEmbedding { .. } = walk.facts.node(id).op {
@@ -82,7 +81,6 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
     facts.graph.nodes.keys().filter_map(of).collect()
 }
 
-/// Whether products are one kernel that has rotary embeddings in its epilogue.
 fn are_few(facts: &Facts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {
     let most = facts.capabilities().batch.and_then(|b| b.rotary).map_or(0, |r| u64::from(r.rows));
     let all: Option<Vec<Product>> = nodes.map(|n| Product::whole(facts, n)).collect();

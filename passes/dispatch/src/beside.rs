@@ -8,7 +8,6 @@ use crate::walk::{Place, Walk};
 /// How many steps may stand between two of them.
 const REACH: usize = 8;
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let capabilities = walk.facts.capabilities();
     let (form, most) = match walk.facts.node(id).op {

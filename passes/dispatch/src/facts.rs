@@ -7,7 +7,6 @@ use symmc_ir::{Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 /// Addresses that kernels read in accesses of many bytes are multiples of this.
 pub const ALIGN: i64 = 16;
 
-/// A program and a machine.
 pub struct Facts<'a> {
     pub graph: &'a Graph,
     /// The value whose memory each value uses.
@@ -19,9 +18,7 @@ pub struct Facts<'a> {
     pub needs: Table<NodeId, Option<NodeId>>,
     /// Whether a collective reads a value that lies in this one.
     pub communicated: Table<ValueId, bool>,
-    /// The nodes that use each value, in program order.
     pub users: Table<ValueId, Vec<NodeId>>,
-    /// Whether a value is an output.
     pub returned: Table<ValueId, bool>,
     /// The number of the dispatch of each collective that the program runs as one step with others.
     pub set_of: Table<NodeId, Option<usize>>,
@@ -63,12 +60,10 @@ impl<'a> Facts<'a> {
         self.node(id).outputs.iter().all(|&v| self.base[v] != v)
     }
 
-    /// The node that gives a value its memory.
     pub fn source(&self, value: ValueId) -> Option<NodeId> {
         self.graph.def_node(self.base[value])
     }
 
-    /// Where a value lies in its base.
     pub fn layout(&self, value: ValueId) -> Option<Layout> {
         let graph = self.graph;
         if self.base[value] == value {

@@ -13,7 +13,6 @@ use crate::walk::{Place, Walk};
 /// The variants whose kernels store rows.
 pub const VARIANTS: [Variant; 2] = [Variant::Ll, Variant::Pull];
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
     let unit = i64::from(facts.capabilities().gather?.unit);

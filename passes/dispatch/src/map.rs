@@ -9,7 +9,6 @@ use symmc_ir::{Form, NodeId, ValueId};
 use crate::facts::Facts;
 use crate::walk::{Place, Walk};
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
     let most = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;

@@ -39,11 +39,9 @@ pub fn merge(facts: &Facts<'_>, units: Vec<Unit>) -> Vec<Unit> {
 struct Merging<'a> {
     facts: &'a Facts<'a>,
     units: Vec<Unit>,
-    /// The unit of each node, by index.
     unit_of: Table<NodeId, Option<usize>>,
     /// Whether nodes depend on no computation but element-wise one.
     is_early: Table<NodeId, bool>,
-    /// The first unit with a matrix product.
     first_product: usize,
     /// For each unit, whether one in front of it or itself took in one behind it.
     is_spanned: Vec<bool>,
@@ -74,7 +72,6 @@ impl<'a> Merging<'a> {
             && !self.needs_otherwise(earlier, later)
     }
 
-    /// Whether a unit reads a whole operand that another reads or gives.
     fn share(&self, a: &Unit, b: &Unit) -> bool {
         let facts = self.facts;
         let shape = |v: &ValueId| &facts.graph.ty(*v).shape;

@@ -5,7 +5,6 @@ use symmc_ir::{Form, NodeId, Op, ValueId};
 use crate::product::reports;
 use crate::walk::{Place, Walk};
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
     let most = facts.capabilities().norm?.row;

@@ -126,7 +126,6 @@ pub struct Product {
     k: u64,
     /// How many products it counts as.
     parts: u64,
-    /// The shape of what is read.
     shape: Vec<Dim>,
     /// The nodes that give columns of it.
     views: Vec<NodeId>,
@@ -186,7 +185,6 @@ impl Product {
         (fits && out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
     }
 
-    /// Its rows at all sizes.
     pub fn rows_of(&self, facts: &Facts<'_>) -> Dim {
         let left = facts.graph.ty(self.left);
         left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())
@@ -225,7 +223,6 @@ impl Product {
         map.iter().map(shape).all(|s| *s == self.shape)
     }
 
-    /// Whether both can be done side by side.
     fn alike(&self, other: &Product) -> bool {
         self.is_beside(other) && self.columns == other.columns
     }

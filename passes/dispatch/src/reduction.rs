@@ -20,7 +20,6 @@ const ROW: i64 = 1024;
 /// The variants whose kernels add something.
 pub const VARIANTS: [Variant; 2] = [Variant::Ll, Variant::TwoShot];
 
-/// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
     facts.capabilities().reduction?;
@@ -39,7 +38,6 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
 /// The all-reduce that a unit is so far.
 struct Reduction {
     variant: Variant,
-    /// The number of ranks.
     ranks: u64,
     /// The least and the most bytes.
     bytes: [u64; 2],
@@ -53,7 +51,6 @@ fn reduction(facts: &Facts<'_>, id: NodeId) -> Option<Reduction> {
     Some(Reduction { variant: c.variant.or(facts.assumed)?, ranks: u64::from(ranks), bytes })
 }
 
-/// Whether a node is an all-reduce whose kernel can add something.
 fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
     let Some(Reduction { variant, ranks, bytes }) = reduction(facts, id) else { return false };
     let ty = facts.graph.ty(facts.node(id).outputs[0]);
@@ -135,7 +132,6 @@ fn is_row(facts: &Facts<'_>, of: &Reduction, elements: &Dim, dtype: DType) -> bo
 }
 
 impl Reduction {
-    /// Whether messages may go by LL128.
     fn may_be_ll128(&self) -> bool {
         !Thresholds::default().is_ll(self.bytes[1], self.ranks)
     }

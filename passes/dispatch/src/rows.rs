@@ -78,7 +78,6 @@ fn reduced<'a>(facts: &Facts<'a>, id: NodeId, limits: &RowReductions) -> Option<
     fits.then_some(shape)
 }
 
-/// The shape of the rows of a unit that has a reduction.
 fn row_of<'a>(facts: &Facts<'a>, unit: &Unit) -> Option<&'a [Dim]> {
     let reduction = unit.nodes.iter().map(|&n| facts.node(n)).find(|n| matches!(n.op, Op::Reduce { .. }))?;
     reduction.inputs.first().map(|&x| &facts.graph.ty(x).shape[..])

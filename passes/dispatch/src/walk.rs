@@ -16,14 +16,12 @@ use crate::facts::Facts;
 pub struct Unit {
     /// What its kernel is; none for a node that runs by itself.
     pub form: Option<Form>,
-    /// Its nodes, in program order.
     pub nodes: Vec<NodeId>,
 }
 
 /// The units of a program so far.
 pub struct Walk<'a> {
     pub facts: &'a Facts<'a>,
-    /// In order of their first nodes.
     pub units: Vec<Unit>,
     /// The units of each form that may still grow, by index.
     open: BTreeMap<Form, BTreeSet<usize>>,
@@ -31,9 +29,7 @@ pub struct Walk<'a> {
     waits: Vec<Option<NodeId>>,
     /// The open units that read a value and wait for a collective, by index.
     readers: HashMap<(ValueId, Option<NodeId>), BTreeSet<usize>>,
-    /// The last node so far.
     last: Option<NodeId>,
-    /// The unit of each node so far.
     unit_of: Table<NodeId, Option<usize>>,
 }
 
@@ -110,7 +106,6 @@ impl<'a> Walk<'a> {
         unit
     }
 
-    /// Puts a node and the nodes of open units into the first of them; gives its index.
     fn merge(&mut self, id: NodeId, units: &[usize], form: Form) -> usize {
         let to = units[0];
         let mut added = vec![id];
@@ -128,7 +123,6 @@ impl<'a> Walk<'a> {
         to
     }
 
-    /// Adds nodes to a unit.
     fn grow(&mut self, unit: usize, added: Vec<NodeId>) {
         let waits = added.iter().filter_map(|&n| self.facts.needs[n]).max().max(self.waits[unit]);
         let mut first_new = self.units[unit].nodes.len();
@@ -148,7 +142,6 @@ impl<'a> Walk<'a> {
         self.units[unit].nodes.sort_unstable();
     }
 
-    /// Lets a unit grow no more.
     fn close(&mut self, unit: usize) {
         let open = self.units[unit].form.and_then(|form| self.open.get_mut(&form));
         if open.is_some_and(|open| open.remove(&unit)) {
@@ -169,12 +162,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The unit of a node, if it has been put into one.
     pub fn unit_of(&self, id: NodeId) -> Option<usize> {
         self.unit_of[id]
     }
 
-    /// The units whose values a node reads.
     pub fn read(&self, id: NodeId) -> Vec<usize> {
         let sources = self.facts.node(id).inputs.iter().filter_map(|&v| self.facts.source(v));
         sources.filter_map(|n| self.unit_of[n]).collect()
@@ -218,7 +209,6 @@ impl<'a> Walk<'a> {
         (fits && self.is_open(unit)).then_some(unit)
     }
 
-    /// Whether a unit may still grow.
     pub fn is_open(&self, unit: usize) -> bool {
         let open = self.units[unit].form.and_then(|form| self.open.get(&form));
         open.is_some_and(|open| open.contains(&unit))

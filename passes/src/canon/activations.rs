@@ -5,7 +5,6 @@ use symmc_ir::{BinaryOp, DType, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "silu",
@@ -43,7 +42,6 @@ fn is_sigmoid(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
     matches!(cx.def(value), Some((Op::Unary(UnaryOp::Sigmoid), &[y])) if x == y)
 }
 
-/// Whether `value` is `1 + exp(-x)`.
 fn is_one_plus_exp(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
     let inner = || {
         let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[e]) = cx.def(value)? else { return None };

@@ -11,7 +11,6 @@ use super::seen::linear::View;
 use super::seen::{self, operands, rows};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "attention",
@@ -193,7 +192,6 @@ enum Unseen {
     Zero,
 }
 
-/// What attention sees.
 #[derive(Default)]
 struct Seen {
     bounds: Vec<Bound>,
@@ -242,7 +240,6 @@ fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], unseen: Unseen)
     Some(Seen { operands: vec![sum], ..Seen::default() })
 }
 
-/// The sum of two masks.
 fn added(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
     let shape = infer::broadcast(&[cx.shape(x), cx.shape(y)]).ok()?;
     let ty = Type::new(cx.ty(x).dtype, shape);

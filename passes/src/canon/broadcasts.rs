@@ -9,7 +9,6 @@ use symmc_ir::{Dim, Op, Type, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "elementwise_of_expand",

@@ -10,7 +10,6 @@ use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 /// apart, where each can run beside computation.
 const MOST_JOINED: i64 = 256 << 10;
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "group_of_one",

@@ -5,7 +5,6 @@ use symmc_ir::{Dim, Op, Type};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule { name: "known_full", equation: "x where every element is s = full(s)", apply: known_full },
     Rule {

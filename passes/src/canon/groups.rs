@@ -7,7 +7,6 @@ use symmc_ir::{Collective, CollectiveKind, Graph, Group, GroupId, Members, NodeI
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "equal_groups",

@@ -5,7 +5,6 @@ use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule { name: "copy", equation: "copy(x) = x (values never change)", apply: copy },
     Rule { name: "cast_to_same", equation: "cast(x) to the dtype of x = x", apply: cast_to_same },

@@ -8,7 +8,6 @@ use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, UnaryOp, ValueId};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "rms_norm",

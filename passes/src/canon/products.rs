@@ -4,7 +4,6 @@ use symmc_ir::{Op, Type};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[Rule {
     name: "matmul_of_flattened",
     equation: "reshape(matmul(reshape(x), w)) = matmul(reshape(x), w) where w has two axes and the last axis stays",

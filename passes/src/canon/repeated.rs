@@ -34,7 +34,6 @@ pub fn grouped(graph: &Graph) -> Option<Graph> {
 
 /// A head of keys or values that is repeated, with its gradient, which is summed.
 struct Repeated {
-    /// The node that expands.
     expand: NodeId,
     /// The node that makes one axis of heads and copies.
     flatten: NodeId,
@@ -77,7 +76,6 @@ impl Repeated {
 struct Search<'g> {
     graph: &'g Graph,
     users: &'g Table<ValueId, Vec<NodeId>>,
-    /// The gradient of attention.
     node: NodeId,
 }
 

@@ -7,14 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::{Dim, Graph, Node, Op, Type, ValueId};
 
-/// What a pass made of a collective.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replaced {
     /// The collective: the name of its result in the program.
     pub collective: String,
-    /// The rule or pass.
     pub rule: &'static str,
-    /// What it did, in words.
     pub what: String,
     /// The collectives that do what is left of its work, by the names of their results.
     pub by: Vec<String>,
@@ -23,7 +20,6 @@ pub struct Replaced {
 /// A collective of the program and what became of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// What became of it.
     pub replaced: Replaced,
     /// Its bytes in the program: of the result of an all-gather, of the operand of others.
     pub bytes: Dim,

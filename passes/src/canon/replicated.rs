@@ -13,7 +13,6 @@ use symmc_ir::{
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "collective_of_replicated",
@@ -84,7 +83,6 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &Candidate) -> Option<Rewri
 /// A reduction of equal values, as it can be computed from one of them with the same bits.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Repeated {
-    /// It is the value.
     Same,
     /// It is this many times the value.
     Times(u32),
@@ -142,7 +140,6 @@ impl Repeated {
     }
 }
 
-/// Copies of a value, concatenated along the leading axis.
 fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
     let mut shape = cx.shape(x).to_vec();
     shape.insert(0, Dim::from(1));

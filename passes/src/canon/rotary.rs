@@ -13,7 +13,6 @@ use symmc_ir::{BinaryOp, Dim, Op, Type, UnaryOp, ValueId, infer};
 
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
-/// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "rotary_embedding",
@@ -51,7 +50,6 @@ struct Region {
     start: i64,
     step: i64,
     len: i64,
-    /// Whether what is used is the negative.
     negative: bool,
 }
 
@@ -63,7 +61,6 @@ struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// The node of a value.
     fn of(cx: &'a Rewriter, value: ValueId) -> Option<Self> {
         let (op, inputs) = cx.def(value)?;
         Some(Node { op, inputs, shape: cx.shape(value) })
@@ -76,7 +73,6 @@ struct Product {
     factors: [Piece; 2],
 }
 
-/// How pairs lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pairs {
     Halves,
@@ -129,7 +125,6 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     Some(Rewrite::Node(Op::Concat { axis }, halves.to_vec()))
 }
 
-/// The operands of a rotary embedding.
 struct Found {
     /// How pairs lie in what is turned, which may not be how they lie in the result.
     pairs: Pairs,
@@ -261,7 +256,6 @@ fn pieces<'a>(
 }
 
 impl Piece {
-    /// Whether both are the same elements of a value, whatever their signs.
     fn same_elements(&self, other: &Piece) -> bool {
         let at = Region { negative: other.at.negative, ..self.at.clone() };
         self.value == other.value && at == other.at
@@ -352,7 +346,6 @@ fn reshaped(from: &[Dim], node: &Node<'_>, at: &Region) -> Option<Region> {
     Some(Region { lead, ..at.clone() })
 }
 
-/// A slice.
 struct Cut {
     axis: usize,
     start: i64,

@@ -26,13 +26,11 @@ struct Part {
 }
 
 impl Part {
-    /// The extent of the axis of the part.
     fn extent(&self) -> Dim {
         self.len.clone() * Dim::from(i64::from(self.shards))
     }
 }
 
-/// How much of a value is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Used {
     Nothing,
@@ -101,7 +99,6 @@ fn used_parts(graph: &Graph) -> Table<ValueId, Used> {
     used
 }
 
-/// What a node needs of its operands to give its whole results.
 fn operands_for_whole(graph: &Graph, id: NodeId) -> Vec<Used> {
     let node = &graph.nodes[id];
     match slice_of(graph, node) {
@@ -118,7 +115,6 @@ fn slice_of(graph: &Graph, node: &Node) -> Option<Part> {
     is_small(graph, &len, &extent).then(|| Part { axis: *axis, start: start.clone(), len, shards: 1 })
 }
 
-/// Whether this many positions are at most half of an axis.
 fn is_small(graph: &Graph, len: &Dim, extent: &Dim) -> bool {
     extent.upper(&graph.symbols) >= len.upper(&graph.symbols).saturating_mul(2)
 }
@@ -263,14 +259,12 @@ fn reshaped(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
     (0..other.len()).find(is_same)
 }
 
-/// The graph that is being built.
 struct Rebuilt<'g> {
     from: &'g Graph,
     used: Table<ValueId, Used>,
     to: Graph,
     /// What stands for each value: its used part or the whole.
     map: Copied,
-    /// Parts of values that are computed whole.
     slices: HashMap<(ValueId, Part), ValueId>,
 }
 
@@ -330,7 +324,6 @@ impl<'g> Rebuilt<'g> {
         Some(())
     }
 
-    /// What stands for an operand of which this is needed.
     fn operand(&mut self, v: ValueId, need: &Used) -> Option<ValueId> {
         match need {
             Used::Part(part) => self.part(v, part, &format!("{}.used", self.from.name_of(v))),

@@ -112,7 +112,6 @@ fn apart(
     near.zip(needs).zip(needed).map(move |((n, needs), needed)| (n, all & !(needs | needed)))
 }
 
-/// The nodes that a node reads.
 fn operands(graph: &Graph, node: &Node) -> Vec<usize> {
     node.inputs.iter().filter_map(|&v| graph.def_node(v)).map(|n| n.index()).collect()
 }
@@ -121,7 +120,6 @@ fn computes(node: &Node) -> bool {
     !node.op.is_view() && node.op.as_collective().is_none()
 }
 
-/// The time of a node that computes.
 fn compute_us(graph: &Graph, node: NodeId, context: &Context) -> f64 {
     let in_place = |n: NodeId, _| match graph.nodes[n].op {
         Op::Concat { axis } => is_outermost(graph, n, axis),

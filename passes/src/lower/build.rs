@@ -9,11 +9,8 @@ use super::region::Region;
 use super::solve::Solution;
 use crate::rewrite::Names;
 
-/// A region with how it is run.
 pub struct Solved<'a> {
-    /// The region.
     pub region: &'a Region,
-    /// Its solution.
     pub solution: &'a Solution,
 }
 

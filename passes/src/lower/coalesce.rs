@@ -47,7 +47,6 @@ pub struct Reach {
     pub least_startup: f64,
 }
 
-/// How collectives of a set run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Joining {
     /// As one collective, of operands that lie side by side.
@@ -56,12 +55,9 @@ pub enum Joining {
     Together,
 }
 
-/// How the collectives of a program are coalesced.
 #[derive(Clone, Debug)]
 pub struct CoalesceConfig {
-    /// How those of a set run.
     pub joining: Joining,
-    /// Which collectives can be in one set.
     pub reach: Reach,
     /// The collectives, by the names of their results, that stay as they are.
     pub kept: BTreeSet<String>,
@@ -145,7 +141,6 @@ enum Kinship {
 pub struct Rows {
     /// The rows of the operand: 1, or as many as the group has ranks.
     pub operand: i64,
-    /// The rows of the result.
     pub result: i64,
 }
 
@@ -162,14 +157,11 @@ impl Rows {
     }
 }
 
-/// A collective that may be coalesced with others.
 struct Candidate {
     /// Its [`Kinship`], by number.
     kin: usize,
     bytes: u64,
-    /// Its time alone.
     alone_us: f64,
-    /// The time of copies if it is coalesced.
     copies_us: f64,
     /// What is lost if it runs with others as one step.
     losses: Losses,
@@ -321,7 +313,6 @@ fn fastest(context: &Context, collective: &Collective, bytes: u64) -> Option<f64
     variants.filter_map(of).min_by(f64::total_cmp)
 }
 
-/// Estimates the copies that coalescing needs.
 struct Copies<'a> {
     graph: &'a Graph,
     context: &'a Context,
@@ -392,7 +383,6 @@ struct Open {
     kin: usize,
     members: Set,
     bytes: u64,
-    /// The time that it saves.
     saved_us: f64,
     alone_us: f64,
     copies_us: f64,
@@ -407,7 +397,6 @@ struct Walk<'a> {
     graph: &'a Graph,
     context: &'a Context,
     config: &'a CoalesceConfig,
-    /// The most members of a set.
     most: usize,
     /// For each node of the walk so far the open sets that it depends on, apart from those that these depend on.
     needs: Vec<u64>,

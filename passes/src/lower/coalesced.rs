@@ -19,9 +19,7 @@ use symmc_ir::{Collective, CollectiveKind, Dim, Graph, NodeId, Op, Output, Table
 use super::coalesce::{Rows, Set};
 use crate::rewrite::{Names, copy_inputs};
 
-/// A program with coalesced collectives.
 pub struct Coalesced {
-    /// The program.
     pub graph: Graph,
     /// For each set the name of the collective that stands for it.
     pub names: Vec<String>,
@@ -59,9 +57,7 @@ pub fn build(graph: &Graph, sets: &[Set]) -> Option<Coalesced> {
 /// A node of the old program, or a set of them that becomes one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
-    /// A node.
     Node(NodeId),
-    /// A set, by its position.
     Set(usize),
 }
 
@@ -115,7 +111,6 @@ struct Piece {
     count: Dim,
 }
 
-/// A member of a set.
 struct Member {
     /// The operand, in the new program.
     operand: ValueId,
@@ -147,13 +142,11 @@ impl<'a> Builder<'a> {
         Some(())
     }
 
-    /// Adds a node with one result.
     fn add(&mut self, name: String, op: Op, inputs: Vec<ValueId>, ty: Type) -> Option<ValueId> {
         let node = self.to.add_node(op, inputs, vec![(name, ty)]);
         self.to.nodes[node].outputs.first().copied()
     }
 
-    /// A value under another shape.
     fn reshape(&mut self, name: String, value: ValueId, shape: Vec<Dim>) -> Option<ValueId> {
         let ty = Type::new(self.to.ty(value).dtype, shape);
         if *self.to.ty(value) == ty {
@@ -190,7 +183,6 @@ impl<'a> Builder<'a> {
         Some(coalesced)
     }
 
-    /// A member of a set with this collective.
     fn member(&self, id: NodeId, collective: &Collective, rows: Rows) -> Option<Member> {
         let node = &self.from.nodes[id];
         let own = node.op.as_collective()?;

@@ -12,13 +12,10 @@ use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Numerics, Symbol, SymbolId, T
 /// Where the e-graph of one region stops growing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Nodes.
     pub nodes: usize,
-    /// Iterations of all rules.
     pub iterations: usize,
 }
 
-/// How much computation counts as running beside a collective.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum Overlap {
     /// All that neither needs it nor is needed by it, as if a schedule could put that there.
@@ -37,10 +34,8 @@ pub struct Surroundings {
     pub exit_kept: bool,
 }
 
-/// What is known of the schedule of a program.
 #[derive(Clone, Default)]
 pub struct Schedule {
-    /// How much computation runs beside each collective.
     pub overlap: Overlap,
     /// The collectives, by their names, of which a plan keeps droppable exit barriers.
     pub exits_kept: BTreeSet<String>,
@@ -59,44 +54,34 @@ impl Schedule {
     }
 }
 
-/// See the [module](self).
 #[derive(Clone, PartialEq)]
 pub struct Context {
-    /// The times of the machine.
     pub profile: Profile,
-    /// The number of ranks of each group.
     pub sizes: Table<GroupId, u32>,
-    /// The symbols within the bucket.
     pub symbols: Table<SymbolId, Symbol>,
     /// The variants that may be chosen; `None` for all.
     pub variants: Option<Vec<Variant>>,
     /// The most bytes of symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
-    /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
-    /// Where the e-graph of one region stops growing.
     pub limits: Limits,
     /// The group that has the ranks of an inner and an outer group, where an all-reduce follows one of the same kind.
     pub groups_of_both: BTreeMap<(GroupId, GroupId), GroupId>,
 }
 
 impl Context {
-    /// The number of ranks of a group.
     pub fn ranks(&self, group: GroupId) -> u32 {
         self.sizes.get(group).copied().unwrap_or(1)
     }
 
-    /// The bytes of a value at the upper end of the bucket.
     pub fn bytes(&self, ty: &Type) -> u64 {
         self.upper(&ty.bytes())
     }
 
-    /// An extent at the upper end of the bucket.
     pub fn upper(&self, dim: &Dim) -> u64 {
         u64::try_from(dim.upper(&self.symbols)).unwrap_or(0)
     }
 
-    /// The time of copying a value within a rank.
     pub fn copy_us(&self, ty: &Type) -> f64 {
         self.profile.copy_us(self.bytes(ty))
     }

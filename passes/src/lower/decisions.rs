@@ -11,17 +11,13 @@ use super::language::{self, Graph, Lang};
 use super::placing::{Operand, Plan};
 use super::region::Form;
 
-/// How one collective of a region was chosen.
 pub struct Decided {
-    /// The node of the region.
     pub node: usize,
     /// The node of the region whose value the steps give: the same, or a sum of several collectives.
     pub root: usize,
     /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
     pub steps: Vec<usize>,
-    /// The name of the way taken.
     pub chosen: String,
-    /// The bytes of the estimates.
     pub bytes: u64,
     /// The name and cost of every way, cheapest first.
     pub alternatives: Vec<(String, Cost)>,
@@ -39,15 +35,10 @@ const MAX_DEPTH: usize = 16;
 
 /// What decides about one region.
 pub struct Chooser<'a> {
-    /// Its e-graph.
     pub graph: &'a Graph,
-    /// Its nodes.
     pub imported: &'a Imported,
-    /// How its classes are used.
     pub uses: &'a Uses,
-    /// The nodes that are run.
     pub taken: &'a Taken,
-    /// For every class the cheapest node.
     pub best: &'a Taken,
     /// The region as it was imported, run by plain.
     pub plain: &'a Taken,
@@ -60,7 +51,6 @@ impl Chooser<'_> {
         self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
     }
 
-    /// A decision for each collective of the region.
     pub fn decisions(&self, form: &Form, plan: &Plan) -> Option<Vec<Decided>> {
         let mut out = Vec::new();
         let mut claimed: BTreeSet<usize> = BTreeSet::new();
@@ -165,7 +155,6 @@ impl Chooser<'_> {
         }
     }
 
-    /// The ways to run a collective of the region, cheapest first.
     fn alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
         let mut out: Vec<(String, Cost)> = Vec::new();
         if chosen == ABSORBED {

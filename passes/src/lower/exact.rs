@@ -164,7 +164,6 @@ mod tests {
         best
     }
 
-    /// Whether no class needs itself.
     fn is_ordered(graph: &Graph, chosen: &BTreeMap<Id, Lang>) -> bool {
         let mut done: BTreeSet<Id> = BTreeSet::new();
         loop {

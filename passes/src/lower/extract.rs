@@ -22,7 +22,6 @@ use symmc_ir::{CollectiveKind, CollectiveName, Variant};
 use super::context::Surroundings;
 use super::language::{self, Graph, Lang};
 
-/// The cost of one node.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cost {
     /// Microseconds, copies included.
@@ -47,7 +46,6 @@ pub struct Uses {
     pub outputs: BTreeSet<Id>,
     /// Of collectives, with these and the variants that are one step with the node that follows.
     pub fused: BTreeSet<(Id, CollectiveName, Variant)>,
-    /// What a schedule makes of the region.
     pub surroundings: Surroundings,
     /// The costs of collectives that were asked for.
     costs: RefCell<HashMap<Lang, Option<Cost>>>,
@@ -71,7 +69,6 @@ impl Uses {
     }
 }
 
-/// The nodes taken, by class.
 pub type Taken = BTreeMap<Id, Lang>;
 
 /// Rounds of the search; regions need about as many as they are deep.
@@ -93,7 +90,6 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
     cost
 }
 
-/// See [`cost`].
 fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
     let context = &graph.analysis.context;
     let copy = |id: Id| Some(context.copy_us(language::value(graph, id)?.ty()?));
@@ -170,7 +166,6 @@ pub fn cheapest_variant(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> L
     costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
 }
 
-/// The cost of taken nodes together.
 pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
     taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
 }
@@ -179,7 +174,6 @@ pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
 /// all-to-all exchanges, that nothing else uses is an all-reduce in two steps, and counts as one, also with a cast between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
-    /// The number of collectives.
     pub collectives: usize,
     /// Their bytes ([`Context::collective_bytes`](super::context::Context::collective_bytes)).
     pub bytes: u64,
@@ -230,7 +224,6 @@ impl Traffic {
     }
 }
 
-/// The best node found for a class.
 struct Best {
     node: Lang,
     own: f64,

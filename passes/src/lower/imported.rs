@@ -9,7 +9,6 @@ use super::extract::Taken;
 use super::language::{self, Attr, Graph, Lang};
 use super::region::{Form, KeyNode, Operand, Use};
 
-/// See the [module](self).
 #[derive(Default)]
 pub struct Imported {
     /// In the order of the region.
@@ -18,15 +17,11 @@ pub struct Imported {
     written: BTreeMap<Id, RecExpr<Lang>>,
 }
 
-/// A node of the region.
 pub struct ImportedNode {
     /// Its class: that of the tuple if it has several results.
     pub class: Id,
-    /// The classes of its results.
     pub results: Vec<Id>,
-    /// The node itself.
     pub node: Lang,
-    /// The node with all that it uses.
     pub expression: RecExpr<Lang>,
 }
 

@@ -17,20 +17,15 @@ use symmc_ir::{
 
 use super::context::Context;
 
-/// A node of the e-graph.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Lang {
     /// A value from outside of the region.
     Leaf(usize),
-    /// An attribute of another node.
     Attr(Attr),
     /// A collective, or a way to run it: `(all_reduce op group x)`, `(all_gather group x)`, `(all_to_all device group x sizes)`.
     Collective(CollectiveName, Option<Variant>, Vec<Id>),
-    /// `(reshape shape x)`.
     Reshape([Id; 2]),
-    /// `(cast dtype x)`.
     Cast([Id; 2]),
-    /// `(add x y)`.
     Add([Id; 2]),
     /// `(sum_of x y ..)`: the sum of terms, of which some may broadcast, one after another.
     Sum(Vec<Id>),
@@ -41,24 +36,17 @@ pub enum Lang {
     Result(usize, [Id; 1]),
 }
 
-/// An attribute.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Attr {
-    /// How elements combine.
     Reduce(ReduceOp),
-    /// Between whom.
     Group(GroupId),
     /// Even splits of an all-to-all.
     Even,
     /// Splits of an all-to-all that the device knows.
     Device,
-    /// The root of a broadcast.
     Root(u32),
-    /// The pairs of a permute.
     Pairs(Vec<(u32, u32)>),
-    /// The shape of a reshape.
     Shape(Vec<Dim>),
-    /// The dtype of a cast or of a sum.
     DType(DType),
 }
 
@@ -70,7 +58,6 @@ pub fn attribute_count(name: CollectiveName) -> usize {
     if name == CollectiveName::AllGather { 1 } else { 2 }
 }
 
-/// The attributes of a collective, in order.
 pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
     let own = match kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(Attr::Reduce(*op)),
@@ -83,7 +70,6 @@ pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
     own.into_iter().chain([Attr::Group(group)]).collect()
 }
 
-/// The collective of a kind with these attributes.
 pub fn collective(
     name: CollectiveName,
     variant: Option<Variant>,
@@ -201,16 +187,12 @@ impl FromOp for Lang {
     }
 }
 
-/// What the e-graph knows of a class.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fact {
-    /// An attribute.
     Attr(Attr),
-    /// A value.
     Value(Value),
 }
 
-/// What the e-graph knows of a value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Value {
     /// Its types: one, or those of all results of a collective.
@@ -230,16 +212,12 @@ impl Value {
 
 /// The analysis: the context and the leaves of the region.
 pub struct Facts {
-    /// The context.
     pub context: Arc<Context>,
-    /// The leaves.
     pub leaves: Vec<Value>,
 }
 
-/// The e-graph of one region.
 pub type Graph = EGraph<Lang, Facts>;
 
-/// The attribute of a class, if it is one.
 pub fn attr(graph: &Graph, id: Id) -> Option<&Attr> {
     match &graph[id].data {
         Fact::Attr(a) => Some(a),
@@ -247,7 +225,6 @@ pub fn attr(graph: &Graph, id: Id) -> Option<&Attr> {
     }
 }
 
-/// The value of a class, if it is one.
 pub fn value(graph: &Graph, id: Id) -> Option<&Value> {
     match &graph[id].data {
         Fact::Attr(_) => None,
@@ -255,7 +232,6 @@ pub fn value(graph: &Graph, id: Id) -> Option<&Value> {
     }
 }
 
-/// The collective that a node is, and its operands.
 pub fn as_collective<'a>(graph: &Graph, node: &'a Lang) -> Option<(Collective, &'a [Id])> {
     let Lang::Collective(name, variant, children) = node else { return None };
     let (attributes, operands) = children.split_at_checked(attribute_count(*name))?;

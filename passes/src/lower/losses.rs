@@ -16,7 +16,6 @@ pub type Losses = [Option<f64>; Collectives::VARIANTS.len()];
 pub struct LossModel<'a> {
     graph: &'a Graph,
     context: &'a Context,
-    /// The base of each value.
     bases: Table<ValueId, ValueId>,
     /// The inputs that the planner can put into symmetric memory.
     bound: &'a BTreeSet<InputId>,
@@ -26,7 +25,6 @@ pub struct LossModel<'a> {
 }
 
 impl<'a> LossModel<'a> {
-    /// Of the collectives of a program.
     pub fn new(graph: &'a Graph, context: &'a Context, bound: &'a BTreeSet<InputId>) -> Self {
         let added = symmc_dispatch::fused(graph, &context.profile).into_iter().map(|(value, _)| value);
         LossModel {
@@ -84,7 +82,6 @@ pub fn best_variant(
     Collectives::VARIANTS.iter().zip(losses).filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// The losses of several collectives together.
 pub fn sum(a: Losses, b: Losses) -> Losses {
     std::array::from_fn(|k| Some(a[k]? + b[k]?))
 }

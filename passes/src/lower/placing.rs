@@ -9,24 +9,17 @@ use super::extract::Taken;
 use super::imported::Imported;
 use super::language::{self, Attr, Graph, Lang};
 
-/// A node of a solution.
 pub struct Step {
-    /// What it computes.
     pub op: Op,
-    /// Its operands.
     pub operands: Vec<Operand>,
-    /// Its result types.
     pub types: Vec<Type>,
     /// The node of the region whose value it gives, if it gives one.
     pub stands_for: Option<usize>,
 }
 
-/// A value of a solution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operand {
-    /// A leaf of the region.
     Leaf(usize),
-    /// A result of an earlier step.
     Step(usize, usize),
 }
 
@@ -35,18 +28,15 @@ pub enum Operand {
 pub struct Plan {
     /// The steps, each after those that it uses.
     pub steps: Vec<Step>,
-    /// The values of the classes.
     pub at: BTreeMap<Id, Operand>,
 }
 
 impl Plan {
-    /// Adds a step with one result.
     fn add(&mut self, op: Op, operands: Vec<Operand>, ty: &Type) -> Operand {
         self.steps.push(Step { op, operands, types: vec![ty.clone()], stands_for: None });
         Operand::Step(self.steps.len() - 1, 0)
     }
 
-    /// A value of one type as one of another.
     fn cast(&mut self, value: Operand, from: &Type, to: &Type) -> Operand {
         if from.dtype == to.dtype { value } else { self.add(Op::Cast, vec![value], to) }
     }

@@ -11,13 +11,9 @@ use super::imported::Imported;
 use super::language::{self, Graph, Lang};
 use super::rules;
 
-/// How a region is run.
 pub struct Ways<'a> {
-    /// Its e-graph.
     pub graph: &'a Graph,
-    /// Its nodes.
     pub imported: &'a Imported,
-    /// The nodes that are run.
     pub taken: &'a Taken,
 }
 

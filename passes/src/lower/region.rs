@@ -25,20 +25,16 @@ use super::language::Value;
 use super::sums;
 use crate::rewrite::moves_elements;
 
-/// A region of a program.
 pub struct Region {
-    /// Its nodes, in program order.
     pub nodes: Vec<NodeId>,
     /// The values that it uses but does not define, in order of first use.
     pub leaves: Vec<ValueId>,
-    /// What a choice depends on.
     pub key: Key,
 }
 
 /// What a choice depends on, besides the [`Context`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
-    /// What its e-graph is made of.
     pub form: Arc<Form>,
     /// Microseconds of compute that can run beside it.
     pub beside: u64,
@@ -47,7 +43,6 @@ pub struct Key {
 }
 
 impl Key {
-    /// What a schedule makes of the region.
     pub fn surroundings(&self) -> Surroundings {
         Surroundings { beside_us: self.beside as f64, exit_kept: self.exit_kept }
     }
@@ -56,49 +51,36 @@ impl Key {
 /// The nodes of a region and what is known of their operands and results.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Form {
-    /// The nodes.
     pub nodes: Vec<KeyNode>,
-    /// What is known of the leaves.
     pub leaves: Vec<Value>,
 }
 
-/// A node of a region.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub struct KeyNode {
-    /// Its op.
     pub op: Op,
-    /// Its operands.
     pub operands: Vec<Operand>,
-    /// Its result types.
     pub types: Vec<Type>,
-    /// How its results are used.
     pub uses: Vec<Use>,
 }
 
-/// An operand of a node of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operand {
-    /// A leaf.
     Leaf(usize),
     /// A result of an earlier node of the region.
     Inner(usize, usize),
 }
 
-/// How a value of a region is used.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Use {
     /// By a node that is not in the region, or as an output.
     pub outside: bool,
-    /// As an output of the program.
     pub output: bool,
     /// The collective and those of its variants that are one step with the node that follows (`symmc_dispatch::fused`).
     pub fused: Vec<(CollectiveName, Variant)>,
 }
 
-/// The most nodes of a region.
 pub const MOST: usize = 48;
 
-/// The regions of a program, in order of their first node.
 pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, context: &Context, schedule: &Schedule) -> Vec<Region> {
     let numerics = context.numerics;
     let sums =
@@ -154,7 +136,6 @@ fn pieces(
     pieces
 }
 
-/// The nodes that belong to regions, in program order.
 fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId>>) -> BTreeSet<NodeId> {
     let narrows = numerics.allows(NumericsClass::Narrow) || numerics.allows(NumericsClass::NarrowF16);
     let follows_all_reduce = |v: ValueId| {
@@ -202,7 +183,6 @@ fn cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
     size(node.outputs[0]).cmp(&size(node.inputs[0]))
 }
 
-/// How an all-reduce or a reduce-scatter combines elements, and among which group.
 fn reduction(node: &Node) -> Option<(ReduceOp, GroupId)> {
     let collective = node.op.as_collective()?;
     match collective.kind {
@@ -211,7 +191,6 @@ fn reduction(node: &Node) -> Option<(ReduceOp, GroupId)> {
     }
 }
 
-/// The reduction of an all-reduce.
 fn all_reduce(node: &Node) -> Option<ReduceOp> {
     match node.op.as_collective()?.kind {
         CollectiveKind::AllReduce(op) => Some(op),
@@ -289,7 +268,6 @@ fn leaf(graph: &Graph, v: ValueId, facts: &Facts<'_>) -> Value {
     Value { contiguous: layout.is_contiguous(&ty), placeable, types: vec![ty] }
 }
 
-/// The layout of one value.
 fn layout(graph: &Graph, v: ValueId) -> Layout {
     let ty = graph.ty(v);
     let base = || Layout { base: v, offset: Dim::from(0), strides: ty.contiguous_strides() };

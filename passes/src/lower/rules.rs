@@ -16,7 +16,6 @@ use symmc_ir::{CollectiveKind, DType, Dim, Numerics, NumericsClass, ReduceOp, Sp
 use super::language::{self, Attr, Facts, Graph, Lang};
 use super::sums::{self, SumRule};
 
-/// See the [module](self).
 pub struct Rule {
     /// The name under which plans list it.
     pub name: &'static str,
@@ -26,16 +25,13 @@ pub struct Rule {
     pub from: &'static str,
     /// What it equals.
     pub to: &'static str,
-    /// When.
     pub when: When,
     /// The class that a plan needs for it; none if the two sides have equal bits.
     pub class: Option<NumericsClass>,
 }
 
-/// The condition of a rule.
 #[derive(Clone, Copy)]
 pub enum When {
-    /// Always.
     Always,
     /// The right side names a variant that may run the collective and has an estimate: that of a [`VariantRule`].
     VariantRuns,
@@ -45,7 +41,6 @@ pub enum When {
 
 /// A rule that a collective equals itself run by a variant.
 pub struct VariantRule {
-    /// The name under which plans list it.
     pub name: String,
     from: String,
     to: String,
@@ -61,7 +56,6 @@ pub fn variant_rules() -> Vec<VariantRule> {
     out
 }
 
-/// The name of the rule of a variant of a collective.
 pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: Variant) -> String {
     let listed = match kind {
         CollectiveKind::AllToAll(Splits::Device) => "all_to_all_sizes",
@@ -246,9 +240,6 @@ const RULES: &[Rule] = &[
 ];
 
 /// The rules for the e-graph that plans of these classes may use.
-///
-/// # Errors
-/// The name of a rule whose patterns do not parse, which the tests exclude.
 pub(super) fn compiled(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Facts>>, String> {
     let rewrite = |name: &str, from: &str, to: &str, when| {
         let error = |e: String| format!("rule {name}: {e}");
@@ -381,7 +372,6 @@ fn widened_pieces_are_summed(graph: &mut Graph, subst: &mut Subst) -> Option<()>
     pieces_are_summed(graph, subst)
 }
 
-/// The bytes of an element before and after a cast.
 fn element_bytes(graph: &Graph, subst: &Subst) -> Option<[usize; 2]> {
     let Attr::DType(to) = language::attr(graph, bound(subst, "?t")?)? else { return None };
     Some([type_of(graph, subst, "?x")?.dtype.size(), to.size()])
@@ -425,7 +415,6 @@ fn elements_divide(graph: &mut Graph, subst: &mut Subst) -> Option<()> {
     Some(())
 }
 
-/// A cast next to an all-reduce.
 struct CastNearAllReduce {
     from: DType,
     to: DType,

@@ -38,7 +38,6 @@ pub struct Solutions {
 /// How much was done and is kept.
 #[derive(Default)]
 struct Counts {
-    /// The e-graphs that were made.
     made: AtomicUsize,
     /// The nodes of those that are kept.
     kept: AtomicUsize,
@@ -51,15 +50,10 @@ impl fmt::Debug for Solutions {
 }
 
 impl Solutions {
-    /// How many times the e-graph of a region was made.
     pub fn egraphs_made(&self) -> usize {
         self.counts.made.load(Relaxed)
     }
 
-    /// The solutions for one context.
-    ///
-    /// # Errors
-    /// A rule does not parse, which the tests exclude.
     pub(super) fn within(&self, context: Context) -> Result<Arc<Scope>, String> {
         let mut scopes = locked(&self.scopes);
         // Contexts of one compilation differ in their ranges most often.
@@ -88,9 +82,7 @@ impl Solutions {
     }
 }
 
-/// The solutions for one context.
 pub struct Scope {
-    /// The context.
     pub context: Arc<Context>,
     rules: Arc<RuleSets>,
     known: Mutex<HashMap<Arc<Form>, Known>>,

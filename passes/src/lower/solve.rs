@@ -18,7 +18,6 @@ use super::reasons::Ways;
 use super::region::{Form, Key};
 use super::rules;
 
-/// How a region is run.
 pub struct Solution {
     /// The nodes, each after those that it uses.
     pub steps: Vec<Step>,
@@ -74,7 +73,7 @@ pub fn solve(
     credits: &[Credit],
 ) -> Option<Solution> {
     let form = &*key.form;
-    let with_classes = match rules.exact_alone() {
+    let with_classes = match rules.all.len() == rules.exact.len() {
         true => None,
         false => graphs.all.get_or_init(|| Saturated::new(form, context, &rules.all, false)).as_ref(),
     };
@@ -132,7 +131,6 @@ fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, Collecti
     credits.iter().filter_map(of).collect()
 }
 
-/// The rules of a lowering.
 pub struct RuleSets {
     /// All that the numerics classes of the plan allow.
     pub all: Vec<Rewrite<Lang, Facts>>,
@@ -141,24 +139,14 @@ pub struct RuleSets {
 }
 
 impl RuleSets {
-    /// The rules for plans of these classes.
-    ///
-    /// # Errors
-    /// A rule does not parse, which the tests exclude.
     pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
         Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::EXACT)? })
-    }
-
-    fn exact_alone(&self) -> bool {
-        self.all.len() == self.exact.len()
     }
 }
 
 /// A region as an e-graph to which rules were applied.
 pub struct Saturated {
-    /// The e-graph.
     pub graph: Graph,
-    /// The nodes of the region.
     pub imported: Imported,
     fired: Vec<(String, usize)>,
 }
@@ -232,7 +220,6 @@ impl Saturated {
     }
 }
 
-/// How the classes of a region are used.
 pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
     let form = &*key.form;
     let outputs = imported.classes(graph, form, |u| u.output).into_iter().collect();

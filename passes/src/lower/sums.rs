@@ -16,17 +16,13 @@ use super::language::{self, Attr, Facts, Graph, Lang};
 
 /// A rule about sums of any number of terms, which no pattern can write.
 pub struct SumRule {
-    /// The name under which plans list it.
     pub name: &'static str,
-    /// What equals what, for people.
     pub equation: &'static str,
-    /// The class that a plan needs for it.
     pub class: NumericsClass,
     /// The class of the right side for a class that has the left side.
     apply: fn(&mut Graph, Id) -> Option<Id>,
 }
 
-/// The rules about sums.
 pub const RULES: [SumRule; 2] = [
     SumRule {
         name: "sum_of_terms",
@@ -43,16 +39,11 @@ pub const RULES: [SumRule; 2] = [
 ];
 
 impl SumRule {
-    /// The rule for the e-graph.
-    ///
-    /// # Errors
-    /// None, as no variables are bound.
     pub(super) fn compiled(&self) -> Result<Rewrite<Lang, Facts>, String> {
         Rewrite::new(self.name, ClassesOfSums, OnClass { apply: self.apply })
     }
 }
 
-/// Finds the classes of sums.
 struct ClassesOfSums;
 
 impl Searcher<Lang, Facts> for ClassesOfSums {

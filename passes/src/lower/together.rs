@@ -54,7 +54,6 @@ struct Found {
     members: Set,
     group: GroupId,
     variant: Variant,
-    /// The time of the step.
     us: f64,
 }
 

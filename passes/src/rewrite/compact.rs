@@ -35,7 +35,6 @@ pub fn compact(graph: &Graph) -> Graph {
     out
 }
 
-/// Which nodes the outputs need.
 fn live_nodes(graph: &Graph) -> Table<NodeId, bool> {
     let mut live: Table<NodeId, bool> = Table::filled(false, graph.nodes.len());
     for output in &graph.outputs {
@@ -52,7 +51,6 @@ fn live_nodes(graph: &Graph) -> Table<NodeId, bool> {
     live
 }
 
-/// Hands out names that are unique.
 #[derive(Default)]
 pub struct Names {
     taken: HashSet<String>,
@@ -60,7 +58,6 @@ pub struct Names {
 }
 
 impl Names {
-    /// Keeps [`unique`](Self::unique) from handing out this name.
     pub fn reserve(&mut self, name: &str) {
         self.taken.insert(name.to_string());
     }

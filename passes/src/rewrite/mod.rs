@@ -34,44 +34,33 @@ use crate::canon::seen::fact::Facts;
 pub use compact::{Names, compact};
 pub use copying::{Copied, copy_inputs, copy_outputs, keeps_effects, moves_elements};
 
-/// An equation and when it holds.
 pub struct Rule {
-    /// The name by which reports count it.
     pub name: &'static str,
     /// What equals what, for people.
     pub equation: &'static str,
-    /// The replacement for a node, if the rule fires.
     pub apply: fn(&mut Rewriter, &Candidate) -> Option<Rewrite>,
 }
 
 /// A node with one result that is about to be added.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Its op.
     pub op: Op,
     /// Its operands, values of the graph under construction.
     pub inputs: Vec<ValueId>,
-    /// The type of its result.
     pub ty: Type,
 }
 
-/// What replaces a node.
 #[derive(Clone, Debug)]
 pub enum Rewrite {
-    /// A value that exists.
     Value(ValueId),
-    /// Another node with the same result type.
     Node(Op, Vec<ValueId>),
 }
 
-/// What a pass did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// How often each rule fired, in order of the first time.
     pub fired: IndexMap<&'static str, usize>,
-    /// Nodes before.
     pub nodes_before: usize,
-    /// Nodes after.
     pub nodes_after: usize,
     /// Whether a rule asked for a value that several nodes or outputs of the source need. Fewer may need it in the result.
     pub met_shared: bool,
@@ -84,7 +73,6 @@ const MAX_STEPS: usize = 64;
 /// Nodes that rules add for the replacement of another, one inside the other.
 const MAX_DEPTH: usize = 32;
 
-/// The graph under construction (see the [module](self)).
 pub struct Rewriter<'r> {
     graph: Graph,
     known: Table<ValueId, Option<Known>>,
@@ -153,7 +141,6 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
     (out, report)
 }
 
-/// The values that several different nodes or outputs of a graph need.
 fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
     let mut returned = Table::filled(0, graph.values.len());
     graph.outputs.iter().for_each(|o| returned[o.value] += 1);
@@ -196,22 +183,18 @@ impl<'r> Rewriter<'r> {
         }
     }
 
-    /// The type of a value.
     pub fn ty(&self, value: ValueId) -> &Type {
         self.graph.ty(value)
     }
 
-    /// The extents of a value.
     pub fn shape(&self, value: ValueId) -> &[Dim] {
         &self.graph.ty(value).shape
     }
 
-    /// The graph under construction.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The symbols of the graph.
     pub fn symbols(&self) -> &Table<SymbolId, Symbol> {
         &self.graph.symbols
     }
@@ -223,12 +206,10 @@ impl<'r> Rewriter<'r> {
         (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
     }
 
-    /// The contents of a value, where they are known.
     pub fn known(&self, value: ValueId) -> Option<&Known> {
         self.known[value].as_ref()
     }
 
-    /// Which ranks hold the same bits of a value.
     pub fn replication(&self, value: ValueId) -> &Replication {
         &self.replication[value]
     }
@@ -259,7 +240,6 @@ impl<'r> Rewriter<'r> {
         hasher.finish()
     }
 
-    /// The graph, with the contents of its values.
     pub fn context(&self) -> Context<'_> {
         Context { graph: &self.graph, known: &self.known }
     }
@@ -302,7 +282,6 @@ impl<'r> Rewriter<'r> {
         if ty == *self.ty(value) { value } else { self.emit("view", Op::Reshape, &[value], ty) }
     }
 
-    /// `value` broadcast to a shape.
     pub fn expand(&mut self, value: ValueId, shape: Vec<Dim>) -> ValueId {
         let ty = Type::new(self.ty(value).dtype, shape);
         if ty == *self.ty(value) { value } else { self.emit("expand", Op::Expand, &[value], ty) }

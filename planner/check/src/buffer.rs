@@ -50,7 +50,6 @@ fn size_of(plan: &Plan, arena: ArenaKind) -> u64 {
     }
 }
 
-/// Whether a buffer is occupied at a step.
 fn alive_at(b: &Buffer, step: usize) -> bool {
     if b.first <= b.last { (b.first..=b.last).contains(&step) } else { step >= b.first || step <= b.last }
 }
@@ -143,7 +142,6 @@ pub fn used(schedule: &Schedule<'_>, errors: &mut Findings) {
     }
 }
 
-/// Checks the sums of a bucket.
 pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
     let (ordinary_peak, ordinary_bound) = sums(bucket, ArenaKind::Ordinary);

@@ -20,18 +20,11 @@ pub struct CheckedPlan {
 }
 
 impl CheckedPlan {
-    /// Checks a plan.
-    ///
-    /// # Errors
-    /// Every finding.
     pub fn new(plan: Plan) -> Result<Self, Vec<CheckError>> {
         CheckedPlan::or_back(plan).map_err(|refused| refused.1)
     }
 
     /// Checks a plan; gives it back if it does not check.
-    ///
-    /// # Errors
-    /// The plan and every finding.
     pub fn or_back(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
         match prove(&plan) {
             Ok(proof) => {
@@ -42,7 +35,6 @@ impl CheckedPlan {
         }
     }
 
-    /// What the proof looked at.
     pub fn report(&self) -> &Report {
         &self.report
     }

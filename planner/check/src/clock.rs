@@ -22,19 +22,14 @@ use symmc_ir::collective::Meets;
 use super::ranks::{Exchange, Ranks};
 use super::step::{Step, Sync};
 
-/// Lanes of a rank.
 pub const LANES: usize = 2;
 
 /// A completed step that a later one is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Past {
-    /// The lane that ran it.
     pub lane: usize,
-    /// The tick of its completion.
     pub tick: u32,
-    /// The bucket of its run.
     pub bucket: usize,
-    /// The step.
     pub step: usize,
 }
 
@@ -93,7 +88,6 @@ enum Rendezvous {
     Pairs(Vec<Row>),
 }
 
-/// The clocks of all ranks; see the [module](self).
 #[derive(Clone)]
 pub struct Clocks {
     /// What each lane of each rank knows, one after another.
@@ -111,7 +105,6 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Before the first run.
     pub fn new(ranks: &Ranks) -> Self {
         let lanes = ranks.count * LANES;
         let nothing = Row { shared: vec![0; lanes].into(), own: [0; LANES] };
@@ -135,12 +128,10 @@ impl Clocks {
         Start(smallvec![self.row(rank, lane).known(rank)])
     }
 
-    /// The tick of the start of this run.
     pub fn base(&self) -> u32 {
         self.base
     }
 
-    /// The tick of the start of the next run.
     pub fn next_start(&self) -> u32 {
         self.next
     }

@@ -8,23 +8,16 @@ use super::overlap::Overlaps;
 use super::place::Location;
 use super::program::{PlannedProgram, Programs};
 
-/// What the rules for one step need.
 pub struct Context<'a> {
-    /// The plan.
     pub plan: &'a Plan,
-    /// All programs.
     pub programs: &'a Programs,
-    /// The index of the bucket.
     pub index: usize,
-    /// The bucket.
     pub bucket: &'a Bucket,
-    /// Its program.
     pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: &'a Symbols,
     /// Where each base value lies.
     pub locations: &'a Table<ValueId, Option<Location>>,
-    /// Which of them share bytes in one run.
     pub overlaps: &'a Overlaps,
 }
 

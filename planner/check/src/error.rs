@@ -6,14 +6,10 @@ use std::fmt;
 use symmc_plan::{ArenaKind, Memory, Reach, Unresolved};
 use thiserror::Error;
 
-/// A step of a bucket.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct At {
-    /// The index of the bucket.
     pub bucket: usize,
-    /// The index of the step.
     pub step: usize,
-    /// The name of its node.
     pub node: String,
 }
 
@@ -23,19 +19,15 @@ impl fmt::Display for At {
     }
 }
 
-/// A point of a run.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Moment {
     /// The caller writes bound inputs.
     Start {
-        /// The index of the bucket that the run uses.
         bucket: usize,
     },
-    /// A step runs.
     Step(At),
     /// The caller reads the outputs.
     End {
-        /// The index of the bucket that the run uses.
         bucket: usize,
     },
 }
@@ -50,25 +42,17 @@ impl fmt::Display for Moment {
     }
 }
 
-/// Who touches the memory of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Who {
-    /// The rank itself.
     Own,
-    /// Its peers.
     Peers,
-    /// The caller of the run.
     Caller,
 }
 
-/// An access to the memory of a rank.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Access {
-    /// When.
     pub moment: Moment,
-    /// By whom.
     pub who: Who,
-    /// Whether it writes.
     pub write: bool,
     /// The name of the base value whose bytes are touched.
     pub value: String,
@@ -86,12 +70,9 @@ impl fmt::Display for Access {
     }
 }
 
-/// An operand or a result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Side {
-    /// An operand.
     Operand,
-    /// A result.
     Result,
 }
 
@@ -104,9 +85,7 @@ impl fmt::Display for Side {
     }
 }
 
-/// A rule that a plan breaks.
 #[derive(Clone, PartialEq, Debug, Error)]
-#[allow(missing_docs)]
 pub enum CheckError {
     // The plan as a whole.
     #[error("the plan has version {found}, expected {expected}")]
@@ -284,12 +263,9 @@ pub enum CheckError {
     More { count: usize },
 }
 
-/// A program that a plan carries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum ProgramId {
-    /// The one that was imported.
     Source,
-    /// A planned one.
     Planned(usize),
 }
 

@@ -4,10 +4,8 @@
 
 use super::error::CheckError;
 
-/// The most findings that a check keeps and reports one by one.
 pub const MOST: usize = 100;
 
-/// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Findings {
     kept: Vec<CheckError>,
@@ -15,7 +13,6 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding.
     pub fn push(&mut self, finding: CheckError) {
         self.count += 1;
         if self.kept.len() < MOST {
@@ -23,19 +20,16 @@ impl Findings {
         }
     }
 
-    /// Adds findings.
     pub fn extend(&mut self, findings: impl IntoIterator<Item = CheckError>) {
         findings.into_iter().for_each(|finding| self.push(finding));
     }
 
-    /// Adds the findings of another part of the plan.
     pub fn append(&mut self, other: Findings) {
         let room = MOST - self.kept.len();
         self.kept.extend(other.kept.into_iter().take(room));
         self.count += other.count;
     }
 
-    /// Whether there are no findings.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

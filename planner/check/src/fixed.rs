@@ -10,14 +10,12 @@ use super::findings::Findings;
 
 /// The fixed memory of a plan, found by role and by byte.
 pub struct FixedMemory {
-    /// The first of each role.
     of_role: HashMap<Role, usize>,
     /// By offset: the start of each piece, the furthest end of those up to it, and the piece that ends there.
     pieces: Vec<(u64, u64, usize)>,
 }
 
 impl FixedMemory {
-    /// That of this plan.
     pub fn new(plan: &Plan) -> FixedMemory {
         let mut of_role = HashMap::with_capacity(plan.fixed.len());
         for (i, f) in plan.fixed.iter().enumerate() {
@@ -35,7 +33,6 @@ impl FixedMemory {
         FixedMemory { of_role, pieces }
     }
 
-    /// The first piece of a role.
     pub fn of_role(&self, role: &Role) -> Option<usize> {
         self.of_role.get(role).copied()
     }

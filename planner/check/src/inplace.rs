@@ -34,11 +34,9 @@ pub enum Overlay {
 /// An operand as a step reads it.
 #[derive(Clone, Copy)]
 pub struct Reading {
-    /// The node that reads it.
     pub node: NodeId,
     /// Its number among the operands of the node.
     pub operand: usize,
-    /// The form of the dispatch of the node.
     pub form: Option<Form>,
 }
 

@@ -8,7 +8,6 @@ use super::memory::{MemoryOfRank, Record};
 use super::place::Space;
 use super::step::{Schedule, Step, Sync};
 
-/// See the [module](self).
 pub struct Left {
     /// For each bucket the first of its form: of the same lanes, waits and collectives.
     pub form: Vec<usize>,

@@ -18,22 +18,16 @@ use super::place::Space;
 /// The step number of what the caller writes at the start of a run.
 pub const START: u32 = u32::MAX;
 
-/// A past access to the memory of this rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// The base value that it touched.
     pub value: ValueId,
-    /// The step, or [`START`].
     pub step: u32,
     /// The tick at which it ended, on every rank that made it.
     pub end: u32,
-    /// The lane.
     pub lane: u8,
-    /// Whether it wrote.
     pub write: bool,
     /// Who touched.
     pub who: Who,
-    /// The group whose peers touched.
     pub group: u16,
 }
 
@@ -64,12 +58,9 @@ struct Piece {
     holds: SmallVec<[ValueId; 2]>,
 }
 
-/// Bytes that an access touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// In which space.
     pub space: Space,
-    /// The first byte.
     pub low: u64,
     /// The byte behind the last.
     pub high: u64,
@@ -78,7 +69,6 @@ pub struct Span {
     pub simple: bool,
 }
 
-/// The history of a space.
 #[derive(Clone, Debug, Default)]
 struct History {
     pieces: BTreeMap<u64, Piece>,
@@ -108,7 +98,6 @@ impl<T: Copy> Loose<T> {
     }
 }
 
-/// See the [module](self).
 #[derive(Clone, Debug, Default)]
 pub struct MemoryOfRank {
     spaces: BTreeMap<Space, History>,
@@ -200,7 +189,6 @@ impl MemoryOfRank {
         self.spaces.retain(|_, history| !(history.loose.is_empty() && history.pieces.is_empty()));
     }
 
-    /// Whether no access is kept.
     pub fn is_empty(&self) -> bool {
         self.spaces.is_empty()
     }

@@ -12,7 +12,6 @@ use symmc_plan::{Memory, Symbols};
 
 use super::place::{Location, Range, apart};
 
-/// See the [module](self).
 pub struct Overlaps {
     /// The memory of each value, if dims tell some of its values apart, and the value's place there.
     place: Table<ValueId, Option<(usize, usize)>>,
@@ -29,7 +28,6 @@ struct Places {
 }
 
 impl Overlaps {
-    /// The values of a bucket with these locations.
     pub fn new(locations: &Table<ValueId, Option<Location>>, symbols: &Symbols) -> Self {
         let mut of_memory: Vec<Vec<ValueId>> = Vec::new();
         let mut known: HashMap<Memory, usize> = HashMap::new();
@@ -133,7 +131,6 @@ impl Chain {
         }
     }
 
-    /// Whether two places are known to be apart.
     fn apart(&self, (i, x): (usize, &Location), (j, y): (usize, &Location), symbols: &Symbols) -> bool {
         let by_dims = |x: &Range, y: &Range| apart(x, y, symbols);
         let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else { return by_dims(&x.range, &y.range) };

@@ -41,7 +41,6 @@ pub struct Numbered {
 /// Bytes of a memory, by rank and binding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// The memory.
     pub memory: Memory,
     /// The first byte on rank 0 of the group that `rank` names.
     pub start: Dim,
@@ -51,10 +50,8 @@ pub struct Range {
     pub rank: Option<Numbered>,
 }
 
-/// Where a base value lies.
 #[derive(Clone, Debug)]
 pub struct Location {
-    /// Its bytes.
     pub range: Range,
     /// The memory that steps write, if it is not the caller's memory of an input.
     pub space: Option<Space>,
@@ -64,12 +61,10 @@ pub struct Location {
     pub high: u64,
     /// Whether it starts at the same byte on every rank under every binding.
     pub rigid: bool,
-    /// Whether it lies in the symmetric arena.
     pub symmetric: bool,
 }
 
 impl Location {
-    /// Whether the spans of two values meet.
     pub fn meets(&self, other: &Location) -> bool {
         self.space.is_some() && self.space == other.space && self.low < other.high && other.low < self.high
     }

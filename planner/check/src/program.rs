@@ -16,20 +16,16 @@ use super::fixed::FixedMemory;
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
 
-/// A planned program.
 pub struct PlannedProgram {
     read: ReadProgram,
-    /// The index of each of its groups in [`Programs::groups`].
     groups: Vec<usize>,
 }
 
 impl PlannedProgram {
-    /// The index of a group in [`Programs::groups`].
     pub fn group(&self, group: GroupId) -> usize {
         self.groups.get(group.index()).copied().unwrap_or(0)
     }
 
-    /// The program alone.
     pub fn into_read(self) -> ReadProgram {
         self.read
     }
@@ -45,33 +41,23 @@ impl Deref for PlannedProgram {
 
 /// A group of ranks, the same in all programs that have one of this name.
 pub struct Group {
-    /// Its name.
     pub name: String,
-    /// Its members.
     pub members: Members,
     /// The number of ranks in each cell.
     pub size: u32,
 }
 
-/// The programs of a plan.
 pub struct Programs {
-    /// The imported program.
     pub source: Graph,
-    /// The planned ones.
     pub planned: Vec<PlannedProgram>,
     /// All groups of all programs, each name once.
     pub groups: Vec<Group>,
-    /// The index of each group in `groups` by its name.
     group_of: HashMap<String, usize>,
-    /// The fixed memory of the plan.
     pub fixed: FixedMemory,
 }
 
-/// Reads the programs of a plan.
-///
-/// # Errors
-/// What is wrong with the version, the number of ranks, a text or its signature. Nothing else of the plan
-/// has a meaning then.
+/// Reads the programs of a plan. Fails with what is wrong with the version, the number of ranks, a text or its
+/// signature. Nothing else of the plan has a meaning then.
 pub fn read(plan: &Plan) -> Result<Programs, Findings> {
     let mut errors = Findings::default();
     if plan.version != VERSION {
@@ -153,10 +139,8 @@ fn unused(plan: &Plan, errors: &mut Findings) {
     errors.extend(unused.map(|program| CheckError::ProgramUnused { program }));
 }
 
-/// The most bytes of a text for people.
 const MAX_TEXT: usize = 4096;
 
-/// Checks the length of the texts for people.
 fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     let mut bound = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT {
@@ -183,7 +167,6 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     }
 }
 
-/// Checks that custom ops are declared as in the source.
 fn customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let of_source: HashMap<&str, &CustomOp> = source.customs.values().map(|c| (c.name.as_str(), c)).collect();
     let group = |graph: &Graph, custom: &CustomOp| match custom.group.and_then(|g| graph.groups.get(g)) {
@@ -285,7 +268,6 @@ fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut F
     }
 }
 
-/// The symbols of the source, with the ranges of the planned program.
 fn narrowed(source: &Graph, planned: &Graph) -> Symbols {
     let mut symbols = source.symbols.clone();
     for symbol in symbols.values_mut() {

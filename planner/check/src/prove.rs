@@ -16,19 +16,15 @@ use super::step::{self, Schedule};
 use super::{buffer, place, time};
 
 /// Proves a plan safe (see the [crate](super)).
-///
-/// # Errors
-/// As [`prove`].
 pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
     prove(plan).map(|proof| proof.report)
 }
 
 /// [`check`] that gives the programs it read as well, so that nobody has to read them again.
 ///
-/// # Errors
-/// What the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number of the others.
-/// Rules about texts come first; places, buffers and steps are looked at when the texts are right, and time when
-/// everything else is.
+/// Fails with what the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number
+/// of the others. Rules about texts come first; places, buffers and steps are looked at when the texts are right, and
+/// time when everything else is.
 pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
     proof(plan).map_err(Findings::into_errors)
 }
@@ -61,10 +57,8 @@ fn proof(plan: &Plan) -> Result<Proof, Findings> {
     Ok(Proof { report, source, programs: planned.into_iter().map(PlannedProgram::into_read).collect() })
 }
 
-/// What a proof leaves behind.
 #[derive(Clone, Debug)]
 pub struct Proof {
-    /// What it looked at.
     pub report: Report,
     /// The imported program as it read it.
     pub source: Graph,

@@ -20,7 +20,6 @@ use super::step::Step;
 
 /// The ranks that are simulated and the cells of the groups among them.
 pub struct Ranks {
-    /// How many.
     pub count: usize,
     /// The cells of each group; none for a group that is not used.
     pub cells: Vec<Vec<Vec<usize>>>,
@@ -92,7 +91,6 @@ impl Ranks {
         self.cell_of[group].get(rank).copied().filter(|&c| c != usize::MAX)
     }
 
-    /// The peers of a rank in a group.
     pub fn peers(&self, group: usize, rank: usize) -> impl Iterator<Item = usize> {
         let cell = self.cell_of(group, rank).map_or(&[][..], |c| &self.cells[group][c]);
         cell.iter().copied().filter(move |&r| r != rank)

@@ -1,11 +1,8 @@
 //! What a proof looked at.
 
-/// What a proof looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// The number of buckets.
     pub buckets: usize,
-    /// The number of steps of all buckets.
     pub steps: usize,
     /// The number of base values with a place, over all buckets.
     pub values: usize,
@@ -13,7 +10,6 @@ pub struct Report {
     pub simulated: usize,
     /// The number of ranks whose memory was examined.
     pub examined: usize,
-    /// The number of accesses to memory.
     pub accesses: u64,
     /// The number of pairs of accesses to shared bytes that were compared.
     pub compared: u64,

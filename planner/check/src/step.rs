@@ -18,21 +18,14 @@ use super::program::PlannedProgram;
 /// The alignment of what peers reach.
 const PEER_ALIGNMENT: i64 = 16;
 
-/// A bucket, resolved.
 pub struct Schedule<'a> {
-    /// The index of the bucket.
     pub index: usize,
-    /// The bucket.
     pub bucket: &'a Bucket,
-    /// Its program.
     pub program: &'a PlannedProgram,
-    /// The symbols of the program with the ranges of the bucket.
     pub symbols: Symbols,
-    /// Where each base value lies.
     pub locations: Table<ValueId, Option<Location>>,
     /// Which of them share bytes in one run.
     pub overlaps: Overlaps,
-    /// The steps, in order.
     pub steps: Vec<Step>,
     /// The inputs that lie in fixed memory, or in that of the outputs that replace them, and whether the caller writes them
     /// before each run.
@@ -40,7 +33,6 @@ pub struct Schedule<'a> {
 }
 
 impl Schedule<'_> {
-    /// A step, for people.
     pub fn at(&self, step: usize) -> At {
         let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
         At { bucket: self.index, step, node }
@@ -50,9 +42,7 @@ impl Schedule<'_> {
 /// A step, resolved. All values are bases.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The number of its lane.
     pub lane: usize,
-    /// The steps that it waits for.
     pub waits: Vec<usize>,
     /// What the rank itself reads.
     pub reads: Vec<ValueId>,
@@ -73,7 +63,6 @@ pub struct Step {
 /// How a step orders the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sync {
-    /// The group, an index of [`Programs::groups`].
     pub group: usize,
     /// Whether it touches no peer before every peer has arrived.
     pub entry: bool,
@@ -94,7 +83,6 @@ impl Schedule<'_> {
     }
 }
 
-/// Resolves the steps of a bucket.
 pub fn steps(ctx: &Context<'_>, errors: &mut Findings) -> Vec<Step> {
     let graph = &ctx.program.graph;
     let mut step_of: HashMap<NodeId, usize> = HashMap::with_capacity(ctx.bucket.steps.len());
@@ -135,7 +123,6 @@ pub fn bound_inputs(
     inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
 }
 
-/// Checks that operands are defined and waits point at earlier steps.
 fn order(ctx: &Context<'_>, s: usize, run: Run, step_of: &HashMap<NodeId, usize>, errors: &mut Findings) {
     let graph = &ctx.program.graph;
     for (_, _, x) in run.operands(ctx.program) {
@@ -201,7 +188,6 @@ fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Findings) -> Step
     out
 }
 
-/// The most blocks that a step may name.
 const MAX_BLOCKS: u32 = 1024;
 
 /// What a step says beside its node, lane and waits belongs to a collective.

@@ -31,7 +31,6 @@ use super::step::{Schedule, Step};
 /// After this many errors no more are looked for.
 const ENOUGH: usize = 100;
 
-/// Proves the schedules safe over time.
 pub fn check(
     programs: &Programs,
     schedules: &[Schedule<'_>],
@@ -79,7 +78,6 @@ pub fn check(
 struct Facts {
     /// What each value occupies, if it lies in memory that steps write.
     spans: Table<ValueId, Option<Span>>,
-    /// The last step that waits for a step.
     last_waiter: Vec<Option<usize>>,
 }
 
@@ -115,7 +113,6 @@ enum Content {
 
 /// Accesses of one step to one value of one examined rank, all reads or all writes.
 struct Touch<'a> {
-    /// The bucket that runs.
     bucket: usize,
     /// The position of the rank among those examined.
     examined: usize,

@@ -13,10 +13,8 @@ use crate::elements::is_unit;
 use crate::number::Numbered;
 use crate::region::Region;
 
-/// An axis of a value.
 type Axis = (ValueId, usize);
 
-/// See the [module](self).
 pub struct AxisSets<'a> {
     program: &'a Numbered<'a>,
     number: HashMap<Axis, usize>,
@@ -28,7 +26,6 @@ pub struct AxisSets<'a> {
 const MOST_CONSTANT: i64 = 1 << 16;
 
 impl<'a> AxisSets<'a> {
-    /// Those of a region.
     pub fn new(program: &'a Numbered<'a>, region: &Region) -> AxisSets<'a> {
         let mut out = AxisSets { program, number: HashMap::new(), above: Vec::new(), fixed: Vec::new() };
         out.add(region.root);

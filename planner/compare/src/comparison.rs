@@ -7,7 +7,6 @@ use std::fmt;
 
 /// The most entries of each list.
 pub const MOST: usize = 100;
-/// The most parts that the text form lists.
 const MOST_PARTS: usize = 20;
 
 /// How a plan, or a bucket of it, compares with its source.
@@ -21,7 +20,6 @@ pub enum SourceStatus {
     EqualByParts,
     /// Some parts were not compared, or their comparison gave no decision. No difference was found.
     NotCompared,
-    /// A planned program computes something else.
     Different,
 }
 
@@ -44,11 +42,9 @@ pub enum LimitKind {
     Bounded,
 }
 
-/// A limit of the comparison of a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PartLimit {
-    /// What is not covered.
     pub kind: LimitKind,
     /// The bucket and sizes of one such case, at the upper end of a bucket if there is one, and what was compared there.
     pub at: String,
@@ -114,7 +110,6 @@ impl ComparedPart {
         self.limits.iter().any(PartLimit::is_partial)
     }
 
-    /// Adds limits of another comparison of the part.
     pub(crate) fn add_limits(&mut self, limits: &[PartLimit]) {
         for limit in limits {
             add_limit(&mut self.limits, limit.clone(), true);
@@ -142,7 +137,6 @@ pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces:
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SourceComparison {
-    /// How each bucket compares.
     pub buckets: Vec<SourceStatus>,
     /// The parts that were compared on drawn values.
     pub parts: Vec<ComparedPart>,
@@ -162,7 +156,6 @@ pub struct SourceComparison {
     pub more_differences: usize,
 }
 
-/// The differences of a plan from its source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SourceDifferences(pub Vec<String>);
 
@@ -183,9 +176,6 @@ impl SourceComparison {
 
     /// This comparison, if it found no difference. Parts that were not compared are not differences: see
     /// [`is_complete`](Self::is_complete).
-    ///
-    /// # Errors
-    /// The differences.
     pub fn agreed(self) -> Result<SourceComparison, SourceDifferences> {
         if self.differences.is_empty() {
             return Ok(self);

@@ -24,7 +24,6 @@ use crate::windows::{Window, WindowedOp, extents, normalized, windowed};
 const DRAWING: u128 = 4;
 /// The elements that are computed in the time in which one is sorted.
 const SORTING: u128 = 16;
-/// The most nodes of a concrete region.
 const MOST_INSTANCES: usize = 4 * MOST_NODES;
 
 /// Whether values are rounded to their dtypes.
@@ -36,24 +35,19 @@ pub enum Precision {
     Typed,
 }
 
-/// What a leaf of a concrete region holds.
 #[derive(Clone, Debug)]
 pub struct Leaf {
-    /// The class of its elements.
     pub class: Class,
     /// The position of the first one in the class.
     pub offset: i64,
     /// The distance along each axis.
     pub strides: Vec<i64>,
-    /// The dtype that the program gives it.
     pub dtype: DType,
     /// Which ranks hold the same elements, if that is known.
     pub replication: Option<Replication>,
-    /// The data, if they are part of the program.
     pub data: Option<std::sync::Arc<Tensor>>,
 }
 
-/// A region at given sizes.
 pub struct Concrete {
     /// The program: an argument for each leaf, the root as its one output.
     pub graph: Graph,
@@ -63,15 +57,10 @@ pub struct Concrete {
 
 /// A region with what does not depend on sizes.
 pub struct Template<'a> {
-    /// Its program.
     pub program: &'a Numbered<'a>,
-    /// The region.
     pub region: &'a Region,
-    /// Its axes.
     pub axes: AxisSets<'a>,
-    /// The ranks that run it.
     pub ranks: u32,
-    /// Which ranks hold the same bits of the elements of a class.
     pub replication: &'a HashMap<Class, Replication>,
 }
 
@@ -83,17 +72,11 @@ impl Template<'_> {
     }
 
     /// The extents of the root at sizes of the symbols of the numbering.
-    ///
-    /// # Errors
-    /// Why it has none at these sizes.
     pub fn root_shape(&self, sizes: &Bindings) -> Result<Vec<i64>, String> {
         self.program.types[self.region.root].shape.iter().map(|d| number(d, sizes)).collect()
     }
 
     /// A window of the root at sizes of the symbols of the numbering.
-    ///
-    /// # Errors
-    /// Why it has no meaning at these sizes.
     pub fn at(&self, sizes: &Bindings, window: &Window, precision: Precision) -> Result<Concrete, String> {
         let needed = Needed::new(self, sizes, window)?;
         Builder::new(self, sizes, precision, needed).build()
@@ -106,10 +89,8 @@ fn number(dim: &Dim, sizes: &Bindings) -> Result<i64, String> {
 
 /// The windows that a window of the root needs.
 struct Needed {
-    /// The extents of all values of the region.
     shapes: HashMap<ValueId, Vec<i64>>,
     root: Window,
-    /// The windows of each leaf and of each result of a node.
     windows: HashMap<ValueId, Vec<Window>>,
     /// How each node of the region computes the windows of its results, in reverse order.
     nodes: Vec<(NodeId, Vec<(Window, WindowedOp)>)>,
@@ -145,7 +126,6 @@ impl Needed {
         Ok(out)
     }
 
-    /// Adds the windows that a node needs of its operands.
     fn node(
         &mut self,
         program: &Numbered<'_>,

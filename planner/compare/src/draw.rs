@@ -15,7 +15,6 @@ use crate::concrete::{Concrete, Leaf};
 use crate::elements::Class;
 use crate::number::rounded;
 
-/// How elements are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Floats between -1 and 1; integers that may be indices.
@@ -32,9 +31,7 @@ pub struct Drawing {
     number: BTreeMap<Class, u64>,
     /// One past the largest integer of a class whose integers are indices.
     limits: BTreeMap<Class, u64>,
-    /// The classes that ascend, with the number of their elements.
     ascending: BTreeMap<Class, u64>,
-    /// Numbers of both programs.
     critical: Vec<f64>,
 }
 
@@ -43,9 +40,6 @@ const MOST_CRITICAL: usize = 12;
 
 impl Drawing {
     /// For both regions, as they are at some sizes.
-    ///
-    /// # Errors
-    /// Why nothing can be drawn.
     pub fn new(pair: [&Concrete; 2]) -> Result<Drawing, String> {
         let (mut number, mut limits, mut ascending) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let unbound = Bindings::new();
@@ -74,10 +68,8 @@ impl Drawing {
         Ok(Drawing { number, limits, ascending, critical: critical(pair) })
     }
 
-    /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves.
-    ///
-    /// # Errors
-    /// The data of a constant do not have the elements that are read.
+    /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves. Fails if the data of
+    /// a constant do not have the elements that are read.
     pub fn tensor(
         &self,
         graph: &Graph,

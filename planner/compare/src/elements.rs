@@ -14,16 +14,12 @@ use symmc_ir::{Dim, Op, Symbol, SymbolId, Table, Type, ValueId};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Class(pub u32);
 
-/// The elements of a value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Elements {
-    /// The class.
     pub class: Class,
     /// The position of the first element.
     pub offset: Dim,
-    /// The extents.
     pub shape: Vec<Dim>,
-    /// The distance of neighbours along each axis.
     pub strides: Vec<Dim>,
 }
 

@@ -35,7 +35,6 @@ const NOISY_RUNS: u64 = 4;
 const ENOUGH: i64 = 2048;
 const MOST_DRAWS: i64 = 24;
 
-/// The result of a comparison.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verdict {
     /// Equal, over this many elements.
@@ -55,7 +54,6 @@ impl Verdict {
     }
 }
 
-/// A pair of regions at some sizes.
 pub struct Pair {
     /// The part of the source and of the planned program, floats as f64.
     pub wide: [Concrete; 2],
@@ -63,13 +61,11 @@ pub struct Pair {
     pub typed: [Concrete; 2],
     /// Whether no op fuses or sums several roundings.
     pub same_bits: bool,
-    /// The numerics classes that the plan declares.
     pub numerics: Numerics,
     /// Whether more is drawn than the least.
     pub thorough: bool,
 }
 
-/// Compares a pair.
 pub fn judge(pair: &Pair) -> Verdict {
     match judged(pair) {
         Ok(verdict) => verdict,
@@ -145,7 +141,6 @@ pub fn runs(graph: &Graph, thorough: bool) -> u64 {
     (3 * draws).div_ceil(2) + 1
 }
 
-/// Compares with the dtypes of the programs.
 fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, String> {
     let rounding = Rounding::of(pair);
     let (mut difference, mut reason, mut ran) = (None, None, false);
@@ -227,7 +222,6 @@ impl Noisy<'_> {
 struct Rounding {
     /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
     history: RoundingHistory,
-    /// Whether the two must have the same bits.
     same_bits: bool,
 }
 

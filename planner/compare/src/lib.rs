@@ -49,7 +49,6 @@ use walk::Walk;
 /// The most elements that are computed for one plan.
 const WORK: u128 = 1 << 29;
 
-/// Compares the programs of a plan with its source.
 pub fn compare(plan: &ReadPlan) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
     let mut of_program: Vec<Vec<(usize, &Bucket)>> = vec![Vec::new(); plan.programs.len()];

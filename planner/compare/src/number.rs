@@ -38,7 +38,6 @@ enum Term {
     Node { op: Op, operands: Vec<Elements>, results: Vec<Type>, result: usize, use_: u32 },
 }
 
-/// See the [module](self).
 #[derive(Default)]
 pub struct Numbering {
     terms: HashMap<Term, Class>,
@@ -60,7 +59,6 @@ struct Part {
 
 /// The elements of all values of one program that its outputs need.
 pub struct Numbered<'a> {
-    /// The program.
     pub graph: &'a Graph,
     /// The type of each value over the symbols of the numbering.
     pub types: Table<ValueId, Type>,
@@ -87,7 +85,6 @@ fn is_same_everywhere(op: &Op) -> bool {
 }
 
 impl Numbered<'_> {
-    /// A dim of the program over the symbols of the numbering.
     pub fn dim(&self, dim: &Dim) -> Dim {
         match self.dims.get(dim) {
             Some(known) => known.clone(),
@@ -137,7 +134,6 @@ impl Numbering {
         out
     }
 
-    /// Numbers the results of a node whose operands are numbered.
     pub fn node(&mut self, program: &mut Numbered<'_>, id: NodeId) {
         let graph = program.graph;
         let node = &graph.nodes[id];
@@ -269,7 +265,6 @@ impl Numbering {
         out
     }
 
-    /// The number of the cells of a group.
     fn cells(&mut self, graph: &Graph, group: GroupId) -> GroupId {
         let cells = match graph.groups.get(group).map(|g| &g.members) {
             Some(Members::Cells(cells)) => cells.clone(),
@@ -424,7 +419,6 @@ impl Numbering {
         Elements { shape: ty.shape.clone(), strides, ..found }
     }
 
-    /// An op on rows of the last axes.
     fn rows(&mut self, op: &Op, axes: usize, operands: &[Elements], ty: &Type) -> Option<Elements> {
         let lead = ty.rank().checked_sub(axes)?;
         let all: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast(ty.rank())).collect();
@@ -435,12 +429,10 @@ impl Numbering {
     }
 }
 
-/// The number of elements of a shape.
 fn product(shape: &[Dim]) -> Dim {
     shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
 }
 
-/// A float as a dtype stores it.
 pub fn rounded(dtype: DType, x: f64) -> f64 {
     let mut bytes = [0; 8];
     write_f64(dtype, &mut bytes, 0, x);
@@ -465,7 +457,6 @@ fn scalar_operand(op: BinaryOp, x: DType, scalar: Scalar) -> (DType, u64) {
     (x, stored(dtype_of_scalar(op, x), scalar).1)
 }
 
-/// Which nodes the outputs need.
 fn live(graph: &Graph) -> Table<NodeId, bool> {
     let mut live = Table::filled(false, graph.nodes.len());
     let mut open: Vec<ValueId> = graph.outputs.iter().map(|o| o.value).collect();

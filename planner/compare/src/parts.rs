@@ -50,7 +50,6 @@ pub struct Shared {
     pub agreeing: HashSet<String>,
     /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
-    /// The numerics classes that the plan declares.
     pub numerics: Numerics,
     /// The elements that may still be computed.
     pub room: u128,
@@ -59,7 +58,6 @@ pub struct Shared {
     pub bounds: BoundsChecks,
 }
 
-/// The regions of a pair of values.
 pub struct Regions {
     pub of_source: Region,
     pub of_planned: Region,
@@ -68,15 +66,12 @@ pub struct Regions {
     pub same_bits: bool,
 }
 
-/// The outcome of comparing a pair of regions.
 #[derive(Clone, Debug)]
 pub struct PartOutcome {
     pub verdict: Verdict,
     /// The bucket and sizes of a difference.
     pub at: String,
-    /// What was not compared.
     pub limits: Vec<PartLimit>,
-    /// The elements that were compared.
     pub elements: u64,
     /// The text of the pair at the least sizes of the source. Equal parts of different programs have equal texts.
     pub alike: Option<String>,
@@ -89,7 +84,6 @@ impl PartOutcome {
     }
 }
 
-/// The two programs of a comparison.
 pub struct Programs<'p, 'a> {
     pub source: &'p Numbered<'a>,
     pub planned: &'p Numbered<'a>,
@@ -296,12 +290,10 @@ impl<'a> Part<'a> {
 struct Prepared {
     pairs: Vec<(Window, [Concrete; 2])>,
     positions: Option<String>,
-    /// Whether more is drawn than the least.
     thorough: bool,
     cost: u128,
 }
 
-/// The comparisons of one pair of regions.
 struct Run<'p, 'a, 's> {
     part: &'p Part<'a>,
     shared: &'s mut Shared,

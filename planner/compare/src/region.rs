@@ -8,15 +8,11 @@ use symmc_ir::{Def, InputKind, NodeId, Op, ValueId};
 
 use crate::number::Numbered;
 
-/// The most nodes of a region.
 pub const MOST_NODES: usize = 400;
 
-/// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// The value.
     pub root: ValueId,
-    /// The nodes.
     pub nodes: Vec<NodeId>,
     /// The values that the nodes read and do not define.
     pub leaves: Vec<ValueId>,

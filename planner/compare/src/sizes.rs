@@ -19,7 +19,6 @@ use crate::region::Region;
 /// The value of each symbol of a bucket.
 pub type Sizes = Vec<(String, i64)>;
 
-/// The most sizes of a bucket at which a region is compared.
 const MOST_SIZES: usize = 64;
 /// The most conditions of a region of which sizes are searched.
 const MOST_CONDITIONS: usize = 4096;
@@ -34,7 +33,6 @@ pub struct Conditions {
     positions: bool,
 }
 
-/// The sizes of a bucket at which a region is compared.
 #[derive(Debug)]
 pub struct ChosenSizes {
     /// The sizes, those at the ends first.
@@ -103,7 +101,6 @@ impl Conditions {
         self.numbers.iter().copied().filter(|_| self.positions)
     }
 
-    /// The sizes of a bucket that `is_valid` accepts.
     pub fn sizes(
         &self,
         symbols: &Table<SymbolId, Symbol>,
@@ -214,10 +211,8 @@ impl Conditions {
     }
 }
 
-/// The state of a search for sizes.
 struct Search<'a> {
     symbols: &'a Table<SymbolId, Symbol>,
-    /// The number of conditions that may still be examined.
     left: usize,
     left_out: u64,
 }

@@ -77,7 +77,6 @@ fn at(source: &str, window: &dyn Fn(&[i64]) -> Window, precision: Precision) -> 
     (whole, template.at(&sizes, &window(&shape), precision).expect("a program"))
 }
 
-/// The elements of a window.
 fn cut(tensor: &Tensor, window: &Window) -> Vec<f64> {
     let shape = tensor.shape();
     let is_inside = |position: &usize| {

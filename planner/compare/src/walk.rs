@@ -27,12 +27,10 @@ struct Suspect {
     depth: usize,
     /// The value of the source that has its name.
     of: ValueId,
-    /// The difference.
     what: String,
     at: String,
 }
 
-/// See the [module](self).
 pub(crate) struct Walk<'a, 's> {
     buckets: &'a [(usize, &'a Bucket)],
     ranks: u32,
@@ -170,7 +168,6 @@ impl<'a, 's> Walk<'a, 's> {
         self.agree(s, p);
     }
 
-    /// Marks a planned value as equal to that of the source.
     fn agree(&mut self, s: ValueId, p: ValueId) {
         self.suspects.remove(&p);
         self.planned.elements[p] = self.source.elements[s].clone();
@@ -334,7 +331,6 @@ impl<'a, 's> Walk<'a, 's> {
         Some(Regions { of_source, of_planned, same_bits })
     }
 
-    /// The suspect values of a region.
     fn suspects_of<'r>(&'r self, regions: &'r Regions) -> impl Iterator<Item = (ValueId, &'r Suspect)> {
         let nodes = regions.of_planned.nodes.iter();
         let values = nodes.flat_map(|&n| &self.planned.graph.nodes[n].outputs);
@@ -412,7 +408,6 @@ fn same_bits(of: [(&Numbered<'_>, &Region); 2]) -> bool {
     !of.into_iter().any(rounds)
 }
 
-/// For each value the first output that needs it.
 fn feeds(graph: &Graph) -> Table<ValueId, Option<usize>> {
     let mut out = Table::filled(None, graph.values.len());
     for (k, output) in graph.outputs.iter().enumerate() {

@@ -6,12 +6,9 @@
 use symmc_ir::attention::Operands;
 use symmc_ir::{Dim, Op};
 
-/// Consecutive positions along an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
-    /// The first position.
     pub start: i64,
-    /// The number of positions.
     pub count: i64,
 }
 
@@ -21,9 +18,7 @@ pub type Window = Vec<Option<Span>>;
 /// How an op computes a window of its result.
 #[derive(Clone, Debug)]
 pub struct WindowedOp {
-    /// The op, over the windows of its operands.
     pub op: Op,
-    /// The window of each operand.
     pub operands: Vec<Window>,
     /// The window of the result that the op then computes. It has all positions along the axes that remain to be cut.
     pub computed: Window,
@@ -35,7 +30,6 @@ pub fn normalized(window: Window, shape: &[i64]) -> Window {
     window.into_iter().zip(shape).map(|(span, &extent)| span.filter(|s| !whole(s, extent))).collect()
 }
 
-/// The extents of a window.
 pub fn extents(window: &Window, shape: &[i64]) -> Vec<i64> {
     window.iter().zip(shape).map(|(span, &extent)| span.map_or(extent, |s| s.count)).collect()
 }
@@ -93,7 +87,6 @@ impl Pushed<'_> {
         WindowedOp { op: self.op.clone(), operands, computed }
     }
 
-    /// The window without the spans of some axes.
     fn without(&self, axes: &[usize]) -> Window {
         self.window.iter().enumerate().map(|(a, span)| span.filter(|_| !axes.contains(&a))).collect()
     }

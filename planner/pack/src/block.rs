@@ -1,6 +1,5 @@
 //! Blocks, and their lifetimes over sections.
 
-/// A block of memory to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
     /// The first instant at which it is alive.
@@ -8,7 +7,6 @@ pub struct Block {
     /// The first instant at which it is not alive any more. With `end <= start` the lifetime wraps: it is
     /// alive at all instants from `start` on and at all instants before `end`.
     pub end: usize,
-    /// Its size in bytes.
     pub size: u64,
     /// Its offset is a multiple of this; 0 counts as 1.
     pub align: u64,
@@ -55,7 +53,6 @@ impl Spans {
         self.of(block).any(|(from, to)| from <= instant && instant < to)
     }
 
-    /// The sum of sizes alive at each instant.
     pub fn loads(&self, blocks: &[Block]) -> Vec<u64> {
         let mut change = vec![0i64; self.sections + 1];
         for (b, block) in blocks.iter().enumerate() {

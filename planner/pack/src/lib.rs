@@ -49,13 +49,11 @@ pub use block::Block;
 pub use table::{Names, Table, TableError};
 pub use verify::{Verified, VerifyError, verify};
 
-/// How much to search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
     /// The number of block placements after which no further order is tried. The first packing and the first order come
     /// before.
     pub work: u64,
-    /// The number of orders that are tried at most.
     pub rounds: u64,
     /// A peak at most this fraction above the bound ends the search.
     pub enough: f64,
@@ -81,7 +79,6 @@ impl Default for Config {
 /// Offsets and what they reach.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Packing {
-    /// The offset of each block.
     pub offsets: Vec<u64>,
     /// The highest end of a block.
     pub peak: u64,
@@ -89,42 +86,23 @@ pub struct Packing {
     pub bound: u64,
     /// The blocks that are alive at the first instant of the bound, in order of their index.
     pub at_bound: Vec<usize>,
-    /// The name of the order that won.
     pub order: &'static str,
     /// The number of block placements that the search made; what else it read is counted in these as well.
     pub work: u64,
 }
 
-/// A problem that has no packing.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum PackError {
-    /// Two blocks with given offsets overlap in time and bytes.
     #[error("blocks {first} and {second} have given offsets, are alive together and overlap")]
-    Overlap {
-        /// The index of one block.
-        first: usize,
-        /// The index of the other.
-        second: usize,
-    },
-    /// A given offset is no multiple of the block's alignment.
+    Overlap { first: usize, second: usize },
     #[error("block {block} is given offset {offset}, which is no multiple of its alignment {align}")]
-    Misaligned {
-        /// The index of the block.
-        block: usize,
-        /// Its given offset.
-        offset: u64,
-        /// Its alignment.
-        align: u64,
-    },
+    Misaligned { block: usize, offset: u64, align: u64 },
     /// The sizes add up to more than 2^62 bytes.
     #[error("the sizes of the blocks add up to more than 2^62 bytes")]
     TooLarge,
 }
 
-/// Packs `blocks`.
-///
-/// # Errors
-/// Given offsets that contradict each other or an alignment, or sizes beyond 2^62 bytes.
+/// Fails for given offsets that contradict each other or an alignment, and for sizes beyond 2^62 bytes.
 pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let reach = blocks.iter().try_fold(0u64, |sum, b| {
         sum.checked_add(b.size)?
@@ -261,7 +239,6 @@ impl<'a> Search<'a> {
         Search { blocks, spans, occupancy, placed, passed: 0, budget, ordered: false }
     }
 
-    /// The work so far, in placements.
     fn work(&self) -> u64 {
         self.placed + (self.passed + self.occupancy.moved) / RANGES
     }
@@ -318,7 +295,6 @@ impl<'a> Search<'a> {
         Some((peak, offsets))
     }
 
-    /// The offset of a gap for a block.
     fn gap(&mut self, block: usize, fit: Fit) -> u64 {
         let mut taken = self.occupancy.over(self.spans.of(block));
         let Block { size, align, .. } = self.blocks[block];

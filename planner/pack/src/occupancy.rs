@@ -9,7 +9,6 @@
 
 use smallvec::SmallVec;
 
-/// A union of half-open ranges.
 #[derive(Clone, Default)]
 struct Union {
     /// The end of the range that starts at 0.
@@ -53,7 +52,6 @@ impl Union {
     }
 }
 
-/// See the [module](self).
 pub struct Occupancy {
     /// The number of leaves, a power of two; node 1 is the root, node `i` has the children `2i`, `2i + 1`.
     leaves: usize,
@@ -73,7 +71,6 @@ impl Occupancy {
         Occupancy { leaves, any: nodes(2 * leaves), cover: nodes(leaves), used: Vec::new(), moved: 0 }
     }
 
-    /// Takes nothing any more.
     pub fn clear(&mut self) {
         for node in self.used.drain(..) {
             self.any[node as usize].clear();
@@ -149,7 +146,6 @@ impl Occupancy {
 /// Unions of ranges, each sorted, of which those passed are cut off.
 type Unions<'a> = SmallVec<[&'a [(u64, u64)]; 32]>;
 
-/// The union of several unions.
 pub struct Taken<'a> {
     /// All is taken below this.
     solid: u64,

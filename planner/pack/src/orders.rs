@@ -2,18 +2,15 @@
 
 use crate::block::{Block, Spans};
 
-/// Which gap a block takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fit {
     /// The lowest.
     First,
-    /// The smallest.
     Best,
 }
 
 /// An order and the gaps to take.
 pub struct Order {
-    /// Its name, for people.
     pub name: &'static str,
     pub fit: Fit,
     keys: Vec<Key>,
@@ -22,7 +19,6 @@ pub struct Order {
 type Key = (u8, u64, u64, u32);
 
 impl Order {
-    /// All blocks in this order.
     pub fn sequence(mut self) -> Vec<u32> {
         self.keys.sort_unstable();
         self.keys.iter().map(|k| k.3).collect()

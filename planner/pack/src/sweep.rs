@@ -138,7 +138,6 @@ impl<'a, L: Fn(u32) -> (u32, u32)> Sweep<'a, L> {
         self.below[over as usize] = under;
     }
 
-    /// Where a live block ends.
     fn top(&self, b: u32) -> u64 {
         self.blocks.get(b as usize).map_or(0, |block| self.offsets[b as usize] + block.size)
     }

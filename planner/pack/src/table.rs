@@ -16,9 +16,7 @@ use crate::block::Block;
 /// Buffers by name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Table {
-    /// The name of each block.
     pub ids: Names,
-    /// The blocks, in the order of the lines.
     pub blocks: Vec<Block>,
 }
 
@@ -30,7 +28,6 @@ pub struct Names {
 }
 
 impl Names {
-    /// All names, in order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.ends.len()).map(|i| &self[i])
     }
@@ -49,68 +46,40 @@ impl Index<usize> for Names {
     }
 }
 
-/// Text that is no table of buffers.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum TableError {
-    /// There is no header.
     #[error("the file is empty; expected a header with id, lower, upper and size")]
     Empty,
-    /// The header lacks a column.
     #[error("line 1: found the columns {found}; expected {missing} among them")]
-    Column {
-        /// The header.
-        found: String,
-        /// What it lacks.
-        missing: &'static str,
-    },
-    /// The header names a column twice.
+    Column { found: String, missing: &'static str },
     #[error("line 1: the column {0} stands there twice")]
     Repeated(String),
-    /// A line has more or fewer cells than the header.
     #[error("line {line}: found {found} cells, expected {expected} as in the header")]
     Cells {
         /// The line, from 1.
         line: usize,
-        /// Its cells.
         found: usize,
-        /// Those of the header.
         expected: usize,
     },
-    /// A cell is no number of the kind that its column has.
     #[error("line {line}: {column} is {found:?}, expected {expected}")]
     Cell {
-        /// The line, from 1.
         line: usize,
-        /// The column.
         column: &'static str,
-        /// The cell.
         found: String,
         /// What it may hold.
         expected: &'static str,
     },
-    /// A buffer that is never alive.
     #[error("line {line}: the lifetime {lower}..{upper} is empty, expected lower < upper")]
     Lifetime {
-        /// The line, from 1.
         line: usize,
-        /// The first instant.
         lower: usize,
         /// The end, exclusive.
         upper: usize,
     },
-    /// Two buffers of one name.
     #[error("line {line}: found the id {id} again, after line {first}; expected ids that differ")]
-    Id {
-        /// The line, from 1.
-        line: usize,
-        /// The name.
-        id: String,
-        /// Where it stood before.
-        first: usize,
-    },
+    Id { line: usize, id: String, first: usize },
 }
 
-/// Where the columns stand.
 struct Columns {
     count: usize,
     id: usize,
@@ -150,10 +119,6 @@ impl Columns {
 }
 
 impl Table {
-    /// Reads a table.
-    ///
-    /// # Errors
-    /// The line, what was found and what was expected.
     pub fn read(text: &str) -> Result<Self, TableError> {
         let text = text.trim_start_matches('\u{feff}');
         let header = text.lines().next().filter(|line| !line.trim().is_empty()).ok_or(TableError::Empty)?;
@@ -220,7 +185,6 @@ fn rows(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).skip(1).filter(|(_, line)| !line.trim().is_empty())
 }
 
-/// The cells of a line.
 fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
     cells.clear();
     let mut from = 0;

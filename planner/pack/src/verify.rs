@@ -9,48 +9,26 @@ use thiserror::Error;
 
 use crate::block::Block;
 
-/// What a packing reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
-    /// The highest end of a block.
     pub peak: u64,
-    /// The largest sum of sizes that are alive at one instant.
     pub bound: u64,
 }
 
-/// Offsets that are no packing.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum VerifyError {
-    /// There is not one offset for each block.
     #[error("{found} offsets, expected one for each of {blocks} blocks")]
-    Count {
-        /// The number of offsets.
-        found: usize,
-        /// The number of blocks.
-        blocks: usize,
-    },
-    /// Two blocks are alive together and overlap.
+    Count { found: usize, blocks: usize },
     #[error("blocks {first} and {second} are alive together and overlap")]
     Overlap {
         /// The index of the block that was alive first.
         first: usize,
-        /// The index of the other.
         second: usize,
     },
-    /// A block is not where it may be.
     #[error("block {block} lies at {offset}, where neither its alignment nor its given offset puts it")]
-    Misplaced {
-        /// The index of the block.
-        block: usize,
-        /// Where it lies.
-        offset: u64,
-    },
+    Misplaced { block: usize, offset: u64 },
 }
 
-/// Checks offsets.
-///
-/// # Errors
-/// The first block that overlaps another or is misplaced.
 pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError> {
     if blocks.len() != offsets.len() {
         return Err(VerifyError::Count { found: offsets.len(), blocks: blocks.len() });

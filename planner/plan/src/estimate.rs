@@ -20,10 +20,8 @@ pub struct Estimate {
     pub communication: Vec<CommunicationEstimate>,
 }
 
-/// The estimate of a step that communicates.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CommunicationEstimate {
-    /// The index of the step in the bucket.
     pub step: usize,
     /// The node of its collective or custom op.
     pub node: NodeId,
@@ -36,19 +34,14 @@ pub struct CommunicationEstimate {
 }
 
 impl ReadProgram {
-    /// The estimated time of a run of `bucket`, of a checked plan, at the upper ends of its ranges.
-    ///
-    /// # Errors
-    /// The bucket has other symbols or names a step that does not exist.
+    /// The estimated time of a run of `bucket`, of a checked plan, at the upper ends of its ranges. Fails if the bucket
+    /// has other symbols or names a step that does not exist.
     pub fn estimate(&self, bucket: &Bucket, profile: &Profile) -> Result<Estimate, Unresolved> {
         self.estimate_within(bucket, profile, &self.symbols(bucket)?)
     }
 
     /// The estimated time of a run of `bucket` at these sizes, by the names of the symbols; symbols that are not among them
     /// have the upper ends of their ranges.
-    ///
-    /// # Errors
-    /// As [`estimate`](Self::estimate).
     pub fn estimate_at(
         &self,
         bucket: &Bucket,
@@ -113,7 +106,6 @@ impl ReadProgram {
         Ok(Estimate { total_us, compute_us, exposed_us: us(total.saturating_sub(compute)), communication })
     }
 
-    /// What a step moves.
     fn moved(&self, run: Run, bucket: &Bucket, symbols: &Symbols) -> Moved {
         let memory = Memory {
             base: |v| self.base(v),

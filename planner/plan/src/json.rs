@@ -18,13 +18,8 @@ use crate::wire::{Plan, VERSION};
 /// A text that is no plan of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanReadError {
-    /// The version is another one.
     #[error("the plan has version {found}; this program reads version {VERSION}{}", since(*found))]
-    Version {
-        /// The version in the text.
-        found: u64,
-    },
-    /// The text is no JSON, or a field is unknown, missing or of the wrong type.
+    Version { found: u64 },
     #[error("line {line}, column {column}: {message}")]
     Form {
         /// The line, from 1.
@@ -62,9 +57,6 @@ impl Plan {
     }
 
     /// Reads what [`to_json`](Self::to_json) wrote.
-    ///
-    /// # Errors
-    /// The text has another version or is no plan.
     pub fn from_json(text: &str) -> Result<Plan, PlanReadError> {
         let header: Header = serde_json::from_str(text).map_err(form)?;
         if header.version != u64::from(VERSION) {
@@ -79,7 +71,6 @@ impl Plan {
     }
 }
 
-/// SHA-256 in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     use std::fmt::Write;
     Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut out, byte| {

@@ -22,10 +22,8 @@ pub struct ReadPlan {
 /// A text of a plan that is no program.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum UnreadPlan {
-    /// That of the imported program.
     #[error("the imported program of the plan: {0}")]
     Source(ParseError),
-    /// That of a planned program.
     #[error("program {0} of the plan: {1}")]
     Program(usize, Unread),
     /// A planned program that the plan does not have.
@@ -35,9 +33,6 @@ pub enum UnreadPlan {
 
 impl ReadPlan {
     /// Reads the imported program of a plan; the planned ones are read when they are asked for.
-    ///
-    /// # Errors
-    /// The text is no program.
     pub fn read(plan: Arc<Plan>) -> Result<ReadPlan, UnreadPlan> {
         let source = Arc::new(text::parse(&plan.source.text).map_err(UnreadPlan::Source)?);
         let programs = plan.programs.iter().map(|_| OnceLock::new()).collect();
@@ -50,15 +45,11 @@ impl ReadPlan {
         ReadPlan { plan, source: Arc::new(source), programs }
     }
 
-    /// The imported program.
     pub fn source_program(&self) -> &Graph {
         &self.source
     }
 
-    /// A planned program.
-    ///
-    /// # Errors
-    /// There is none of this index, or its text is no valid program.
+    /// Fails if there is none of this index, or its text is no valid program.
     pub fn program(&self, index: usize) -> Result<&ReadProgram, UnreadPlan> {
         let missing = || UnreadPlan::Missing(index);
         let cell = self.programs.get(index).ok_or_else(missing)?;
@@ -70,9 +61,6 @@ impl ReadPlan {
 
     /// The rounding history of each output for comparisons with a planned program: that of the source, extended by what
     /// the numerics classes of the plan allow.
-    ///
-    /// # Errors
-    /// As [`program`](Self::program).
     pub fn output_histories(&self, program: usize, runs: Runs) -> Result<Vec<RoundingHistory>, UnreadPlan> {
         let planned = output_histories(&self.program(program)?.graph, runs);
         let source = output_histories(&self.source, runs).into_iter();

@@ -18,10 +18,8 @@ use crate::{Bucket, Memory, Place, Step};
 /// The symbols of a program with the ranges of a bucket.
 pub type Symbols = Table<SymbolId, Symbol>;
 
-/// A program of a plan, read from its text.
 #[derive(Clone, Debug)]
 pub struct ReadProgram {
-    /// The program.
     pub graph: Graph,
     /// Where each value lies within its base.
     pub layouts: Table<ValueId, Layout>,
@@ -30,20 +28,16 @@ pub struct ReadProgram {
     names: HashMap<String, ValueId>,
 }
 
-/// A text that is no program.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum Unread {
-    /// It does not parse.
     #[error("{0}")]
     Text(ParseError),
-    /// The graph is not valid: at least one violation.
     #[error("{}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Invalid(Vec<Violation>),
 }
 
 /// What a bucket says of something that its program does not have.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[allow(missing_docs)]
 pub enum Unresolved {
     #[error("it has symbols {found:?}, its program {expected:?}")]
     BucketSymbols { expected: Vec<String>, found: Vec<String> },
@@ -59,10 +53,8 @@ pub enum Unresolved {
     StepUnknown { step: usize, found: String },
 }
 
-/// Where a base value lies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// The memory.
     pub memory: Memory,
     /// The position of its first byte in the memory.
     pub offset: Dim,
@@ -75,15 +67,10 @@ pub struct Placed {
 pub struct Run {
     /// The node, or the first one of the dispatch.
     pub first: NodeId,
-    /// The dispatch.
     pub dispatch: Option<Dispatch>,
 }
 
 impl ReadProgram {
-    /// Reads a program, which must be valid.
-    ///
-    /// # Errors
-    /// The text does not parse, or what it says is not valid.
     pub fn read(text: &str) -> Result<ReadProgram, Unread> {
         let graph = text::parse(text).map_err(Unread::Text)?;
         verify_derived(&graph).map_err(Unread::Invalid)?;
@@ -93,17 +80,14 @@ impl ReadProgram {
         Ok(ReadProgram { graph, layouts, dispatch_of, inner, names })
     }
 
-    /// The value of a name.
     pub fn named(&self, name: &str) -> Option<ValueId> {
         self.names.get(name).copied()
     }
 
-    /// Where the elements of a value lie in its base.
     pub(crate) fn layout(&self, value: ValueId) -> &Layout {
         &self.layouts[value]
     }
 
-    /// The base of a value.
     pub fn base(&self, value: ValueId) -> ValueId {
         self.layouts[value].base
     }
@@ -124,10 +108,6 @@ impl ReadProgram {
         node.op.is_view() && node.outputs.first().is_some_and(|&v| self.base(v) != v)
     }
 
-    /// The symbols with the ranges of a bucket.
-    ///
-    /// # Errors
-    /// The bucket has other symbols.
     pub fn symbols(&self, bucket: &Bucket) -> Result<Symbols, Unresolved> {
         let symbols = &self.graph.symbols;
         let ranged = |s: &Symbol| {
@@ -164,7 +144,6 @@ impl ReadProgram {
         (out, errors)
     }
 
-    /// Where the value of this name lies.
     pub(crate) fn place(&self, name: &str, place: &Place, symbols: &Symbols) -> Result<Placed, Unresolved> {
         let dim = |text: &str| {
             // Most offsets are numbers.
@@ -193,10 +172,6 @@ impl ReadProgram {
         Ok(Placed { memory: place.memory, offset, by_rank })
     }
 
-    /// What each step runs.
-    ///
-    /// # Errors
-    /// Its name is that of no step.
     pub fn runs(&self, bucket: &Bucket) -> impl Iterator<Item = Result<Run, Unresolved>> {
         let unknown = |(step, s): (usize, &Step)| Unresolved::StepUnknown { step, found: s.node.clone() };
         bucket.steps.iter().enumerate().map(move |s| self.run(&s.1.node).ok_or_else(|| unknown(s)))
@@ -245,7 +220,6 @@ impl Run {
         all.filter(move |(_, _, x)| !own(*x))
     }
 
-    /// The values that it defines and that have memory.
     pub fn results(self, program: &ReadProgram) -> Vec<ValueId> {
         let all = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
         all.filter(|&v| !program.inner[v]).collect()

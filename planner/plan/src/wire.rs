@@ -80,11 +80,9 @@ pub const MAX_SIZE: u64 = 1 << 52;
 pub struct Plan {
     /// The version of the format: [`VERSION`].
     pub version: u32,
-    /// The program as it was imported.
     pub source: SourceProgram,
     /// The name of the machine profile that the choices were made with.
     pub machine: String,
-    /// The number of ranks.
     pub ranks: u32,
     /// The numerics classes that the planned programs make use of, or may: `["reassociate", "narrow"]`. Absent where the
     /// plan is exact, as in all plans from before there were classes. Nothing of safety rests on it; it says how far
@@ -106,9 +104,6 @@ pub struct Plan {
 
 impl Plan {
     /// The index of the bucket that serves these values of the symbols, by name.
-    ///
-    /// # Errors
-    /// None serves them.
     pub fn serving(&self, sizes: &IndexMap<String, i64>) -> Result<usize, Unserved> {
         let serves = |b: &Bucket| {
             b.symbols.iter().all(|(s, &[low, high])| sizes.get(s).is_some_and(|v| (low..=high).contains(v)))
@@ -120,7 +115,6 @@ impl Plan {
     }
 }
 
-/// Sizes that no bucket of a plan serves.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("no bucket of the plan serves {}; its buckets serve {}", list(sizes), list(served))]
 pub struct Unserved {
@@ -134,19 +128,15 @@ fn list(items: &[String]) -> String {
     if items.is_empty() { "nothing".into() } else { items.join("; ") }
 }
 
-/// The program as it was imported.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceProgram {
-    /// The name of the program.
     pub name: String,
     /// SHA-256 of `text`, in hexadecimal.
     pub hash: String,
-    /// The program in text form.
     pub text: String,
 }
 
-/// The sizes of the arenas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arenas {
@@ -160,30 +150,22 @@ pub struct Arenas {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fixed {
-    /// What it is for.
     pub role: Role,
-    /// Where it starts in the symmetric arena.
     pub offset: u64,
-    /// Its size.
     pub size: u64,
 }
 
-/// What fixed memory is for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Role {
     /// Landing zone `zone` (0 or 1) of all collectives of a group by `ll`, in turn by their epoch.
     Landing {
-        /// The name of the group.
         group: String,
         /// 0 or 1.
         zone: u32,
     },
     /// An input whose caller writes it here: a parameter once, an argument before each run.
-    Bound {
-        /// The index of the input.
-        input: usize,
-    },
+    Bound { input: usize },
 }
 
 /// The schedule for one range of the symbols.
@@ -193,7 +175,6 @@ pub struct Bucket {
     /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
     #[serde(deserialize_with = "once::each_once")]
     pub symbols: IndexMap<String, [i64; 2]>,
-    /// The index of the planned program.
     pub program: usize,
     /// Memory of this bucket. Two buffers may overlap when their lifetimes do not.
     pub buffers: Vec<Buffer>,
@@ -207,7 +188,6 @@ pub struct Bucket {
     /// The copies that placement forced, in order of the steps. A `copy` whose result lies on its operand
     /// moves nothing and is not listed.
     pub copies: Vec<ForcedCopy>,
-    /// Sums.
     pub totals: Totals,
 }
 

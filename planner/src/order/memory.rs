@@ -5,7 +5,6 @@ use super::model::Tasks;
 /// Bytes in the ordinary and in the symmetric arena.
 pub type Bytes = [u64; 2];
 
-/// Bytes of both arenas.
 pub fn bytes(of: Bytes) -> u64 {
     of[0].saturating_add(of[1])
 }
@@ -13,7 +12,6 @@ pub fn bytes(of: Bytes) -> u64 {
 /// Live bytes while an order runs.
 pub struct Memory<'a> {
     tasks: &'a Tasks,
-    /// What is live.
     pub live: Bytes,
     /// How many steps have still to end that touch each class.
     pub left: Vec<u32>,
@@ -36,7 +34,6 @@ impl<'a> Memory<'a> {
         !self.begun[class as usize]
     }
 
-    /// The bytes that step `s` adds when it starts, by arena.
     pub fn added(&self, s: usize) -> Bytes {
         let mut bytes: Bytes = [0; 2];
         for &c in self.tasks.touches.of(s) {
@@ -98,7 +95,6 @@ pub fn profile(tasks: &Tasks, order: &[u32]) -> Vec<Bytes> {
     order.iter().map(|&s| memory.run(s as usize)).collect()
 }
 
-/// The most of each arena.
 pub fn peak(profile: &[Bytes]) -> Bytes {
     profile.iter().fold([0; 2], |m, b| [m[0].max(b[0]), m[1].max(b[1])])
 }

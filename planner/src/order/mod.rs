@@ -38,7 +38,6 @@ pub fn peak(tasks: &Tasks, order: &[u32]) -> Demand {
     memory::peak(&profile(tasks, order))
 }
 
-/// The order of this name; none where it takes a search.
 pub fn named(tasks: &Tasks, order: Order) -> Option<Vec<u32>> {
     named::named(tasks, order)
 }
@@ -61,7 +60,6 @@ pub struct Overlaps<'a> {
 }
 
 impl<'a> Overlaps<'a> {
-    /// Those of this order.
     pub fn new(tasks: &'a Tasks, order: &'a [u32]) -> Overlaps<'a> {
         Overlaps { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
     }

@@ -25,7 +25,6 @@ use crate::steps::{Readers, StepInfo, Steps};
 /// What ordering needs to know about the steps, in program order.
 #[derive(Clone)]
 pub struct Tasks {
-    /// The lane of each step.
     pub lane: Vec<Lane>,
     /// For each step the steps that must come before it, ascending, each once.
     pub before: Lists,
@@ -33,9 +32,7 @@ pub struct Tasks {
     pub after: Lists,
     /// For each step the classes that it reads or writes, each once.
     pub touches: Lists,
-    /// For each class the steps that touch it.
     pub users: Lists,
-    /// The classes.
     pub classes: Vec<Class>,
     /// For each step the classes that its result may be written over, if no other step needs them any more.
     pub over: Lists,
@@ -48,13 +45,11 @@ pub struct Tasks {
 /// Values that share memory in an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class {
-    /// Its bytes.
     pub bytes: u64,
     /// The index of its arena: [`symmc_plan::ArenaKind`].
     pub arena: usize,
 }
 
-/// Lists of indices in one vector.
 #[derive(Clone)]
 pub struct Lists {
     start: Vec<u32>,
@@ -62,7 +57,6 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// One list for each row.
     pub fn from_rows(rows: impl Iterator<Item = Vec<u32>>) -> Lists {
         let (mut start, mut items) = (vec![0], Vec::new());
         for row in rows {
@@ -72,12 +66,10 @@ impl Lists {
         Lists { start, items }
     }
 
-    /// The list of this row.
     pub fn of(&self, row: usize) -> &[u32] {
         &self.items[self.start[row] as usize..self.start[row + 1] as usize]
     }
 
-    /// The number of rows.
     pub fn len(&self) -> usize {
         self.start.len() - 1
     }
@@ -155,7 +147,6 @@ impl Tasks {
         }
     }
 
-    /// The number of steps.
     pub fn len(&self) -> usize {
         self.lane.len()
     }
@@ -275,7 +266,6 @@ impl<'a> Shared<'a> {
         })
     }
 
-    /// The classes, and that of each value.
     fn classes(&mut self) -> (Vec<Class>, Vec<u32>) {
         let mut of = vec![NONE; self.toward.len()];
         let mut classes = Vec::new();
@@ -327,7 +317,6 @@ impl InPlace<'_> {
     }
 }
 
-/// What a step moves.
 fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), in_place: &InPlace<'_>) -> Moved {
     let graph = &program.graph;
     let own = |base: ValueId| {

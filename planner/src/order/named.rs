@@ -56,7 +56,6 @@ impl Order {
     pub const NAMED: &'static [Order] = Order::ALL.split_at(2).1;
 }
 
-/// The order of this name; none where it takes a search.
 pub fn named(tasks: &Tasks, name: Order) -> Option<Vec<u32>> {
     Some(match name {
         Order::Chosen | Order::Lean => return None,
@@ -148,7 +147,6 @@ fn bfs(tasks: &Tasks) -> Vec<u32> {
     out
 }
 
-/// What a greedy order looks at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// The bytes that stay, then the number of users.
@@ -168,7 +166,6 @@ pub fn greedy(tasks: &Tasks, rule: Rule) -> Vec<u32> {
 /// What a step would do to the live bytes if it came next: what stays, the tie breaker, what it adds.
 type Effect = (i128, i64, u64);
 
-/// A step that could come next.
 struct Ready {
     /// The bytes of the classes, by arena, that it would touch first and those that it would touch last.
     first: [u128; 2],

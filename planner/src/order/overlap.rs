@@ -25,7 +25,6 @@ use super::model::Tasks;
 
 /// An order of the steps with what may be in flight.
 pub struct Overlapped {
-    /// The steps in order.
     pub order: Vec<u32>,
     /// For each place of the order the first place behind it at which bytes that the step used may be written again.
     pub joined: Vec<u32>,
@@ -75,7 +74,6 @@ pub fn makespan(tasks: &Tasks, order: &[u32], joined: &[u32]) -> u64 {
     timeline(tasks, order, joined).total
 }
 
-/// When steps should start.
 pub struct Prefetches {
     /// For each step the time at which its turn comes: for computation how much of it is in front, for a collective its latest
     /// start.
@@ -183,7 +181,6 @@ struct Running {
     place: usize,
 }
 
-/// List scheduling (see the [module](self)).
 struct Scheduler<'a> {
     tasks: &'a Tasks,
     prefetches: &'a Prefetches,
@@ -288,7 +285,6 @@ impl<'a> Scheduler<'a> {
         self.tasks.lane[s] as usize + if waits { 2 } else { 0 }
     }
 
-    /// The first of these steps that are ready.
     fn first(&self, kind: usize) -> impl Iterator<Item = usize> + Clone {
         self.ready[kind].iter().take(LOOKED_AT).map(|&(_, rank)| self.from[rank as usize] as usize)
     }

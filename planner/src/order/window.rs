@@ -27,7 +27,6 @@ const SETS: usize = 200_000;
 /// How often the peaks are looked for.
 const ROUNDS: usize = 40;
 
-/// An order whose peaks are at most those of `order`.
 pub fn improve(tasks: &Tasks, order: &[u32]) -> Vec<u32> {
     let mut out = Improver { tasks, order: order.to_vec(), known: HashMap::new(), sets: 0 };
     let mut stuck = [false; 2];
@@ -47,7 +46,6 @@ struct Improver<'a> {
     order: Vec<u32>,
     /// The best order of each window that was solved, as positions; none if there is no better one.
     known: HashMap<Vec<u64>, Option<Vec<u8>>>,
-    /// How many sets were looked at.
     sets: usize,
 }
 
@@ -114,7 +112,6 @@ struct Held {
     lives_on: bool,
 }
 
-/// Consecutive steps of an order.
 struct Window {
     /// For each step, the steps of the window that must come before it.
     before: Vec<u64>,
@@ -265,7 +262,6 @@ impl Window {
     }
 }
 
-/// A set of steps that have run.
 struct Reached {
     /// The index of the set before the last step, and that step.
     before: u32,

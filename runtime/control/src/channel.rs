@@ -24,16 +24,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 
-/// The version of the messages.
 pub(crate) const PROTOCOL: u32 = 5;
-/// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
 const BATCH: usize = 64;
 /// How long one end waits for the other to make room for a message.
 const SENDING: Duration = Duration::from_secs(1);
 
-/// A message of the coordinator to a rank.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum ToRank {
     /// The run, and the sizes of the segments whose descriptors follow.
@@ -66,14 +63,22 @@ pub(crate) struct Welcome {
     pub limit: Duration,
 }
 
-/// A message of a rank to the coordinator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
-    Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
+    Join {
+        rank: u32,
+        ranks: u32,
+        run: String,
+        left_ms: u64,
+    },
     /// The only message of a rank that would join and cannot begin.
-    Decline { rank: u32, ranks: u32, run: String, error: RunError },
-    /// What the rank runs.
+    Decline {
+        rank: u32,
+        ranks: u32,
+        run: String,
+        error: RunError,
+    },
     Hello(Identity),
     /// The digests of its contents, by name.
     Digests(Vec<(String, String)>),
@@ -81,9 +86,7 @@ pub(crate) enum FromRank {
     Ready,
     /// A piece of what the rank found, as text, for the launcher.
     Answer(String),
-    /// The rank has run what it was to run.
     Done,
-    /// The rank failed.
     Failed(RunError),
 }
 
@@ -102,7 +105,6 @@ pub(crate) struct Identity {
     pub contents: Vec<String>,
 }
 
-/// One end of a control socket.
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,
@@ -110,36 +112,30 @@ pub struct Channel {
     peer: u32,
 }
 
-/// What a look at a socket found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arrival<T> {
     /// Nothing yet.
     Nothing,
-    /// A message.
     Message(T),
     /// The end: the other end is gone, and all that it sent has been read.
     End,
 }
 
-/// A message with the descriptors of its packet.
 struct Packet {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
 impl Channel {
-    /// A channel on a connected socket.
     pub fn new(fd: OwnedFd, peer: u32) -> Self {
         bound_sending(&fd);
         Channel { fd, peer }
     }
 
-    /// Names the rank at the other end.
     pub fn set_peer(&mut self, peer: u32) {
         self.peer = peer;
     }
 
-    /// The descriptor, to wait for messages.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -173,10 +169,8 @@ impl Channel {
         }
     }
 
-    /// The next message; `None` when the other end is gone.
-    ///
-    /// # Errors
-    /// Nothing came before `deadline`, or something that is not a message.
+    /// The next message; `None` when the other end is gone. Fails if nothing came before `deadline`, or something that
+    /// is not a message.
     pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>, RunError> {
         loop {
             match self.try_receive()? {
@@ -188,9 +182,6 @@ impl Channel {
     }
 
     /// The next message, if it has come. Never waits.
-    ///
-    /// # Errors
-    /// Something came that is not a message.
     pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>, RunError> {
         Ok(match self.take_packet()? {
             Arrival::Message(packet) => {
@@ -214,10 +205,7 @@ impl Channel {
         Ok(fds)
     }
 
-    /// The descriptors of the next packet, if it has come. Never waits.
-    ///
-    /// # Errors
-    /// A message came.
+    /// The descriptors of the next packet, if it has come. Never waits. Fails if a message came.
     pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>, RunError> {
         match self.take_packet()? {
             Arrival::Message(packet) if packet.fds.is_empty() => {
@@ -230,9 +218,6 @@ impl Channel {
     }
 
     /// Waits for a packet or the end.
-    ///
-    /// # Errors
-    /// Neither came before `deadline`.
     fn await_packet(&self, deadline: Option<Instant>) -> Result<(), RunError> {
         match self.readable(deadline)? {
             true => Ok(()),
@@ -338,9 +323,6 @@ pub(crate) fn bound_sending(fd: &OwnedFd) {
 }
 
 /// Whether the process at the other end belongs to this user.
-///
-/// # Errors
-/// The system does not tell.
 pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
     let peer = getsockopt(fd, sockopt::PeerCredentials)
         .map_err(|e| RunError::of_call("asking for the user of a peer", "getsockopt", e))?;
@@ -348,9 +330,6 @@ pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
 }
 
 /// The next connection to `listener`; `None` when there is none before `until`.
-///
-/// # Errors
-/// The system refuses to wait or to accept.
 pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, RunError> {
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);

@@ -41,7 +41,6 @@ const RUNNING: usize = 24;
 const HEARTBEAT: usize = 64;
 const CLOSED: usize = 72;
 
-/// A counter of one rank in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
     /// Barriers that the rank has arrived at.
@@ -61,12 +60,10 @@ pub enum Signal {
     Landed = 4,
 }
 
-/// How far a rank came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// The repetition of the plan, from 0.
     pub run: u64,
-    /// The bucket of that run.
     pub bucket: u32,
     /// Whether the rank is within that run.
     pub running: bool,
@@ -91,7 +88,6 @@ impl Control {
         RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
     }
 
-    /// The control words in `segment`, for this many ranks and groups.
     pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control, RunError> {
         let size = Control::size(ranks, groups);
         if segment.len() < size {
@@ -101,7 +97,6 @@ impl Control {
         Ok(Control { segment, ranks, groups })
     }
 
-    /// Sets every counter of a fresh segment to `first`.
     pub fn preset(&self, first: u32) {
         for group in 0..self.groups {
             for rank in 0..self.ranks {
@@ -112,17 +107,14 @@ impl Control {
         }
     }
 
-    /// The segment that holds the words.
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// The number of groups.
     pub fn groups(&self) -> usize {
         self.groups
     }
@@ -176,7 +168,6 @@ impl Control {
         self.long(self.rank_at(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
     }
 
-    /// Records that `rank` begins `step` of a run.
     #[inline]
     pub fn begin_step(&self, rank: u32, step: u32) {
         let at = self.rank_at(rank) + LINE;
@@ -190,7 +181,6 @@ impl Control {
         self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
-    /// The heartbeat of a rank.
     pub(crate) fn heartbeat(&self, rank: u32) -> &AtomicU32 {
         self.word(self.rank_at(rank) + LINE + HEARTBEAT)
     }
@@ -200,17 +190,14 @@ impl Control {
         advance(self.heartbeat(rank));
     }
 
-    /// Counts up the heartbeat of the coordinator.
     pub(crate) fn publish_coordinator_heartbeat(&self) {
         advance(self.coordinator_heartbeat());
     }
 
-    /// The coordinator's heartbeat.
     pub(crate) fn coordinator_heartbeat(&self) -> &AtomicU32 {
         self.word(0)
     }
 
-    /// Records that `rank` closed its session after this many runs.
     pub fn set_closed(&self, rank: u32, runs: u64) {
         self.long(self.rank_at(rank) + LINE + CLOSED).store(runs.wrapping_add(1), Ordering::Release);
     }
@@ -237,7 +224,6 @@ impl Control {
         self.long(at + 16).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How far a rank came.
     pub fn progress(&self, rank: u32) -> Progress {
         let at = self.rank_at(rank) + LINE;
         Progress {
@@ -268,7 +254,6 @@ impl Control {
         (0..self.ranks).for_each(|r| self.wake(r));
     }
 
-    /// Whether the run has ended.
     #[inline]
     pub fn aborted(&self) -> bool {
         self.word(ABORT).load(Ordering::Acquire) != 0

@@ -30,10 +30,8 @@ pub(crate) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What ranks run together.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// A hash of it.
     pub hash: String,
     /// What distinguishes it from others in error messages.
     pub about: Vec<(String, String)>,
@@ -41,9 +39,6 @@ pub struct Subject {
 
 impl Identity {
     /// What a rank says about itself: what it runs and under which terms.
-    ///
-    /// # Errors
-    /// The system does not say what identifies a content.
     pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity, RunError> {
         let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
         let terms = terms.iter().map(Term::first).collect::<Result<_, _>>()?;
@@ -86,7 +81,6 @@ impl Identity {
 enum Phase {
     /// What its stage of joining says.
     Joining,
-    /// It runs the plan.
     Running,
     /// It has run the plan.
     Done,
@@ -94,13 +88,11 @@ enum Phase {
     Gone,
 }
 
-/// A rank as the coordinator sees it.
 #[derive(Debug)]
 pub(crate) struct Member {
     channel: Channel,
     phase: Phase,
     identity: Option<Identity>,
-    /// The answer that it sent so far.
     answer: String,
     /// Its progress when it last changed, and when that was.
     beats: u64,
@@ -110,19 +102,16 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// A rank at the other end of this channel.
     pub fn new(channel: Channel) -> Self {
         let (phase, since) = (Phase::Joining, Duration::ZERO);
         Member { channel, phase, identity: None, answer: String::new(), beats: 0, since, stopped: None }
     }
 
-    /// What the rank found.
     pub fn into_answer(self) -> String {
         self.answer
     }
 }
 
-/// What the ranks are watched for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Watched {
     /// A job: ranks run from the start to the end.
@@ -133,21 +122,16 @@ pub enum Watched {
 
 /// The processes of ranks, where a launcher started them.
 pub(crate) trait RankProcesses {
-    /// How the process of a rank ended, if it has.
     fn ended(&mut self, rank: u32) -> Option<End>;
 
-    /// Whether the process of a rank is stopped by a signal.
     fn is_stopped(&mut self, rank: u32) -> bool;
 }
 
-/// Watches the ranks of one run.
 pub(crate) struct Coordinator<'a> {
     pub watched: Watched,
     pub locate_step: LocateStep,
     pub control: &'a Control,
-    /// The limit of every wait.
     pub limit: Duration,
-    /// The ranks in order.
     pub members: Vec<Member>,
     pub joining: Coordinating,
     pub clock: ActiveClock,
@@ -176,9 +160,6 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
-    ///
-    /// # Errors
-    /// The cause.
     pub fn run(&mut self) -> Result<(), RunError> {
         let result = self.until_the_end();
         match &result {
@@ -365,7 +346,6 @@ impl<'a> Coordinator<'a> {
         Err(self.stuck(rank, waited))
     }
 
-    /// Whether all ranks run the same version and plan.
     fn expect_equal_identities(&self) -> Result<(), RunError> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
@@ -454,7 +434,6 @@ impl<'a> Coordinator<'a> {
         RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
     }
 
-    /// The error of a rank whose socket closed.
     fn died(&mut self, rank: u32) -> RunError {
         let mut how = None;
         if let Some(processes) = &mut self.processes {
@@ -476,7 +455,6 @@ impl<'a> Coordinator<'a> {
 /// The exit code of a rank that the system refused something.
 const REFUSED: i32 = 2;
 
-/// How the process of a rank ended.
 #[derive(Debug)]
 pub(crate) struct End {
     /// `signal 9, SIGKILL` or `exit code 3`.

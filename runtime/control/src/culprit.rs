@@ -9,7 +9,6 @@ use crate::control::{Control, Progress};
 /// How far a rank is, in an order that all ranks share: the run, then the step.
 pub(crate) type Position = (u64, u64);
 
-/// How far a rank is.
 pub(crate) fn position(progress: &Progress) -> Position {
     let run = progress.run.saturating_add(1);
     match (progress.running, progress.step) {

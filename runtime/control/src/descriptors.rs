@@ -13,7 +13,6 @@ use crate::channel::{Arrival, Channel, accept, same_user};
 use crate::error::RunError;
 use crate::heartbeat::TICK;
 
-/// A peer that connected.
 struct Peer {
     channel: Channel,
     /// Its number, once it has sent that.
@@ -22,11 +21,9 @@ struct Peer {
     is_done: bool,
 }
 
-/// The descriptors of the ranks in `expected`, in that order. `what` they are is said in errors.
-///
-/// # Errors
-/// A rank has not sent its descriptor within `limit`, is gone, or sends something else. The error names a rank that began and
-/// did not finish before one that did not come.
+/// The descriptors of the ranks in `expected`, in that order. `what` they are is said in errors. Fails if a rank has
+/// not sent its descriptor within `limit`, is gone, or sends something else. The error names a rank that began and did
+/// not finish before one that did not come.
 pub fn collect_descriptors(
     listener: &OwnedFd,
     expected: &[u32],

@@ -22,7 +22,6 @@ pub const PER_RANK: usize = 2 * CHUNK;
 pub struct Domain {
     /// The symmetric arena of each rank.
     pub arenas: Vec<Arc<Segment>>,
-    /// The control words.
     pub control: Control,
     /// Staging of the plain variant; [`Domain::staging_size`] bytes.
     pub staging: Arc<Segment>,

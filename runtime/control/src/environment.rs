@@ -17,7 +17,6 @@ enum Refusal {
     Forbidden,
     /// A file, device or program is not there.
     Missing,
-    /// Anything else.
     Other,
 }
 

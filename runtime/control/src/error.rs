@@ -10,7 +10,6 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The kind of fault in the data of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DataFault {
@@ -22,7 +21,6 @@ pub enum DataFault {
     Other,
 }
 
-/// Why an op of a program cannot run.
 #[derive(Clone, PartialEq, Eq, Debug, Error, Serialize, Deserialize)]
 pub enum Mismatch {
     /// The importer does not know the op.
@@ -53,121 +51,70 @@ pub enum RunError {
     /// What a plan that has been checked says does not hold, or a backend refuses what it said that it runs.
     #[error("{0}; this is a defect of symmc, please report it with the program and the command")]
     Defect(String),
-    /// The program has an op that cannot run.
     #[error("{}%{node} ({op}): {why}", rank_text(*rank))]
     CannotRun {
-        /// The rank that found out, if it was one.
         rank: Option<u32>,
         /// The node: the name of its first result.
         node: String,
-        /// The op of the node, with the name of a custom or opaque one.
         op: String,
-        /// Why.
         why: Mismatch,
     },
-    /// A step failed on a rank.
     #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
     Step {
-        /// The rank.
         rank: u32,
         /// The index of the step in its bucket.
         step: usize,
-        /// The node: the name of its first result.
         node: String,
-        /// The op of the node.
         op: String,
-        /// What is wrong, with expected and found.
         detail: String,
     },
     /// A step met data that its op does not take: an index outside its axis, rows that do not fit.
     #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
-    Data {
-        /// The rank.
-        rank: u32,
-        /// The index of the step in its bucket.
-        step: usize,
-        /// The node: the name of its first result.
-        node: String,
-        /// The op of the node.
-        op: String,
-        /// What kind of fault it is.
-        fault: DataFault,
-        /// What is wrong, with expected and found.
-        detail: String,
-    },
+    Data { rank: u32, step: usize, node: String, op: String, fault: DataFault, detail: String },
     /// The program reads outside of an axis at the sizes of the run; no step ran.
     #[error("%{node} ({op}): {detail}")]
     Bounds {
         /// The node of the imported program: the name of its first result.
         node: String,
-        /// The op of the node.
         op: String,
-        /// The index, the axis and its extent.
         detail: String,
     },
-    /// There is no memory of this size.
     #[error("{what} of {bytes} bytes cannot be allocated: {error}")]
-    Memory {
-        /// What it is for: `the symmetric arena`.
-        what: String,
-        /// Its size.
-        bytes: usize,
-        /// The system's answer.
-        error: String,
-    },
+    Memory { what: String, bytes: usize, error: String },
     /// The system has no more threads, processes or files for this user or process.
     #[error("{what}: {error}; is a limit on threads, processes or open files reached (ulimit -a)?")]
-    Exhausted {
-        /// What was attempted.
-        what: String,
-        /// The system's answer.
-        error: String,
-    },
-    /// A rank waited for its peers as long as the limit allows.
+    Exhausted { what: String, error: String },
     #[error(
         "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit{behind}",
         missing = peers_text(peers), behind = behind_text(*culprit, peers)
     )]
     Limit {
-        /// The rank that waited.
         rank: u32,
         /// The rank that all wait for in the end: one of `peers`, or a rank that these wait for themselves.
         culprit: u32,
-        /// The ranks that did not come.
         peers: Vec<u32>,
-        /// The index of the step.
         step: usize,
-        /// The node of the step.
         node: String,
-        /// Its op.
         op: String,
         /// The repetition of the plan, from 0.
         run: u64,
-        /// The limit in milliseconds.
         limit_ms: u64,
     },
-    /// A rank's process ended although its work had not.
     #[error("rank {rank} died ({how}) at step {step} ({op} %{node}), run {run}")]
     Died {
-        /// The rank.
         rank: u32,
         /// `signal 9, SIGKILL` or `exit code 3`.
         how: String,
         /// The step that it had begun.
         step: usize,
-        /// The node of that step.
         node: String,
-        /// Its op.
         op: String,
-        /// The repetition of the plan, from 0.
         run: u64,
     },
     /// A rank's process ended before its first step, or after its last.
     #[error("rank {rank} died ({how}) {when}")]
     DiedOutside {
-        /// The rank.
         rank: u32,
-        /// `signal 9, SIGKILL` or `exit code 3`.
         how: String,
         /// `before the first step` or `after the last step`.
         when: String,
@@ -176,67 +123,42 @@ pub enum RunError {
     #[error(
         "rank {rank} could not get what it needs of the system (exit code 2); its own message tells what"
     )]
-    Refused {
-        /// The rank.
-        rank: u32,
-    },
+    Refused { rank: u32 },
     /// A rank neither finished nor reported within the limit.
     #[error("rank {rank} made no progress for {limit_ms} ms {at}")]
     Stuck {
-        /// The rank.
         rank: u32,
         /// Where it was last seen: `at step 3 (all_reduce %x), run 0`.
         at: String,
-        /// The limit in milliseconds.
         limit_ms: u64,
     },
-    /// Ranks did not come to the run within the limit.
     #[error("{} did not join within {limit_ms} ms", peers_text(ranks))]
-    Absent {
-        /// The ranks that did not come.
-        ranks: Vec<u32>,
-        /// The limit in milliseconds.
-        limit_ms: u64,
-    },
-    /// A process came as a rank that it cannot be in this run.
+    Absent { ranks: Vec<u32>, limit_ms: u64 },
     #[error("{detail}")]
     Misplaced {
         /// The rank that it says it is.
         rank: u32,
-        /// Why it cannot be that.
         detail: String,
     },
-    /// The ranks do not run the same plan.
     #[error("rank {rank} has {found}, rank 0 has {expected}: all ranks must run the same plan")]
     PlanDiffers {
-        /// The rank whose plan differs.
         rank: u32,
         /// What tells the plan of rank 0 from that of `rank`: `the program "mlp" (plan 1f…)`.
         expected: String,
         /// What tells the plan of `rank` from that of rank 0.
         found: String,
     },
-    /// The ranks do not run the same version.
     #[error("rank {rank} runs {found}, rank 0 runs {expected}: all ranks must run the same version")]
-    VersionDiffers {
-        /// The rank whose version differs.
-        rank: u32,
-        /// The version of rank 0.
-        expected: String,
-        /// The version of `rank`.
-        found: String,
-    },
+    VersionDiffers { rank: u32, expected: String, found: String },
     /// The ranks do not run the same plan in the same way: with the same sizes, seed or tensors.
     #[error("rank {rank} runs {found}, rank 0 {expected}: all ranks must run alike")]
     TermsDiffer {
-        /// The rank that differs.
         rank: u32,
         /// How rank 0 runs: `with tokens=5`.
         expected: String,
         /// How `rank` runs: `with tokens=6`.
         found: String,
     },
-    /// The ranks of a session do not run with the same sizes.
     #[error(
         "run {run}: rank {rank} runs it with {sizes}, rank {peer} with other sizes: all ranks must run alike"
     )]
@@ -245,15 +167,12 @@ pub enum RunError {
         rank: u32,
         /// A rank that runs with other sizes.
         peer: u32,
-        /// The run of the session, from 0.
         run: u64,
         /// The sizes of `rank`: `n=4`.
         sizes: String,
     },
-    /// A rank left the session that the others still run.
     #[error("rank {rank} {how}")]
     Left {
-        /// The rank that left.
         rank: u32,
         /// How: `closed its session after 3 runs`.
         how: String,
@@ -261,7 +180,6 @@ pub enum RunError {
     /// The caller's limit for its own runs passed. The runs continue.
     #[error("run {run} of rank {rank} has not ended within {limit_ms} ms, and goes on")]
     Unfinished {
-        /// The rank whose caller waited.
         rank: u32,
         /// The first run that has not ended, from 0.
         run: u64,
@@ -270,36 +188,14 @@ pub enum RunError {
     },
     /// What another rank found, with the cause as that rank reported it.
     #[error("{}", reported_text(*reporter, cause))]
-    Reported {
-        /// The rank that found it.
-        reporter: u32,
-        /// What it found.
-        cause: Box<RunError>,
-    },
+    Reported { reporter: u32, cause: Box<RunError> },
     /// The run ended elsewhere, and no cause is known.
     #[error("rank {rank} stopped: {reason}")]
-    Aborted {
-        /// The rank that stopped.
-        rank: u32,
-        /// Why the run ended.
-        reason: String,
-    },
-    /// The operating system refused something.
+    Aborted { rank: u32, reason: String },
     #[error("{what}: {error}")]
-    System {
-        /// What was attempted.
-        what: String,
-        /// The system's answer.
-        error: String,
-    },
-    /// Something on a control socket that is not the protocol.
+    System { what: String, error: String },
     #[error("control socket of rank {rank}: {detail}")]
-    Protocol {
-        /// The rank at the other end.
-        rank: u32,
-        /// What is wrong.
-        detail: String,
-    },
+    Protocol { rank: u32, detail: String },
 }
 
 impl RunError {
@@ -361,7 +257,6 @@ impl RunError {
         }
     }
 
-    /// The index of the step in its bucket.
     pub fn step(&self) -> Option<usize> {
         match self.cause() {
             RunError::Step { step, .. }

@@ -15,16 +15,13 @@ use crate::channel::Channel;
 use crate::error::RunError;
 use crate::memory::{Access, Segment};
 
-/// What may be limited of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limited {
-    /// Open descriptors.
     Descriptors,
     /// Bytes that it may lock in memory.
     LockedMemory,
     /// Bytes of a file, and so of a segment of shared memory.
     FileSize,
-    /// Bytes of addresses.
     Addresses,
     /// Bytes to which the stack of the first thread may grow.
     Stack,
@@ -96,18 +93,12 @@ const TRIED: usize = 4096;
 const PASSING: Duration = Duration::from_secs(5);
 
 /// Makes a segment of shared memory.
-///
-/// # Errors
-/// The system refuses.
 pub fn try_shared_memory() -> Result<(), RunError> {
     Segment::create("trial", TRIED).map(|_| ())
 }
 
 /// Passes a segment over a socket, as ranks pass their memory to each other, and maps what arrives. Sockets with abstract
 /// names, which ranks meet at, are tried as well.
-///
-/// # Errors
-/// The system refuses, or other memory arrives.
 pub fn try_passing() -> Result<(), RunError> {
     let failed = |call: &str, e: nix::Error| RunError::of_call("opening a Unix socket", call, e);
     let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);

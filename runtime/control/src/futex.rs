@@ -14,7 +14,6 @@ pub fn futex_wait(word: &AtomicU32, value: u32, time: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &time) };
 }
 
-/// Wakes all sleepers on `word`.
 pub fn futex_wake_all(word: &AtomicU32) {
     // SAFETY: the word outlives the call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };

@@ -31,18 +31,15 @@ pub(crate) struct GatheredRanks {
     pub clock: ActiveClock,
 }
 
-/// A process that connected.
 struct Candidate {
     channel: Channel,
     /// Whether the process at the other end is this one.
     own: bool,
-    /// The rank that it says it is.
     rank: Option<u32>,
     /// Whether it has closed its end.
     gone: bool,
 }
 
-/// The processes that came so far.
 pub(crate) struct Gathering<'a> {
     place: &'a Membership,
     listener: &'a OwnedFd,
@@ -58,7 +55,6 @@ pub(crate) struct Gathering<'a> {
 }
 
 impl<'a> Gathering<'a> {
-    /// Awaits the ranks of the run of `place` for `limit`.
     pub fn new(place: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
         let mut clock = ActiveClock::start();
         let machine = Coordinating::new(place.ranks, Timeouts::new(limit), clock.now());
@@ -77,22 +73,14 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// Counts this process's own rank as there.
-    pub fn count_self(&mut self) {
-        self.count(self.place.rank);
-    }
-
-    /// Counts a rank as there.
-    fn count(&mut self, rank: u32) {
+    pub fn count(&mut self, rank: u32) {
         let now = self.clock.now();
         // The machine orders the welcome by its next stage.
         let _ = self.machine.answer(rank, Answer::Join, now);
     }
 
-    /// A channel to each rank, once all have come.
-    ///
-    /// # Errors
-    /// Ranks did not come, or one that came cannot take part. All that came have been notified.
+    /// A channel to each rank, once all have come. Fails if ranks did not come, or one that came cannot take part. All
+    /// that came have been notified.
     pub fn all(mut self) -> Result<GatheredRanks, RunError> {
         while self.machine.stage() == Stage::Gathering {
             let now = self.clock.now();
@@ -158,7 +146,6 @@ impl<'a> Gathering<'a> {
         result
     }
 
-    /// Accepts a connection.
     fn accept_connection(&mut self) -> Result<(), RunError> {
         let accepted = match accept(self.listener, Instant::now()) {
             Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
@@ -188,7 +175,6 @@ impl<'a> Gathering<'a> {
         let _ = channel.send(&ToRank::Verdict(fault));
     }
 
-    /// Handles the next message of a process.
     fn handle_message(&mut self, at: usize) -> Result<(), RunError> {
         let candidate = &mut self.candidates[at];
         match (candidate.channel.try_receive(), candidate.rank) {
@@ -229,7 +215,6 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// Admits a process as the rank that it says it is.
     fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {

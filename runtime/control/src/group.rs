@@ -20,7 +20,6 @@ static THREADS: AtomicU64 = AtomicU64::new(0);
 pub struct Group {
     place: Membership,
     within_process: bool,
-    /// Sessions that were opened.
     sessions: AtomicU64,
     /// The process that opened them; 0 before the first.
     process: AtomicU32,
@@ -29,15 +28,8 @@ pub struct Group {
 /// The caller's means to exchange bytes among ranks.
 pub trait Bootstrap {
     /// Every rank's bytes, by rank. All ranks give equally many.
-    ///
-    /// # Errors
-    /// Why not, in words.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String>;
 
-    /// Returns when all ranks have called it.
-    ///
-    /// # Errors
-    /// Why not, in words.
     fn barrier(&mut self) -> Result<(), String> {
         self.all_gather(&[0]).map(drop)
     }
@@ -45,10 +37,7 @@ pub trait Bootstrap {
 
 impl Group {
     /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
-    /// where no launcher did.
-    ///
-    /// # Errors
-    /// Its variables contradict each other, or say that ranks are on several machines.
+    /// where no launcher did. Fails if its variables contradict each other, or say that ranks are on several machines.
     pub fn from_env() -> Result<Option<Group>, RunError> {
         Ok(Membership::from_env()?.map(Group::of))
     }
@@ -58,7 +47,6 @@ impl Group {
         Group { place, within_process: false, sessions: AtomicU64::new(0), process: AtomicU32::new(0) }
     }
 
-    /// A place for each of `ranks` threads of this process.
     pub fn threads(ranks: u32) -> Vec<Group> {
         let number = THREADS.fetch_add(1, Ordering::Relaxed);
         let run = format!("threads {number} of process {}", std::process::id());
@@ -67,10 +55,7 @@ impl Group {
     }
 
     /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
-    /// them call this at the same time.
-    ///
-    /// # Errors
-    /// These means fail, or the ranks do not fit each other.
+    /// them call this at the same time. Fails if these means fail, or the ranks do not fit each other.
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group, RunError> {
         let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
         let mut mine = [0u8; 24];
@@ -98,12 +83,10 @@ impl Group {
         Ok(Group::of(Membership { rank, ranks, run }))
     }
 
-    /// This rank.
     pub fn rank(&self) -> u32 {
         self.place.rank
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.place.ranks
     }
@@ -121,10 +104,8 @@ impl Group {
         self.within_process
     }
 
-    /// Where the ranks meet for one more session.
-    ///
-    /// # Errors
-    /// This is a fork of the process that opened sessions of the group, and would take its place.
+    /// Where the ranks meet for one more session. Fails if this is a fork of the process that opened sessions of the
+    /// group, and would take its place.
     pub fn next_session(&self) -> Result<Membership, RunError> {
         let here = process::current();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
@@ -150,9 +131,6 @@ fn describe_answer(answer: &[u8]) -> String {
 }
 
 /// 16 random bytes: the secret name under which ranks meet.
-///
-/// # Errors
-/// The system draws none.
 pub fn secret() -> Result<[u8; 16], RunError> {
     let mut out = [0u8; 16];
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));

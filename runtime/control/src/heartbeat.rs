@@ -27,12 +27,10 @@ pub(crate) struct ActiveClock {
 }
 
 impl ActiveClock {
-    /// A clock that starts at 0.
     pub fn start() -> ActiveClock {
         ActiveClock::start_at(Duration::ZERO)
     }
 
-    /// A clock that starts at this time.
     pub fn start_at(active: Duration) -> ActiveClock {
         ActiveClock { last: Instant::now(), active }
     }
@@ -66,7 +64,6 @@ impl WordSample {
     }
 }
 
-/// Watches the heartbeats of all ranks and of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Observer {
     control: Control,
@@ -75,13 +72,11 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Has seen nothing yet.
     pub fn new(control: &Control) -> Observer {
         let ranks = vec![WordSample::default(); control.ranks() as usize];
         Observer { control: control.clone(), ranks, coordinator: WordSample::default() }
     }
 
-    /// Looks at all words.
     pub fn sample(&mut self, now: Duration) {
         for (rank, seen) in (0..).zip(&mut self.ranks) {
             seen.look(self.control.heartbeat(rank), now);

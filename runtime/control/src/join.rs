@@ -39,10 +39,8 @@ const DECLINING: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
-/// What ranks join for.
 #[derive(Clone)]
 pub struct Purpose {
-    /// What they run.
     pub subject: Subject,
     /// What else must be the same on all of them.
     pub terms: Vec<Term>,
@@ -50,9 +48,7 @@ pub struct Purpose {
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
-    /// What they are watched for.
     pub watched: Watched,
-    /// Names the steps that they run.
     pub locate_step: LocateStep,
     /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
     pub first: u32,
@@ -94,17 +90,15 @@ impl Membership {
 /// Notifies the ranks that come in a moment that there will be no run.
 fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
     let mut gathering = Gathering::new(place, listener, limit);
-    gathering.count_self();
+    gathering.count(place.rank);
     gathering.refuse(error.clone());
     // It ends with the error given.
     let _ = gathering.all();
 }
 
 impl JoinedRank {
-    /// Joins as the rank of `place`; returns when all ranks have come and run the same.
-    ///
-    /// # Errors
-    /// The other ranks do not come or run something else.
+    /// Joins as the rank of `place`; returns when all ranks have come and run the same. Fails if the other ranks do not
+    /// come or run something else.
     pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank, RunError> {
         let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
         let identity = identity.map_err(|error| place.decline(error))?;
@@ -143,7 +137,6 @@ fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
     }
 }
 
-/// Starts the thread that gathers all ranks and coordinates them.
 fn start_coordinator(
     place: &Membership,
     purpose: &Purpose,
@@ -289,7 +282,6 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Sends the shared memory to all ranks.
     fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<(), RunError> {
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         for (rank, channel) in (0..).zip(channels) {
@@ -309,7 +301,6 @@ impl Gathered {
         Ok(())
     }
 
-    /// Gathers all ranks, then coordinates them.
     fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
         let Gathered { place, purpose } = self;
         let limit = purpose.limit;

@@ -13,7 +13,6 @@ use crate::domain::Domain;
 use crate::error::RunError;
 use crate::link::Link;
 
-/// A rank that has joined all others.
 #[derive(Debug)]
 pub struct JoinedRank {
     link: Link,
@@ -77,20 +76,15 @@ impl JoinedRank {
         JoinedRank { close_timeout, ..self }
     }
 
-    /// The rank.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The memory that it shares with the others.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
     /// Says that this rank is ready to run; returns when all are.
-    ///
-    /// # Errors
-    /// A rank failed before.
     pub fn start(&self) -> Result<(), RunError> {
         self.link.start()
     }
@@ -102,26 +96,16 @@ impl JoinedRank {
     }
 
     /// Whether the run goes on.
-    ///
-    /// # Errors
-    /// Who ended it, and why.
     pub fn alive(&self) -> Result<(), RunError> {
         self.domain.control.abort_reason().map_or(Ok(()), Err)
     }
 
-    /// Sends what this rank found to the launcher that started it.
-    ///
-    /// # Errors
-    /// The socket is broken.
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
         let text = serde_json::to_string(answer).map_err(|e| RunError::system("writing an answer", e))?;
         self.link.send_answer(&text)
     }
 
     /// Ends a job with how it went on this rank; returns how it ended for all ranks.
-    ///
-    /// # Errors
-    /// What ended the job.
     pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
         let result = self.link.finish(result);
         let verdict = self.coordinator.map_or(Ok(()), await_coordinator);

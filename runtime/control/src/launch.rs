@@ -25,18 +25,15 @@ use crate::trace::enter_coordinator_span;
 
 /// How long ranks have to end by themselves after a run.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long reaping killed ranks may take.
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ranks that are to be started, and what they share.
 pub struct LaunchConfig<'a> {
-    /// The number of ranks.
     pub ranks: u32,
     /// Groups of ranks that have flags of their own.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
-    /// Where counters start.
     pub first: u32,
     /// No wait takes longer.
     pub limit: Duration,
@@ -48,10 +45,8 @@ pub struct LaunchConfig<'a> {
     pub files: Vec<BorrowedFd<'a>>,
 }
 
-/// Has one process for each rank do a task; what each of them answered.
-///
-/// # Errors
-/// A process cannot be started, or a rank failed, died or hung.
+/// Has one process for each rank do a task; what each of them answered. Fails if a process cannot be started, or a rank
+/// failed, died or hung.
 pub fn launch_ranks(
     config: LaunchConfig<'_>,
     command: &RankCommand,
@@ -86,7 +81,8 @@ pub fn launch_ranks(
     coordinator.run()?;
     let answers = std::mem::take(&mut coordinator.members).into_iter().map(Member::into_answer).collect();
     drop(coordinator);
-    processes.await_exits();
+    // Ranks have this long to end by themselves; others are killed.
+    processes.reap(Instant::now() + EXIT_TIMEOUT);
     Ok(answers)
 }
 
@@ -126,11 +122,6 @@ impl Processes {
         }
         let (at, limit_ms) = ("before its program began".into(), limit.as_millis() as u64);
         Err(RunError::Stuck { rank, at, limit_ms })
-    }
-
-    /// Lets the ranks end by themselves.
-    fn await_exits(&mut self) {
-        self.reap(Instant::now() + EXIT_TIMEOUT);
     }
 
     /// Waits until all have ended; whether they have.

@@ -20,11 +20,9 @@ pub enum Launch {
     Auto,
     /// Nobody: this process starts all ranks, whatever the environment says.
     Local,
-    /// torchrun.
     Torchrun,
     /// An MPI launcher: Open MPI, MPICH, Intel MPI or MVAPICH.
     Mpi,
-    /// Slurm's srun.
     Slurm,
 }
 
@@ -40,7 +38,6 @@ impl fmt::Display for Launch {
     }
 }
 
-/// What the environment says about this process.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Found {
     /// Its place among the ranks that a launcher started; none if it starts them itself.
@@ -126,24 +123,18 @@ const FAMILIES: [Family; 5] = [
 /// Steps from this number on are no step of srun: the shell of salloc, the batch script, and others of Slurm's own.
 const SLURM_SHELLS: u64 = 0xffff_fff0;
 
-/// The value of a variable, if it is set.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
     /// The place that the environment gives this process: [`find`](Self::find) with [`Launch::Auto`].
-    ///
-    /// # Errors
-    /// As [`find`](Self::find).
     pub fn from_env() -> Result<Option<Membership>, RunError> {
         Ok(Membership::find(Launch::Auto)?.place)
     }
 
     /// The place that a launcher gives this process through the environment: torchrun, `mpirun` and `mpiexec` of Open
     /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
-    ///
-    /// # Errors
-    /// A variable is missing or no number, the ranks are on several hosts, two launchers contradict each other, or the
-    /// one that `launch` names says nothing.
+    /// Fails if a variable is missing or no number, the ranks are on several hosts, two launchers contradict each
+    /// other, or the one that `launch` names says nothing.
     pub fn find(launch: Launch) -> Result<Found, RunError> {
         read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
     }
@@ -217,7 +208,6 @@ impl Family {
         !shell && (rest || self.needs.iter().all(|name| get(name).is_some()))
     }
 
-    /// A variable that this launcher would have set.
     fn missing(&self, get: Variables) -> String {
         let missing = self.needs.iter().find(|name| get(name).is_none());
         missing.map_or_else(|| "the step of srun".into(), |name| name.to_string())
@@ -272,7 +262,6 @@ fn invalid(text: String) -> RunError {
     RunError::Invalid(text)
 }
 
-/// Says how to get around what a leftover variable causes.
 fn hinted(text: String, launch: Launch) -> RunError {
     match launch {
         Launch::Auto => invalid(format!("{text}; --launch local ignores the environment")),

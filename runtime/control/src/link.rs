@@ -35,17 +35,13 @@ type Verdict = Result<(), RunError>;
 
 /// Where the rank of a link is, and who coordinates its run.
 pub(crate) struct LinkConfig {
-    /// The control words of the run.
     pub control: Control,
     pub rank: u32,
     pub by: CoordinatedBy,
-    /// Names the steps of the run in errors.
     pub locate_step: LocateStep,
-    /// The limit of every wait.
     pub limit: Duration,
 }
 
-/// An open link.
 #[derive(Debug)]
 pub(crate) struct Link {
     state: Arc<LinkState>,
@@ -53,7 +49,6 @@ pub(crate) struct Link {
     opening: Mutex<Opening>,
 }
 
-/// What the rank and its listener share.
 #[derive(Debug)]
 struct LinkState {
     channel: Channel,
@@ -79,7 +74,6 @@ struct Listener {
 }
 
 impl Link {
-    /// The link over `channel` of a rank that was welcomed.
     pub fn new(channel: Channel, config: LinkConfig, mut opening: Opening) -> Link {
         let LinkConfig { control, rank, by, locate_step, limit } = config;
         opening.watch(&control);
@@ -105,9 +99,6 @@ impl Link {
     }
 
     /// Says what this rank runs; returns when all ranks run the same.
-    ///
-    /// # Errors
-    /// They do not, or the coordinator is gone or stuck.
     pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<(), RunError> {
         tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
         let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
@@ -118,10 +109,8 @@ impl Link {
         expect_task(Task::Load, task)
     }
 
-    /// Says that this rank is ready; returns when all ranks are.
-    ///
-    /// # Errors
-    /// A rank failed before, or the coordinator is gone or stuck.
+    /// Says that this rank is ready; returns when all ranks are. Fails if a rank failed before, or the coordinator is
+    /// gone or stuck.
     pub fn start(&self) -> Result<(), RunError> {
         tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
         expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)
@@ -139,9 +128,6 @@ impl Link {
     }
 
     /// Tells the coordinator how the run ended on this rank, and waits for how it ended for all.
-    ///
-    /// # Errors
-    /// What ended the run; the error that explains it best.
     pub fn finish(&self, result: Result<(), RunError>) -> Result<(), RunError> {
         match result {
             Ok(()) => self.report_done().and_then(|()| {
@@ -153,9 +139,6 @@ impl Link {
     }
 
     /// Sends what the rank found to the launcher.
-    ///
-    /// # Errors
-    /// The socket is broken.
     pub fn send_answer(&self, answer: &str) -> Result<(), RunError> {
         let mut rest = answer;
         while !rest.is_empty() {
@@ -168,9 +151,6 @@ impl Link {
     }
 
     /// Says that this rank has run what it wanted.
-    ///
-    /// # Errors
-    /// The socket is broken.
     pub fn report_done(&self) -> Result<(), RunError> {
         self.state.is_reported.store(true, Ordering::Relaxed);
         self.state.channel.send(&FromRank::Done)

@@ -10,9 +10,7 @@ use crate::error::RunError;
 /// This process's place in a run that another launcher started.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Membership {
-    /// This process's rank.
     pub rank: u32,
-    /// The number of ranks.
     pub ranks: u32,
     /// What distinguishes this run from others of the user.
     pub run: String,
@@ -35,7 +33,6 @@ impl Membership {
         if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
     }
 
-    /// The address where the ranks meet.
     pub(crate) fn address(&self) -> Result<UnixAddr, RunError> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
         UnixAddr::new_abstract(name.as_bytes())

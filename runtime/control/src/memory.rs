@@ -24,12 +24,9 @@ use crate::error::RunError;
 /// From this size on a mapping is aligned to huge pages and asks for them.
 const HUGE: usize = 2 << 20;
 
-/// What a process may do with a segment that it maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Only read.
     Read,
-    /// Read and write.
     ReadWrite,
 }
 
@@ -105,17 +102,14 @@ impl Segment {
         done.map_err(|e| RunError::of_call("giving shared memory back", "madvise", e))
     }
 
-    /// The address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address.as_ptr()
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -125,10 +119,7 @@ impl Segment {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// The address of `len` bytes from an offset on.
-    ///
-    /// # Errors
-    /// They do not lie within the segment.
+    /// The address of `len` bytes from an offset on. Fails if they do not lie within the segment.
     pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8, RunError> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");

@@ -11,7 +11,6 @@ use crate::joining::{Answer, Joining, Notice, Task, Timeouts};
 /// What came on a control socket; `None` at its end.
 pub(crate) type Received = Result<Option<ToRank>, RunError>;
 
-/// Which process coordinates the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CoordinatedBy {
     /// That of rank 0.
@@ -34,7 +33,6 @@ impl CoordinatedBy {
     }
 }
 
-/// A rank that joins a run.
 #[derive(Debug)]
 pub(crate) struct Opening {
     machine: Joining,
@@ -56,15 +54,12 @@ impl Opening {
         self.observer = Some(Observer::new(control));
     }
 
-    /// Notes that the rank sends an answer now.
     pub fn answers(&mut self, answer: Answer) {
         self.machine.answers(answer, self.clock.now());
     }
 
     /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::heartbeat::TICK) at most.
-    ///
-    /// # Errors
-    /// The run ended before, or the coordinator is gone or keeps the rank waiting.
+    /// Fails if the run ended before, or the coordinator is gone or keeps the rank waiting.
     pub fn await_task(&mut self, next: &mut dyn FnMut() -> Option<Received>) -> Result<Task, RunError> {
         loop {
             if let Some(message) = next() {
@@ -89,10 +84,8 @@ impl Opening {
             .ok_or_else(|| unexpected("what follows this rank's last answer", &message))
     }
 
-    /// Takes a message that was read elsewhere, and after which the rank has this to do.
-    ///
-    /// # Errors
-    /// The message cannot follow the rank's last answer.
+    /// Takes a message that was read elsewhere, and after which the rank has this to do. Fails if the message cannot
+    /// follow the rank's last answer.
     pub fn expect_task(&self, notice: Notice, task: Task) -> Result<(), RunError> {
         match self.machine.task_after(notice) {
             Some(found) if found == task => Ok(()),
@@ -107,9 +100,6 @@ impl Opening {
     }
 
     /// Notices a coordinator that keeps the rank waiting.
-    ///
-    /// # Errors
-    /// It has done so for too long.
     pub fn expect_progress(&mut self) -> Result<(), RunError> {
         let now = self.clock.now();
         let silence = self.observer.as_mut().and_then(|observer| {

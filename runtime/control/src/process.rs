@@ -13,7 +13,6 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 static WATCH: Once = Once::new();
 
-/// The number of this process.
 #[inline]
 pub fn current() -> u32 {
     match NUMBER.load(Ordering::Relaxed) {

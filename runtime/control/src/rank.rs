@@ -22,7 +22,6 @@ use crate::steps::LocateStep;
 use crate::terms::Term;
 use crate::trace::enter_rank_span;
 
-/// How long a rank waits for its launcher's first message.
 const WELCOME: Duration = Duration::from_secs(30);
 
 /// A rank that a launcher started, until it joins the others.
@@ -38,10 +37,7 @@ pub struct LaunchedRank {
 }
 
 /// Does what the launcher behind the control socket `fd` started this process for. Failures are reported to the launcher and
-/// are not errors here.
-///
-/// # Errors
-/// `fd` is no control socket, or the launcher cannot be understood.
+/// are not errors here. Fails if `fd` is no control socket, or the launcher cannot be understood.
 pub fn rank_main(
     fd: RawFd,
     work: impl FnOnce(&mut LaunchedRank) -> Result<(), RunError>,
@@ -87,20 +83,15 @@ fn control_socket(fd: RawFd) -> Result<OwnedFd, RunError> {
 }
 
 impl LaunchedRank {
-    /// The rank.
     pub fn rank(&self) -> u32 {
         self.welcome.rank
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.welcome.ranks
     }
 
-    /// What the launcher wants this rank to do.
-    ///
-    /// # Errors
-    /// It is something that this program does not know.
+    /// What the launcher wants this rank to do. Fails if it is something that this program does not know.
     pub fn task<T: DeserializeOwned>(&mut self) -> Result<T, RunError> {
         let segment = self.segment(0, "the task of a rank", Access::Read)?;
         // SAFETY: the launcher wrote the task before it sent the segment, and never writes it again.
@@ -108,10 +99,7 @@ impl LaunchedRank {
         serde_json::from_slice(text).map_err(|e| RunError::system("reading the task of a rank", e))
     }
 
-    /// Maps a segment of the task, once.
-    ///
-    /// # Errors
-    /// It was not sent, or cannot be mapped.
+    /// Maps a segment of the task, once. Fails if it was not sent, or cannot be mapped.
     pub fn segment(&mut self, index: usize, what: &str, access: Access) -> Result<Segment, RunError> {
         let fd = self.segments.get_mut(index).and_then(Option::take);
         let sent = fd.zip(self.welcome.task.get(index).copied());
@@ -125,9 +113,6 @@ impl LaunchedRank {
     }
 
     /// Joins the other ranks; returns when all of them run the same under the same terms.
-    ///
-    /// # Errors
-    /// They do not, or one of them failed.
     pub fn join(
         &mut self,
         subject: Subject,
@@ -167,7 +152,6 @@ pub(crate) fn receive_welcome(
     }
 }
 
-/// Maps the shared memory of a run.
 pub(crate) fn map_domain(
     welcome: &Welcome,
     fds: &mut impl Iterator<Item = OwnedFd>,

@@ -25,13 +25,11 @@ use crate::heartbeat::{ActiveClock, TICK};
 /// follows its last argument.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankCommand {
-    /// The program.
     pub program: PathBuf,
     /// Its arguments. The number of the control socket's descriptor is appended as one more.
     pub args: Vec<String>,
 }
 
-/// A child process.
 #[derive(Debug)]
 pub(crate) struct RankProcess {
     pid: libc::pid_t,
@@ -42,10 +40,8 @@ pub(crate) struct RankProcess {
     begun: OwnedFd,
 }
 
-/// A system call that failed while a process was started.
 #[derive(Debug)]
 pub(crate) struct CallFailure {
-    /// The name of the call.
     pub call: &'static str,
     pub error: io::Error,
 }
@@ -77,10 +73,8 @@ struct Exec {
 
 impl RankProcess {
     /// Forks a child that runs the command, with the number of `inherited`, which stays open in it, as one more argument. It
-    /// reads from and writes to `null`, except for errors, and dies with this thread.
-    ///
-    /// # Errors
-    /// The system gives no process, descriptor or memory. Whether the program exists is not known yet.
+    /// reads from and writes to `null`, except for errors, and dies with this thread. Fails if the system gives no
+    /// process, descriptor or memory. Whether the program exists is not known yet.
     pub fn start(
         command: &RankCommand,
         inherited: &OwnedFd,
@@ -107,9 +101,6 @@ impl RankProcess {
     }
 
     /// Waits until the child has begun its program; `Ok(false)` if it has not within `limit`.
-    ///
-    /// # Errors
-    /// The program cannot be run.
     pub fn await_begin(&self, limit: Duration) -> Result<bool, CallFailure> {
         let mut clock = ActiveClock::start();
         while clock.now() < limit {
@@ -128,13 +119,11 @@ impl RankProcess {
         Ok(false)
     }
 
-    /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.look();
         self.status
     }
 
-    /// Whether it is stopped by a signal.
     pub fn is_stopped(&mut self) -> bool {
         self.look();
         self.status.is_none() && self.is_stopped

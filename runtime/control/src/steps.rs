@@ -7,14 +7,11 @@ use std::sync::Arc;
 
 use crate::control::Progress;
 
-/// A step by its names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepName {
     /// The index of the step in its bucket.
     pub step: usize,
-    /// The name of its node.
     pub node: String,
-    /// Its op.
     pub op: String,
 }
 
@@ -25,7 +22,6 @@ pub struct LocateStep(Option<Arc<Locate>>);
 type Locate = dyn Fn(&Progress) -> Option<StepName> + Send + Sync;
 
 impl LocateStep {
-    /// Names steps by this function.
     pub fn new(locate: impl Fn(&Progress) -> Option<StepName> + Send + Sync + 'static) -> LocateStep {
         LocateStep(Some(Arc::new(locate)))
     }

@@ -12,43 +12,30 @@ use crate::error::RunError;
 /// Bytes that ranks must have alike.
 pub trait Content: Send + Sync {
     /// What identifies the content without reading it. Contents of one identity are equal; others may be.
-    ///
-    /// # Errors
-    /// The system does not say.
     fn identity(&self) -> std::io::Result<String>;
 
     /// A digest of every byte.
-    ///
-    /// # Errors
-    /// The content cannot be read.
     fn digest(&self) -> std::io::Result<String>;
 }
 
-/// Something that must be alike on all ranks.
 #[derive(Clone)]
 pub struct Term {
     /// Its name: `seed`, `tensors`.
     pub name: String,
-    /// Its value.
     pub value: TermValue,
 }
 
-/// The value of a term.
 #[derive(Clone)]
 pub enum TermValue {
-    /// A text.
     Text(String),
-    /// Content.
     Content(Arc<dyn Content>),
 }
 
 impl Term {
-    /// A term that is a text.
     pub fn text(name: impl Into<String>, value: impl Into<String>) -> Term {
         Term { name: name.into(), value: TermValue::Text(value.into()) }
     }
 
-    /// A term that is content.
     pub fn content(name: impl Into<String>, content: Arc<dyn Content>) -> Term {
         Term { name: name.into(), value: TermValue::Content(content) }
     }
@@ -73,7 +60,6 @@ impl Term {
         }
     }
 
-    /// Whether it is content.
     pub(crate) fn is_content(&self) -> bool {
         matches!(self.value, TermValue::Content(_))
     }

@@ -17,7 +17,6 @@ pub fn enter_rank_span(rank: u32) -> Option<EnteredSpan> {
     (!is_inside).then(|| tracing::error_span!(target: "symmc::rank", NAME, rank).entered())
 }
 
-/// Enters the span of the thread that coordinates the ranks.
 pub(crate) fn enter_coordinator_span() -> EnteredSpan {
     tracing::error_span!(target: "symmc::rank", "coordinator").entered()
 }

@@ -27,11 +27,9 @@ pub enum Ended {
         /// A rank whose process has shown no heartbeat since half of the limit.
         silent: Option<u32>,
     },
-    /// The run was aborted.
     Aborted,
 }
 
-/// How to wait before sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spin {
     /// Looks before the clock is read for the first time.
@@ -64,7 +62,6 @@ impl Spin {
     }
 }
 
-/// The waiting of one rank.
 #[derive(Debug)]
 pub struct Waiter {
     control: Control,
@@ -76,12 +73,10 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// The waiting of `rank`, each time for at most `limit`.
     pub fn new(control: Control, rank: u32, limit: Duration, spin: Spin) -> Self {
         Waiter { control, rank, limit, spin, budget: AtomicU32::new(spin.max_ns) }
     }
 
-    /// The longest wait.
     pub fn limit(&self) -> Duration {
         self.limit
     }
@@ -142,7 +137,6 @@ impl Waiter {
         Ok(())
     }
 
-    /// The heartbeats of all ranks.
     fn heartbeats(&self) -> Vec<u32> {
         (0..self.control.ranks()).map(|rank| self.control.heartbeat(rank).load(Ordering::Relaxed)).collect()
     }

@@ -43,18 +43,12 @@ impl CudaConfig {
     }
 
     /// Whether GPUs run all steps of a plan. Asked when the plan is made for GPUs, on a machine that may have none; what passes
-    /// here is refused by no rank.
-    ///
-    /// # Errors
-    /// The first step that they do not run, and why ([`RunError::CannotRun`]).
+    /// here is refused by no rank. Fails with the first step that they do not run, and why ([`RunError::CannotRun`]).
     pub fn accept(&self, plan: &ReadPlan) -> Result<(), RunError> {
         accept(plan, &self.gpus)
     }
 
     /// Opens the session of a job on its rank. Peers are shown which of NCCL's collectives the rank is in, where `progress` says so.
-    ///
-    /// # Errors
-    /// As [`CudaSession::open_joined`].
     pub fn open(&self, request: &SessionRequest<'_>, progress: Progress) -> Result<CudaSession, RunError> {
         let comm = request.rank.comm();
         let ordinal = Some(self.gpu(comm.rank(), comm.ranks())?);
@@ -62,7 +56,6 @@ impl CudaConfig {
         CudaSession::open_joined(request, &Gpu { ordinal, arena, products, progress, ..Gpu::default() })
     }
 
-    /// The GPU of a rank, which the process sees.
     pub(crate) fn gpu(&self, rank: u32, ranks: u32) -> Result<u32, CudaError> {
         let found = driver::count()?;
         let gpu = match self.gpus.get(rank as usize) {

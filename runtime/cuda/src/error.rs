@@ -4,13 +4,11 @@ use cudarc::driver::result;
 use symmc_runtime::RunError;
 use thiserror::Error;
 
-/// Why something on a GPU failed.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum CudaError {
     /// A library that the GPU backend needs is not on this machine.
     #[error("{library} was not found: {install}")]
     Missing {
-        /// The library.
         library: &'static str,
         /// How to get it.
         install: &'static str,
@@ -20,9 +18,7 @@ pub enum CudaError {
     Driver {
         /// What was attempted, with sizes and names.
         call: String,
-        /// The name of the code, `CUDA_ERROR_OUT_OF_MEMORY`.
         name: String,
-        /// The driver's description of it.
         text: String,
     },
     /// Generated code did not compile, which is a defect of symmc.
@@ -33,12 +29,7 @@ pub enum CudaError {
     },
     /// A library other than the driver refused a call.
     #[error("{call}: {detail}")]
-    Library {
-        /// What was attempted.
-        call: String,
-        /// The library's answer.
-        detail: String,
-    },
+    Library { call: String, detail: String },
     /// The machine or the program does not allow what is asked. The text names the thing, what was found and
     /// what was expected.
     #[error("{0}")]

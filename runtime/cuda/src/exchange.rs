@@ -7,19 +7,11 @@ use crate::error::CudaError;
 
 /// How ranks tell each other small things before they share memory. All ranks call in the same order.
 pub trait Exchange {
-    /// This rank.
     fn rank(&self) -> u32;
-    /// The number of ranks.
     fn ranks(&self) -> u32;
     /// Every rank's bytes, by rank. All ranks give equally many.
-    ///
-    /// # Errors
-    /// A peer failed or did not come.
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError>;
     /// Whether the run goes on. Asked while this rank waits for peers in other ways than through this value.
-    ///
-    /// # Errors
-    /// A peer failed.
     fn alive(&self) -> Result<(), RunError> {
         Ok(())
     }

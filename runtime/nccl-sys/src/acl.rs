@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The two lists of a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AclKind {
     /// Who may use the folder or file itself.
@@ -54,9 +53,6 @@ const TAG_MASK: u16 = 0x10;
 const TAG_OTHERS: u16 = 0x20;
 
 /// The parties other than the owner that a list of a path lets write; `None` without a list.
-///
-/// # Errors
-/// The list cannot be read or understood.
 pub(crate) fn writers(path: &Path, kind: AclKind) -> io::Result<Option<Vec<Writer>>> {
     read_attribute(path, kind.attribute())?.map(|list| parse(&list)).transpose()
 }

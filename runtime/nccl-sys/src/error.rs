@@ -17,34 +17,26 @@ pub struct LoadError {
     pub attempts: Vec<Attempt>,
 }
 
-/// One library that was tried.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attempt {
     /// A file, or a bare name that the system's loader looked up.
     pub path: PathBuf,
-    /// Why it was not taken.
     pub refusal: Refusal,
 }
 
-/// Why a library was not taken.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 pub enum Refusal {
-    /// The file does not exist.
     #[error("no such file")]
     Absent,
     /// Another user could have put it there.
     #[error("not loaded: {}; {}", found, found.remedy())]
-    Untrusted {
-        /// Why.
-        found: Untrusted,
-    },
+    Untrusted { found: Untrusted },
     /// The loader did not open it.
     #[error("{0}")]
     Loader(String),
     /// A function is missing that every accepted version has.
     #[error("not an NCCL library: it has no {0}")]
     NoSymbol(&'static str),
-    /// It is too old.
     #[error("found version {found}, expected {} or newer", Version::OLDEST)]
     Old {
         /// The version it says it is.
@@ -73,7 +65,6 @@ impl fmt::Display for LoadError {
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("NCCL {found} has no {symbol}; expected {since} or newer")]
 pub struct Missing {
-    /// The function.
     pub symbol: &'static str,
     /// The first version that has it.
     pub since: Version,
@@ -85,7 +76,6 @@ pub struct Missing {
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("{call} failed with {}: {text}", code_name(*.code))]
 pub struct Error {
-    /// The function.
     pub call: &'static str,
     /// What it answered.
     pub code: ResultCode,

@@ -18,7 +18,6 @@ use crate::version::Version;
 /// The longest text that is read from NCCL, which keeps its last message in 1024 bytes.
 const TEXT: usize = 1024;
 
-/// A loaded NCCL library.
 #[derive(Debug)]
 pub struct Nccl {
     path: PathBuf,
@@ -30,10 +29,8 @@ pub struct Nccl {
 static LOADED: Mutex<Option<&'static Nccl>> = Mutex::new(None);
 
 impl Nccl {
-    /// The library of this process. The first call that succeeds decides which; one that failed may be repeated.
-    ///
-    /// # Errors
-    /// No usable library: what was tried, and what the loader said.
+    /// The library of this process. The first call that succeeds decides which; one that failed may be repeated. Fails
+    /// if there is no usable library, with what was tried, and what the loader said.
     pub fn load() -> Result<&'static Nccl, LoadError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nccl) = *loaded {
@@ -46,9 +43,6 @@ impl Nccl {
     /// The first usable library of a search. Its symbols stay its own: another NCCL that the process loaded in
     /// the same way is neither used nor disturbed. (A bare name, though, is a library already loaded under that
     /// name, and symbols that the process made global come first for every library.)
-    ///
-    /// # Errors
-    /// No candidate is usable.
     pub fn find(search: &Search) -> Result<Nccl, LoadError> {
         let mut attempts = Vec::new();
         for path in search.candidates(&NCCL) {
@@ -84,7 +78,6 @@ impl Nccl {
         &self.path
     }
 
-    /// The version that the library says it is.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -94,10 +87,7 @@ impl Nccl {
         &self.functions
     }
 
-    /// `ncclAlltoAll`.
-    ///
-    /// # Errors
-    /// The library is older than 2.28.
+    /// `ncclAlltoAll`. Fails if the library is older than 2.28.
     pub fn all_to_all(
         &self,
     ) -> Result<
@@ -107,10 +97,8 @@ impl Nccl {
         self.since(self.functions.all_to_all, later::all_to_all)
     }
 
-    /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address.
-    ///
-    /// # Errors
-    /// The library is older than 2.29.2.
+    /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address. Fails
+    /// if the library is older than 2.29.2.
     pub fn get_lsa_device_pointer(
         &self,
     ) -> Result<unsafe extern "C" fn(Window, usize, c_int, *mut *mut c_void) -> ResultCode, Missing> {
@@ -123,9 +111,6 @@ impl Nccl {
 
     /// Turns the answer of `call` into a result. Only success is one: on a communicator that does not block, look
     /// for [`IN_PROGRESS`](result_code::IN_PROGRESS) first.
-    ///
-    /// # Errors
-    /// The code is not success.
     pub fn check(&self, call: &'static str, code: ResultCode) -> Result<(), Error> {
         if code == result_code::SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
     }
@@ -142,10 +127,8 @@ impl Nccl {
         Error { call, code, text }
     }
 
-    /// A new id, for one rank to make and all ranks to get.
-    ///
-    /// # Errors
-    /// NCCL found no network interface, or its environment is broken.
+    /// A new id, for one rank to make and all ranks to get. Fails if NCCL found no network interface, or its
+    /// environment is broken.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
         // SAFETY: the function writes one id.
@@ -156,9 +139,6 @@ impl Nccl {
     /// Joins `ranks` ranks that all hold `id`, with the current CUDA device, as `rank`. Waits for all of them
     /// unless the config says not to block; then the communicator is still in the making. Not for use within a
     /// group, where NCCL would come back to the arguments when it ends.
-    ///
-    /// # Errors
-    /// NCCL could not make it.
     pub fn comm_init_rank(
         &self,
         ranks: u32,
@@ -181,9 +161,6 @@ impl Nccl {
     /// What a communicator that does not block is doing: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
     /// goes on, success when it is done, else how it failed.
     ///
-    /// # Errors
-    /// NCCL does not know the communicator.
-    ///
     /// # Safety
     /// The communicator exists.
     pub unsafe fn state(&self, comm: Comm) -> Result<ResultCode, Error> {
@@ -195,9 +172,6 @@ impl Nccl {
 
     /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are given back
     /// with `ncclMemFree`.
-    ///
-    /// # Errors
-    /// The device has not enough memory.
     pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, Error> {
         let mut address = std::ptr::null_mut();
         // SAFETY: the function writes one address.

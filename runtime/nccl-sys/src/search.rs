@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 /// The environment variable that names the library: a file, or the folder that holds `libnccl.so.2`.
 pub const PATH_VARIABLE: &str = "SYMMC_NCCL_PATH";
 
-/// A library that is looked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wanted {
     /// The environment variable that names it: a file, or the folder that holds it.
@@ -22,14 +21,12 @@ pub struct Wanted {
     pub in_wheel: &'static str,
 }
 
-/// NCCL.
 pub const NCCL: Wanted = Wanted {
     variable: PATH_VARIABLE,
     names: ["libnccl.so.2", "libnccl.so"],
     in_wheel: "nvidia/nccl/lib/libnccl.so.2",
 };
 
-/// What the search depends on.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Search {
     /// A file or a folder; if there is one, nothing else is tried.
@@ -38,7 +35,6 @@ pub struct Search {
     pub toolkit: Option<PathBuf>,
     /// The root of a Python virtual environment.
     pub virtual_env: Option<PathBuf>,
-    /// The folders of the `PATH`.
     pub path: Vec<PathBuf>,
     /// The user's home, where `pip install --user` puts packages.
     pub home: Option<PathBuf>,

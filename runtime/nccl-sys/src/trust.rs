@@ -24,16 +24,13 @@ const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// The reason for which a path is not trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Untrusted {
     /// The folder, file or link.
     pub path: PathBuf,
-    /// Why it is not trusted.
     pub why: Distrust,
 }
 
-/// Why a folder, a file or a link is not trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Distrust {
     /// It belongs to another user than this one and root.
@@ -49,7 +46,6 @@ pub enum Distrust {
 }
 
 impl Untrusted {
-    /// What to do.
     pub fn remedy(&self) -> String {
         let path = self.path.display();
         match &self.why {
@@ -124,9 +120,6 @@ fn judge(facts: &Facts, position: Position, owners: &[u32]) -> Option<Distrust> 
 }
 
 /// Checks that nobody except this user and root can change the contents of a folder.
-///
-/// # Errors
-/// Somebody can, or it is not there.
 pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     let (seen, missing) = entries(path)?;
     match missing {
@@ -136,9 +129,6 @@ pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
 }
 
 /// Checks that nobody except this user and root can change or replace a file.
-///
-/// # Errors
-/// As [`check_folder`].
 pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     check_folder(path)?;
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or(Ok(()), check_folder)
@@ -146,9 +136,6 @@ pub fn check_file(path: &Path) -> Result<(), Untrusted> {
 
 /// Checks a folder as [`check_folder`]. If the folder does not exist yet, checks that nobody else could replace it after this
 /// user has created it.
-///
-/// # Errors
-/// As [`check_folder`].
 pub fn check_new_folder(path: &Path) -> Result<(), Untrusted> {
     let (seen, missing) = entries(path)?;
     check_entries(&seen, if missing.is_some() { Position::OnTheWay } else { Position::Last })
@@ -156,19 +143,14 @@ pub fn check_new_folder(path: &Path) -> Result<(), Untrusted> {
 
 /// Checks a library before it is loaded: a file, or a bare name that the system's loader resolves. `prefix` begins the names
 /// of the library's files.
-///
-/// # Errors
-/// As [`check_file`] and [`check_loader_path`].
 pub fn check_library(path: &Path, prefix: &str) -> Result<(), Untrusted> {
     let is_bare_name = path.components().count() == 1 && !path.is_absolute();
     if is_bare_name { check_loader_path(prefix) } else { check_file(path) }
 }
 
 /// Checks the folders that the system's loader would take a library from because the user names them (`LD_LIBRARY_PATH`);
-/// its own are root's. `prefix` begins the names of the library's files.
-///
-/// # Errors
-/// One of these folders has such a file, and another user can change the folder.
+/// its own are root's. `prefix` begins the names of the library's files. Fails if one of these folders has such a file,
+/// and another user can change the folder.
 pub fn check_loader_path(prefix: &str) -> Result<(), Untrusted> {
     let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     check_loader_folders(&variable, prefix)

@@ -67,23 +67,17 @@ impl UniqueId {
     }
 }
 
-/// Values of [`ResultCode`].
 pub mod result_code {
     use super::ResultCode;
 
     /// Done, or enqueued on the stream.
     pub const SUCCESS: ResultCode = 0;
-    /// A CUDA call failed.
     pub const UNHANDLED_CUDA_ERROR: ResultCode = 1;
-    /// A system call failed.
     pub const SYSTEM_ERROR: ResultCode = 2;
-    /// A check inside NCCL failed.
     pub const INTERNAL_ERROR: ResultCode = 3;
-    /// An argument has a wrong value.
     pub const INVALID_ARGUMENT: ResultCode = 4;
     /// The call is not allowed here.
     pub const INVALID_USAGE: ResultCode = 5;
-    /// A peer failed.
     pub const REMOTE_ERROR: ResultCode = 6;
     /// A call on a communicator that does not block goes on in the background.
     pub const IN_PROGRESS: ResultCode = 7;
@@ -107,29 +101,18 @@ pub mod result_code {
     }
 }
 
-/// Values of [`DataType`].
 pub mod data_type {
     use super::DataType;
 
-    /// 8-bit signed integer.
     pub const I8: DataType = 0;
-    /// 8-bit unsigned integer.
     pub const U8: DataType = 1;
-    /// 32-bit signed integer.
     pub const I32: DataType = 2;
-    /// 32-bit unsigned integer.
     pub const U32: DataType = 3;
-    /// 64-bit signed integer.
     pub const I64: DataType = 4;
-    /// 64-bit unsigned integer.
     pub const U64: DataType = 5;
-    /// IEEE half precision.
     pub const F16: DataType = 6;
-    /// Single precision.
     pub const F32: DataType = 7;
-    /// Double precision.
     pub const F64: DataType = 8;
-    /// bfloat16.
     pub const BF16: DataType = 9;
     /// 8-bit float, 4 bits of exponent.
     pub const F8E4M3: DataType = 10;
@@ -137,17 +120,12 @@ pub mod data_type {
     pub const F8E5M2: DataType = 11;
 }
 
-/// Values of [`RedOp`].
 pub mod red_op {
     use super::RedOp;
 
-    /// Sum.
     pub const SUM: RedOp = 0;
-    /// Product.
     pub const PROD: RedOp = 1;
-    /// Largest.
     pub const MAX: RedOp = 2;
-    /// Smallest.
     pub const MIN: RedOp = 3;
     /// Mean over the ranks.
     pub const AVG: RedOp = 4;

@@ -2,14 +2,12 @@
 
 use std::fmt;
 
-/// The version of an NCCL library.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version {
     /// The first number; 2 for every library in use.
     pub major: u32,
     /// The second number: the release.
     pub minor: u32,
-    /// The third number.
     pub patch: u32,
 }
 
@@ -17,7 +15,6 @@ impl Version {
     /// The oldest version that is accepted: the first with windows.
     pub const OLDEST: Version = Version::new(2, 27, 0);
 
-    /// A version from its three numbers.
     pub const fn new(major: u32, minor: u32, patch: u32) -> Version {
         Version { major, minor, patch }
     }

@@ -64,7 +64,6 @@ impl<'a> CustomCall<'a> {
         self.name
     }
 
-    /// This rank.
     pub fn rank(&self) -> u32 {
         self.cell[self.number]
     }
@@ -189,12 +188,10 @@ pub struct PeerResult<'a, T> {
 }
 
 impl<T: Element> PeerResult<'_, T> {
-    /// The number of elements.
     pub fn len(&self) -> usize {
         self.elements
     }
 
-    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.elements == 0
     }

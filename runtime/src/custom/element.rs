@@ -11,7 +11,6 @@ mod sealed {
 
 /// A stored element: plain bytes, any bit pattern is valid. Bool is `u8`: 0 or 1.
 pub trait Element: Copy + Send + Sync + sealed::Sealed + 'static {
-    /// The name, for people.
     const NAME: &'static str;
 
     /// Whether elements of this dtype are stored so.

@@ -14,19 +14,14 @@ pub enum CustomError {
     Position {
         /// `operand` or `result`.
         what: &'static str,
-        /// The position.
         position: usize,
-        /// How many there are.
         count: usize,
     },
     /// An operand or result has another dtype than the kernel reads or writes.
     #[error("{what} {position} is {found}, the kernel takes it for {expected}")]
     Type {
-        /// `operand` or `result`.
         what: &'static str,
-        /// The position.
         position: usize,
-        /// The dtype of the value.
         found: DType,
         /// The Rust type that the kernel asks for.
         expected: &'static str,
@@ -36,41 +31,25 @@ pub enum CustomError {
     Undeclared {
         /// `read` or `write`.
         access: &'static str,
-        /// `operand` or `result`.
         what: &'static str,
-        /// The position.
         position: usize,
     },
     /// There is no rank of this number in the cell.
     #[error("the kernel asks for number {number} of a cell of {ranks} ranks")]
-    Number {
-        /// The number.
-        number: usize,
-        /// The number of ranks in the cell.
-        ranks: usize,
-    },
+    Number { number: usize, ranks: usize },
     /// A result that peers write too is asked for as a slice.
     #[error("peers write result {position} too: the kernel must write it as a result of peers")]
-    Shared {
-        /// The position.
-        position: usize,
-    },
+    Shared { position: usize },
     /// A result is asked for a second time.
     #[error("the kernel has result {position} already")]
-    Taken {
-        /// The position.
-        position: usize,
-    },
+    Taken { position: usize },
     /// Elements are written beyond the end of a result.
     #[error("the kernel writes {len} elements at {at} of result {position}, which has {elements}")]
     Range {
-        /// The position of the result.
         position: usize,
         /// The first element that is written.
         at: usize,
-        /// How many are written.
         len: usize,
-        /// How many the result has.
         elements: usize,
     },
 }

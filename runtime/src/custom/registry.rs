@@ -17,7 +17,6 @@ use crate::error::RunError;
 
 type Kernel = dyn Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync;
 
-/// A registered kernel.
 #[derive(Clone)]
 pub(crate) struct Entry {
     pub signature: Signature,
@@ -31,7 +30,6 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// No kernel.
     pub const fn new() -> Self {
         Registry { entries: BTreeMap::new() }
     }
@@ -48,10 +46,7 @@ impl Registry {
         self
     }
 
-    /// Whether every op of a program has a kernel.
-    ///
-    /// # Errors
-    /// The first that has none, or one of another signature.
+    /// Whether every op of a program has a kernel. Fails with the first that has none, or one of another signature.
     pub fn check(&self, graph: &Graph) -> Result<(), RunError> {
         graph.nodes.keys().try_for_each(|node| self.entry(graph, node, None).map(|_| ()))
     }
@@ -109,7 +104,6 @@ pub(crate) fn invoke(entry: &Entry, call: &mut CustomCall<'_>) -> Result<(), Str
     }
 }
 
-/// What a panic said.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")

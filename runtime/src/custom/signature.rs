@@ -32,17 +32,14 @@ impl Signature {
         self
     }
 
-    /// Positions of the operands that it reads of peers.
     pub fn reads(&self) -> &[usize] {
         &self.reads
     }
 
-    /// Positions of the results that it writes of peers.
     pub fn writes(&self) -> &[usize] {
         &self.writes
     }
 
-    /// What is different from a node of a program.
     pub(super) fn differs(&self, graph: &Graph, node: &Node, id: CustomId) -> Result<(), String> {
         let dtypes = |what, expected: &[DType], values: &[symmc_ir::ValueId]| {
             if expected.len() != values.len() {

@@ -27,19 +27,14 @@ use crate::kernels::is_dense;
 const INNER_ALIGN: usize = 64;
 
 impl PreparedBucket {
-    /// Resolves the program for these values of its symbols, by name.
-    ///
-    /// # Errors
-    /// A symbol has no value in the bucket's range, or a value does not fit its memory.
+    /// Resolves the program for these values of its symbols, by name. Fails if a symbol has no value in the bucket's
+    /// range, or a value does not fit its memory.
     pub fn bind(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
         self.resolve(symbols, Purpose::Run)
     }
 
     /// Resolves the program to find its needs at these sizes, also at sizes at which it cannot run: a view that
     /// reaches beyond its base starts at the start of the base. The result must not run.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind).
     pub fn bind_for_size(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
         self.resolve(symbols, Purpose::Size)
     }
@@ -73,11 +68,9 @@ impl PreparedBucket {
     }
 }
 
-/// The use of a resolved program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Run,
-    /// Only its sizes.
     Size,
 }
 
@@ -248,7 +241,6 @@ impl Binder<'_> {
         Ok(BoundStep { index, lane, waits, node: name, op_name: op_text(self.graph, &node.op), work })
     }
 
-    /// What a node of a step does that is no custom op.
     fn work(&self, step: &PreparedStep, id: NodeId) -> Result<Work, RunError> {
         let node = &self.graph.nodes[id];
         Ok(match &node.op {

@@ -17,11 +17,8 @@ pub struct Bound {
     pub(super) rank: u32,
     /// The number of the program in its session.
     pub program: usize,
-    /// The steps, in the order of the plan.
     pub steps: Vec<BoundStep>,
-    /// The inputs of the program, in order.
     pub inputs: Vec<BoundInput>,
-    /// The outputs of the program, in order.
     pub outputs: Vec<BoundOutput>,
     /// Bytes of the ordinary arena.
     pub ordinary: usize,
@@ -31,12 +28,10 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The index of the bucket that it belongs to.
     pub fn bucket(&self) -> usize {
         self.bucket
     }
 
-    /// The rank that it is resolved for.
     pub fn rank(&self) -> u32 {
         self.rank
     }
@@ -52,18 +47,14 @@ impl Bound {
     }
 }
 
-/// A value where it lies.
 #[derive(Clone, Debug)]
 pub struct Located {
     /// The memory that its first byte is counted from.
     pub space: MemorySpace,
-    /// Bytes from the start of the memory space.
     pub offset: usize,
     /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
     pub by_rank: usize,
-    /// The type of its elements.
     pub dtype: DType,
-    /// The extent of each axis.
     pub shape: Box<[usize]>,
     /// The distance of neighbours along each axis, in elements.
     pub strides: Box<[isize]>,
@@ -87,13 +78,9 @@ impl Located {
 /// An input as its caller gives it, and where the plan wants it.
 #[derive(Clone, Debug)]
 pub struct BoundInput {
-    /// Its name.
     pub name: String,
-    /// What it is to the program.
     pub kind: InputKind,
-    /// The type of its elements.
     pub dtype: DType,
-    /// Its size.
     pub bytes: usize,
     /// The offset in the symmetric arena of an input that is held in fixed memory.
     pub fixed: Option<usize>,
@@ -101,14 +88,10 @@ pub struct BoundInput {
     pub direct: bool,
 }
 
-/// An output's memory.
 #[derive(Clone, Debug)]
 pub struct BoundOutput {
-    /// Its name.
     pub name: String,
-    /// The type of its elements.
     pub dtype: DType,
-    /// Its size.
     pub bytes: usize,
     /// The input that it is written back to at the end of the run.
     pub mutates: Option<usize>,
@@ -123,31 +106,27 @@ impl BoundOutput {
     }
 }
 
-/// A step with everything resolved.
 #[derive(Debug)]
 pub struct BoundStep {
     /// Its number in the list.
     pub index: usize,
-    /// The lane that runs it.
     pub lane: Lane,
     /// Earlier steps of other lanes that must have completed before it starts.
     pub waits: Vec<usize>,
-    /// The name of its first result.
     pub node: String,
     /// Its op, with the name of a custom one.
     pub op_name: String,
-    /// What it does.
     pub work: Work,
 }
 
-/// What a step does.
 #[derive(Debug)]
 pub enum Work {
     /// An op of the closed set. The dims of its attributes are numbers.
-    #[allow(missing_docs)]
-    Kernel { op: Op, operands: Vec<Located>, results: Vec<Located> },
-    /// A custom op, and its peers if it touches any.
-    #[allow(missing_docs)]
+    Kernel {
+        op: Op,
+        operands: Vec<Located>,
+        results: Vec<Located>,
+    },
     Custom {
         name: String,
         kernel: CustomKernel,
@@ -155,9 +134,7 @@ pub enum Work {
         results: Vec<Located>,
         peers: Option<BoundPeers>,
     },
-    /// A collective.
     Collective(BoundCollective),
-    /// A dispatch.
     Dispatch(BoundDispatch),
 }
 
@@ -173,7 +150,6 @@ impl Work {
 /// Nodes that run as one step, with everything resolved. Values that only they know lie in [`MemorySpace::Inner`].
 #[derive(Debug)]
 pub struct BoundDispatch {
-    /// What their kernel is.
     pub form: Form,
     /// The nodes without the views, in order.
     pub members: Vec<Member>,
@@ -181,12 +157,9 @@ pub struct BoundDispatch {
     pub inner: usize,
 }
 
-/// A node of a dispatch.
 #[derive(Debug)]
 pub struct Member {
-    /// The name of its first result.
     pub node: String,
-    /// Its op, in words.
     pub op_name: String,
     /// What it does; neither a custom op nor a dispatch.
     pub work: Work,
@@ -195,25 +168,17 @@ pub struct Member {
 /// A collective with everything resolved but addresses.
 #[derive(Clone, Debug)]
 pub struct BoundCollective {
-    /// What is communicated.
     pub kind: CollectiveKind,
-    /// How.
     pub variant: Variant,
-    /// Whether a droppable exit barrier runs.
     pub exit: Option<ExitBarrier>,
-    /// The ranks of this rank's cell, in the order of the group.
     pub cell: Vec<u32>,
-    /// The index of the group.
     pub group: usize,
-    /// The type of the elements.
     pub dtype: DType,
     /// The number of elements of the operand.
     pub elements: usize,
     /// The number of elements of one row of the operand's leading axis.
     pub row: usize,
-    /// Where the operand lies.
     pub operand: BoundRegion,
-    /// Where the result lies.
     pub result: BoundRegion,
     /// The most blocks of its kernel on GPUs, equal on all ranks, if the plan says so.
     pub blocks: Option<u32>,
@@ -223,10 +188,8 @@ pub struct BoundCollective {
     pub splits: Option<(BoundRegion, BoundRegion)>,
 }
 
-/// Dense bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BoundRegion {
-    /// The memory that its first byte is counted from.
     pub space: MemorySpace,
     /// Bytes from the start of the memory space on this rank.
     pub offset: usize,
@@ -247,14 +210,10 @@ impl BoundRegion {
     }
 }
 
-/// The peers of a custom op.
 #[derive(Clone, Debug)]
 pub struct BoundPeers {
-    /// The ranks of this rank's cell, in the order of the group.
     pub cell: Vec<u32>,
-    /// This rank's number within the cell.
     pub number: usize,
-    /// The index of the group.
     pub group: usize,
     /// Where each operand lies in the arenas of the cell; `None` for one that peers do not read.
     pub operands: Vec<Option<PeerRegion>>,
@@ -276,7 +235,6 @@ pub struct PeerRegion {
 }
 
 impl PeerRegion {
-    /// The first element on the rank of this number in the cell.
     pub(super) fn on(
         &self,
         memory: &dyn PeerMemory,

@@ -13,9 +13,7 @@ use crate::refused::unread_plan;
 /// Memory that a base value lies in, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemorySpace {
-    /// The ordinary arena.
     Ordinary,
-    /// The symmetric arena.
     Symmetric,
     /// The caller's memory of an input.
     Input(usize),
@@ -25,7 +23,6 @@ pub enum MemorySpace {
     Inner,
 }
 
-/// Where a base value lies.
 #[derive(Clone, Debug)]
 pub(super) struct BasePlace {
     pub space: MemorySpace,
@@ -54,7 +51,6 @@ pub(super) struct ByRank {
     pub numbers: Arc<[usize]>,
 }
 
-/// A step of the schedule.
 #[derive(Clone, Debug)]
 pub(super) struct PreparedStep {
     pub node: NodeId,
@@ -67,7 +63,6 @@ pub(super) struct PreparedStep {
     pub custom: Option<CustomKernel>,
 }
 
-/// The kernel of a custom op.
 #[derive(Clone)]
 pub struct CustomKernel(pub(super) Entry);
 
@@ -88,7 +83,6 @@ pub struct PreparedBucket {
     pub(super) steps: Vec<PreparedStep>,
     /// Bytes of the two arenas.
     pub(super) arenas: symmc_plan::Arenas,
-    /// The offsets of each group's landing zones.
     pub(super) landing: Table<GroupId, [Option<usize>; 2]>,
     /// The data of each constant input, aligned.
     pub(super) constants: Arc<[Option<Words>]>,
@@ -127,10 +121,8 @@ impl Words {
 }
 
 impl PreparedBucket {
-    /// Bucket `bucket` of a checked plan on rank `rank`.
-    ///
-    /// # Errors
-    /// The bucket names something that it does not have, or holds an op that has no kernel here.
+    /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket names something that it does not have, or
+    /// holds an op that has no kernel here.
     pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
@@ -169,7 +161,6 @@ impl PreparedBucket {
         &self.graph
     }
 
-    /// The number of steps.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
@@ -187,7 +178,6 @@ fn invalid(message: String) -> RunError {
     RunError::Defect(format!("the plan cannot run: {message}"))
 }
 
-/// What the parts of a program are made from.
 struct Context<'a> {
     plan: &'a Plan,
     bucket: &'a Bucket,

@@ -5,25 +5,20 @@ use crate::error::RunError;
 
 /// Moves data between ranks, for one rank.
 pub trait Communicator: Sync {
-    /// Notes that this rank begins a step.
     fn begin(&self, step: usize) {
         let _ = step;
     }
 
-    /// Runs one collective to its completion on this rank.
-    ///
-    /// # Errors
-    /// A peer failed, hung or left, or the call does not fit the communicator.
+    /// Runs one collective to its completion on this rank. Fails if a peer failed, hung or left, or the call does not
+    /// fit the communicator.
     ///
     /// # Safety
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
     unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError>;
 
-    /// Runs `kernel`, that of a custom op, between an entry and an exit barrier of its cell.
-    ///
-    /// # Errors
-    /// As [`collective`](Self::collective), the error of the kernel, or this communicator cannot.
+    /// Runs `kernel`, that of a custom op, between an entry and an exit barrier of its cell. Fails as
+    /// [`collective`](Self::collective), with the error of the kernel, or if this communicator cannot.
     ///
     /// # Safety
     /// Nobody touches what the kernel touches in ways that the two barriers do not order.

@@ -1,15 +1,11 @@
 //! How steps are walked, and what a run reports.
 
-/// How steps are walked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ExecConfig {
-    /// Which threads run them.
     pub lanes: Lanes,
-    /// What is measured.
     pub timing: Timing,
 }
 
-/// Which threads run the steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Lanes {
     /// The caller's thread runs all steps in the order of the plan.
@@ -19,17 +15,13 @@ pub enum Lanes {
     Threads,
 }
 
-/// What is measured while steps run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Timing {
-    /// Nothing.
     #[default]
     Off,
-    /// The time of each step.
     Steps,
 }
 
-/// What a run reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RunReport {
     /// The index of the bucket that served the run.

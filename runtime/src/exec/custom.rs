@@ -7,7 +7,6 @@ use crate::custom::{CustomCall, Entry, Side, Written, invoke};
 use crate::error::RunError;
 use crate::kernels::View;
 
-/// A custom op on one rank, ready to run.
 pub(super) struct CustomStep<'a> {
     pub name: &'a str,
     pub op: &'a str,

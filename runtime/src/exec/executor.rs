@@ -26,17 +26,12 @@ pub struct Executor {
     config: ExecConfig,
     /// What the sizes of a run must satisfy for the imported program to stay within its axes.
     bounds: BoundsChecks,
-    /// Each bucket's program, once it is needed.
     programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
     bound: Vec<(Bindings, Arc<Bound>)>,
 }
 
 impl Executor {
-    /// A plan on rank `rank`. The plan must have been checked.
-    ///
-    /// # Errors
-    /// The plan has no such rank.
     pub fn new(
         plan: &ReadPlan,
         rank: u32,
@@ -77,7 +72,6 @@ impl Executor {
         needs
     }
 
-    /// The plan.
     pub fn plan(&self) -> &ReadPlan {
         &self.plan
     }
@@ -100,18 +94,15 @@ impl Executor {
         })
     }
 
-    /// The values of the symbols by name.
     fn by_name(&self, bindings: &Bindings) -> IndexMap<String, i64> {
         let symbols = self.source().symbols.iter();
         let named = symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), bindings.get(id)?)));
         named.collect()
     }
 
-    /// Everything resolved for these values of the imported program's symbols.
-    ///
-    /// # Errors
-    /// No bucket serves them, the imported program reads outside of an axis, the bucket cannot run (it holds an op without
-    /// a kernel), or its memory does not hold its values.
+    /// Everything resolved for these values of the imported program's symbols. Fails if no bucket serves them, the
+    /// imported program reads outside of an axis, the bucket cannot run (it holds an op without a kernel), or its
+    /// memory does not hold its values.
     pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>, RunError> {
         if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
             return Ok(bound.clone());

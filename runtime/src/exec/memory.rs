@@ -7,14 +7,11 @@ use crate::error::RunError;
 /// Bytes somewhere; empty when the pointer is null.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// The first byte.
     pub ptr: *mut u8,
-    /// The number of bytes.
     pub len: usize,
 }
 
 impl Span {
-    /// No memory.
     pub const NONE: Span = Span { ptr: std::ptr::null_mut(), len: 0 };
 
     /// The bytes of a slice, to be written.
@@ -32,27 +29,20 @@ impl Span {
 /// mapped: if another process shortens or writes the file, reading is an error, where touching a mapping would end the process
 /// with SIGBUS.
 pub trait InputSource: fmt::Debug + Send + Sync {
-    /// The number of bytes.
     fn size(&self) -> usize;
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// They cannot be read, or are not what they were when the run was prepared.
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if they cannot be read, or are not what they were
+    /// when the run was prepared.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError>;
 }
 
-/// The data of an input on the host.
 #[derive(Clone, Copy, Debug)]
 pub enum InputData<'a> {
-    /// In memory.
     Memory(&'a [u8]),
-    /// To be read.
     Source(&'a dyn InputSource),
 }
 
 impl InputData<'_> {
-    /// The number of bytes.
     pub fn size(self) -> usize {
         match self {
             InputData::Memory(bytes) => bytes.len(),
@@ -60,10 +50,7 @@ impl InputData<'_> {
         }
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes.
-    ///
-    /// # Errors
-    /// There are fewer, or as [`InputSource::read`].
+    /// Copies the bytes from `at` on, as many as `into` takes. Fails if there are fewer, or as [`InputSource::read`].
     pub fn read(self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
         match self {
             InputData::Memory(bytes) => {

@@ -21,7 +21,6 @@ pub struct Placement {
     pub moves: Vec<Moved>,
     /// The bytes of the symmetric arena of the session.
     pub symmetric: usize,
-    /// The number of ranks.
     pub ranks: u32,
     /// For each group of the plan its number in the session.
     pub groups: Vec<usize>,

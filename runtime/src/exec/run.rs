@@ -32,10 +32,7 @@ const NAP: Duration = Duration::from_millis(50);
 
 impl Bound {
     /// Writes parameters and constants that the plan holds in fixed memory there. An input without caller's
-    /// memory is left as it is, unless it is a constant.
-    ///
-    /// # Errors
-    /// The caller's memory does not fit the program.
+    /// memory is left as it is, unless it is a constant. Fails if the caller's memory does not fit the program.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -92,11 +89,8 @@ impl Bound {
         ranks > 1 && last.unwrap_or(false)
     }
 
-    /// Runs the program once.
-    ///
-    /// # Errors
-    /// The caller's memory does not fit the program, a kernel refused its operands, or a collective failed. Inputs that
-    /// outputs mutate may be half changed then.
+    /// Runs the program once. Fails if the caller's memory does not fit the program, a kernel refused its operands, or
+    /// a collective failed. Inputs that outputs mutate may be half changed then.
     ///
     /// # Safety
     /// The spans of `memory` must be valid for reads and writes (inputs that no output mutates: for reads)
@@ -231,7 +225,6 @@ impl Bound {
     }
 }
 
-/// A run in progress.
 struct Walk<'a> {
     bound: &'a Bound,
     bases: &'a Bases,
@@ -240,7 +233,6 @@ struct Walk<'a> {
     times: Vec<AtomicU64>,
     /// Which steps have completed.
     done: Vec<AtomicBool>,
-    /// The error that ended the run.
     failure: Mutex<Option<RunError>>,
     /// A step completed, or the run failed.
     changed: Condvar,

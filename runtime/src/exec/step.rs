@@ -21,7 +21,6 @@ pub(super) struct StepRun<'a> {
 }
 
 impl StepRun<'_> {
-    /// The error of this step.
     pub fn failed(&self, detail: String) -> RunError {
         let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
         RunError::Step { rank: self.rank, step, node, op, detail }
@@ -50,7 +49,6 @@ impl StepRun<'_> {
     }
 }
 
-/// The start addresses of a run.
 pub(super) struct Bases {
     pub ordinary: *mut u8,
     pub symmetric: *mut u8,

@@ -13,10 +13,8 @@ use super::comm::Comm;
 use crate::error::RunError;
 
 impl Comm {
-    /// Announces that this rank begins `run` so. `sizes` says in words how, for the error.
-    ///
-    /// # Errors
-    /// A peer begins it in another way, is too far behind, or failed. Each ends the run on all ranks.
+    /// Announces that this rank begins `run` so. `sizes` says in words how, for the error. Fails if a peer begins it in
+    /// another way, is too far behind, or failed. Each ends the run on all ranks.
     pub fn announce(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<(), RunError> {
         let agreed = self.expect_open(run).and_then(|()| self.await_peers(run));
         let agreed = agreed.and_then(|()| self.compare(run, digest, sizes));

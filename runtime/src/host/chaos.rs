@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use symmc_support::random::SplitMix;
 
-/// The delays of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Chaos {
     seed: u64,
@@ -23,12 +22,10 @@ enum Delay {
 }
 
 impl Chaos {
-    /// The delays of `rank` under `seed`.
     pub fn new(seed: u64, rank: u32) -> Self {
         Chaos { seed: mix(seed ^ mix(u64::from(rank) + 1)) }
     }
 
-    /// Delays the `touch`-th touch of a step.
     pub fn delay(&self, run: u64, step: usize, touch: u32) {
         match self.choose(run, step, touch) {
             Delay::None => {}

@@ -13,10 +13,7 @@ use crate::exec::Communicator;
 
 impl Comm {
     /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
-    /// plan runs on the host.
-    ///
-    /// # Errors
-    /// A peer failed, or did not come within the limit.
+    /// plan runs on the host. Fails if a peer failed, or did not come within the limit.
     pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
@@ -50,12 +47,9 @@ impl Comm {
         Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
-    /// Runs one collective on this rank.
-    ///
-    /// # Errors
-    /// [`RunError::Step`] for a call that its variant or its memory cannot serve, [`RunError::Limit`] when
-    /// peers do not come, [`RunError::Aborted`] when the run ended elsewhere. Each ends the run on all
-    /// ranks.
+    /// Runs one collective on this rank. Fails with [`RunError::Step`] for a call that its variant or its memory cannot
+    /// serve, [`RunError::Limit`] when peers do not come, [`RunError::Aborted`] when the run ended elsewhere. Each ends
+    /// the run on all ranks.
     ///
     /// # Safety
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
@@ -68,10 +62,8 @@ impl Comm {
 
     /// Runs `kernel` on this rank between the two barriers of a custom op that touches peers: every peer has
     /// arrived before it starts, and this returns when the kernels of all peers have ended. The kernel is given
-    /// the peers' memory.
-    ///
-    /// # Errors
-    /// As [`collective`](Self::collective), and the error of the kernel, which ends the run on all ranks too.
+    /// the peers' memory. Fails as [`collective`](Self::collective), and with the error of the kernel, which ends the
+    /// run on all ranks too.
     ///
     /// # Safety
     /// Nobody touches what the kernel touches in ways that an entry and an exit barrier do not order.
@@ -90,7 +82,6 @@ impl Comm {
         result.inspect_err(|error| self.tell(error))
     }
 
-    /// Tells the peers of an error that began here.
     fn tell(&self, error: &RunError) {
         if !error.is_consequence() {
             self.abort(error);
@@ -124,7 +115,6 @@ impl Communicator for Comm {
     }
 }
 
-/// Runs the variant of a collective.
 fn run(running: &Running) -> Result<(), RunError> {
     if running.n == 1 {
         return staged::alone(running);

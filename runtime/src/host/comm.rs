@@ -17,27 +17,22 @@ use symmc_control::{Control, Domain, Segment, Spin, Waiter};
 use super::chaos::Chaos;
 use crate::error::RunError;
 
-/// How a rank communicates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommConfig {
-    /// The longest wait for peers.
     pub limit: Duration,
     /// The seed of random delays, if wanted.
     pub chaos: Option<u64>,
-    /// How long waits spin before they sleep.
     pub spin: Spin,
     /// Where counters and epochs of LL start, the same on all ranks. 0 but in tests of the wrap-around.
     pub first: u32,
 }
 
 impl CommConfig {
-    /// Suitable for `ranks` ranks on this machine.
     pub fn new(ranks: u32, limit: Duration) -> Self {
         CommConfig { limit, chaos: None, spin: Spin::for_threads(ranks as usize), first: 0 }
     }
 }
 
-/// The communicator of one rank.
 #[derive(Debug)]
 pub struct Comm {
     pub(super) domain: Domain,
@@ -64,7 +59,6 @@ pub(super) struct GroupState {
 }
 
 impl Comm {
-    /// The communicator of `rank` in `domain`.
     pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
         let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
         if rank >= ranks || domain.arenas.len() != ranks as usize {
@@ -88,12 +82,10 @@ impl Comm {
         })
     }
 
-    /// The rank.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.domain.control.ranks()
     }
@@ -103,7 +95,6 @@ impl Comm {
         Domain::part(self.ranks(), self.domain.control.groups())
     }
 
-    /// The symmetric arena of this rank.
     pub fn arena(&self) -> &Segment {
         &self.domain.arenas[self.rank as usize]
     }
@@ -113,7 +104,6 @@ impl Comm {
         &self.domain.arenas[self.rank as usize]
     }
 
-    /// The control words of the run.
     pub fn control(&self) -> &Control {
         &self.domain.control
     }
@@ -134,7 +124,6 @@ impl Comm {
         self.domain.control.begin_step(self.rank, step as u32);
     }
 
-    /// Ends the run on all ranks for this reason.
     pub fn abort(&self, reason: &RunError) {
         self.domain.control.abort(self.rank, reason);
     }

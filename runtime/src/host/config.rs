@@ -37,7 +37,6 @@ pub enum LaneThreads {
     /// One runs all steps in the order of the plan.
     #[default]
     One,
-    /// One for each lane.
     Each,
 }
 
@@ -55,14 +54,12 @@ impl Default for HostConfig {
 }
 
 impl HostConfig {
-    /// How a communicator among `ranks` ranks works.
     pub fn comm(&self, ranks: u32) -> CommConfig {
         let lanes = if self.threads == LaneThreads::Each { 2 } else { 1 };
         let spin = Spin::for_threads(ranks as usize * lanes);
         CommConfig { limit: self.limit, chaos: self.chaos, spin, first: self.first }
     }
 
-    /// The bytes of the symmetric arena of a plan.
     pub(crate) fn arena(&self, plan: &Plan) -> Result<usize, RunError> {
         match self.extendable {
             true => Ok(Arrangement::room_for(plan)),
@@ -91,7 +88,6 @@ pub(super) fn count_groups(plan: &ReadPlan) -> usize {
     planned.fold(plan.source_program().groups.len(), usize::max) + 1
 }
 
-/// The size of an arena of a plan on this machine.
 pub(super) fn arena_size(bytes: u64) -> Result<usize, RunError> {
     usize::try_from(bytes).map_err(|e| RunError::system(format!("an arena of {bytes} bytes"), e))
 }

@@ -3,10 +3,8 @@
 //! Results that are too large for the caches are stored around them (non-temporal stores): the processor
 //! then does not read the destination first.
 
-/// How a result is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stores {
-    /// Through the caches.
     Cached,
     /// Around them.
     Streamed,

@@ -136,7 +136,6 @@ fn slice(running: &Running, p: usize) -> (usize, usize) {
     (at(p), at(p + 1))
 }
 
-/// Reduces the elements from `from` to `to` into all `outs`.
 fn reduce_range(
     running: &Running,
     op: ReduceOp,

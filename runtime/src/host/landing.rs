@@ -17,7 +17,6 @@ use super::reduce::{BLOCK, Room};
 use super::running::{PerRank, Running};
 use crate::error::RunError;
 
-/// The number of epochs.
 const EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
 const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
@@ -25,7 +24,6 @@ const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 /// Bytes of the peers' slots of the next collective that a rank asks to own ahead.
 const AHEAD: usize = 4096;
 
-/// The landing zones of one collective.
 struct Zones {
     /// The zone of this epoch in each arena of the cell, by number.
     zones: PerRank<*mut u8>,
@@ -37,12 +35,10 @@ struct Zones {
 }
 
 impl Zones {
-    /// The slot of sender `from` in the zone of `on`.
     fn slot(&self, on: usize, from: usize) -> *mut u8 {
         self.zones[on].wrapping_add(self.start(from))
     }
 
-    /// Where in a zone the slot of a sender starts.
     fn start(&self, from: usize) -> usize {
         from * ll::count(self.message) * ll::LINE
     }
@@ -72,7 +68,6 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
     }
 }
 
-/// Begins a collective with messages of `message` bytes.
 fn begin(running: &Running, message: usize) -> Result<Zones, RunError> {
     let Some(offsets) = running.call.landing else {
         return Err(running.fail("expected landing zones for ll, found none".into()));
@@ -217,7 +212,6 @@ fn receive(
     }
 }
 
-/// Waits for line `i` of peer `p`.
 fn await_line(running: &Running, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
     let slot = zones.slot(running.me, p);
     // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.

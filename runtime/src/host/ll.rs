@@ -7,12 +7,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a line.
 pub const LINE: usize = 64;
 /// Bytes of data in a line.
 pub const DATA: usize = 60;
 
-/// Lines that carry `bytes` bytes.
 #[inline]
 pub fn count(bytes: usize) -> usize {
     bytes.div_ceil(DATA)

@@ -8,10 +8,7 @@ use super::config::HostConfig;
 use crate::custom::op_text;
 use crate::error::RunError;
 
-/// What ranks join for to run a plan.
-///
-/// # Errors
-/// The symmetric arena would be larger than any memory.
+/// What ranks join for to run a plan. Fails if the symmetric arena would be larger than any memory.
 pub fn plan_purpose(
     plan: &ReadPlan,
     config: &HostConfig,
@@ -51,7 +48,6 @@ fn about(plan: &Plan) -> Vec<(String, String)> {
     about.map(|(name, value)| (name.to_string(), value)).to_vec()
 }
 
-/// Names the steps of a plan.
 pub fn locate_steps(plan: &ReadPlan) -> LocateStep {
     let plan = plan.clone();
     LocateStep::new(move |progress| locate_step(&plan, progress))

@@ -30,7 +30,6 @@ unsafe impl Send for ResolvedRun {}
 // SAFETY: as above; runs follow each other.
 unsafe impl Sync for ResolvedRun {}
 
-/// A run to be done.
 pub(super) struct PendingRun {
     pub number: u64,
     pub resolved: Arc<ResolvedRun>,
@@ -84,7 +83,6 @@ impl QueueState {
         }
     }
 
-    /// Does one run.
     fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
         let kept = self.progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
@@ -169,7 +167,6 @@ impl RunQueue {
         self.state = Arc::new(QueueState { progress, changed: Condvar::new(), needs });
     }
 
-    /// Whether nothing is in progress.
     pub fn idle(&self) -> Result<bool, RunError> {
         let progress = self.state.progress();
         match &progress.failure {
@@ -225,7 +222,6 @@ impl RunQueue {
         Ok((sender, thread))
     }
 
-    /// Waits on this rank until nothing is in progress.
     pub fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.state.progress();

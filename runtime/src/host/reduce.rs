@@ -23,13 +23,11 @@ pub const BLOCK: usize = 1024;
 pub struct Room([MaybeUninit<u64>; BLOCK]);
 
 impl Room {
-    /// Fresh room.
     #[inline]
     pub fn new() -> Self {
         Room([MaybeUninit::uninit(); BLOCK])
     }
 
-    /// The address of its first byte.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
@@ -50,7 +48,6 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// The reduction of this dtype and operation on this processor.
     pub fn new(dtype: DType, op: ReduceOp) -> Reducer {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {

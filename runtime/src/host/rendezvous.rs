@@ -13,19 +13,13 @@ use crate::error::{DataFault, RunError};
 /// The step that a rank meets its peers for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepInfo<'a> {
-    /// The index of the step in its bucket.
     pub step: usize,
-    /// The name of its node.
     pub node: &'a str,
-    /// Its op, for people.
     pub op: &'a str,
-    /// The ranks of this rank's cell, in the order of the group.
     pub cell: &'a [u32],
-    /// The index of the group.
     pub group: usize,
 }
 
-/// A rank among the peers of one step.
 pub(super) struct Rendezvous<'a> {
     pub comm: &'a Comm,
     pub info: StepInfo<'a>,
@@ -38,10 +32,7 @@ pub(super) struct Rendezvous<'a> {
 }
 
 impl<'a> Rendezvous<'a> {
-    /// The rank of `comm` at this step.
-    ///
-    /// # Errors
-    /// The cell is none of this rank in this run.
+    /// The rank of `comm` at this step. Fails if the cell is none of this rank in this run.
     pub fn new(comm: &'a Comm, info: StepInfo<'a>) -> Result<Self, RunError> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
@@ -98,7 +89,6 @@ impl<'a> Rendezvous<'a> {
         self.comm.domain.control.ring(self.peers().map(|p| self.info.cell[p]));
     }
 
-    /// Waits until the counters of all peers have reached `target`.
     #[inline]
     pub fn await_peers(&self, counter: Counter, target: u32) -> Result<(), RunError> {
         let ready = |p: usize| self.has_reached(p, counter, target);
@@ -108,7 +98,6 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
-    /// Waits until the counter of peer `p` has reached `target`.
     pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<(), RunError> {
         let ready = |q: usize| q != p || self.has_reached(q, counter, target);
         match self.comm.waiter.until(|| ready(p)) {
@@ -158,7 +147,6 @@ impl<'a> Rendezvous<'a> {
         Ok(unsafe { arena.as_ptr().add(offset) })
     }
 
-    /// An error of this step.
     #[cold]
     pub fn fail(&self, detail: String) -> RunError {
         step_error(self.comm, &self.info, detail)

@@ -16,7 +16,6 @@ use crate::error::RunError;
 /// Bytes of one slice: between slices a rank may be delayed.
 pub(super) const SLICE: usize = 256 << 10;
 
-/// One collective in progress on one rank.
 pub(super) struct Running<'a> {
     rendezvous: Rendezvous<'a>,
     pub call: &'a CollectiveCall<'a>,
@@ -82,7 +81,6 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The address of `bytes` bytes of a region on this rank.
     pub fn at(&self, region: &Region, bytes: usize) -> Result<*mut u8, RunError> {
         match region.memory {
             RegionMemory::Symmetric => self.on(region, self.me, bytes),
@@ -95,7 +93,6 @@ impl<'a> Running<'a> {
         self.arena(p, region.on(self.info.cell[p]), bytes)
     }
 
-    /// The reduction of the call.
     pub fn reducer(&self, op: ReduceOp) -> Reducer {
         Reducer::new(self.call.dtype, op)
     }

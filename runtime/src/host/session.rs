@@ -53,10 +53,8 @@ struct ParkedProgram {
 
 impl HostSession {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
-    /// be alike.
-    ///
-    /// # Errors
-    /// The group has another number of ranks, an op has no kernel, or the other ranks do not come or run something else.
+    /// be alike. Fails if the group has another number of ranks, an op has no kernel, or the other ranks do not come or
+    /// run something else.
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
@@ -81,8 +79,7 @@ impl HostSession {
     ///
     /// [start]: SessionRank::start
     ///
-    /// # Errors
-    /// An op has no kernel, or there is no memory.
+    /// Fails if an op has no kernel, or there is no memory.
     pub fn open_joined(
         joined: &Arc<SessionRank>,
         plan: &ReadPlan,
@@ -115,10 +112,8 @@ impl HostSession {
         })
     }
 
-    /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends.
-    ///
-    /// # Errors
-    /// The plan has no such rank, or an op has no kernel.
+    /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends. Fails if
+    /// the plan has no such rank, or an op has no kernel.
     pub fn budget(
         plan: &CheckedPlan,
         rank: u32,
@@ -140,7 +135,6 @@ impl HostSession {
         })
     }
 
-    /// What another program takes on this rank.
     fn prepare_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<NewProgram, RunError> {
         if plan.ranks != self.ports.plan().ranks {
             let (expected, found) = (self.ports.plan().ranks, plan.ranks);
@@ -189,7 +183,6 @@ impl HostSession {
         self.joined.clone().ok_or_else(ended)
     }
 
-    /// What the next run takes.
     fn next_run(&mut self) -> Result<PendingRun, RunError> {
         self.queue.failed()?;
         let resolved = match &self.resolved {
@@ -531,7 +524,6 @@ impl DeviceSession for HostSession {
     }
 }
 
-/// A program that is to be opened.
 struct NewProgram {
     ports: Ports<Segment>,
     needs: [Needs; 2],
@@ -544,9 +536,6 @@ fn no_callers() -> RunError {
 }
 
 /// Whether the host runs every node of a plan. Asked when the plan is made for the host; what passes here is refused by no rank.
-///
-/// # Errors
-/// The first node that has no kernel ([`RunError::CannotRun`]).
 pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
     plan.programs().try_for_each(|program| kernels.check(&program.map_err(unread_plan)?.graph))
 }

@@ -18,10 +18,8 @@ pub struct SessionRank {
 }
 
 impl SessionRank {
-    /// A rank that has joined, and communicates like this.
-    ///
-    /// # Errors
-    /// The memory that the ranks share does not have this rank. The run has ended then.
+    /// A rank that has joined, and communicates like this. Fails if the memory that the ranks share does not have this
+    /// rank. The run has ended then.
     pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank, RunError> {
         match Comm::new(joined.domain().clone(), joined.rank(), config) {
             Ok(comm) => Ok(SessionRank { joined, comm }),
@@ -30,10 +28,8 @@ impl SessionRank {
     }
 
     /// Joins as the group's rank for a session of `plan`; returns when all ranks have come. `terms` is what else must be alike
-    /// on all of them.
-    ///
-    /// # Errors
-    /// The group has another number of ranks, or the other ranks do not come or run something else.
+    /// on all of them. Fails if the group has another number of ranks, or the other ranks do not come or run something
+    /// else.
     pub fn for_session(
         plan: &ReadPlan,
         group: &Group,
@@ -51,49 +47,30 @@ impl SessionRank {
         SessionRank::new(joined, config.comm(plan.ranks))
     }
 
-    /// What the rank communicates by.
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
-    /// As [`JoinedRank::start`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn start(&self) -> Result<(), RunError> {
         self.joined.start()
     }
 
-    /// As [`JoinedRank::fail`].
     pub fn fail(&self, error: RunError) -> RunError {
         self.joined.fail(error)
     }
 
-    /// As [`JoinedRank::alive`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn alive(&self) -> Result<(), RunError> {
         self.joined.alive()
     }
 
-    /// As [`JoinedRank::send_answer`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
         self.joined.send_answer(answer)
     }
 
-    /// As [`JoinedRank::conclude`].
-    ///
-    /// # Errors
-    /// As that.
     pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
         self.joined.conclude(result)
     }
 
-    /// As [`JoinedRank::leave`].
     pub fn leave(self, recorded: Recorded, runs: u64, leaving: Leaving) {
         self.joined.leave(recorded, runs, leaving);
     }

@@ -86,7 +86,6 @@ struct Rows {
 }
 
 impl Rows {
-    /// Bytes that one rank sends to another.
     fn bytes(&self, from: usize, to: usize) -> usize {
         self.sent[from][to] * self.row
     }

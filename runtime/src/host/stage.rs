@@ -12,7 +12,6 @@ use symmc_control::{CHUNK, Counter, PER_RANK};
 use super::running::Running;
 use crate::error::RunError;
 
-/// The staging of one collective.
 pub(super) struct Stage<'a> {
     running: &'a Running<'a>,
     next: u32,
@@ -23,7 +22,6 @@ impl<'a> Stage<'a> {
         Stage { running, next: running.group.chunks.load(Ordering::Relaxed) }
     }
 
-    /// The next chunk.
     pub fn next(&mut self) -> u32 {
         let chunk = self.next;
         self.next = chunk.wrapping_add(1);
@@ -50,7 +48,6 @@ impl<'a> Stage<'a> {
         self.running.advance(Counter::Filled, chunk.wrapping_add(1));
     }
 
-    /// Waits for a chunk of every peer.
     pub fn await_all(&self, chunk: u32) -> Result<(), RunError> {
         self.running.await_peers(Counter::Filled, chunk.wrapping_add(1))?;
         self.running.touch();

@@ -19,10 +19,8 @@ use symmc_support::{Backing, Part};
 use crate::error::RunError;
 use crate::exec::{InputData, InputSource};
 
-/// A file as the launcher found it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct FileStamp {
-    /// Its size.
     pub bytes: usize,
     /// When it was last written, in seconds and nanoseconds.
     pub modified: Option<(i64, i64)>,
@@ -34,7 +32,6 @@ impl FileStamp {
     }
 }
 
-/// Where the data of an input lie.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct InputPlace {
     /// The file, if not the segment of all inputs.
@@ -80,9 +77,6 @@ pub(super) enum OpenFile {
 
 impl OpenFile {
     /// A file that was found like this.
-    ///
-    /// # Errors
-    /// It cannot be mapped.
     pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile, RunError> {
         match is_sealed(&fd) {
             true => Ok(OpenFile::Mapped(Segment::map("the inputs", fd, stamp.bytes, Access::Read)?)),
@@ -90,10 +84,6 @@ impl OpenFile {
         }
     }
 
-    /// The input there.
-    ///
-    /// # Errors
-    /// It lies outside of the file.
     pub fn input(&self, place: &InputPlace) -> Result<PlacedInput<'_>, RunError> {
         let InputPlace { offset, len, .. } = *place;
         match self {
@@ -116,7 +106,6 @@ pub(super) enum PlacedInput<'a> {
 }
 
 impl PlacedInput<'_> {
-    /// Its data.
     pub fn data(&self) -> InputData<'_> {
         match self {
             PlacedInput::Memory(bytes) => InputData::Memory(bytes),
@@ -130,7 +119,6 @@ impl PlacedInput<'_> {
 pub(super) struct TensorInput(Arc<Tensor>);
 
 impl TensorInput {
-    /// This tensor.
     pub fn new(tensor: &Arc<Tensor>) -> TensorInput {
         TensorInput(tensor.clone())
     }

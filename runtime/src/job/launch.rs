@@ -27,7 +27,6 @@ pub struct PlanText {
     plan: String,
     /// The value of each symbol of the imported program, by id.
     bindings: Vec<Option<i64>>,
-    /// How it runs.
     pub config: HostConfig,
 }
 
@@ -49,10 +48,8 @@ const INPUTS: usize = 1;
 const OUTPUTS: usize = 2;
 
 /// Runs a job on one process for each rank. `task` makes what each process is told of the text of the job; the process gives it
-/// to [`JobText::run`].
-///
-/// # Errors
-/// The inputs do not fit the plan, a process cannot be started, or a rank failed, died or hung.
+/// to [`JobText::run`]. Fails if the inputs do not fit the plan, a process cannot be started, or a rank failed, died or
+/// hung.
 pub fn launch<T: Serialize>(
     job: &Job<'_>,
     command: &RankCommand,
@@ -86,10 +83,8 @@ fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<L
     })
 }
 
-/// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered.
-///
-/// # Errors
-/// A process cannot be started, or a rank failed, died or hung.
+/// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered. Fails if a
+/// process cannot be started, or a rank failed, died or hung.
 pub fn launch_plan<T: Serialize>(
     plan: &ReadPlan,
     bindings: &Bindings,
@@ -111,16 +106,11 @@ impl PlanText {
         }
     }
 
-    /// The plan.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub fn read_plan(&self) -> Result<ReadPlan, RunError> {
         let plan = Plan::from_json(&self.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
         ReadPlan::read(Arc::new(plan)).map_err(unread_plan)
     }
 
-    /// The values of the imported program's symbols.
     pub fn bindings(&self) -> Bindings {
         let mut bindings = Bindings::new();
         for (id, value) in self.bindings.iter().enumerate() {
@@ -129,10 +119,6 @@ impl PlanText {
         bindings
     }
 
-    /// Joins the other ranks that were told the same.
-    ///
-    /// # Errors
-    /// As [`LaunchedRank::join`].
     pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank, RunError> {
         let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
         let joined = rank.join(plan_subject(plan), &terms, locate_steps(plan))?;
@@ -142,9 +128,6 @@ impl PlanText {
 
 impl JobText {
     /// Runs the job on its rank, in the session that `open` opens.
-    ///
-    /// # Errors
-    /// What ended the job.
     pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<(), RunError> {
         let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
         let shared = rank.segment(INPUTS, "the inputs", Access::Read)?;
@@ -235,7 +218,6 @@ impl JobMemory {
         }
     }
 
-    /// The outputs of all ranks, after all have ended.
     fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>, RunError> {
         let of_rank = |own: &Segment| {
             let read = |(&[offset, len], slot): (&[usize; 2], &TensorSlot)| {
@@ -261,7 +243,6 @@ pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>,
     Ok((starts, end))
 }
 
-/// The files that these tensors lie in.
 fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     let mut out: Vec<Arc<dyn Backing>> = Vec::new();
     for part in inputs.iter().flatten().filter_map(|t| t.part()) {
@@ -272,7 +253,6 @@ fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     out
 }
 
-/// Where a tensor lies in one of these files.
 fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
     let part = tensor.part()?;
     let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;

@@ -7,7 +7,6 @@ use symmc_plan::ReadPlan;
 
 use crate::error::RunError;
 
-/// Memory for one tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TensorSlot {
     pub dtype: DType,
@@ -16,7 +15,6 @@ pub(super) struct TensorSlot {
 }
 
 impl TensorSlot {
-    /// The tensor with these bytes.
     pub fn tensor(&self, data: Vec<u8>) -> Result<Tensor, RunError> {
         Tensor::new(self.dtype, self.shape.clone(), data)
             .ok_or_else(|| RunError::system("reading an output", "its size does not fit its shape"))
@@ -24,10 +22,7 @@ impl TensorSlot {
 }
 
 /// Checks that `inputs` fit the plan's program for these bindings, where `first` is the rank of the first list; the outputs of
-/// each rank.
-///
-/// # Errors
-/// An input is missing or has another type, or an output has no size.
+/// each rank. Fails if an input is missing or has another type, or an output has no size.
 pub(super) fn expect_inputs(
     plan: &ReadPlan,
     bindings: &Bindings,

@@ -15,10 +15,8 @@ use crate::error::RunError;
 use crate::host::{HostConfig, SessionRank, plan_purpose};
 use symmc_control::{JoinedRank, Membership, Term, Watched};
 
-/// A run of a plan on all its ranks.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
-    /// The plan.
     pub plan: &'a CheckedPlan,
     /// The values of the imported program's symbols.
     pub bindings: Bindings,
@@ -28,7 +26,6 @@ pub struct Job<'a> {
     pub repeats: u32,
     /// The last run goes step by step, and the times of the steps are written to this file.
     pub trace: Option<PathBuf>,
-    /// How it runs.
     pub config: HostConfig,
 }
 
@@ -37,7 +34,6 @@ pub struct Job<'a> {
 pub struct Ran {
     /// The outputs of each rank, of the last run.
     pub outputs: Vec<Vec<Tensor>>,
-    /// The times of each rank's runs.
     pub times: Vec<RunTimes>,
 }
 
@@ -56,15 +52,11 @@ pub struct RankJob<'a> {
     pub trace: Option<PathBuf>,
     /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
     pub settings: &'a [Term],
-    /// How it runs.
     pub config: HostConfig,
 }
 
-/// Runs this process's rank together with the others; its outputs, and the times of its runs.
-///
-/// # Errors
-/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank
-/// failed.
+/// Runs this process's rank together with the others; its outputs, and the times of its runs. Fails if the inputs do
+/// not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
 pub fn run_rank(
     place: &Membership,
     job: &RankJob<'_>,
@@ -103,7 +95,6 @@ fn expect_place(place: &Membership, plan: &Plan) -> Result<(), RunError> {
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
 }
 
-/// The number of ranks, if there are inputs for each.
 pub(super) fn expect_ranks(job: &Job<'_>) -> Result<u32, RunError> {
     let (ranks, found) = (job.plan.ranks, job.inputs.len());
     match found == ranks as usize && ranks > 0 {

@@ -16,16 +16,13 @@ use crate::exec::{InputData, Registry};
 use crate::host::{HostConfig, HostSession, SessionRank};
 use crate::session::{DeviceName, DeviceSession, Extent, Port};
 
-/// What the session of a job is opened for.
 #[derive(Clone, Copy)]
 pub struct SessionRequest<'a> {
     /// The rank, which the session runs as and leaves to the job.
     pub rank: &'a Arc<SessionRank>,
-    /// The plan.
     pub plan: &'a ReadPlan,
     /// The values of the imported program's symbols, the only ones that the session runs with.
     pub bindings: &'a Bindings,
-    /// How it runs.
     pub config: &'a HostConfig,
 }
 
@@ -34,9 +31,6 @@ pub type OpenSession<'o> =
     dyn Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>, RunError> + Sync + 'o;
 
 /// Opens it on the host, with these kernels of custom ops.
-///
-/// # Errors
-/// An op has no kernel, or there is no memory.
 pub fn open_on_host(
     request: &SessionRequest<'_>,
     kernels: &Registry,
@@ -59,9 +53,6 @@ pub(super) struct RankRuns<'a> {
 }
 
 /// Runs a job on a rank that has joined; the times of its runs once the job has ended on all ranks.
-///
-/// # Errors
-/// What ended the job.
 pub(super) fn run_as(
     rank: SessionRank,
     runs: RankRuns<'_>,

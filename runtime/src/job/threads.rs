@@ -9,10 +9,8 @@ use super::rank::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use super::run::OpenSession;
 use crate::error::RunError;
 
-/// Runs a job on one thread for each rank.
-///
-/// # Errors
-/// The inputs do not fit the plan, an op has no kernel, or a rank failed.
+/// Runs a job on one thread for each rank. Fails if the inputs do not fit the plan, an op has no kernel, or a rank
+/// failed.
 pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran, RunError> {
     let ranks = expect_ranks(job)?;
     expect_all_inputs(job)?;

@@ -7,12 +7,9 @@ use serde::{Deserialize, Serialize};
 /// The most runs whose times are kept; of more, the last ones.
 const KEPT: usize = 1 << 16;
 
-/// The times of a rank's runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RunTimes {
-    /// How many runs there were.
     pub runs: u64,
-    /// The shortest.
     pub least: Duration,
     /// The median of the last 65,536.
     pub median: Duration,
@@ -22,7 +19,6 @@ pub struct RunTimes {
 }
 
 impl RunTimes {
-    /// The times of these runs.
     pub fn of(runs: &[Duration]) -> RunTimes {
         let mut sorted = runs.to_vec();
         sorted.sort_unstable();
@@ -37,7 +33,6 @@ impl RunTimes {
     }
 }
 
-/// Takes the times.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     began: Option<Instant>,
@@ -49,7 +44,6 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// A run begins; one that was under way has ended.
     pub fn begin(&mut self) {
         self.end();
         if self.first.is_none() {
@@ -71,7 +65,6 @@ impl Clock {
         self.least = Some(self.least.map_or(time, |least| least.min(time)));
     }
 
-    /// The times, after the last run.
     pub fn times(&self) -> RunTimes {
         let kept = RunTimes::of(&self.kept);
         let spent = self.first.zip(processor_time()).map(|(first, now)| now.saturating_sub(first));

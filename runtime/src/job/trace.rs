@@ -13,10 +13,7 @@ use crate::host::Comm;
 use crate::output_file;
 use crate::session::TracedStep;
 
-/// Gathers what all ranks traced; rank 0 writes it to `path`.
-///
-/// # Errors
-/// A peer failed, or the file cannot be written.
+/// Gathers what all ranks traced; rank 0 writes it to `path`. Fails if a peer failed, or the file cannot be written.
 pub fn write(path: &Path, steps: &[TracedStep], comm: &Comm) -> Result<(), RunError> {
     let mine = serde_json::to_vec(steps).map_err(broken)?;
     // All ranks give equally many bytes: first the number, then as many as the longest.
@@ -45,7 +42,6 @@ fn write_all(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<(), RunError> {
     output_file::write(path, &text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
 }
 
-/// The events of all ranks.
 fn chrome(ranks: &[Vec<TracedStep>]) -> Value {
     let mut events = Vec::new();
     for (rank, steps) in ranks.iter().enumerate() {

@@ -90,7 +90,6 @@ fn check_all(
     Ok(found)
 }
 
-/// A head of queries.
 struct QueryHead {
     q: Strided,
     gradient: Strided,
@@ -102,7 +101,6 @@ struct QueryHead {
     first_row: usize,
 }
 
-/// A head of keys and values.
 struct KeyHead {
     k: Strided,
     v: Strided,

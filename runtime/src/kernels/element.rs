@@ -131,7 +131,6 @@ impl Element for f16 {
     }
 }
 
-/// A type that kernels compute in.
 pub(super) trait Number: Pooled + PartialOrd {
     /// The dtype that is stored as this very type.
     const DTYPE: DType;

@@ -6,76 +6,36 @@ use thiserror::Error;
 
 use crate::error::DataFault;
 
-/// Why a kernel refused its operands.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
-    /// An index points outside its axis.
     #[error("the index {index} is outside axis {axis}, which has extent {extent}")]
     Index {
         /// The index as it was given.
         index: i64,
-        /// The axis of the operand that it indexes.
         axis: usize,
-        /// The extent of that axis.
         extent: usize,
     },
-    /// Shapes or dtypes do not fit each other.
     #[error("{what}: expected {expected}, found {found}")]
-    Shape {
-        /// Which operand or result.
-        what: String,
-        /// What would fit.
-        expected: String,
-        /// What was given.
-        found: String,
-    },
-    /// The number of operands or results is not that of the op.
+    Shape { what: String, expected: String, found: String },
     #[error("{op}: expected {expected}, found {found}")]
-    Arity {
-        /// The op.
-        op: String,
-        /// What would fit.
-        expected: String,
-        /// What was given.
-        found: String,
-    },
-    /// The op is not defined on the dtype.
+    Arity { op: String, expected: String, found: String },
     #[error("{op} is not defined on {dtype}")]
-    Undefined {
-        /// The op.
-        op: String,
-        /// The dtype of the operand.
-        dtype: DType,
-    },
+    Undefined { op: String, dtype: DType },
     /// A group of rows ends before the one in front of it, or beyond the rows.
     #[error("a group of rows ends at {end}, where ends ascend from 0 to at most {rows}")]
     GroupEnd {
         /// The first such end.
         end: i64,
-        /// The number of rows.
         rows: usize,
     },
-    /// An integer is divided by zero.
     #[error("an integer is divided by zero")]
     ZeroDivisor,
-    /// A maximum, a minimum or an arg-reduction of no elements.
     #[error("{op} of no elements")]
-    Empty {
-        /// The reduction.
-        op: String,
-    },
-    /// An attribute still holds a symbol.
+    Empty { op: String },
     #[error("{what} has no concrete value")]
-    Symbolic {
-        /// Which attribute.
-        what: String,
-    },
-    /// There is no kernel for the op.
+    Symbolic { what: String },
     #[error("there is no kernel for {op}")]
-    NoKernel {
-        /// The op.
-        op: String,
-    },
+    NoKernel { op: String },
 }
 
 impl KernelError {

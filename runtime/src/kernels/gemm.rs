@@ -35,7 +35,6 @@ pub(super) struct Extents {
     pub n: usize,
 }
 
-/// A type that products are computed in.
 pub(super) trait Gemm: Real {
     /// `c = alpha a b + beta c`; with `beta` 0, `c` is not read.
     ///

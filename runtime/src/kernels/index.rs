@@ -71,7 +71,6 @@ fn joint_offsets(
     Ok(sum)
 }
 
-/// The common shape of the index tensors.
 fn common_shape(indices: &[Strided]) -> Result<Vec<usize>, KernelError> {
     let rank = indices.iter().map(Strided::rank).max().unwrap_or(0);
     let mut out = vec![1; rank];

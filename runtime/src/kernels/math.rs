@@ -40,7 +40,6 @@ pub(super) trait Real:
     /// The error function, in f64 with the precision that this type needs.
     fn erf_wide(x: f64) -> f64;
 
-    /// The error function.
     fn erf(self) -> Self {
         Self::of(Self::erf_wide(self.wide()))
     }

@@ -128,7 +128,6 @@ fn fold_batch(x: &Strided, y: &Strided, result: &Strided, e: Extents) -> Option<
     (x.n(0) == m).then_some((x, r, Extents { m, ..e }))
 }
 
-/// One product of matrices.
 fn one(x: &Strided, y: &Strided, result: &Strided, e: Extents, scratch: &mut Scratch) {
     match result.dtype {
         DType::F32 => direct::<f32>(x, y, result, e),
@@ -157,7 +156,6 @@ fn block(e: Extents) -> (usize, usize) {
     (rows, columns)
 }
 
-/// The buffers of one product.
 pub(super) fn needs(dtype: DType, e: Extents, out: &mut Needs) {
     match dtype {
         DType::F32 | DType::F64 => {}

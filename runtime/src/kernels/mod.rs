@@ -48,18 +48,13 @@ pub use view::{View, ViewMut, contiguous_strides};
 
 use strided::{Strided, unpermuted};
 
-/// Runs one op with memory of its own for what it needs meanwhile.
-///
-/// # Errors
-/// The operands do not fit the op, or an index is out of range. The results are then unspecified.
+/// Runs one op with memory of its own for what it needs meanwhile. Fails if the operands do not fit the op, or an index
+/// is out of range. The results are then unspecified.
 pub fn compute(op: &Op, operands: &[View<'_>], results: &mut [ViewMut<'_>]) -> Result<(), KernelError> {
     compute_with(op, operands, results, &mut Scratch::new())
 }
 
 /// [`compute`] with scratch memory that is kept from one op to the next.
-///
-/// # Errors
-/// As [`compute`].
 pub fn compute_with(
     op: &Op,
     operands: &[View<'_>],

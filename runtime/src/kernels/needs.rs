@@ -144,7 +144,6 @@ fn positions(indices: &[Strided]) -> usize {
     indices.iter().map(Strided::numel).max().unwrap_or(0).max(common)
 }
 
-/// An indexed store.
 pub(super) fn stored(
     axis: usize,
     combine: Option<Reduction>,

@@ -109,7 +109,6 @@ fn row_length(axes: usize, x: &Strided, result: &Strided) -> Result<usize, Kerne
     Ok(x.axes[x.rank() - axes..].iter().map(|a| a.n).product())
 }
 
-/// The attributes of an RMS norm.
 #[derive(Clone, Copy)]
 pub(super) struct Rms {
     pub axes: usize,

@@ -11,7 +11,6 @@ use super::norm::round_to;
 use super::scratch::Scratch;
 use super::strided::{Reader, Strided, Writer};
 
-/// The attributes of a rotary embedding.
 #[derive(Clone, Copy)]
 pub(super) struct Rotary {
     pub width: usize,

@@ -66,14 +66,12 @@ impl<C> DerefMut for Buffer<C> {
 pub struct Bytes(Buffer<i64>);
 
 impl Bytes {
-    /// The first byte.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 }
 
 impl Scratch {
-    /// No memory yet.
     pub fn new() -> Self {
         Scratch::default()
     }
@@ -99,7 +97,6 @@ impl Scratch {
         Bytes(self.take::<i64>(bytes.div_ceil(8)))
     }
 
-    /// Gives it back.
     pub fn give_bytes(&mut self, bytes: Bytes) {
         self.give(bytes.0);
     }
@@ -122,7 +119,6 @@ impl Scratch {
         Buffer { slot, n }
     }
 
-    /// Gives a buffer back.
     pub(super) fn give<C: Pooled>(&mut self, buffer: Buffer<C>) {
         C::pool(self).push(buffer.slot);
     }
@@ -160,7 +156,6 @@ impl Needs {
         merge(&mut self.i64s, &other.i64s);
     }
 
-    /// Their size.
     pub fn bytes(&self) -> usize {
         let sum = |sizes: &[usize]| sizes.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
         let [f32s, f64s, i64s] = [&self.f32s, &self.f64s, &self.i64s].map(|sizes| sum(sizes));

@@ -11,7 +11,6 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 use symmc_ir::DType;
 
-/// An operand of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     dtype: DType,
@@ -47,11 +46,9 @@ impl<'a> View<'a> {
         debug_assert!(aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
         View { dtype, shape, strides, ptr, memory: PhantomData }
     }
-    /// The dtype.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// The extent of each axis.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
@@ -59,7 +56,6 @@ impl<'a> View<'a> {
     pub fn strides(&self) -> &'a [isize] {
         self.strides
     }
-    /// The first element.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
@@ -75,7 +71,6 @@ impl<'a> ViewMut<'a> {
         // SAFETY: by the caller.
         ViewMut { view: unsafe { View::new(dtype, shape, strides, ptr) }, memory: PhantomData }
     }
-    /// The first element.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.view.ptr.cast_mut()
     }

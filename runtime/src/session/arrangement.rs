@@ -31,7 +31,6 @@ pub struct Arrangement {
 
 type Cells = Vec<Vec<u32>>;
 
-/// What a program takes.
 #[derive(Clone, Debug)]
 struct Program {
     is_open: bool,
@@ -48,7 +47,6 @@ impl Program {
         self.fixed % PAGE as usize
     }
 
-    /// The bytes of the part with the buffers.
     fn buffers(&self) -> usize {
         pages((self.symmetric - self.fixed).saturating_add(self.shift()))
     }
@@ -71,10 +69,8 @@ impl Arrangement {
         own.saturating_add(own.saturating_mul(7).max(LEAST))
     }
 
-    /// Another program; its number.
-    ///
-    /// # Errors
-    /// It does not fit into the symmetric arena, or the session has not as many groups. Nothing has changed then.
+    /// Another program; its number. Fails if it does not fit into the symmetric arena, or the session has not as many
+    /// groups. Nothing has changed then.
     pub fn add(&mut self, plan: &ReadPlan, groups: Option<usize>) -> Result<usize, RunError> {
         let before = self.clone();
         if self.barrier.is_none() {
@@ -118,23 +114,19 @@ impl Arrangement {
         self.programs.get(number).is_some_and(|program| program.is_open)
     }
 
-    /// The bytes of the ordinary arena.
     pub fn ordinary(&self) -> usize {
         self.taking().map(|program| program.ordinary).max().unwrap_or(0)
     }
 
-    /// The bytes of the symmetric arena.
     pub fn symmetric(&self) -> usize {
         self.room.unwrap_or_else(|| self.needed())
     }
 
-    /// The bytes that the programs need of it.
     pub fn needed(&self) -> usize {
         let buffers = self.taking().map(Program::buffers).max().unwrap_or(0);
         self.taking().fold(buffers, |sum, program| sum.saturating_add(pages(program.fixed)))
     }
 
-    /// Where a program lies.
     pub fn placement(&self, number: usize) -> Placement {
         let end = self.symmetric();
         let takes = |program: &&Program| program.is_open || self.room.is_some();
@@ -223,10 +215,8 @@ pub fn proposal(plan: &Plan, refusal: Option<&RunError>) -> Vec<u8> {
     said
 }
 
-/// Refuses a program on all ranks alike, of what each of them says.
-///
-/// # Errors
-/// A rank cannot open it, or ranks open different plans.
+/// Refuses a program on all ranks alike, of what each of them says. Fails if a rank cannot open it, or ranks open
+/// different plans.
 pub fn expect_agreement(said: &[Vec<u8>]) -> Result<(), RunError> {
     let first = said.first();
     for (rank, said) in (0u32..).zip(said) {

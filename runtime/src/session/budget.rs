@@ -8,7 +8,6 @@ use crate::exec::{Bound, PreparedBucket};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Taken {
-    /// The ordinary arena.
     pub ordinary: usize,
     /// The symmetric arena, which peers reach.
     pub symmetric: usize,
@@ -22,7 +21,6 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// All of it.
     pub fn total(&self) -> usize {
         let Taken { ordinary, symmetric, flags, scratch, held } = *self;
         [ordinary, symmetric, flags, scratch, held].into_iter().fold(0, usize::saturating_add)
@@ -34,7 +32,6 @@ impl Taken {
 pub enum Constants {
     /// They are read where the program has them.
     Read,
-    /// They are copied to the device.
     Copied,
 }
 

@@ -10,10 +10,8 @@ use symmc_plan::{PAGE, Plan};
 use super::port::Extent;
 use crate::error::RunError;
 
-/// What blocks start at multiples of.
 const BLOCK: usize = 256;
 
-/// The part of the arenas that is for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallersPart {
     /// In bytes from the start of the arena.
@@ -23,10 +21,7 @@ pub struct CallersPart {
 }
 
 impl CallersPart {
-    /// A part of so many bytes, of which nothing is taken.
-    ///
-    /// # Errors
-    /// The arena would be larger than any memory.
+    /// A part of so many bytes, of which nothing is taken. Fails if the arena would be larger than any memory.
     pub fn new(plan: &Plan, bytes: usize) -> Result<CallersPart, RunError> {
         let planned = usize::try_from(plan.arenas.symmetric).ok();
         let start = planned.and_then(|end| end.checked_next_multiple_of(PAGE as usize));
@@ -52,10 +47,8 @@ impl CallersPart {
         self.next == self.range.start
     }
 
-    /// Takes a block. `asked` is for how many bytes each rank asks, which all of them know.
-    ///
-    /// # Errors
-    /// The ranks ask for different sizes, or there is not as much left; on all ranks alike.
+    /// Takes a block. `asked` is for how many bytes each rank asks, which all of them know. Fails if the ranks ask for
+    /// different sizes, or there is not as much left; on all ranks alike.
     pub fn take(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>, RunError> {
         let bytes = |said: &Vec<u8>| <[u8; 8]>::try_from(&said[..]).map(u64::from_le_bytes).unwrap_or(0);
         let asked: Vec<u64> = asked.iter().map(bytes).collect();

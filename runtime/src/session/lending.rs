@@ -6,7 +6,6 @@ use super::port::{Extent, Port};
 use crate::error::RunError;
 use crate::exec::Bound;
 
-/// The memory that a caller lends.
 #[derive(Clone, Debug)]
 pub struct Lending {
     inputs: Vec<Slot>,
@@ -26,7 +25,6 @@ enum Unchecked {
 /// How many are looked at one by one, each beside all others.
 const FEW: usize = 8;
 
-/// An input or an output.
 #[derive(Clone, Debug)]
 struct Slot {
     /// `input %x`.
@@ -95,23 +93,16 @@ impl Lending {
         self.slot(port)?.memory
     }
 
-    /// An input or output by its name.
     pub fn name(&self, port: Port) -> String {
         self.slot(port).map_or_else(|| format!("{port:?}"), |slot| slot.name.clone())
     }
 
     /// Whether the memory of an input or output, if it is lent, has so many bytes.
-    ///
-    /// # Errors
-    /// It has not.
     pub fn expect_room(&self, port: Port, bytes: usize) -> Result<(), RunError> {
         self.slot(port).map_or(Ok(()), |slot| slot.expect_room(bytes))
     }
 
     /// Whether the program has such an input or output.
-    ///
-    /// # Errors
-    /// It has not.
     pub fn expect(&self, port: Port) -> Result<(), RunError> {
         let none = || RunError::Invalid(format!("{port:?}: the program has no such input or output"));
         self.slot(port).map(drop).ok_or_else(none)
@@ -124,10 +115,8 @@ impl Lending {
         }
     }
 
-    /// Lends memory for an input or output, or takes it back. `reserved` is memory of the session, by what it is.
-    ///
-    /// # Errors
-    /// It has no address, is not aligned, or overlaps memory of the session. What was lent before stays then.
+    /// Lends memory for an input or output, or takes it back. `reserved` is memory of the session, by what it is. Fails
+    /// if it has no address, is not aligned, or overlaps memory of the session. What was lent before stays then.
     pub fn lend(
         &mut self,
         port: Port,
@@ -160,9 +149,7 @@ impl Lending {
     }
 
     /// Whether all of it serves a run at these sizes, which are those of the last call, or [other ones](Self::resized).
-    ///
-    /// # Errors
-    /// It is too small, or a run writes what something else lies in too.
+    /// Fails if it is too small, or a run writes what something else lies in too.
     pub fn check(&mut self, bound: &Bound) -> Result<(), RunError> {
         match &self.unchecked {
             Unchecked::These(ports) if ports.is_empty() => return Ok(()),
@@ -209,7 +196,6 @@ impl Lending {
     }
 }
 
-/// Memory that is lent for something.
 struct Lent<'l> {
     slot: &'l Slot,
     port: Port,

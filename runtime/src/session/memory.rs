@@ -10,13 +10,10 @@ use symmc_ir::Tensor;
 use super::port::Extent;
 use crate::error::RunError;
 
-/// A device of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeviceName {
-    /// The host.
     Host,
-    /// The GPU of this number.
     Gpu(u32),
 }
 
@@ -31,25 +28,17 @@ impl fmt::Display for DeviceName {
 
 /// Bytes of a device, which are there as long as this value is.
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
-    /// Whose they are.
     fn device(&self) -> DeviceName;
 
-    /// Where they are.
     fn extent(&self) -> Extent;
 
     /// Copies data to the bytes from `at` on.
-    ///
-    /// # Errors
-    /// The device does not.
     ///
     /// # Safety
     /// There are as many, and no run uses them meanwhile.
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError>;
 
     /// Copies the bytes from `at` on.
-    ///
-    /// # Errors
-    /// The device does not.
     ///
     /// # Safety
     /// There are as many, and no run writes them meanwhile.
@@ -81,27 +70,18 @@ impl DeviceMemory for Segment {
 /// Bytes of a device, and what keeps them there.
 #[derive(Clone)]
 pub struct Kept {
-    /// The bytes.
     pub extent: Extent,
-    /// What keeps them.
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl Kept {
     /// A tensor, where it lies on the host: in memory, into which one that lies in a file is read.
-    ///
-    /// # Errors
-    /// Its file cannot be read.
     pub fn on_host(tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
         let owner = Kept::loaded(tensor)?;
         let address = owner.data().as_ptr().expose_provenance() as u64;
         Ok(Kept { extent: Extent { address, bytes: owner.data().len() }, owner })
     }
 
-    /// A tensor in memory.
-    ///
-    /// # Errors
-    /// Its file cannot be read.
     pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>, RunError> {
         tensor.loaded().map_err(Kept::unread)
     }

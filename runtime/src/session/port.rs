@@ -3,18 +3,14 @@
 /// An input or an output of the program, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Port {
-    /// An input.
     Input(usize),
-    /// An output.
     Output(usize),
 }
 
 /// Bytes at an address of the session's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// The first byte.
     pub address: u64,
-    /// The number of bytes.
     pub bytes: usize,
 }
 
@@ -24,13 +20,11 @@ impl Extent {
         self.address.saturating_add(self.bytes as u64)
     }
 
-    /// Whether they have a byte in common.
     pub fn overlaps(&self, other: &Extent) -> bool {
         self.bytes > 0 && other.bytes > 0 && self.address < other.end() && other.address < self.end()
     }
 }
 
-/// Where an input or output is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Storage {
@@ -48,8 +42,6 @@ pub enum Storage {
 /// The memory of an input or output, at the sizes that are set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortMemory {
-    /// Its bytes.
     pub extent: Extent,
-    /// Where they are.
     pub storage: Storage,
 }

@@ -17,10 +17,8 @@ use crate::error::RunError;
 use crate::exec::{Bound, Executor, Moved, Placement};
 use crate::kernels::Needs;
 
-/// The program at some sizes.
 #[derive(Clone, Debug)]
 pub struct SizedProgram {
-    /// Everything resolved.
     pub bound: Arc<Bound>,
     /// What ranks compare before a run.
     pub digest: u32,
@@ -34,7 +32,6 @@ const KEPT: usize = 64;
 /// Memory of the session for an input or output, and what is known of its data.
 #[derive(Debug)]
 pub struct Held<M> {
-    /// The memory, if there is some.
     pub memory: Option<Arc<M>>,
     /// Whether the caller wrote it, or was told where to; of a constant, whether it is there.
     pub given: bool,
@@ -52,30 +49,21 @@ impl<M> Default for Held<M> {
 struct Location {
     /// Its holder: the input that an output replaces, if the output is stored in the memory of that input.
     port: Port,
-    /// Its bytes at the sizes that are set.
     bytes: usize,
     storage: Storage,
 }
 
 /// The device of a session: what the rules of [`Ports`] need of it.
 pub trait PortDevice {
-    /// Its memory.
     type Memory: DeviceMemory;
 
-    /// The inputs and outputs of the session.
     fn ports(&mut self) -> &mut Ports<Self::Memory>;
 
-    /// The symmetric arena.
-    ///
-    /// # Errors
-    /// The session has none now.
+    /// The symmetric arena. Fails if the session has none now.
     fn arena(&self) -> Result<Extent, RunError>;
 
     /// Memory of this many bytes for an input or output of this name. It begins with the data of the smaller memory that it
-    /// takes the place of.
-    ///
-    /// # Errors
-    /// There is not as much memory, or a run failed.
+    /// takes the place of. Fails if there is not as much memory, or a run failed.
     fn allocate_port(
         &mut self,
         name: &str,
@@ -84,18 +72,13 @@ pub trait PortDevice {
     ) -> Result<Self::Memory, RunError>;
 
     /// The address of a constant's data, where a run finds them. The host reads them with the program, at no address.
-    ///
-    /// # Errors
-    /// As [`allocate_port`](Self::allocate_port).
     fn constant(&mut self, input: usize, bytes: usize) -> Result<u64, RunError> {
         let _ = (input, bytes);
         Ok(0)
     }
 
-    /// The memory of an input or output at the sizes that are set, allocated if there is none.
-    ///
-    /// # Errors
-    /// As [`Ports::bytes`] and [`allocate_port`](Self::allocate_port), or memory that the caller bound is too small.
+    /// The memory of an input or output at the sizes that are set, allocated if there is none. Fails as
+    /// [`Ports::bytes`] and [`allocate_port`](Self::allocate_port), or if memory that the caller bound is too small.
     fn locate(&mut self, port: Port) -> Result<PortMemory, RunError> {
         let Location { port, bytes, storage } = self.ports().location(port)?;
         let address = match (storage, port) {
@@ -110,9 +93,6 @@ pub trait PortDevice {
     }
 
     /// The address of memory of the session's own for an input or output, which has this many bytes.
-    ///
-    /// # Errors
-    /// As [`allocate_port`](Self::allocate_port).
     fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
         let smaller = match &self.ports().held(port).memory {
             Some(memory) if memory.extent().bytes >= bytes => return Ok(memory.extent().address),
@@ -126,9 +106,6 @@ pub trait PortDevice {
     }
 
     /// As [`locate`](Self::locate), for a caller that may write an input there.
-    ///
-    /// # Errors
-    /// As [`locate`](Self::locate).
     fn expose(&mut self, port: Port) -> Result<PortMemory, RunError> {
         let memory = self.locate(port)?;
         if let (Port::Input(_), Storage::Session | Storage::Symmetric(_)) = (port, memory.storage) {
@@ -137,10 +114,8 @@ pub trait PortDevice {
         Ok(memory)
     }
 
-    /// As [`expose`](Self::expose), for data of this many bytes that are written now.
-    ///
-    /// # Errors
-    /// As [`expose`](Self::expose), or the input has another size or is a constant.
+    /// As [`expose`](Self::expose), for data of this many bytes that are written now. Fails as
+    /// [`expose`](Self::expose), or if the input has another size or is a constant.
     fn expose_for(&mut self, input: usize, bytes: usize) -> Result<Extent, RunError> {
         let port = Port::Input(input);
         let memory = self.expose(port)?;
@@ -176,10 +151,8 @@ pub struct Ports<M> {
 
 impl<M> Ports<M> {
     /// Those of the plan of an executor on its rank, of which no data are there yet. `align` as for [`Lending::new`], `callers`
-    /// for how many bytes of symmetric memory are the caller's.
-    ///
-    /// # Errors
-    /// The symmetric arena would be larger than any memory.
+    /// for how many bytes of symmetric memory are the caller's. Fails if the symmetric arena would be larger than any
+    /// memory.
     pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<Ports<M>, RunError> {
         let (plan, source) = (executor.plan(), executor.source());
         let mut fixed = vec![None; source.inputs.len()];
@@ -208,21 +181,16 @@ impl<M> Ports<M> {
         })
     }
 
-    /// The plan.
     pub fn plan(&self) -> &ReadPlan {
         self.executor.plan()
     }
 
-    /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
     pub fn needs(&mut self) -> [Needs; 2] {
         self.executor.needs()
     }
 
     /// Has the program lie where a session with several programs has it. What lay in its part of the symmetric arena stays where it
-    /// was.
-    ///
-    /// # Errors
-    /// The sizes that are set do not resolve any more.
+    /// was. Fails if the sizes that are set do not resolve any more.
     pub fn place(&mut self, placement: Placement) -> Result<(), RunError> {
         self.placement = Some(placement);
         self.moved.clear();
@@ -232,10 +200,8 @@ impl<M> Ports<M> {
         Ok(())
     }
 
-    /// Sets the values of the imported program's symbols.
-    ///
-    /// # Errors
-    /// No bucket serves them. The sizes stay as they were then.
+    /// Sets the values of the imported program's symbols. Fails if no bucket serves them. The sizes stay as they were
+    /// then.
     pub fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.sized = Some(self.program(bindings)?);
         self.bindings = Some(bindings.clone());
@@ -278,19 +244,14 @@ impl<M> Ports<M> {
         Ok(sized)
     }
 
-    /// The program at the sizes that are set.
-    ///
-    /// # Errors
-    /// A symbol has no value.
+    /// The program at the sizes that are set. Fails if a symbol has no value.
     pub fn sized(&self) -> Result<&SizedProgram, RunError> {
         let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
         self.sized.as_ref().ok_or_else(none)
     }
 
-    /// The bytes of an input or output at the sizes that are set.
-    ///
-    /// # Errors
-    /// A symbol has no value, or there is no such input or output.
+    /// The bytes of an input or output at the sizes that are set. Fails if a symbol has no value, or there is no such
+    /// input or output.
     pub fn bytes(&self, port: Port) -> Result<usize, RunError> {
         let bound = &self.sized()?.bound;
         self.lending.expect(port)?;
@@ -300,10 +261,8 @@ impl<M> Ports<M> {
         })
     }
 
-    /// Where an input or output is stored.
-    ///
-    /// # Errors
-    /// As [`bytes`](Self::bytes), or memory that the caller bound is too small.
+    /// Where an input or output is stored. Fails as [`bytes`](Self::bytes), or if memory that the caller bound is too
+    /// small.
     fn location(&self, port: Port) -> Result<Location, RunError> {
         let (bytes, bound) = (self.bytes(port)?, &self.sized()?.bound);
         let own = |storage| Ok(Location { port, bytes, storage });
@@ -337,7 +296,6 @@ impl<M> Ports<M> {
         }
     }
 
-    /// All memory of the session's own.
     pub fn memories(&self) -> impl Iterator<Item = &Arc<M>> {
         self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref())
     }
@@ -353,26 +311,20 @@ impl<M> Ports<M> {
         self.renewed[input]
     }
 
-    /// What the caller lends.
     pub fn lending(&self) -> &Lending {
         &self.lending
     }
 
     /// Refuses a run with what the caller lends, as [`Lending::check`].
-    ///
-    /// # Errors
-    /// As that, or a symbol has no value.
     pub fn check_lending(&mut self) -> Result<(), RunError> {
         let bound = self.sized()?.bound.clone();
         self.lending.check(&bound)
     }
 
     /// Lends memory as [`Lending::lend`]. An input that the plan holds in symmetric memory lies in memory of the caller that is
-    /// symmetric itself, at the same place on all ranks. `arena` is the symmetric arena, if it is there now.
-    ///
-    /// # Errors
-    /// As that; symmetric memory is not aligned as the plan has it; or the plan holds the input in symmetric memory, and counts on it that it stays as it was when a run first
-    /// read it. What was lent before stays then.
+    /// symmetric itself, at the same place on all ranks. `arena` is the symmetric arena, if it is there now. Fails as
+    /// that, if symmetric memory is not aligned as the plan has it, or if the plan holds the input in symmetric memory
+    /// and counts on it that it stays as it was when a run first read it. What was lent before stays then.
     pub fn lend(
         &mut self,
         port: Port,
@@ -423,9 +375,6 @@ impl<M> Ports<M> {
     }
 
     /// Refuses to give the arenas back while the caller has memory there.
-    ///
-    /// # Errors
-    /// He has.
     pub fn expect_no_callers(&self) -> Result<(), RunError> {
         match self.callers.is_untouched() {
             true => Ok(()),
@@ -442,10 +391,7 @@ impl<M> Ports<M> {
         }
     }
 
-    /// Refuses a run that would find nothing in an input.
-    ///
-    /// # Errors
-    /// Nobody gave its data, or a symbol has no value.
+    /// Refuses a run that would find nothing in an input. Fails if nobody gave its data, or a symbol has no value.
     pub fn expect_data(&self, input: usize) -> Result<(), RunError> {
         let (port, bound) = (Port::Input(input), &self.sized()?.bound);
         let given = self.inputs[input].given || self.lending.of(port).is_some();
@@ -458,10 +404,8 @@ impl<M> Ports<M> {
         )))
     }
 
-    /// Refuses data of another size.
-    ///
-    /// # Errors
-    /// An input or output has another number of bytes, or as [`bytes`](Self::bytes).
+    /// Refuses data of another size. Fails if an input or output has another number of bytes, or as
+    /// [`bytes`](Self::bytes).
     pub fn expect_bytes(&self, port: Port, found: usize) -> Result<(), RunError> {
         let expected = self.bytes(port)?;
         if expected == found {
@@ -489,7 +433,6 @@ pub fn in_progress() -> RunError {
     RunError::Invalid(IN_PROGRESS.into())
 }
 
-/// A session that has ended.
 pub fn ended() -> RunError {
     RunError::Invalid("the session has ended".into())
 }

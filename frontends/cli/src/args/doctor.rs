@@ -15,7 +15,6 @@ ok says what to do. Everything is asked, nothing is changed.
 
 Exit codes: 0 whatever was found; 2 other arguments.";
 
-/// Arguments of `symmc doctor`.
 #[derive(ClapArgs, Debug)]
 pub struct DoctorArgs {
     /// What to print
@@ -29,7 +28,6 @@ pub struct DoctorArgs {
     pub part: Option<Part>,
 }
 
-/// What `symmc doctor` prints.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DoctorFormat {
     /// A line for each thing

@@ -38,7 +38,6 @@ impl ProgramArgs {
     }
 }
 
-/// What compiles a program.
 #[derive(ClapArgs, Debug, Clone)]
 pub struct CompileArgs {
     /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8; host unless given,

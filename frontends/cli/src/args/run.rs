@@ -22,13 +22,10 @@ Examples:
   symmc run model.pt2 --tensors model.safetensors --chaos 3 --repeat 10
   torchrun --nproc-per-node 4 --no-python symmc run model.pt2 --tensors model.safetensors";
 
-/// Arguments of `symmc run`.
 #[derive(ClapArgs, Debug)]
 pub struct RunArgs {
-    /// The program.
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
     /// Run this plan of the program instead of planning it
@@ -119,7 +116,6 @@ impl RunArgs {
     }
 }
 
-/// Which drawn arguments differ by rank.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrawArg {
     /// Operands of collectives, also after moves and element-wise ops, so that the comparison finds a collective that reads
@@ -141,7 +137,6 @@ impl From<DrawArg> for RankDraw {
     }
 }
 
-/// Who starts the ranks of a run.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaunchArg {
     /// The launcher that the environment shows, or else this process
@@ -168,7 +163,6 @@ impl From<LaunchArg> for Launch {
     }
 }
 
-/// Who allocates symmetric memory on GPUs.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArenaArg {
     /// The driver; ranks pass it to each other as file descriptors
@@ -177,7 +171,6 @@ pub enum ArenaArg {
     Nccl,
 }
 
-/// What runs a program.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendArg {
     /// One process per rank over shared memory
@@ -190,7 +183,6 @@ pub enum BackendArg {
     Interpreter,
 }
 
-/// How algorithms of matrix products and attention are chosen.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProductsArg {
     /// The fastest of several, timed once for each shape and kept in the user's cache

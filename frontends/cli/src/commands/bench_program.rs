@@ -20,7 +20,6 @@ struct Subject {
     profile: Option<Profile>,
 }
 
-/// The time of a run at some sizes.
 struct Measured {
     sizes: String,
     /// By the profile, in microseconds.
@@ -64,7 +63,6 @@ pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The plan in a file, or that of a program.
 fn subject(args: &BenchProgramArgs) -> Result<Subject> {
     let path = args.program.first();
     let planned = load::names_plan(&args.program)?;
@@ -106,7 +104,6 @@ fn sizes(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(String, Bindi
     plan.buckets.iter().map(of).collect()
 }
 
-/// What measures a plan.
 struct Measure<'a> {
     args: &'a BenchProgramArgs,
     own: &'a Own,

@@ -13,7 +13,6 @@ use crate::out::{put, put_exact, refuse_overwrite};
 use crate::progress::spin;
 use crate::{explain, html, load, report, say, summary};
 
-/// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let start = Instant::now();
     let named = args.program.program.iter().chain(&args.tensors).cloned().chain(args.compile.machine_file());

@@ -72,7 +72,6 @@ fn bucket(index: usize, count: usize, range: &str) -> String {
     format!("bucket {} of {count}: {range}", index + 1)
 }
 
-/// The ranges of a graph's symbols.
 fn range(graph: &Graph) -> String {
     let symbols: Vec<String> = graph
         .symbols

@@ -94,7 +94,6 @@ pub struct Reference<'a> {
     pub with_noise: &'a dyn Fn(u64) -> Result<Vec<Vec<Tensor>>>,
 }
 
-/// An output of a rank and what it is compared with.
 struct ComparedOutput<'a> {
     rank: usize,
     index: usize,
@@ -177,7 +176,6 @@ pub fn report(
     Ok(agrees)
 }
 
-/// The most runs with noise.
 const NOISY_RUNS: u64 = 8;
 /// After this many runs with noise that explain no further element, there are no more. Runs with different seeds take
 /// different infinities where sums leave the range of their type.

@@ -27,7 +27,6 @@ use crate::report::decided;
 use crate::say;
 use crate::units::{count, micros};
 
-/// Runs a program or a plan and compares the results.
 pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
     refuse_idle(args)?;
     let place = place(args)?;
@@ -82,7 +81,6 @@ struct Prepared {
     work: Workload,
     /// What the results are compared with. Ranks that joined run also without it, that none waits for this one.
     expected: Result<Option<(Compare, Expected)>>,
-    /// The file that the outputs go to.
     output: Option<PathBuf>,
 }
 
@@ -182,7 +180,6 @@ fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>>
     Ok(Some(file))
 }
 
-/// How long the runs took, and all of it.
 fn timing(times: RunTimes, all: Duration) -> String {
     let (least, median) = (times.least.as_secs_f64() * 1e6, times.median.as_secs_f64() * 1e6);
     let runs = count(times.runs, "run");
@@ -215,7 +212,6 @@ struct Subject {
     plan: CheckedPlan,
     source: Graph,
     weights: Weights,
-    /// The files that the program was read from.
     files: Vec<PathBuf>,
 }
 
@@ -268,7 +264,6 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
     Ok(Subject { plan, source: program.graph, weights: program.weights, files: program.files })
 }
 
-/// How the program is compiled for what runs it.
 fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
     match args.backend {
         BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),
@@ -359,7 +354,6 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
     }
 }
 
-/// The bucket of the plan that serves the sizes.
 fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
     let sizes = source.symbols.iter();
     let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
@@ -387,7 +381,6 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
         .with_trace(args.profile_trace.clone())
 }
 
-/// What the results are compared with.
 fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
     let recorded = work.expected.is_some() || work.incomparable.is_some();
     match args.compare.unwrap_or(if recorded { Compare::Recorded } else { Compare::None }) {
@@ -425,7 +418,6 @@ fn mutates(plan: &CheckedPlan) -> bool {
     plan.source_program().outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)))
 }
 
-/// The outputs that the tensor file records for this run.
 fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Expected> {
     let Some(file) = &args.tensors else { bail!("--compare recorded needs --tensors") };
     let file = file.display();

@@ -8,7 +8,6 @@ use symmc::unstable::plan::{ArenaKind, Bucket, Buffer, ExitBarrier, Lane, Memory
 
 use crate::planned::Planned;
 
-/// A step that touches the memory of a base.
 struct Touch<'a> {
     step: usize,
     node: &'a Node,
@@ -16,7 +15,6 @@ struct Touch<'a> {
     writes: bool,
 }
 
-/// The life of a base at its place.
 pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
     let mut out = String::new();
     let mut line = |text: String| {
@@ -61,7 +59,6 @@ pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
     out
 }
 
-/// The nodes of steps that touch a base, in order.
 fn touches<'a>(planned: &Planned<'a>, base: ValueId) -> Vec<Touch<'a>> {
     let of = |v: &ValueId| planned.program.base(*v) == base;
     let steps = 0..planned.bucket.steps.len();
@@ -101,7 +98,6 @@ fn communicates(planned: &Planned<'_>, s: usize) -> bool {
     nodes.map(|n| &planned.graph.nodes[n]).any(|node| node.op.as_collective().is_some())
 }
 
-/// What peers do to the value during a step.
 fn peers(planned: &Planned<'_>, touch: &Touch<'_>) -> Option<String> {
     let step = step(planned.bucket, touch.step);
     if let Op::Custom(_) = touch.node.op {

@@ -36,7 +36,6 @@ static TABLES: Tables<Versioned> = Tables::new(&[
     collectives::ROWS,
 ]);
 
-/// The rule of an op.
 pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
     match normalised(domain) {
         "" => TABLES.find(op),
@@ -44,10 +43,8 @@ pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
     }
 }
 
-/// The definition of an op in a version of its operator set.
-///
-/// # Errors
-/// Its rule was not written for that version, or there is no such op in it.
+/// The definition of an op in a version of its operator set. Fails if its rule was not written for that version, or
+/// there is no such op in it.
 pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, String> {
     let known = schemas::versions(row.name);
     let Some(schema) = known.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
@@ -63,7 +60,6 @@ pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, Str
     Ok(schema)
 }
 
-/// Every op with what it becomes, in the order of the themes.
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
     TABLES.supported()
 }

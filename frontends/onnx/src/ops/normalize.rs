@@ -85,7 +85,6 @@ fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Lowered<ValueId> {
     Ok(sum)
 }
 
-/// The number of axes that a norm of `x` covers.
 fn normalized_axes(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
     let rank = c.rank(x);
     Ok(rank - c.axis_or("axis", -1, rank)?)

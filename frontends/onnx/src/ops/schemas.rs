@@ -11,7 +11,6 @@ use symmc_ir::DType;
 use crate::node::describe;
 use crate::proto::{self, attribute_type as kind};
 
-/// One version of an op.
 #[derive(Debug)]
 pub(crate) struct Schema {
     /// The version of the operator set from which it holds.
@@ -24,7 +23,6 @@ pub(crate) struct Schema {
     pub attributes: Vec<AttributeSchema>,
 }
 
-/// How many there may be.
 #[derive(Clone, Copy, Debug)]
 struct Count {
     least: usize,
@@ -32,7 +30,6 @@ struct Count {
     most: Option<usize>,
 }
 
-/// The dtypes that operands have.
 #[derive(Debug, Default)]
 struct OperandDtypes {
     /// The type variable of each operand, and whether each of any number of operands there has a dtype of its own. The last one
@@ -42,7 +39,6 @@ struct OperandDtypes {
     accepted: Vec<(&'static str, Vec<DType>)>,
 }
 
-/// An attribute of an op.
 #[derive(Debug)]
 pub(crate) struct AttributeSchema {
     pub name: &'static str,
@@ -52,14 +48,12 @@ pub(crate) struct AttributeSchema {
     default: Option<&'static str>,
 }
 
-/// All of `schemas.txt`.
 struct Schemas {
     newest: i64,
     others: HashSet<&'static str>,
     versions: HashMap<&'static str, Vec<Schema>>,
 }
 
-/// The newest version of ONNX's operator set whose definitions are known.
 pub(crate) fn newest() -> i64 {
     all().newest
 }
@@ -215,24 +209,17 @@ impl Count {
 }
 
 impl Schema {
-    /// The attribute of this name.
     pub fn attribute(&self, name: &str) -> Option<&AttributeSchema> {
         self.attributes.iter().find(|a| a.name == name)
     }
 
     /// Checks the dtypes of the operands of a node, as far as they are known; `op` is the name of the op for people.
-    ///
-    /// # Errors
-    /// The first operand that ONNX rejects.
     pub fn check_dtypes(&self, op: &str, dtypes: &[Option<DType>]) -> Result<(), String> {
         self.dtypes.check(op, self.since, dtypes)
     }
 
     /// Holds a node against this version of its op; `op` is its name for people. `resolved` gives the attribute that
     /// one of the node stands for: itself, or that of the function call around it.
-    ///
-    /// # Errors
-    /// One sentence with what was expected and found.
     pub fn check<'p>(
         &self,
         op: &str,
@@ -290,7 +277,6 @@ impl AttributeSchema {
     }
 }
 
-/// The name of a type of attributes, as `schemas.txt` has it.
 fn type_name(code: i32) -> &'static str {
     match code {
         kind::FLOAT => "float",

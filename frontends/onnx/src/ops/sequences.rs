@@ -39,7 +39,6 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-/// The most elements that a sequence is split into.
 const MAX_PIECES: i64 = 4096;
 
 /// By lengths, by one length for all pieces but the last, or into single elements.

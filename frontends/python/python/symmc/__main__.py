@@ -7,7 +7,6 @@ from symmc._symmc import command
 
 
 def main() -> None:
-    """Runs the command with the arguments of this process."""
     # As in other commands, a reader that goes away ends it quietly, and Ctrl-C at once.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

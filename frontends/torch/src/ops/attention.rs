@@ -121,7 +121,6 @@ fn random_state(c: &mut Call<'_, '_>, result: usize) -> Lowered {
     }
 }
 
-/// Whether all readers of a result are gradients of attention.
 fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
     let Some(name) = c.result_names().get(result).copied().flatten() else { return false };
     let graph = c.lowering.scope.graph;
@@ -168,7 +167,6 @@ fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Lowered<ValueId
     c.cast(sums, c.dtype(q).wide())
 }
 
-/// The gradients of attention.
 fn gradient(c: &mut Call<'_, '_>, of_result: &str, mask: Option<&str>) -> Lowered {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);

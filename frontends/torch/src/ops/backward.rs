@@ -121,7 +121,6 @@ fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
     c.done(x)
 }
 
-/// The result in the dtype of the forward op's operand.
 fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
     let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
     rounded(c, x, dtype)

@@ -14,7 +14,6 @@ pub(super) const ROWS: &[Row] = &[
     row("aten._embedding_bag_dense_backward", "take, index_add", backward),
 ];
 
-/// How the rows of a bag become one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Sum,
@@ -36,7 +35,6 @@ struct Bags {
     indices: ValueId,
     /// The bag of each index.
     of: ValueId,
-    /// How many bags there are.
     count: Dim,
     /// 1 for each index that counts and 0 for padding, where there may be some.
     counted: Option<ValueId>,
@@ -152,7 +150,6 @@ fn forward(c: &mut Call<'_, '_>) -> Lowered {
     Ok(())
 }
 
-/// The sums or the means of the rows of each bag.
 fn summed(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId, mode: Mode) -> Lowered<ValueId> {
     let rows = bags.without_padding(c, rows, Scalar::Int(0))?;
     let (dtype, width) = (c.dtype(rows), c.extent(rows, 1));

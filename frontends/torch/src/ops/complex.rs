@@ -111,7 +111,6 @@ const ALSO_COMPLEX: &[Row] = &[
     }),
 ];
 
-/// Whether an operand or a result of a call is complex.
 pub(crate) fn touches(c: &Call<'_, '_>) -> bool {
     let operands = c.node.inputs.iter().flat_map(|i| tensor_names(&i.arg));
     operands.chain(c.node.results().into_iter().flatten()).any(|n| c.lowering.is_complex(n))

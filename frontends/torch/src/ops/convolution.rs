@@ -138,7 +138,6 @@ impl Layout {
     }
 }
 
-/// How many places the axes from `first` on have.
 fn places(c: &Call<'_, '_>, x: ValueId, first: usize) -> Dim {
     c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
 }
@@ -176,7 +175,6 @@ fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
     c.done(y)
 }
 
-/// The gradients of the operand, the kernel and the bias.
 fn backward(c: &mut Call<'_, '_>) -> Lowered {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);

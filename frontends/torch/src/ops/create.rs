@@ -62,9 +62,7 @@ pub(super) const ROWS: &[Row] = &[
 /// Where shape and dtype of a new tensor come from.
 #[derive(Clone, Copy, PartialEq)]
 enum Like {
-    /// The argument `size`.
     Size,
-    /// The first operand.
     Operand,
     /// The shape from `size`, the dtype from the first operand.
     Both,

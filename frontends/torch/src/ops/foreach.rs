@@ -91,7 +91,6 @@ fn for_each(c: &mut Call<'_, '_>, one: &str) -> Lowered {
 /// Where weight decay goes.
 #[derive(Clone, Copy, PartialEq)]
 enum Decay {
-    /// Into the gradient.
     Gradient,
     /// Into the parameter alone.
     Parameter,

@@ -60,7 +60,6 @@ static TABLES: Tables<Rule> = Tables::new(&[
     triangular::ROWS,
 ]);
 
-/// The rule of a target of the program (`torch.ops.aten.add.Tensor`).
 pub(crate) fn find(target: &str) -> Option<Rule> {
     let target = bare(target);
     let row = TABLES.find(target).or_else(|| TABLES.find(target.rsplit_once('.')?.0));

@@ -68,7 +68,6 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.slice_scatter", "slice, concat", slice_scatter),
 ];
 
-/// Start and length of the slice that the arguments describe.
 pub(super) fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim, Dim)> {
     if step < 1 {
         return Err(Stop::Broken(format!("expected a step of at least 1, found {step}")));
@@ -279,7 +278,6 @@ fn unbind(c: &mut Call<'_, '_>) -> Lowered {
     Ok(())
 }
 
-/// The operands in their common dtype.
 fn unified(c: &mut Call<'_, '_>, parts: Vec<ValueId>) -> Lowered<Vec<ValueId>> {
     let operands: Vec<Operand> = parts.iter().map(|&p| Operand::Tensor(p)).collect();
     let dtype = c.common(&operands.iter().collect::<Vec<_>>());

@@ -94,7 +94,6 @@ pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
     }
 }
 
-/// A reduction and, behind it, the arg-reduction.
 fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
     let x = c.first()?;
     let rank = c.rank(x);

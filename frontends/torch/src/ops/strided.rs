@@ -93,7 +93,6 @@ fn unfold(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-/// An axis of a result that steps through memory.
 struct Axis {
     /// Which one of the result.
     at: usize,

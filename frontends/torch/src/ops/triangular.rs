@@ -10,7 +10,6 @@ use crate::lower::{Lowered, Stop};
 pub(super) const ROWS: &[Row] =
     &[row("aten.linalg_solve_triangular", "reshape, slice, matmul, concat", solve)];
 
-/// The largest extent of a matrix.
 const MOST: i64 = 1024;
 
 fn solve(c: &mut Call<'_, '_>) -> Lowered {

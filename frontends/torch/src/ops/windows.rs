@@ -335,7 +335,6 @@ fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Va
     c.slice(x, axis, 0.into(), n * Dim::from(step) - Dim::from(step - 1), 1)
 }
 
-/// The windows of a pool over `n` axes.
 fn pool(c: &Call<'_, '_>, n: usize) -> Lowered<Windows> {
     let kernel = given(c, "kernel_size")?.unwrap_or_default();
     let kernel = if let [one] = kernel.as_slice() { vec![*one; n] } else { kernel };
@@ -476,7 +475,6 @@ fn places(
     Ok(place)
 }
 
-/// The gradient of each window, where its largest element was.
 fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     // The places say where windows stood.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);

@@ -48,7 +48,6 @@ impl Additive {
         Some(Additive { seen, rest })
     }
 
-    /// The sum of both.
     pub fn plus(mut self, other: Additive) -> Option<Additive> {
         self.seen.extend(other.seen);
         self.rest.extend(other.rest);

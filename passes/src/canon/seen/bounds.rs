@@ -10,7 +10,6 @@ use super::condition::{Atom, Condition, Kind, Witness};
 use super::linear::{Leaf, Linear, Place};
 use crate::rewrite::Rewriter;
 
-/// A condition as attention takes it.
 #[derive(Debug)]
 pub struct Split {
     /// The bounds, with the operand of each that has one.
@@ -24,13 +23,10 @@ pub struct Split {
 /// A bound whose operand is not a value yet.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Limit {
-    /// The bound.
     pub bound: Bound,
-    /// What its operand is, if it has one.
     pub operand: BoundOperand,
 }
 
-/// What the operand of a bound is.
 #[derive(Clone, PartialEq, Debug)]
 pub enum BoundOperand {
     /// A sum of these; nothing if there is no operand.
@@ -47,12 +43,7 @@ pub enum BoundOperand {
         by: i64,
     },
     /// Where the elements that equal that of the row begin, or end, along an axis along which they never fall.
-    Segment {
-        /// The element of the row.
-        leaf: Leaf,
-        /// The axis.
-        axis: usize,
-    },
+    Segment { leaf: Leaf, axis: usize },
 }
 
 /// Takes a condition about scores of this shape apart, if it is a conjunction.
@@ -116,7 +107,6 @@ fn add(bounds: &mut Vec<Limit>, limit: Limit) {
     }
 }
 
-/// The bound that an atom is.
 fn limit(cx: &Rewriter, kind: &Kind, scores: &[Dim]) -> Option<Limit> {
     let column = scores.len().checked_sub(1)?;
     let still = |x: &Linear| x.is_still_along(column);
@@ -193,7 +183,6 @@ fn segment(cx: &Rewriter, x: &Linear, scores: &[Dim]) -> Option<Limit> {
     fits.then(|| of_operand(cx, side, BoundOperand::Segment { leaf: own.clone(), axis }, scores)).flatten()
 }
 
-/// The bound at a position.
 fn at(cx: &Rewriter, side: Side, p: Linear, chunk: Option<u64>, scores: &[Dim]) -> Option<Limit> {
     let (row, outer) = p.steps.get(..p.steps.len().checked_sub(1)?)?.split_last()?;
     let moves = match row {

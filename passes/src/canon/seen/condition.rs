@@ -35,35 +35,23 @@ pub struct Condition {
 /// One part of a conjunction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Atom {
-    /// What holds.
     pub kind: Kind,
-    /// What may stand for it.
     pub witness: Witness,
 }
 
 /// Elements of a bool value, or their contraries.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Witness {
-    /// The elements.
     pub leaf: Leaf,
-    /// Their contraries.
     pub negated: bool,
 }
 
-/// What an atom says.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Kind {
     /// A sum is at least 0.
     AtLeastZero(Linear),
     /// `floor(a / by) >= floor(b / by)`.
-    ChunkAtLeast {
-        /// The left side.
-        a: Linear,
-        /// The right side.
-        b: Linear,
-        /// The positions of a chunk.
-        by: i64,
-    },
+    ChunkAtLeast { a: Linear, b: Linear, by: i64 },
     /// No more than the witness says.
     Opaque,
 }
@@ -126,7 +114,6 @@ impl Number {
         })
     }
 
-    /// The sum, if it is one.
     pub fn linear(&self) -> Option<&Linear> {
         match self {
             Number::Linear(x) => Some(x),
@@ -140,7 +127,6 @@ impl Kind {
         self.map(|x| x.viewed(view))
     }
 
-    /// With each sum replaced.
     pub fn map(&self, f: impl Fn(&Linear) -> Option<Linear>) -> Option<Kind> {
         Some(match self {
             Kind::AtLeastZero(x) => Kind::AtLeastZero(f(x)?),
@@ -172,7 +158,6 @@ impl Condition {
         Condition { negated: false, atoms: vec![Atom { kind: Kind::Opaque, witness }] }
     }
 
-    /// The contrary.
     pub fn contrary(mut self) -> Condition {
         if let [atom] = &mut self.atoms[..]
             && let Some(kind) = atom.kind.contrary()
@@ -209,12 +194,10 @@ impl Condition {
         self.contrary().and(other.contrary()).map(Condition::contrary)
     }
 
-    /// Whether it always or never holds.
     pub fn is_constant(&self) -> Option<bool> {
         self.atoms.is_empty().then_some(!self.negated)
     }
 
-    /// The same for the positions of a view.
     pub fn viewed(&self, view: &View) -> Option<Condition> {
         let atoms = self.atoms.iter().map(|atom| {
             let leaf = atom.witness.leaf.viewed(view)?;
@@ -224,7 +207,6 @@ impl Condition {
     }
 }
 
-/// The constant that a sum is.
 fn constant(x: &Linear) -> Option<i64> {
     let still = x.terms.is_empty() && x.steps.iter().all(|s| *s == 0);
     x.constant.as_const().filter(|c| still && c.unsigned_abs() < 1 << 40)

@@ -8,20 +8,15 @@ use symmc_ir::{DType, Scalar, ValueId};
 
 use super::condition::{Condition, Number};
 
-/// What is known of the elements of a value.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Fact {
-    /// An integer.
     Number(Number),
-    /// A bool.
     Condition(Condition),
     /// A number that is the first where a condition holds, else the second.
     Select(Condition, [Scalar; 2]),
-    /// Nothing.
     Open,
 }
 
-/// The facts of values, by value.
 #[derive(Default)]
 pub struct Facts {
     pub(super) of: RefCell<HashMap<ValueId, Rc<Fact>>>,

@@ -24,9 +24,7 @@ pub enum Place {
 /// Elements of a value of the program; one place for each of its axes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Leaf {
-    /// The value.
     pub value: ValueId,
-    /// Where the elements stand.
     pub at: Vec<Place>,
 }
 
@@ -113,7 +111,6 @@ impl Leaf {
         Leaf { value, at: at.collect() }
     }
 
-    /// Whether it moves along an axis.
     pub fn moves_along(&self, axis: usize) -> bool {
         self.at.iter().any(|p| matches!(p, Place::Along { axis: a, .. } if *a == axis))
     }
@@ -142,7 +139,6 @@ impl Linear {
         Linear { constant: constant.into(), steps: vec![0; rank], terms: Vec::new() }
     }
 
-    /// The elements of a value.
     pub fn leaf(leaf: Leaf, rank: usize) -> Linear {
         Linear { terms: vec![(1, leaf)], ..Linear::constant(0, rank) }
     }
@@ -165,7 +161,6 @@ impl Linear {
         (out.terms.len() <= MAX_TERMS && out.constant.terms() <= MAX_TERMS).then_some(out)
     }
 
-    /// `factor * self`.
     pub fn times(&self, factor: i64) -> Option<Linear> {
         Linear::constant(0, self.steps.len()).plus(factor, self)
     }
@@ -183,12 +178,10 @@ impl Linear {
         whole.then_some(Linear { constant, steps, terms })
     }
 
-    /// `self + constant`.
     pub fn shifted(&self, by: impl Into<Dim>) -> Option<Linear> {
         self.plus(1, &Linear::constant(by, self.steps.len()))
     }
 
-    /// The same for the positions of a view.
     pub fn viewed(&self, view: &View) -> Option<Linear> {
         let mut out = Linear::constant(self.constant.clone(), view.rank);
         for (&step, (moved, start)) in self.steps.iter().zip(&view.axes) {

@@ -9,12 +9,10 @@ use super::linear::{Leaf, Linear};
 /// Larger constants are not looked at.
 const MAX_ELEMENTS: usize = 1 << 24;
 
-/// One end of the interval of a row.
 #[derive(Clone, Copy)]
 enum End {
     /// That of all columns.
     Open,
-    /// At a column.
     At(usize),
     /// At the index of the row plus this.
     Row(i64),

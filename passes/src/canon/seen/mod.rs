@@ -32,7 +32,6 @@ use crate::rewrite::Rewriter;
 /// How far facts are followed, one inside the other.
 const MAX_DEPTH: usize = 64;
 
-/// What is known of the elements of a value.
 pub fn fact(cx: &Rewriter, value: ValueId) -> Rc<Fact> {
     let facts = cx.facts();
     if let Some(known) = facts.of.borrow().get(&value) {
@@ -186,7 +185,6 @@ fn unary(cx: &Rewriter, op: UnaryOp, x: ValueId, ty: &Type) -> Option<Fact> {
     }
 }
 
-/// An operand of an op of two.
 #[derive(Clone, Copy)]
 enum Operand {
     Value(ValueId),
@@ -210,7 +208,6 @@ impl Operand {
         }
     }
 
-    /// The element that all are.
     fn scalar(self, cx: &Rewriter) -> Option<Scalar> {
         match self {
             Operand::Value(v) => cx.known(v)?.full(),

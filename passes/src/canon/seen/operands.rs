@@ -161,7 +161,6 @@ fn segment(cx: &mut Rewriter, side: Side, sums: ValueId, axis: usize) -> Option<
     Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], of(shape)))
 }
 
-/// An op of integers and one number.
 pub fn with(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
     let ty = cx.ty(x).clone();
     cx.emit("limit", Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x], ty)

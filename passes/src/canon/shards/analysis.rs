@@ -16,13 +16,16 @@ use super::terms::{TermId, Terms};
 /// What a value is to the shards of a gathered value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Fact {
-    /// All shards.
     Gathered(Gathered),
     /// What a rank computes from its own shard, of the rank of this number.
-    Piece { rank: i64, group: GroupId, shard: TermId, base: NodeId },
+    Piece {
+        rank: i64,
+        group: GroupId,
+        shard: TermId,
+        base: NodeId,
+    },
 }
 
-/// What may stand for a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Replacement {
     /// A term of the same type.
@@ -31,13 +34,10 @@ pub struct Replacement {
     pub base: NodeId,
 }
 
-/// Gathered values of a graph (see the [module](self)).
 pub struct Analysis<'g> {
     graph: &'g Graph,
-    /// The terms of all replacements.
     pub terms: Terms<'g>,
     facts: Table<ValueId, Option<Fact>>,
-    /// What may stand for each value.
     pub replacements: Table<ValueId, Option<Replacement>>,
     /// For each all_gather another one with which it must be replaced.
     joined: HashMap<NodeId, NodeId>,
@@ -164,7 +164,6 @@ impl<'g> Analysis<'g> {
         self.gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
     }
 
-    /// What the result of a node is.
     fn fact(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
         if let Op::Concat { axis } = node.op {
             return self.concat(node, axis).map(Fact::Gathered);
@@ -366,7 +365,6 @@ fn kept_axis(op: &Op, g: &Gathered, from: &[Dim], ty: &Type, terms: &Terms<'_>) 
     (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
 }
 
-/// The number of axes of a value.
 fn graph_rank(graph: &Graph, v: ValueId) -> usize {
     graph.ty(v).rank()
 }

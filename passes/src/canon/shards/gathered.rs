@@ -7,11 +7,9 @@ use super::terms::{TermId, Terms};
 /// A value that is the shards of all ranks one after another along an axis, or a window of that.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gathered {
-    /// The axis.
     pub axis: usize,
     /// The group whose ranks have the shards.
     pub group: GroupId,
-    /// The number of its ranks.
     pub ranks: i64,
     /// The shard of a rank, of the extent of the value divided by the ranks unless there is a window.
     pub shard: TermId,
@@ -26,9 +24,7 @@ pub struct Gathered {
 /// Positions along the gathered axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// The first.
     pub start: i64,
-    /// How many.
     pub len: i64,
 }
 
@@ -57,12 +53,10 @@ impl Segments {
 }
 
 impl Gathered {
-    /// The gathered axis of the shard.
     pub fn own_axis(&self) -> usize {
         self.axis + usize::from(self.by_reader)
     }
 
-    /// The extent of a shard along the gathered axis.
     pub fn extent<'t>(&self, terms: &'t Terms<'_>) -> &'t Dim {
         &terms.shape(self.shard)[self.own_axis()]
     }
@@ -72,13 +66,11 @@ impl Gathered {
         Gathered { axis: self.own_axis(), by_reader: false, ..self.clone() }
     }
 
-    /// Whether two values are gathered in the same way.
     pub fn is_aligned(&self, other: &Gathered, terms: &Terms<'_>) -> bool {
         let kind = |g: &Gathered| (g.group, g.window, g.by_reader);
         kind(self) == kind(other) && self.extent(terms) == other.extent(terms)
     }
 
-    /// The parts of shards that the value has.
     pub fn segments(&self, terms: &Terms<'_>) -> Option<Segments> {
         let extent = self.extent(terms).as_const().filter(|&s| s > 0)?;
         let window = self.window.unwrap_or(Window { start: 0, len: extent * self.ranks });

@@ -43,20 +43,15 @@ pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
     reduce_shards(graph, ShardsConfig { bytes, sizes: JudgedSizes::Largest }).map(|reduced| reduced.graph)
 }
 
-/// Which reductions are made.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardsConfig {
     /// What each collective of the replacement must save of the bytes that all_gathers give.
     pub bytes: i64,
-    /// The sizes at which that is judged.
     pub sizes: JudgedSizes,
 }
 
-/// A graph in which reductions of gathered shards are reductions of shards.
 pub struct ReducedShards {
-    /// The graph.
     pub graph: Graph,
-    /// What stands for each all-gather.
     pub replaced: Vec<Replaced>,
     /// Whether all of these reductions are worth it at the smallest sizes, too.
     pub at_all_sizes: bool,

@@ -11,16 +11,13 @@ use super::terms::{TermId, Terms};
 /// A reduction over axes that include that of the shards.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceParams<'a> {
-    /// How elements are combined.
     pub op: Reduction,
-    /// The axes.
     pub axes: &'a [usize],
     /// Whether they stay, with extent 1.
     pub keep: bool,
 }
 
 impl ReduceParams<'_> {
-    /// The reduction of a shard.
     fn own(&self, x: &Gathered, op: Reduction) -> Op {
         let added = x.own_axis() - x.axis;
         Op::Reduce { op, axes: self.axes.iter().map(|a| a + added).collect(), keep: self.keep }
@@ -116,9 +113,7 @@ const MOST_COMPARED: usize = 8;
 /// The largest or smallest element along an axis and its position.
 #[derive(Clone, Copy, Debug)]
 pub struct Best {
-    /// The element.
     pub value: TermId,
-    /// Its position.
     pub place: TermId,
 }
 

@@ -2,7 +2,6 @@
 
 use symmc_ir::{Graph, Type};
 
-/// At which sizes of symbols a program is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JudgedSizes {
     /// The upper ends of all symbols.
@@ -12,7 +11,6 @@ pub enum JudgedSizes {
 }
 
 impl JudgedSizes {
-    /// The bytes of a value.
     pub fn bytes(self, graph: &Graph, ty: &Type) -> i64 {
         let (least, most) = ty.bytes().bounds(&graph.symbols);
         match self {

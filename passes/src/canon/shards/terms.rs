@@ -11,7 +11,6 @@ use symmc_ir::{
     UnaryOp, ValueId,
 };
 
-/// A result of a term.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TermId {
     node: usize,
@@ -20,7 +19,6 @@ pub struct TermId {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Origin {
-    /// A value of the source graph.
     Source(ValueId),
     Op(Op),
 }
@@ -32,7 +30,6 @@ struct Term {
     types: Vec<Type>,
 }
 
-/// The terms over the values of a graph (see the [module](self)).
 pub struct Terms<'g> {
     graph: &'g Graph,
     terms: Vec<Term>,
@@ -40,7 +37,6 @@ pub struct Terms<'g> {
 }
 
 impl<'g> Terms<'g> {
-    /// No terms.
     pub fn new(graph: &'g Graph) -> Self {
         Terms { graph, terms: Vec::new(), interned: HashMap::new() }
     }
@@ -54,18 +50,15 @@ impl<'g> Terms<'g> {
         TermId { node, result: 0 }
     }
 
-    /// A value of the source graph.
     pub fn source(&mut self, value: ValueId) -> TermId {
         let types = vec![self.graph.ty(value).clone()];
         self.intern(Term { origin: Origin::Source(value), operands: Vec::new(), types })
     }
 
-    /// The type of a term.
     pub fn ty(&self, term: TermId) -> &Type {
         &self.terms[term.node].types[term.result]
     }
 
-    /// The extents of a term.
     pub fn shape(&self, term: TermId) -> &[Dim] {
         &self.ty(term).shape
     }
@@ -96,13 +89,11 @@ impl<'g> Terms<'g> {
         TermId { result, ..term }
     }
 
-    /// The term as another dtype.
     pub fn cast(&mut self, x: TermId, dtype: DType) -> TermId {
         let ty = Type::new(dtype, self.shape(x));
         if ty == *self.ty(x) { x } else { self.op_as(Op::Cast, &[x], vec![ty]) }
     }
 
-    /// The term under another shape.
     pub fn reshape(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
         let ty = Type::new(self.ty(x).dtype, shape);
         if ty == *self.ty(x) { x } else { self.op_as(Op::Reshape, &[x], vec![ty]) }
@@ -125,35 +116,29 @@ impl<'g> Terms<'g> {
         self.op_as(Op::Slice { axis, start: Dim::from(start), step: 1 }, &[x], vec![ty])
     }
 
-    /// The axes in another order.
     pub fn permute(&mut self, x: TermId, perm: Vec<usize>) -> Option<TermId> {
         if perm.iter().copied().eq(0..perm.len()) { Some(x) } else { self.op(Op::Permute { perm }, &[x]) }
     }
 
-    /// The term broadcast to a shape.
     pub fn expand(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
         let ty = Type::new(self.ty(x).dtype, shape);
         self.op_as(Op::Expand, &[x], vec![ty])
     }
 
-    /// The term with one axis moved to another place.
     pub fn move_axis(&mut self, x: TermId, from: usize, to: usize) -> Option<TermId> {
         let mut perm: Vec<usize> = (0..self.shape(x).len()).filter(|&a| a != from).collect();
         perm.insert(to, from);
         self.permute(x, perm)
     }
 
-    /// All terms one after another along an axis.
     pub fn concat(&mut self, axis: usize, parts: &[TermId]) -> Option<TermId> {
         if let [x] = parts { Some(*x) } else { self.op(Op::Concat { axis }, parts) }
     }
 
-    /// One operand, element by element.
     pub fn unary(&mut self, op: UnaryOp, x: TermId) -> Option<TermId> {
         self.op(Op::Unary(op), &[x])
     }
 
-    /// Two operands, element by element.
     pub fn binary(&mut self, op: BinaryOp, x: TermId, y: TermId) -> Option<TermId> {
         self.op(Op::Binary(op), &[x, y])
     }
@@ -176,22 +161,18 @@ impl<'g> Terms<'g> {
         self.op(Op::ArgReduce { op, axis, keep: true }, &[x])
     }
 
-    /// The elements at these positions along an axis.
     pub fn gather_elements(&mut self, x: TermId, index: TermId, axis: usize) -> Option<TermId> {
         self.op(Op::GatherElements { axis }, &[x, index])
     }
 
-    /// A collective with one operand and one result.
     pub fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: TermId) -> Option<TermId> {
         self.op(Op::Collective(Collective { kind, group, variant: None }), &[x])
     }
 
-    /// The operands of all ranks one after another.
     pub fn all_gather(&mut self, group: GroupId, x: TermId) -> Option<TermId> {
         self.collective(CollectiveKind::AllGather, group, x)
     }
 
-    /// The reduction over all ranks.
     pub fn all_reduce(&mut self, op: ReduceOp, group: GroupId, x: TermId) -> Option<TermId> {
         self.collective(CollectiveKind::AllReduce(op), group, x)
     }
@@ -231,7 +212,6 @@ impl<'g> Terms<'g> {
 #[derive(Default)]
 pub struct VisitedTerms(HashSet<usize>);
 
-/// The values that terms are in a graph.
 #[derive(Default)]
 pub struct Emitted {
     values: HashMap<usize, Vec<ValueId>>,

@@ -23,7 +23,6 @@ pub enum Answer {
 pub struct Exact {
     /// The index of each block among those given.
     pub(super) block: Vec<usize>,
-    /// The number of blocks given.
     pub(super) given: usize,
     /// The bytes of a unit.
     pub(super) unit: u64,
@@ -123,7 +122,6 @@ pub(super) fn mixed(from: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The greatest common divisor.
 fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }

@@ -77,7 +77,6 @@ pub struct Search<'a> {
 }
 
 impl Exact {
-    /// A search for a packing of at most this peak.
     pub fn search(&self, capacity: u64) -> Search<'_> {
         Search::new(self, (capacity / self.unit).min(UNITS) as u32)
     }
@@ -119,7 +118,6 @@ impl<'a> Search<'a> {
         self.placements + self.skyline.read / READ
     }
 
-    /// Whether this run is over.
     fn spent(&self) -> bool {
         self.steps() >= self.limit || self.work() >= self.budget
     }

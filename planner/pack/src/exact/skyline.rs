@@ -41,7 +41,6 @@ fn of(job: Job) -> (usize, u32) {
     ((job & 0xFFFF) as usize, (job >> 16) as u32)
 }
 
-/// See the [module](self).
 pub struct Skyline<'a> {
     problem: &'a Exact,
     pub capacity: u32,
@@ -57,7 +56,6 @@ pub struct Skyline<'a> {
     pending: Vec<u32>,
     /// The lowest offset that each block can still have, or has.
     pub low: Vec<u32>,
-    /// The set of blocks that are not placed.
     unplaced: Vec<u64>,
     /// The number of blocks that are left and alive on both sides of the start of each section.
     pub crossing: Vec<u32>,
@@ -111,7 +109,6 @@ impl<'a> Skyline<'a> {
         (0..words).flat_map(move |w| bits(w, self.problem.among(from, to, w) & self.unplaced[w]))
     }
 
-    /// The blocks of a section that are left.
     pub fn alive(&self, section: usize) -> impl Iterator<Item = usize> + use<'_> {
         self.left_in(section, section + 1)
     }
@@ -121,7 +118,6 @@ impl<'a> Skyline<'a> {
         self.trail.len()
     }
 
-    /// Goes back to a mark.
     pub fn undo(&mut self, mark: usize) {
         while self.trail.len() > mark
             && let Some(change) = self.trail.pop()
@@ -172,7 +168,6 @@ impl<'a> Skyline<'a> {
         u128::from(key) << 64 | u128::from(more)
     }
 
-    /// Places a block on a niche.
     pub fn place(&mut self, b: usize, at: u32) {
         let (from, to) = self.problem.life[b];
         let size = self.problem.size[b];

@@ -4,7 +4,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a collective was chosen.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
@@ -29,7 +28,6 @@ pub struct Decision {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppliedRule {
-    /// Its name.
     pub name: String,
     /// Estimated microseconds of what it put in place, copies included; none while that is a form that does
     /// not say how it is run.
@@ -55,7 +53,6 @@ pub struct Replacement {
     pub by: Vec<String>,
 }
 
-/// A way to run a collective.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alternative {

@@ -3,13 +3,10 @@
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::ExitBarrier;
 
-/// Memory in an arena.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buffer {
-    /// Which arena.
     pub arena: ArenaKind,
-    /// Where it starts in the arena.
     pub offset: u64,
     /// Its size at the upper bound of the bucket, rounded up to a multiple of [`ALIGN`](super::ALIGN).
     pub size: u64,
@@ -18,11 +15,9 @@ pub struct Buffer {
     /// The last step at which it is occupied, counting the cross-rank rules. When `last < first` it is
     /// occupied from `first` through the end of the run and on to `last` of the next run.
     pub last: usize,
-    /// What peers do to it.
     pub reach: Reach,
 }
 
-/// One of the two arenas of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArenaKind {
@@ -32,23 +27,18 @@ pub enum ArenaKind {
     Symmetric,
 }
 
-/// What peers do to a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
-    /// Nothing.
     Local,
-    /// They read it.
     Read,
     /// They write it (and may read it).
     Written,
 }
 
-/// Where a base value lies.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
-    /// The memory.
     pub memory: Memory,
     /// The position of its first byte in the memory, a dim.
     pub offset: String,
@@ -63,33 +53,26 @@ pub struct Place {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByRank {
-    /// The name of the group within which the rank counts.
     pub group: String,
     /// Bytes per rank, a dim.
     pub stride: String,
 }
 
-/// Memory that a place names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// A buffer of the bucket.
     Buffer(usize),
-    /// Fixed memory of the plan.
     Fixed(usize),
     /// The caller's memory of an input; only read.
     Input(usize),
-    /// The caller's memory of an output.
     Output(usize),
 }
 
-/// One node in the schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// The node: the name of its first result.
     pub node: String,
-    /// The lane that runs it.
     pub lane: Lane,
     /// Earlier steps of other lanes that must have completed on this rank before it starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -118,24 +101,20 @@ pub enum Lane {
     Comm,
 }
 
-/// A copy that placement forced.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForcedCopy {
     /// The `copy` node of the planned program.
     pub node: String,
-    /// The value that it copies.
     pub of: String,
     /// What it moves, at the upper bound of the bucket.
     pub bytes: u64,
-    /// Why it is needed.
     pub reason: CopyReason,
     /// The index of the input that a caller can bind to avoid it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<usize>,
 }
 
-/// Why placement forced a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyReason {
@@ -166,7 +145,6 @@ pub struct Totals {
     pub copies: u64,
     /// What they move: the sum of their bytes.
     pub copied: u64,
-    /// The number of exit barriers dropped.
     pub barriers_dropped: u64,
     /// The number of droppable exit barriers kept.
     pub barriers_kept: u64,

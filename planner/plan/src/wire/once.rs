@@ -30,10 +30,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
     }
 }
 
-/// Reads a table.
-///
-/// # Errors
-/// A name stands there twice.
+/// Reads a table. Fails if a name stands there twice.
 pub fn each_once<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<IndexMap<String, V>, D::Error> {

@@ -28,7 +28,6 @@ mod model;
 
 use std::time::Duration;
 
-/// How long participants wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Timeouts {
     /// The requested limit, for ranks that do not come.
@@ -44,7 +43,6 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// Those of a run with this limit.
     pub fn new(limit: Duration) -> Timeouts {
         let [starting, digesting, answer] = [10_000, 600_000, 1_000].map(Duration::from_millis);
         Timeouts { limit, quiet: limit.max(answer), starting, digesting, answer }
@@ -67,11 +65,8 @@ pub(crate) enum Stage {
     Gathering,
     /// Ranks map the shared memory and send their plan and settings.
     Comparing,
-    /// Ranks read their contents.
     Digesting,
-    /// Ranks load their memory.
     Loading,
-    /// All ranks run.
     Started,
 }
 
@@ -102,15 +97,12 @@ impl Answer {
 /// What the coordinator does once all ranks have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Order {
-    /// Send `Welcome`.
     Welcome,
     /// Compare what the ranks run, and call [`Coordinating::compared`].
     Compare,
-    /// Send `Start`.
     Start,
 }
 
-/// What an answer of a rank changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum AnswerEffect {
     /// The rank owes no such answer, which is a fault of the rank.
@@ -121,30 +113,24 @@ pub(crate) enum AnswerEffect {
     Complete(Order),
 }
 
-/// Why a run cannot open.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Fault {
-    /// These ranks did not come within the limit.
     Absent(Vec<u32>),
     /// This rank owes an answer, and showed no heartbeat or took too long, for this time.
     Late(u32, Duration),
 }
 
-/// The coordinator's machine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Coordinating {
     timeouts: Timeouts,
     stage: Stage,
-    /// When the stage began.
     since: Duration,
-    /// When gathering ends.
     until: Duration,
     /// By rank, whether it has answered in this stage.
     answered: Vec<bool>,
 }
 
 impl Coordinating {
-    /// Gathers this many ranks from now on.
     pub fn new(ranks: u32, timeouts: Timeouts, now: Duration) -> Coordinating {
         let answered = vec![false; ranks as usize];
         Coordinating { timeouts, stage: Stage::Gathering, since: now, until: now + timeouts.limit, answered }
@@ -157,7 +143,6 @@ impl Coordinating {
         machine
     }
 
-    /// The present stage.
     pub fn stage(&self) -> Stage {
         self.stage
     }
@@ -167,7 +152,6 @@ impl Coordinating {
         self.until = self.until.min(until);
     }
 
-    /// The ranks that owe an answer.
     pub fn owing(&self) -> Vec<u32> {
         let numbered = (0..).zip(&self.answered);
         numbered.filter(|(_, answered)| !**answered).map(|(rank, _)| rank).collect()
@@ -230,10 +214,8 @@ impl Coordinating {
     }
 }
 
-/// What a rank hears from the coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Notice {
-    /// The shared memory.
     Welcome,
     /// Digests are wanted.
     Digest,
@@ -243,7 +225,6 @@ pub(crate) enum Notice {
     Start,
 }
 
-/// What a rank does next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Task {
     /// Map the shared memory and send `Hello`.
@@ -252,7 +233,6 @@ pub(crate) enum Task {
     Digest,
     /// Load the memory and send `Ready`.
     Load,
-    /// Run.
     Run,
 }
 
@@ -260,9 +240,7 @@ pub(crate) enum Task {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Joining {
     timeouts: Timeouts,
-    /// The answer that it sent last.
     sent: Answer,
-    /// When it sent that.
     since: Duration,
 }
 

@@ -33,15 +33,11 @@ struct Setting {
     late: Option<(u32, u32)>,
     /// A rank that loads slowly.
     slow: Option<u32>,
-    /// Whether contents are compared by their digests.
     digests: bool,
-    /// Whether processes show heartbeats.
     signs: bool,
-    /// How many processes are stopped at most.
     stops: usize,
 }
 
-/// How a participant ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Outcome {
     Started,
@@ -73,11 +69,9 @@ struct World {
     /// By rank, what it sent to the coordinator.
     answers: Vec<VecDeque<Answer>>,
     ranks: Vec<RankState>,
-    /// By process, when it was stopped.
     stopped: Vec<Option<u32>>,
 }
 
-/// One step of one process.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Start(u32),
@@ -101,7 +95,6 @@ impl World {
         setting.late.filter(|(late, _)| *late == rank).map_or(0, |(_, by)| by)
     }
 
-    /// What processes that run can do now.
     fn actions(&self, setting: &Setting) -> Vec<Action> {
         let mut out = Vec::new();
         for rank in (0..setting.ranks).filter(|&rank| self.runs(rank)) {
@@ -231,7 +224,6 @@ impl World {
         coordinator.into_iter().chain([self.ranks[rank as usize].outcome]).collect()
     }
 
-    /// Whether a process has nothing more to do.
     fn is_over(&self, rank: u32) -> bool {
         !self.runs(rank) || self.outcomes(rank).iter().all(Option::is_some)
     }

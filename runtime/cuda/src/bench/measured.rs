@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct BenchConfig {
     /// The larger side of each collective, in bytes.
     pub bytes: Vec<usize>,
-    /// The type of the elements.
     pub dtype: String,
     /// Replays of each graph that count.
     pub replays: usize,
@@ -52,12 +51,9 @@ impl BenchConfig {
     }
 }
 
-/// One measured case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// The collective's name.
     pub collective: String,
-    /// The variant's name.
     pub variant: String,
     /// Of a variant whose exit barrier can be dropped: whether it was kept.
     pub exit: Option<bool>,
@@ -72,29 +68,23 @@ pub struct Measured {
     pub failed: Option<String>,
 }
 
-/// What a machine measured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Measurements {
     /// The GPU, the driver and NCCL, with their versions.
     pub machine: String,
-    /// The multiprocessors of a GPU.
     pub multiprocessors: u32,
     /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
     pub copies: Vec<(usize, [f64; 3])>,
-    /// Collectives.
     pub collectives: Vec<Measured>,
-    /// All-reduces with a residual and a norm.
     pub norms: Vec<MeasuredNorm>,
 }
 
-/// One measured case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MeasuredNorm {
     /// Rows of the tensor.
     pub rows: usize,
     /// Elements of a row.
     pub hidden: usize,
-    /// How.
     pub how: How,
     /// Microseconds: least, median, most. `None` if it cannot run.
     pub us: Option<[f64; 3]>,
@@ -106,7 +96,6 @@ pub struct MeasuredNorm {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum How {
-    /// As one kernel.
     Fused,
     /// One after another.
     Separate,

@@ -24,10 +24,8 @@ use crate::error::CudaError;
 
 pub use crate::session::{ProgramBench, program};
 
-/// Measures all cases on a rank that has joined the others and starts with them, and copies on the way.
-///
-/// # Errors
-/// The machine lacks something that every case needs, or a peer failed.
+/// Measures all cases on a rank that has joined the others and starts with them, and copies on the way. Fails if the
+/// machine lacks something that every case needs, or a peer failed.
 pub fn collectives(
     rank: &SessionRank,
     gpus: &CudaConfig,

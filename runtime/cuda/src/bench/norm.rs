@@ -68,7 +68,6 @@ impl Bench<'_> {
         Ok(out)
     }
 
-    /// The address of an ordinary region.
     fn ordinary(&self, region: usize) -> Address {
         self.addresses.ordinary + (region * self.region) as Address
     }

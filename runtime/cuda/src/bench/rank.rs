@@ -38,7 +38,6 @@ const COMPARED: usize = 4 << 20;
 /// Bytes up to which `ll` is measured; the landing zones have a slot of as many for every peer.
 pub(super) const MOST_LL: usize = 4 << 20;
 
-/// What is measured by itself.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Case {
     pub kind: CollectiveKind,
@@ -136,7 +135,6 @@ impl<'a> Bench<'a> {
         agreed(self.resources.nccl.add(&steps, &making), exchange)
     }
 
-    /// The calls of a case.
     pub fn steps(&self, case: &Case) -> Vec<BoundStep> {
         let Case { kind, bytes, variant, exit, blocks } = case;
         let n = self.exchange.ranks() as usize;
@@ -280,7 +278,6 @@ impl<'a> Bench<'a> {
         make(&parts)
     }
 
-    /// Records what was prepared.
     pub fn record(&self) -> Result<Graph, CudaError> {
         let missing = || CudaError::Unsupported("nothing was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;
@@ -312,7 +309,6 @@ impl<'a> Bench<'a> {
         Ok(wait::spread(times))
     }
 
-    /// What kernels reported.
     pub fn reported(&self) -> Result<(), CudaError> {
         match collective::missed(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
@@ -366,10 +362,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What a rank prepared, if every rank could; else why this one could not, or which other.
-///
-/// # Errors
-/// What no other case can do without, or a peer failed.
+/// What a rank prepared, if every rank could; else why this one could not, or which other. Fails if something is
+/// missing that no other case can do without, or a peer failed.
 pub(super) fn agreed<T>(
     mine: Result<T, CudaError>,
     exchange: &dyn Exchange,

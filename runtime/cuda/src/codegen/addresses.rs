@@ -9,9 +9,7 @@ use crate::error::CudaError;
 /// The start of each memory that a place can name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AddressMap {
-    /// The ordinary arena.
     pub ordinary: Address,
-    /// This rank's symmetric arena.
     pub symmetric: Address,
     /// The memory of each input: its port, or its place in the symmetric arena if the plan holds it there.
     inputs: Vec<DevicePtr>,
@@ -20,10 +18,8 @@ pub struct AddressMap {
 }
 
 impl AddressMap {
-    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first.
-    ///
-    /// # Errors
-    /// The program has more inputs and outputs than pointers can name.
+    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first. Fails if the
+    /// program has more inputs and outputs than pointers can name.
     pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap, CudaError> {
         let count = bound.inputs.len() + bound.outputs.len();
         let port = |number: usize| {
@@ -66,7 +62,6 @@ impl AddressMap {
         }
     }
 
-    /// The first element of a value.
     pub fn at(&self, value: &Located) -> DevicePtr {
         self.start(value.space) + value.offset as u64
     }

@@ -48,10 +48,8 @@ fn digest(work: &[Command]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Compares what the ranks run together.
-///
-/// # Errors
-/// Another rank runs a collective by another kernel, with the first such step; a peer failed.
+/// Compares what the ranks run together. Fails if another rank runs a collective by another kernel, with the first such
+/// step, or if a peer failed.
 pub fn agreed(list: &[BoundStep], mine: &[u8], exchange: &dyn Exchange) -> Result<(), CudaError> {
     for (other, theirs) in exchange.all_gather(mine)?.iter().enumerate() {
         let differs = mine.chunks(BYTES).zip(theirs.chunks(BYTES)).position(|(a, b)| a != b);

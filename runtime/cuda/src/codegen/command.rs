@@ -10,7 +10,6 @@ use crate::nccl::call::NcclCall;
 /// Something to be done on a stream, after what was recorded there before.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// Launches a kernel of the program's modules.
     Kernel(Kernel),
     /// A matrix product by the vendor's library.
     Gemm(Gemm),
@@ -20,25 +19,17 @@ pub enum Command {
     Nccl(NcclCall),
     /// Copies bytes; the two ranges do not overlap.
     Copy {
-        /// Where to.
         to: DevicePtr,
-        /// Where from.
         from: DevicePtr,
-        /// How many.
         bytes: usize,
     },
-    /// Stores a word.
     Store {
         /// Where, at a multiple of 4.
         at: DevicePtr,
-        /// What.
         word: u32,
     },
-    /// Sets bytes to zero.
     Zero {
-        /// Where.
         at: DevicePtr,
-        /// How many.
         bytes: usize,
     },
 }

@@ -20,14 +20,12 @@ const ENTRY: &str = include_str!("entry.cu");
 pub struct Source {
     /// What stands before the functions, each text once.
     preludes: Vec<&'static str>,
-    /// Functions by name.
     functions: IndexMap<String, String>,
     /// The name of each text, with `@` for its own name.
     known: IndexMap<String, String>,
 }
 
 impl Source {
-    /// No code.
     pub fn new() -> Source {
         Source::default()
     }
@@ -56,17 +54,14 @@ impl Source {
         name
     }
 
-    /// Whether there is no function.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// The names of the functions.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.functions.keys().map(String::as_str)
     }
 
-    /// The text that is compiled.
     pub fn text(&self) -> String {
         let mut out = String::new();
         self.preludes.iter().for_each(|p| out.push_str(p));
@@ -80,9 +75,6 @@ impl Source {
 }
 
 /// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
-///
-/// # Errors
-/// NVRTC is not there, or refuses the code.
 pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, CudaError> {
     let version = version()?;
     let text = source.text();
@@ -105,9 +97,6 @@ pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, Cud
 pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
 
 /// The version of NVRTC, major and minor.
-///
-/// # Errors
-/// It is not there.
 pub(crate) fn version() -> Result<[i32; 2], CudaError> {
     trust_loader_path("libnvrtc.so")?;
     // SAFETY: tries to load the library; nothing else.
@@ -125,9 +114,6 @@ pub(crate) fn version() -> Result<[i32; 2], CudaError> {
 }
 
 /// The same as a text, and one of the library's functions.
-///
-/// # Errors
-/// It is not there.
 pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
     let [major, minor] = version()?;
     // SAFETY: the function is only looked up.

@@ -15,10 +15,6 @@ use crate::codegen::compute::{
 use crate::codegen::setting::Setting;
 use crate::error::CudaError;
 
-/// What a dispatch becomes.
-///
-/// # Errors
-/// There is no kernel for it.
 pub fn lower(
     index: usize,
     dispatch: &BoundDispatch,

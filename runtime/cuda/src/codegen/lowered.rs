@@ -21,15 +21,10 @@ pub struct Lowered {
     /// What is done in the place of each step.
     pub(crate) work: Vec<Vec<Command>>,
     pub(crate) source: Source,
-    /// Where data can be out of range.
     pub(crate) assertions: Assertions,
 }
 
 impl Lowered {
-    /// Lowers the steps of a rank.
-    ///
-    /// # Errors
-    /// A step has no form on a GPU.
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
         let at = |value: &_| setting.addresses.at(value);
         let mut l = Lowering::new(&at, setting.machine);
@@ -41,9 +36,6 @@ impl Lowered {
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The
     /// symmetric arena of rank `r` is at `addresses.symmetric` and `r` × 2^36 bytes.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn dry(
         bound: &Arc<Bound>,
         ranks: u32,
@@ -59,7 +51,6 @@ impl Lowered {
         agreement::words(list, &self.work)
     }
 
-    /// What is done in the place of each step.
     pub fn work(&self) -> &[Vec<Command>] {
         &self.work
     }
@@ -70,10 +61,6 @@ impl Lowered {
     }
 }
 
-/// Lowers a step of a rank.
-///
-/// # Errors
-/// The step has no form on a GPU.
 pub(crate) fn lower_step(
     rank: u32,
     step: &BoundStep,

@@ -29,7 +29,6 @@ use crate::nccl::by_library;
 pub struct Refusal {
     /// The name of its first result.
     pub node: String,
-    /// Its op.
     pub op: String,
     /// Why: what was found and what was expected.
     pub reason: String,
@@ -77,9 +76,6 @@ fn distinct(refusals: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
 }
 
 /// Whether GPUs run all steps of a plan: those that symmc has kernels for, and no custom op.
-///
-/// # Errors
-/// The first step that they do not run, and why.
 pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
     expect_kernels(plan, &Registry::new())?;
     match refusals(plan, gpus).into_iter().next() {
@@ -162,7 +158,6 @@ mod tests {
 
     use super::*;
 
-    /// What GPUs cannot run of a program.
     fn refused(program: &str, gpus: &[u32]) -> Vec<String> {
         let graph = text::parse(program).expect("a program");
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };

@@ -33,7 +33,6 @@ mod tests {
     use crate::codegen::compute::GEMM_WORKSPACE;
     use crate::{codegen::refusal, cudnn};
 
-    /// The workspace of each bucket.
     fn workspaces(plan: Plan) -> Vec<u64> {
         let plan = ReadPlan::read(Arc::new(plan)).expect("programs");
         refusal::on_gpus(&plan).workspaces

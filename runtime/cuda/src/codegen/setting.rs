@@ -11,16 +11,11 @@ use crate::codegen::scratch;
 use crate::device::launch::Address;
 use crate::nccl::Communicators;
 
-/// What steps are lowered with.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
-    /// Where everything lies.
     pub addresses: &'a AddressMap,
-    /// The peers' memory.
     pub peers: &'a Peers,
-    /// What compute steps are lowered for.
     pub machine: &'a Machine,
-    /// The communicators of the library's own collectives.
     pub nccl: &'a Communicators,
     /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
     pub progress: Option<Address>,
@@ -54,7 +49,6 @@ impl Dry {
         Dry { addresses, peers, machine: Machine { workspace_bytes, ..machine }, nccl }
     }
 
-    /// The setting.
     pub fn setting(&self) -> Setting<'_> {
         let Dry { addresses, peers, machine, nccl } = self;
         Setting { addresses, peers, machine, nccl, progress: None }

@@ -21,9 +21,7 @@ pub struct Tensor {
 pub struct Bias {
     /// The first element.
     pub at: DevicePtr,
-    /// Its type.
     pub dtype: DType,
-    /// Its extents.
     pub extents: [i64; 4],
     /// Elements between neighbours.
     pub strides: [i64; 4],
@@ -47,13 +45,10 @@ pub struct Gradient {
     pub means: DevicePtr,
     /// The gradients of the queries, keys and values.
     pub of_q: Tensor,
-    /// As above.
     pub of_k: Tensor,
-    /// As above.
     pub of_v: Tensor,
 }
 
-/// An attention, or its gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention {
     /// The dtype of operands and result: bf16 or f16.
@@ -80,11 +75,8 @@ pub struct Attention {
     pub band: Band,
     /// What is added to the scores.
     pub bias: Option<Bias>,
-    /// The queries.
     pub q: Tensor,
-    /// The keys.
     pub k: Tensor,
-    /// The values.
     pub v: Tensor,
     /// The result; an operand of the gradients.
     pub r: Tensor,
@@ -94,7 +86,6 @@ pub struct Attention {
     pub gradient: Option<Gradient>,
 }
 
-/// The bytes of workspace that an attention may want.
 pub fn workspace() -> usize {
     8 << 20
 }
@@ -155,7 +146,6 @@ impl Attention {
         }
     }
 
-    /// All pointers.
     pub(crate) fn pointers(&self) -> impl Iterator<Item = DevicePtr> {
         let tensors = [self.q, self.k, self.v, self.r].map(|tensor| tensor.at);
         let gradients = self
@@ -180,7 +170,6 @@ impl Attention {
         (0..count).map(|number| self.part(number, count)).collect()
     }
 
-    /// Part `number` of so many.
     fn part(&self, number: usize, count: usize) -> Attention {
         if count == 1 {
             return *self;

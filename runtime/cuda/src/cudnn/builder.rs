@@ -39,7 +39,6 @@ pub(super) enum Mode {
 pub(super) const SUM: i32 = 0;
 const MAX: i32 = 3;
 
-/// The type of a dtype of the IR.
 pub(super) fn data_type(dtype: DType) -> Result<i32, CudaError> {
     match dtype {
         DType::BF16 => Ok(BF16),
@@ -68,7 +67,6 @@ pub(super) enum Data {
     Sums {
         aligned: bool,
     },
-    /// The gradient of the result.
     OfResult,
     /// The sum of the gradient times the result of each row.
     Means,
@@ -83,7 +81,6 @@ pub(super) enum Data {
     Constant([u8; 4]),
 }
 
-/// A graph that is being built.
 pub(super) struct Builder {
     pub cudnn: &'static Cudnn,
     pub tensors: Vec<Descriptor>,
@@ -245,7 +242,6 @@ impl Builder {
         Ok(to)
     }
 
-    /// The product of two matrices.
     pub(super) fn product(&mut self, [a, b, c]: [Edge; 3]) -> Result<(), CudaError> {
         let kind = Descriptor::new(self.cudnn, Kind::MatMul)?
             .with(Attribute::MatMulPrecision, Value::DataType(F32))?

@@ -69,7 +69,6 @@ pub(super) enum Attribute {
     OperationReshapeY = 2201,
 }
 
-/// The value of an attribute, by its type.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     Handle(Handle),
@@ -154,7 +153,6 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// An attribute that is one integer.
     pub fn int(&self, attribute: Attribute) -> Result<i64, CudaError> {
         let (mut value, mut count) = (0i64, 0i64);
         // SAFETY: the descriptor is alive; there is room for one integer.
@@ -166,7 +164,6 @@ impl Descriptor {
         Ok(value)
     }
 
-    /// An attribute that is a list of descriptors.
     pub fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>, CudaError> {
         let mut count = 0i64;
         let call = format!("reading {attribute:?} of {:?}", self.kind);

@@ -69,7 +69,6 @@ impl Builder {
         self.put(Mode::Mul, &[sum, one], F32, None, means)
     }
 
-    /// A gradient of keys or values.
     fn of_keys(
         &mut self,
         extents: [i64; 4],

@@ -68,10 +68,8 @@ struct Plan {
 }
 
 impl Planner {
-    /// For the device, whose context is current.
-    ///
-    /// # Errors
-    /// cuDNN is not there, or does not start, or its attention is not trusted on this device.
+    /// For the device, whose context is current. Fails if cuDNN is not there, or does not start, or its attention is
+    /// not trusted on this device.
     pub fn new(device: &Arc<Device>) -> Result<Planner, CudaError> {
         if device.capability() >= FAULTY {
             let [major, minor] = device.capability();
@@ -87,15 +85,11 @@ impl Planner {
         Ok(Planner { context: Arc::new(context), plans: Mutex::default() })
     }
 
-    /// The version of the library.
     pub(crate) fn version(&self) -> usize {
         self.context.cudnn.version
     }
 
     /// Prepares an attention with so many bytes of memory beside it; `None` if the library does not take it.
-    ///
-    /// # Errors
-    /// The library refuses the addresses.
     pub fn prepare(
         &self,
         x: &Attention,
@@ -164,7 +158,6 @@ impl Planner {
     }
 }
 
-/// A part of an attention with its plan.
 struct Part {
     plan: Arc<Plan>,
     attention: Attention,
@@ -231,7 +224,6 @@ impl Part {
     }
 }
 
-/// An attention with its plans.
 pub struct Prepared {
     attention: Box<Attention>,
     workspace: Address,
@@ -240,15 +232,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The attention.
     pub(crate) fn attention(&self) -> &Attention {
         &self.attention
     }
 
     /// Enqueues the attention with ports at these bases.
-    ///
-    /// # Errors
-    /// The library refuses it, or the addresses.
     ///
     /// # Safety
     /// The operands, the results and the workspace exist until the stream has done it, and nothing else uses the workspace

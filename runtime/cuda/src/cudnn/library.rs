@@ -34,7 +34,6 @@ const TOO_NEW: usize = 100_000;
 
 /// An answer of the library; 0 is success.
 pub(super) type Status = i32;
-/// A handle or a descriptor.
 pub(super) type Handle = *mut c_void;
 
 macro_rules! functions {
@@ -71,7 +70,6 @@ functions! {
     execute = "cudnnBackendExecute"(Handle, Handle, Handle) -> Status;
 }
 
-/// A loaded library.
 pub(super) struct Cudnn {
     pub functions: Functions,
     pub version: usize,
@@ -79,9 +77,6 @@ pub(super) struct Cudnn {
 
 impl Cudnn {
     /// The library of this process; what the first call finds stays.
-    ///
-    /// # Errors
-    /// There is none that is usable.
     pub fn load() -> Result<&'static Cudnn, CudaError> {
         Cudnn::of_process().map_err(|tried| CudaError::Unsupported(missing(&tried.join("; "))))
     }
@@ -140,7 +135,6 @@ impl Cudnn {
         Ok(Cudnn { functions, version })
     }
 
-    /// Checks an answer of a call.
     pub fn check(&self, call: &str, status: Status) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
@@ -178,9 +172,6 @@ fn number(version: usize) -> String {
 }
 
 /// The version of the library, `9.19.0`.
-///
-/// # Errors
-/// There is none that is usable.
 pub fn version() -> Result<String, CudaError> {
     Ok(number(Cudnn::load()?.version))
 }

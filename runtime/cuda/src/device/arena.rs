@@ -24,7 +24,6 @@ use crate::error::{CudaError, checked};
 use crate::exchange::Exchange;
 use crate::nccl::WindowMemory;
 
-/// How long peers have to pass their memory.
 const PASSING: Duration = Duration::from_secs(60);
 
 /// Who allocates and maps symmetric memory.
@@ -48,7 +47,6 @@ pub struct SymmetricArena {
     len: usize,
 }
 
-/// What holds the memory.
 #[derive(Debug)]
 enum Shared {
     /// Each rank's memory as this rank maps it.
@@ -59,10 +57,8 @@ enum Shared {
 
 impl SymmetricArena {
     /// At least `len` bytes on each rank, zero on this one. Returns once all peers have mapped this rank's
-    /// memory. `limit` is how long NCCL has to map it.
-    ///
-    /// # Errors
-    /// The GPU has not as many bytes, cannot share them, or a peer failed.
+    /// memory. `limit` is how long NCCL has to map it. Fails if the GPU has not as many bytes, cannot share them, or a
+    /// peer failed.
     pub fn new(
         source: ArenaSource,
         device: &Arc<Device>,
@@ -106,7 +102,6 @@ impl SymmetricArena {
         Ok(SymmetricArena { memory: Arc::new(Shared::Mapped { _mappings: mappings }), addresses, rank, len })
     }
 
-    /// Who allocated it.
     pub fn source(&self) -> ArenaSource {
         match *self.memory {
             Shared::Mapped { .. } => ArenaSource::Vmm,
@@ -114,12 +109,10 @@ impl SymmetricArena {
         }
     }
 
-    /// Where this rank's memory starts.
     pub fn address(&self) -> Address {
         self.addresses[self.rank]
     }
 
-    /// Where each rank's memory starts, as this rank maps it.
     pub fn addresses(&self) -> Vec<Address> {
         self.addresses.clone()
     }
@@ -129,7 +122,6 @@ impl SymmetricArena {
         self.len
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -86,7 +86,6 @@ impl Cache {
     }
 }
 
-/// Removes drafts that were written longer ago than this.
 fn remove_drafts(folder: &Path, age: Duration) {
     for file in fs::read_dir(folder).into_iter().flatten().flatten() {
         let left = || file.metadata().ok()?.modified().ok()?.elapsed().ok();
@@ -105,7 +104,6 @@ fn hash(name: &str, data: &[u8]) -> [u8; HASH] {
     hash.finalize().into()
 }
 
-/// The name of the file for a key of these parts.
 pub(crate) fn name_of(parts: &[&str], extension: &str) -> String {
     let mut hash = Sha256::new();
     for part in parts {

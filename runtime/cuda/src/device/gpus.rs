@@ -28,20 +28,16 @@ pub enum ComputeMode {
     Prohibited,
 }
 
-/// A GPU as the driver describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gpu {
     /// Its number among the GPUs that this process sees.
     pub ordinal: u32,
-    /// Its product name.
     pub name: String,
     /// The compute capability, major and minor.
     pub capability: [u32; 2],
-    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory: u64,
-    /// Who may have contexts on it.
     pub mode: ComputeMode,
     /// Whether processes can pass its memory to each other as file descriptors.
     pub shares: bool,
@@ -51,19 +47,14 @@ pub struct Gpu {
     pub reaches: Vec<Reach>,
 }
 
-/// The driver and its GPUs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// The version of CUDA that the driver offers, major and minor.
     pub cuda: [u32; 2],
-    /// Its GPUs, by number.
     pub gpus: Vec<Gpu>,
 }
 
 /// What the driver says of this machine.
-///
-/// # Errors
-/// There is no driver, it does not start, or it does not answer.
 pub fn machine() -> Result<Machine, CudaError> {
     let gpus = count()?;
     let gpus = (0..gpus).map(|ordinal| gpu(ordinal, gpus)).collect::<Result<_, _>>()?;
@@ -105,7 +96,6 @@ fn gpu(ordinal: u32, count: u32) -> Result<Gpu, CudaError> {
     })
 }
 
-/// How one GPU reaches another.
 fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<Reach, CudaError> {
     if ordinal == other {
         return Ok(Reach::Whole);

@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 pub use crate::device::pointer::{Address, DevicePtr, PortBases};
 use crate::error::{CudaError, checked};
 
-/// When a kernel may be launched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     /// Once everything in front of it in its stream has ended.
@@ -22,12 +21,10 @@ pub enum Start {
     Dependent,
 }
 
-/// The launch of a kernel.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Kernel {
     /// The name of the function, unmangled.
     pub entry: String,
-    /// Blocks in x, y and z.
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
     pub block: [u32; 3],
@@ -36,7 +33,6 @@ pub struct Kernel {
     pub cluster: u32,
     /// Bytes of dynamic shared memory; above 48 KiB the function is allowed it when it is loaded.
     pub shared: u32,
-    /// The parameters, in order.
     pub params: Vec<Param>,
 }
 
@@ -47,7 +43,6 @@ impl Kernel {
         Kernel { entry, grid, block, cluster: 1, shared: 0, params }
     }
 
-    /// The pointers to ports.
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
         self.params.iter().flat_map(Param::ports)
     }
@@ -102,7 +97,6 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
     }
 }
 
-/// How CUDA C declares a field of a type.
 pub(crate) trait CudaField {
     /// The declaration of a field with this name, without a semicolon.
     fn declare(name: &str) -> String;
@@ -199,7 +193,6 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-/// A kernel parameter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Param {
     /// Its bytes.
@@ -222,7 +215,6 @@ impl PlainParam {
         &self.words
     }
 
-    /// Which words are pointers to ports.
     pub fn ports(&self) -> &[(u32, DevicePtr)] {
         &self.ports
     }
@@ -249,7 +241,6 @@ impl Param {
         Param::Value(PlainParam { words, ports })
     }
 
-    /// The pointers to ports.
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
         let (words, map) = match self {
             Param::Value(plain) => (&plain.ports[..], None),
@@ -296,9 +287,7 @@ const COLUMNS: u32 = 64;
 pub struct TensorMap {
     /// The first element, at a multiple of 16.
     at: DevicePtr,
-    /// How many rows there are.
     rows: u64,
-    /// How many columns.
     columns: u64,
     /// Bytes from row to row, a multiple of 16.
     step: u64,
@@ -313,7 +302,6 @@ impl TensorMap {
         TensorMap { at, rows, columns, step, box_rows }
     }
 
-    /// The driver's form of it.
     pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap, CudaError> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
         let (sizes, steps) = ([self.columns, self.rows], [self.step]);

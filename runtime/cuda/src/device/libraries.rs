@@ -19,7 +19,6 @@ use crate::device::driver;
 use crate::error::CudaError;
 use crate::nccl as comms;
 
-/// A library that is there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     /// Its version, as its vendor writes it.
@@ -35,12 +34,9 @@ impl Found {
     }
 }
 
-/// Why no library can be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unusable {
-    /// What was found.
     pub found: String,
-    /// What to do.
     pub remedy: String,
 }
 
@@ -61,12 +57,10 @@ impl From<CudaError> for Unusable {
     }
 }
 
-/// A library that runs on GPUs use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Library {
     /// What its vendor calls it.
     pub name: &'static str,
-    /// What was found, or why nothing was.
     pub found: Result<Found, Unusable>,
 }
 
@@ -96,25 +90,16 @@ pub fn libraries() -> [Library; 5] {
 }
 
 /// NVRTC, which compiles kernels.
-///
-/// # Errors
-/// There is none.
 pub fn nvrtc() -> Result<Found, Unusable> {
     Ok(Found::of(compile::library()?))
 }
 
 /// cuBLASLt, which computes matrix products.
-///
-/// # Errors
-/// There is none.
 pub fn cublaslt() -> Result<Found, Unusable> {
     Ok(Found::of(gemm::library()?))
 }
 
 /// cuDNN, which computes attention where it is there.
-///
-/// # Errors
-/// There is none that is usable.
 pub fn cudnn() -> Result<Found, Unusable> {
     cudnn::library().map(Found::of).map_err(|tried| Unusable {
         found: refusals("libcudnn.so.9", tried.iter().cloned()),
@@ -125,7 +110,6 @@ pub fn cudnn() -> Result<Found, Unusable> {
 /// NCCL, and what symmc makes of its version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FoundNccl {
-    /// The library.
     pub library: Found,
     /// Whether it has collectives by copy engines.
     pub copy_engines: bool,
@@ -136,9 +120,6 @@ pub struct FoundNccl {
 }
 
 /// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
-///
-/// # Errors
-/// There is none that is usable.
 pub fn nccl() -> Result<FoundNccl, Unusable> {
     let nccl = Nccl::load().map_err(|error| {
         let tried = error.attempts.iter().map(|a| match a.refusal {
@@ -194,7 +175,6 @@ pub fn kernel_module() -> Option<String> {
     version.map(str::to_string)
 }
 
-/// The file that a function of this process was loaded from.
 fn file_of(symbol: *const c_void) -> Option<PathBuf> {
     // SAFETY: all zeros are a description of nothing.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -27,19 +27,14 @@ const OFFSET_BITS: u32 = 44;
 /// How many ports a program can have.
 pub const MAX_PORTS: usize = 1 << (63 - OFFSET_BITS);
 
-/// A pointer of a command.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DevicePtr(u64);
 
-/// What a [`DevicePtr`] points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PtrTarget {
-    /// An address.
     Fixed(Address),
-    /// A byte of an input or output.
     Port {
-        /// The number of the port.
         port: u32,
         /// Bytes from its base.
         offset: u64,
@@ -55,7 +50,6 @@ impl DevicePtr {
         (port < MAX_PORTS).then_some(DevicePtr(PORT_TAG | (port as u64) << OFFSET_BITS))
     }
 
-    /// What it points to.
     pub fn target(self) -> PtrTarget {
         if self.0 & PORT_TAG == 0 {
             return PtrTarget::Fixed(self.0);
@@ -64,7 +58,6 @@ impl DevicePtr {
         PtrTarget::Port { port: (bits >> OFFSET_BITS) as u32, offset: bits & ((1 << OFFSET_BITS) - 1) }
     }
 
-    /// The number of its port, if it points to one.
     pub fn port_number(self) -> Option<u32> {
         match self.target() {
             PtrTarget::Fixed(_) => None,
@@ -154,7 +147,6 @@ impl<'b> PortBases<'b> {
     /// For commands without pointers to ports.
     pub const NONE: PortBases<'static> = PortBases(&[]);
 
-    /// The ports whose bases differ.
     pub fn changed_ports(self, other: PortBases<'b>) -> impl Iterator<Item = usize> + use<'b> {
         let pairs = self.0.iter().zip(other.0).enumerate();
         pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)

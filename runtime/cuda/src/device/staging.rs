@@ -26,9 +26,6 @@ const LARGE: usize = 4 << 20;
 /// Copies data of the host to places of the device, behind what the stream holds, and waits for the end. The context is
 /// current.
 ///
-/// # Errors
-/// A copy fails, or data cannot be read.
-///
 /// # Safety
 /// Each place has as many bytes as its data, and nothing else uses them meanwhile.
 pub(crate) unsafe fn upload(
@@ -72,18 +69,12 @@ struct Staging<'a> {
 
 impl<'a> Staging<'a> {
     /// Buffers for uploads on this stream.
-    ///
-    /// # Errors
-    /// The system has not as much memory to pin.
     fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>, CudaError> {
         let buffer = || Ok::<_, CudaError>((Pinned::new(device, PIECE)?, Event::new()?));
         Ok(Staging { stream, buffers: [buffer()?, buffer()?], next: 0 })
     }
 
     /// Copies to the device, behind what the stream holds.
-    ///
-    /// # Errors
-    /// The copy fails, or the data cannot be read.
     ///
     /// # Safety
     /// `to` has as many bytes, and nothing else uses them until the stream is idle.

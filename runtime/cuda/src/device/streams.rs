@@ -7,12 +7,10 @@ use symmc_plan::Lane;
 use crate::device::driver::{Device, LentStream, Stream};
 use crate::error::CudaError;
 
-/// The streams of a rank.
 #[derive(Debug)]
 pub struct Streams {
     /// The compute lane; runs begin and end here.
     pub compute: Stream,
-    /// The communication lane.
     pub comm: Stream,
 }
 

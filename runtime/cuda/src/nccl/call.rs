@@ -24,7 +24,6 @@ pub struct NcclCall {
 }
 
 impl NcclCall {
-    /// Where the operand and the result are.
     pub(crate) fn pointers(&self) -> [DevicePtr; 2] {
         [self.send, self.receive]
     }

@@ -28,11 +28,8 @@ use crate::device::launch::Address;
 use crate::error::CudaError;
 use crate::exchange::Exchange;
 
-/// What communicators are made with.
 pub struct Making<'a> {
-    /// The ranks of the run.
     pub exchange: &'a dyn Exchange,
-    /// The GPU of this rank.
     pub device: &'a Arc<Device>,
     /// This rank's symmetric arena: where it starts and its bytes, as many on all ranks. All of them are zero.
     pub arena: (Address, usize),
@@ -51,7 +48,6 @@ impl Making<'_> {
 /// In place of a group: all ranks of the run.
 const ALL: usize = usize::MAX;
 
-/// What a communicator for a variant is made with.
 fn config(variant: Variant) -> Config {
     let mut config = Config::default();
     config.blocking = 0;
@@ -61,7 +57,6 @@ fn config(variant: Variant) -> Config {
     config
 }
 
-/// A communicator, and the arena's window on it.
 #[derive(Debug)]
 struct Made {
     comm: Comm,
@@ -80,9 +75,6 @@ pub struct Communicators {
 impl Communicators {
     /// Makes those that these steps need, together with the other ranks. The library is only looked for if
     /// there are any.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add).
     pub fn new<'b>(
         steps: impl IntoIterator<Item = &'b BoundStep>,
         making: &Making<'_>,
@@ -103,10 +95,8 @@ impl Communicators {
         Communicators { made: parts.filter_map(of).collect(), ..Communicators::default() }
     }
 
-    /// Makes those that these steps need too.
-    ///
-    /// # Errors
-    /// There is no library, it lacks something, the machine gives no window, a rank fails or does not come.
+    /// Makes those that these steps need too. Fails if there is no library, it lacks something, the machine gives no
+    /// window, a rank fails or does not come.
     pub fn add<'b>(
         &mut self,
         steps: impl IntoIterator<Item = &'b BoundStep>,
@@ -138,9 +128,6 @@ impl Communicators {
     }
 
     /// Makes a communicator of all ranks with a window over the memory of `making`.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add).
     pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window, CudaError> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
@@ -209,7 +196,6 @@ impl Communicators {
         Ok(())
     }
 
-    /// The communicator of a group for a variant.
     pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm, CudaError> {
         let made = self.made.get(&(group, variant));
         let missing =
@@ -217,7 +203,6 @@ impl Communicators {
         made.map(|m| m.comm).ok_or_else(missing)
     }
 
-    /// The library, which there is where there are calls.
     pub(super) fn library(&self) -> Result<&'static Nccl, CudaError> {
         self.library.ok_or_else(|| CudaError::Unsupported("a call of NCCL without a communicator".into()))
     }
@@ -229,7 +214,6 @@ impl Communicators {
         unsafe { patience.settle(self.library()?, comm, call, code) }
     }
 
-    /// The version of the library, if it is used.
     pub fn version(&self) -> Option<Version> {
         self.library.map(Nccl::version)
     }
@@ -286,7 +270,6 @@ pub fn has(variant: Variant) -> bool {
     !variant.is_library() || Nccl::load().is_ok_and(|nccl| lacks(nccl, variant).is_none())
 }
 
-/// What the library lacks for a variant.
 pub(super) fn lacks(nccl: &Nccl, variant: Variant) -> Option<String> {
     match variant {
         Variant::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),

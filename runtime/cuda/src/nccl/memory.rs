@@ -38,10 +38,8 @@ unsafe impl Send for Own {}
 unsafe impl Sync for Own {}
 
 impl WindowMemory {
-    /// At least `len` bytes on each rank of the run.
-    ///
-    /// # Errors
-    /// There is no library, it has too little to offer, the GPU has not as many bytes, or a peer failed.
+    /// At least `len` bytes on each rank of the run. Fails if there is no library, it has too little to offer, the GPU
+    /// has not as many bytes, or a peer failed.
     pub fn new(
         device: &Arc<Device>,
         exchange: &dyn Exchange,
@@ -66,12 +64,10 @@ impl WindowMemory {
         Ok(memory)
     }
 
-    /// Where each rank's memory starts, as this rank maps it.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// The bytes of each rank's memory.
     pub fn bytes(&self) -> usize {
         self.len
     }

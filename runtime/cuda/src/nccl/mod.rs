@@ -42,7 +42,6 @@ pub struct Front {
     pub told: Option<Address>,
     /// A word that nobody reads.
     pub unread: Address,
-    /// What is stored.
     pub word: u32,
 }
 
@@ -56,9 +55,6 @@ impl Communicators {
 
     /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in
     /// front of them.
-    ///
-    /// # Errors
-    /// The library has no such collective.
     pub fn lower(
         &self,
         call: &BoundCollective,
@@ -114,10 +110,8 @@ impl Communicators {
         Ok(work)
     }
 
-    /// Puts a call on a stream. Returns when the library has put all of it there.
-    ///
-    /// # Errors
-    /// The library refuses, or a peer does not come where it connects ranks at the first call.
+    /// Puts a call on a stream. Returns when the library has put all of it there. Fails if the library refuses, or a
+    /// peer does not come where it connects ranks at the first call.
     ///
     /// # Safety
     /// The memory of the call exists, and all ranks of its group make the same calls in the same order.

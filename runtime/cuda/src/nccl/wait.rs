@@ -17,10 +17,8 @@ pub(super) struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Asks until `ask` has an answer.
-    ///
-    /// # Errors
-    /// `ask` failed, the run has ended elsewhere, or `what` took longer than the limit.
+    /// Asks until `ask` has an answer. Fails if `ask` failed, the run has ended elsewhere, or `what` took longer than
+    /// the limit.
     pub fn until<T>(
         &self,
         what: &str,
@@ -43,10 +41,8 @@ impl Patience<'_> {
         }
     }
 
-    /// Waits until a call on a communicator, which answered `code`, is done.
-    ///
-    /// # Errors
-    /// It failed, or as [`until`](Self::until).
+    /// Waits until a call on a communicator, which answered `code`, is done. Fails if the call failed, or as
+    /// [`until`](Self::until).
     ///
     /// # Safety
     /// The communicator exists.

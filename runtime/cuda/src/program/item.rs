@@ -12,7 +12,6 @@ use crate::nccl::call::NcclCall;
 /// A piece of work: which of which step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place {
-    /// The step.
     pub step: usize,
     /// Its number among the work of the step.
     pub number: usize,
@@ -23,7 +22,6 @@ pub struct Place {
 pub struct Nodes(Vec<Vec<SmallVec<[Node; 1]>>>);
 
 impl Nodes {
-    /// Notes the nodes of a piece of work.
     pub fn insert(&mut self, place: Place, nodes: &[Node]) {
         if self.0.len() <= place.step {
             self.0.resize_with(place.step + 1, Vec::new);
@@ -128,7 +126,6 @@ impl PortUses {
         (!found.by_library).then_some(&found.places)
     }
 
-    /// How many ports there are.
     pub fn count(&self) -> usize {
         self.0.len()
     }

@@ -37,18 +37,12 @@ use crate::{codegen::agreement, cudnn};
 use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
 
-/// What a program runs with on its rank.
 #[derive(Debug)]
 pub struct Parts<'a> {
-    /// The GPU.
     pub device: &'a Arc<Device>,
-    /// Where everything lies.
     pub addresses: &'a AddressMap,
-    /// The peers' memory.
     pub peers: &'a Peers,
-    /// What compute steps are lowered for.
     pub machine: &'a Machine,
-    /// The communicators of the library's own collectives.
     pub nccl: &'a Communicators,
     /// How algorithms of matrix products are chosen; the heuristic's first without.
     pub search: Option<&'a Search<'a>>,
@@ -83,16 +77,13 @@ impl std::fmt::Debug for Settled {
     }
 }
 
-/// A program that is compiled and loaded.
 pub struct DeviceProgram {
     steps: Vec<LoadedStep>,
-    /// Where data can be out of range.
     assertions: Assertions,
     /// Memory for one matrix product at a time.
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
     settled: Settled,
-    /// How many pieces of work it has.
     pieces: usize,
     uses: PortUses,
 }
@@ -104,10 +95,8 @@ unsafe impl Send for DeviceProgram {}
 unsafe impl Sync for DeviceProgram {}
 
 impl DeviceProgram {
-    /// Compiles and loads the steps of a rank.
-    ///
-    /// # Errors
-    /// A step has no form on a GPU, or a library that it needs is missing.
+    /// Compiles and loads the steps of a rank. Fails if a step has no form on a GPU, or a library that it needs is
+    /// missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
         let lowered = Lowered::new(rank, list, &parts.setting())?;
         if let (Some(search), None) = (parts.search, parts.settled) {
@@ -117,9 +106,6 @@ impl DeviceProgram {
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn of_work(
         list: &[BoundStep],
         lowered: Vec<Vec<Command>>,
@@ -174,15 +160,10 @@ impl DeviceProgram {
         Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
     }
 
-    /// What was chosen for it.
     pub fn settled(&self) -> &Settled {
         &self.settled
     }
 
-    /// Records `runs` runs, one after another, into one graph.
-    ///
-    /// # Errors
-    /// The driver refuses a launch.
     pub fn record(
         &self,
         bases: PortBases<'_>,
@@ -193,16 +174,12 @@ impl DeviceProgram {
         lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(bases, lanes, nccl)))
     }
 
-    /// Where data can be out of range.
     pub fn assertions(&self) -> &Assertions {
         &self.assertions
     }
 
     /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
     /// there begins after it.
-    ///
-    /// # Errors
-    /// The driver refuses a launch, or a library the addresses.
     pub fn enqueue(
         &self,
         bases: PortBases<'_>,
@@ -250,9 +227,6 @@ impl DeviceProgram {
     /// Puts one run on the streams, not as a graph, with an event before and after each step. What lies between
     /// the two events of a step is its time on the device; steps begin later than in a graph, because the host
     /// launches them one by one.
-    ///
-    /// # Errors
-    /// The driver refuses a launch.
     pub fn enqueue_timed(
         &self,
         bases: PortBases<'_>,
@@ -315,7 +289,6 @@ impl DeviceProgram {
 /// Puts a piece of work on a stream.
 type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<(), CudaError>;
 
-/// Looks up what launches name.
 struct Loader<'a> {
     module: Option<&'a Module>,
     functions: RefCell<IndexMap<(String, u32), Function>>,

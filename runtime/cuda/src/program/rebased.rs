@@ -10,7 +10,6 @@ use crate::error::CudaError;
 use crate::nccl::Communicators;
 
 impl DeviceProgram {
-    /// How many pieces of work it has.
     pub fn pieces(&self) -> usize {
         self.pieces
     }
@@ -47,9 +46,6 @@ impl DeviceProgram {
 
     /// Enqueues one run on streams that are recorded, as [`enqueue`](Self::enqueue), and says which nodes the work with
     /// pointers to ports became. Work that is not a chain of nodes is left out.
-    ///
-    /// # Errors
-    /// The driver refuses a launch.
     pub fn enqueue_noted(
         &self,
         bases: PortBases<'_>,
@@ -74,9 +70,6 @@ impl DeviceProgram {
     /// Sets the parameters of the nodes whose work holds pointers to ports with other bases, in a graph that was recorded with
     /// these nodes. Whether it can; if not, some of them may have changed. Work of libraries is recorded on `scratch`, and not
     /// run.
-    ///
-    /// # Errors
-    /// The driver refuses parameters, or a library the addresses.
     pub fn rebase(
         &self,
         from: PortBases<'_>,

@@ -32,7 +32,6 @@ use crate::{
     codegen::{refusal, scratch},
 };
 
-/// What runs need.
 pub(super) struct ExecutionContext {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
     pub resources: Resources<Programs, Vec<Memory>>,
@@ -158,7 +157,6 @@ impl ExecutionContext {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// What it takes of the device.
     pub fn taken(&self) -> Taken {
         let bytes: Vec<usize> = self.resources._memory.iter().map(Memory::len).collect();
         let [ordinary, words] = [0, 1].map(|at| bytes.get(at).copied().unwrap_or(0));
@@ -188,7 +186,6 @@ fn waits(limit: Duration, chaos: Option<u64>) -> Peers {
     Peers { limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), chaos, ..Peers::default() }
 }
 
-/// How large everything is, for some sizes of a program.
 pub(super) struct Sizes {
     pub ordinary: usize,
     /// The symmetric arena without the flags behind it.
@@ -208,10 +205,8 @@ impl Sizes {
         Sizes::new(arenas, bounds.map(Arc::new).collect())
     }
 
-    /// The same with so many bytes of symmetric memory of the caller.
-    ///
-    /// # Errors
-    /// The symmetric arena would be larger than any memory.
+    /// The same with so many bytes of symmetric memory of the caller. Fails if the symmetric arena would be larger than
+    /// any memory.
     pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<Sizes, RunError> {
         Ok(Sizes { symmetric: CallersPart::new(plan, callers)?.end(), ..self })
     }
@@ -240,7 +235,6 @@ impl Sizes {
         Sizes { ordinary, symmetric: symmetric.next_multiple_of(4096), control, words, bounds }
     }
 
-    /// The workspace of steps on a GPU.
     fn workspace(&self, machine: &Machine) -> usize {
         scratch::of_steps(self.steps(), machine)
     }
@@ -255,10 +249,7 @@ const SHARED_UNIT: usize = 2 << 20;
 
 /// What the session of a rank will take of its GPU: at most, for what depends on sizes and on what the caller lends. Told
 /// without a GPU, for one like those of the built-in profiles with every library there; what the driver, the vendor's
-/// libraries and code take for themselves is not in it.
-///
-/// # Errors
-/// The plan has no such rank, or GPUs cannot run a step.
+/// libraries and code take for themselves is not in it. Fails if the plan has no such rank, or GPUs cannot run a step.
 pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> Result<Taken, RunError> {
     refusal::accept(plan, &[])?;
     let attention = match gpu.products {

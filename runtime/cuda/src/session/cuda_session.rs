@@ -21,7 +21,6 @@ use crate::device::driver::{CallersContext, Copied, Device, Event, Memory, Relax
 use crate::error::CudaError;
 use crate::program::Settled;
 
-/// A plan on one rank and its GPU.
 pub struct CudaSession {
     pub(super) last: LastRun,
     /// `None` while it is given back, and once the session has ended.
@@ -92,11 +91,9 @@ impl LastRun {
 unsafe impl Send for CudaSession {}
 
 impl CudaSession {
-    /// Opens the session of a rank; returns when all ranks of the group have, and run the same.
-    ///
-    /// # Errors
-    /// The group has another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing,
-    /// or the other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
+    /// Opens the session of a rank; returns when all ranks of the group have, and run the same. Fails if the group has
+    /// another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing, or the
+    /// other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
     /// memory for the caller.
     pub fn open(
         plan: &CheckedPlan,
@@ -135,8 +132,7 @@ impl CudaSession {
     ///
     /// [start]: SessionRank::start
     ///
-    /// # Errors
-    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+    /// Fails if GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
     pub fn open_joined(request: &SessionRequest<'_>, gpu: &Gpu) -> Result<CudaSession, RunError> {
         let SessionRequest { rank: joined, plan, bindings, config } = *request;
         let comm = joined.comm();
@@ -189,16 +185,12 @@ impl CudaSession {
         ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
     }
 
-    /// The GPU.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
     /// The copies in the graph of the last run, with the addresses that it was recorded with; none if something was set or bound
     /// since. Small programs are enqueued piece by piece, at other addresses than their graph.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, RunError> {
         Ok(self.last.recording().map_or(Ok(vec![]), |recording| recording.copies())?)
     }

@@ -67,7 +67,6 @@ impl Flight {
         Ok(())
     }
 
-    /// The bucket of all runs, if it is one.
     pub fn bucket(&self) -> Option<usize> {
         let mut buckets = self.running.iter().map(|executable| executable.bound.bucket());
         let first = buckets.next()?;

@@ -55,7 +55,6 @@ impl Default for Gpu {
 }
 
 impl Gpu {
-    /// The GPU of this number.
     pub fn new(ordinal: u32) -> Gpu {
         Gpu { ordinal: Some(ordinal), ..Gpu::default() }
     }
@@ -82,13 +81,11 @@ impl Gpu {
         self
     }
 
-    /// Who allocates the symmetric arena.
     #[must_use]
     pub fn with_arena(self, arena: ArenaSource) -> Gpu {
         Gpu { arena, ..self }
     }
 
-    /// How algorithms of matrix products are chosen, and who computes attention.
     #[must_use]
     pub fn with_products(self, products: Products) -> Gpu {
         Gpu { products, ..self }
@@ -100,7 +97,6 @@ impl Gpu {
         Gpu { kept, ..self }
     }
 
-    /// Whether an error of a run that does not go on names the step, where that is one of NCCL's collectives.
     #[must_use]
     pub fn with_progress(self, progress: Progress) -> Gpu {
         Gpu { progress, ..self }

@@ -118,7 +118,6 @@ fn places() -> MutexGuard<'static, BTreeMap<Identity, Arc<Place>>> {
     PLACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A tensor on a GPU.
 struct Copy {
     identity: Identity,
     memory: Memory,

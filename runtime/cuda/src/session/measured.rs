@@ -18,7 +18,6 @@ use crate::config::CudaConfig;
 use crate::device::driver::{Event, Graph};
 use crate::device::launch::Address;
 
-/// How a plan is measured.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProgramBench {
     /// Replays that count.
@@ -44,10 +43,8 @@ struct RecordedRuns {
 const SAMPLE: usize = 262_139;
 
 /// Measures a plan on a rank that has joined the others and starts with them; the least, median and most microseconds of one
-/// run. All ranks call this together.
-///
-/// # Errors
-/// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+/// run. All ranks call this together. Fails if GPUs cannot run a step, there is no such GPU, a library or memory is
+/// missing, or a peer failed.
 pub fn program(
     request: &SessionRequest<'_>,
     gpus: &CudaConfig,
@@ -82,10 +79,7 @@ impl CudaSession {
     }
 
     /// Draws the data of all inputs; large ones repeat what was drawn. Constants are as they are. How long a product of
-    /// matrices takes depends on its data.
-    ///
-    /// # Errors
-    /// Inputs cannot be drawn, there is no memory, or the device failed.
+    /// matrices takes depends on its data. Fails if inputs cannot be drawn, there is no memory, or the device failed.
     fn draw_inputs(&mut self, source: &symmc_ir::Graph, bindings: &Bindings) -> Result<(), RunError> {
         let seeds = Seeds::new(source, bindings, SeedConfig::new(1));
         let bound = self.ports.sized()?.bound.clone();
@@ -114,10 +108,8 @@ impl CudaSession {
         Ok(self.context()?.resources.streams.compute.synchronize()?)
     }
 
-    /// Records so many runs into one graph; together with all ranks.
-    ///
-    /// # Errors
-    /// An input has no data, peers run with other sizes, or the driver refuses a launch.
+    /// Records so many runs into one graph; together with all ranks. Fails if an input has no data, peers run with
+    /// other sizes, or the driver refuses a launch.
     fn record_runs(&mut self, count: u32) -> Result<RecordedRuns, RunError> {
         let recording = self.next()?;
         let resources = &self.context()?.resources;
@@ -128,9 +120,6 @@ impl CudaSession {
     }
 
     /// Runs a graph, and waits for its end; its time on the device in microseconds.
-    ///
-    /// # Errors
-    /// As [`DeviceSession::run`].
     fn replay(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
         begin.record(&self.context()?.resources.streams.compute)?;

@@ -12,7 +12,6 @@ use crate::device::driver::{Holder, Memory};
 use crate::device::launch::Address;
 use crate::device::staging;
 
-/// The memory of one run.
 pub(super) struct Resolved {
     /// Where ports begin, and what is copied. An input that the plan holds elsewhere, or an output that an input holds, has
     /// its address in the place of a base.
@@ -62,7 +61,6 @@ impl PortDevice for CudaSession {
 }
 
 impl CudaSession {
-    /// Copies data of the host to memory that no run touches now.
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
         self.upload_all(&[(to, InputData::Memory(data))])
     }

@@ -9,7 +9,6 @@ use super::recording::{Recording, RecordingKey};
 use crate::device::driver::{Memory, Stream};
 use crate::program::DeviceProgram;
 
-/// The programs of a session.
 pub(super) struct Programs {
     pub recent: Recent<RecordingKey, Arc<Recording>>,
     /// What had to go while it may still run.
@@ -22,7 +21,6 @@ pub(super) struct Programs {
     refused: Vec<Arc<str>>,
     /// How many recordings took over other memory.
     pub moved: u64,
-    /// How many runs were recorded.
     pub recorded: u64,
 }
 

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 pub(super) struct Heard {
     /// One more than the step that began last; 0 before the first.
     word: u32,
-    /// When that changed.
     changed: Instant,
     last: Instant,
 }

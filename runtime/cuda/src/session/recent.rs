@@ -34,18 +34,15 @@ impl<K: PartialEq, V> Recent<K, V> {
         self.entries.iter().rev().find_map(|(key, value)| make(key, value))
     }
 
-    /// What is at this place.
     pub fn at(&self, at: usize) -> Option<&V> {
         self.entries.get(at).map(|(_, value)| value)
     }
 
-    /// Takes out the value of a key.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let at = self.entries.iter().position(|(known, _)| known == key)?;
         Some(self.entries.remove(at).1)
     }
 
-    /// Takes out what is at this place.
     pub fn take(&mut self, at: usize) -> Option<(K, V)> {
         (at < self.entries.len()).then(|| self.entries.remove(at))
     }

@@ -26,7 +26,6 @@ pub(super) struct Move {
     pub bytes: usize,
 }
 
-/// What tells recordings apart.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct RecordingKey {
     /// The sizes in words.
@@ -69,7 +68,6 @@ pub(super) struct Recording {
     memory: Vec<Arc<Memory>>,
 }
 
-/// Copies on a stream.
 fn copy(moves: &[Move], stream: &Stream) -> Result<(), CudaError> {
     // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
     moves.iter().try_for_each(|m| unsafe { stream.copy(m.to, m.from, m.bytes) })
@@ -91,9 +89,6 @@ fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>, Cuda
 
 impl Recording {
     /// Records a program in this memory. With `is_noted` it can get other bases later.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn new(
         program: Arc<DeviceProgram>,
         bound: Arc<Bound>,
@@ -147,9 +142,6 @@ impl Recording {
     }
 
     /// Puts one run on streams, as what they record or run.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
         copy(&self.key.moves[0], &streams.compute)?;
         self.executable.program.enqueue(self.key.bases(), streams, nccl)?;
@@ -157,9 +149,6 @@ impl Recording {
     }
 
     /// The same step by step, with an event before and after each.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn put_timed(&self, streams: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
         copy(&self.key.moves[0], &streams.compute)?;
         let events = self.executable.program.enqueue_timed(self.key.bases(), streams, nccl)?;
@@ -167,10 +156,6 @@ impl Recording {
         Ok(events)
     }
 
-    /// What is copied in a run.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
         self.executable.graph.copies()
     }
@@ -193,7 +178,6 @@ impl Recording {
         Some(far)
     }
 
-    /// How many copies there are in a run.
     pub fn copied(&self) -> usize {
         self.key.moves.iter().map(Vec::len).sum()
     }

@@ -25,7 +25,6 @@ pub(crate) struct Report<'a> {
     pub status: &'a Pinned,
     pub bound: &'a Bound,
     pub assertions: &'a Assertions,
-    /// The number of the run.
     pub run: u64,
     /// The longest wait for a peer.
     pub limit: Duration,

@@ -56,10 +56,8 @@ impl<P, M> Resources<P, M> {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Does something that leaves work on the device; remembers if that fails.
-    ///
-    /// # Errors
-    /// Something failed earlier, or as `work`.
+    /// Does something that leaves work on the device; remembers if that fails. Fails if something failed earlier, or as
+    /// `work`.
     pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
         if self.failed.load(Ordering::Relaxed) {
             let text = "an earlier run of this session failed: a new session is needed";
@@ -70,9 +68,6 @@ impl<P, M> Resources<P, M> {
 
     /// Replays a graph of one of the programs and waits for it as [`wait::until_idle`]; its time on the device
     /// in microseconds.
-    ///
-    /// # Errors
-    /// As [`attempt`](Self::attempt) and [`wait::until_idle`].
     ///
     /// # Safety
     /// The graph uses nothing but these parts.

@@ -100,7 +100,6 @@ impl CudaSession {
         }
     }
 
-    /// Whether what is put on a stream of the caller is recorded.
     fn is_recorded(&self, stream: &Stream) -> Result<bool, RunError> {
         let known = self.flight.stream == Some(stream.handle().addr());
         if !known && !stream.is_of_device()? {
@@ -134,7 +133,6 @@ impl CudaSession {
         self.flight.put(stream, &recording.executable, self.runs, runs)
     }
 
-    /// Launches one run piece by piece.
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
         let Some(context) = &mut self.context else { return Err(gave_back().into()) };
         // SAFETY: as for the other one.
@@ -345,7 +343,6 @@ impl CudaSession {
         self.failure.insert(error).clone()
     }
 
-    /// Waits until all runs have ended.
     pub(super) fn until_idle(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
         if !self.flight.pending {
             return self.look().map(drop);

@@ -23,7 +23,6 @@ struct KeptInput {
 }
 
 impl CudaSession {
-    /// Opens another program; its number.
     pub(super) fn add_program(&mut self, plan: &CheckedPlan) -> Result<usize, RunError> {
         self.until_idle(None)?;
         let made = self.prepare_program(plan);
@@ -121,7 +120,6 @@ impl CudaSession {
         Ok(())
     }
 
-    /// The inputs and outputs of an open program.
     fn ports_of(&mut self, program: usize) -> Option<&mut Ports<Memory>> {
         match program == self.program {
             true => self.arrangement.is_open(program).then_some(&mut self.ports),
@@ -129,7 +127,6 @@ impl CudaSession {
         }
     }
 
-    /// Forgets the last recording of each program.
     pub(super) fn drop_recordings(&mut self) {
         self.last = LastRun::Unknown;
         self.parked.iter_mut().flatten().for_each(|parked| parked.last = LastRun::Unknown);
@@ -148,7 +145,6 @@ impl CudaSession {
         Ok(Sizes::of_programs(placed, [self.arrangement.ordinary(), self.arrangement.symmetric()], rank))
     }
 
-    /// Has calls be about a program.
     pub(super) fn activate(&mut self, program: usize) -> Result<(), RunError> {
         if program == self.program {
             return Ok(());

@@ -14,9 +14,6 @@ const ENDING: Duration = Duration::from_secs(3);
 
 /// Replays a graph and waits as [`until_idle`]; its time on the device in microseconds.
 ///
-/// # Errors
-/// The driver refuses, or as [`until_idle`].
-///
 /// # Safety
 /// Everything that the graph uses exists.
 pub(crate) unsafe fn replay(
@@ -41,9 +38,6 @@ pub(crate) fn idle(streams: &Streams) -> bool {
 
 /// Waits for both streams. `alive` is asked now and then; when it fails the kernels that wait for peers are told
 /// to end through the status words. Kernels may still run after a failure.
-///
-/// # Errors
-/// `alive` failed, or the device did.
 pub(crate) fn until_idle(
     streams: &Streams,
     status: &Pinned,

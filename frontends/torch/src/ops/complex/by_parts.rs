@@ -89,7 +89,6 @@ pub(super) fn knows(target: &str) -> bool {
     is_of(MOVING, target) || is_of(FILLING, target)
 }
 
-/// Lowers a call of one of these ops.
 pub(super) fn lower(c: &mut Call<'_, '_>, target: &str, rule: Rule) -> Lowered {
     match is_of(FILLING, target) {
         true => fill(c, rule),

@@ -65,7 +65,6 @@ struct Signal {
 }
 
 impl Signal {
-    /// The first operand, in the dtype of the result.
     fn of_first(c: &mut Call<'_, '_>) -> Lowered<Signal> {
         let dtype = declared(c)?.dtype;
         let x = c.first()?;
@@ -104,7 +103,6 @@ impl Signal {
         }
     }
 
-    /// Transforms an axis.
     fn turn(&mut self, c: &mut Call<'_, '_>, axis: usize, forward: bool, scale: Scale) -> Lowered {
         let n = c.extent(self.real, axis);
         let (cos, sin) = roots(c, &n, [&n, &n], scale, c.dtype(self.real))?;
@@ -159,7 +157,6 @@ fn scaling(c: &Call<'_, '_>) -> Lowered<Scale> {
     }
 }
 
-/// What `norm` says of a transform in this direction.
 fn norm(c: &Call<'_, '_>, forward: bool) -> Lowered<Scale> {
     match c.opt_string("norm")? {
         None | Some("backward") => Ok(if forward { Scale::One } else { Scale::Extent }),
@@ -293,7 +290,6 @@ fn weights(c: &mut Call<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> Lowered<V
     c.reshape(weights, vec![rows.clone(), 1.into()])
 }
 
-/// A product with a matrix along an axis.
 fn along(c: &mut Call<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> Lowered<ValueId> {
     let rank = c.rank(x);
     let order: Vec<usize> = (0..rank).filter(|&a| a != axis).chain([axis]).collect();

@@ -34,7 +34,6 @@ pub(super) fn done(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> L
     c.done(z)
 }
 
-/// The type of what is held for the result.
 pub(super) fn declared(c: &Call<'_, '_>) -> Lowered<Type> {
     match result(c) {
         Some(name) => Ok(c.lowering.held(name)?),

@@ -26,7 +26,6 @@ impl Part {
         all_multiples_of(self.addresses(from, to), 16)
     }
 
-    /// The parameters of a kernel for it alone.
     fn params(&self, running: &Running) -> BarrierParams {
         let Part { from, to, count } = *self;
         BarrierParams { base: running.group(), from, to, count, row: 0 }
@@ -259,7 +258,6 @@ pub(super) fn reduce(
     }
 }
 
-/// How bytes move behind a barrier.
 struct Moves {
     sends: Sends,
     exit: ExitBarrier,
@@ -298,7 +296,6 @@ pub(super) fn unit(
     }
 }
 
-/// A cell of one rank: the operand is the result.
 pub(super) fn alone(running: &Running) -> Vec<Command> {
     let [from, to] = [running.operand, running.result];
     let nothing_sent = matches!(&running.bound.kind, Kind::Permute { pairs } if pairs.is_empty());

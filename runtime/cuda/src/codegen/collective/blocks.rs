@@ -90,7 +90,6 @@ impl Protocol {
 /// Each multiprocessor sends and asks for only so much at a time, so that from a few hundred KiB on every variant gains
 /// from all of them; small ones do not, and blocks that meet cost two flags for each peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
 pub struct BlockCounts {
     pub ll: Blocks,
     pub ll128: Blocks,

@@ -12,7 +12,6 @@ use super::peers::Peers;
 use crate::device::launch::{Address, DevicePtr};
 use crate::error::CudaError;
 
-/// One collective of one rank.
 pub(super) struct Running<'a> {
     pub bound: &'a BoundCollective,
     peers: &'a Peers,
@@ -55,7 +54,6 @@ impl<'a> Running<'a> {
         Ok(Running { me, ..running })
     }
 
-    /// The parameters that all kernels share.
     pub fn group(&self) -> GroupParams {
         let peers = self.peers;
         let control = peers.arena.next_multiple_of(control::PAGE) + control::flags_at(self.bound.group);
@@ -147,7 +145,6 @@ impl<'a> Running<'a> {
         Ok((tables, staging, control.staged))
     }
 
-    /// The protocol of messages of so many bytes.
     pub fn protocol(&self, message: usize) -> Protocol {
         if self.peers.thresholds.is_ll(message as u64, self.n as u64) {
             Protocol::Ll
@@ -167,12 +164,10 @@ impl<'a> Running<'a> {
         (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 
-    /// The operand of number `p`, which has `bytes` bytes.
     pub fn operand_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
         if p == self.me { Ok(self.operand) } else { self.region_of("operand", &self.bound.operand, p, bytes) }
     }
 
-    /// The result of number `p`, which has `bytes` bytes.
     pub fn result_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
         if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
     }

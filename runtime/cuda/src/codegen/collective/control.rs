@@ -21,7 +21,6 @@ pub const MAX_BLOCKS: usize = 128;
 /// The most ranks of a cell.
 pub const MAX_RANKS: usize = 8;
 const _: () = assert!(MAX_RANKS == GPU_CELL as usize, "plans leave larger cells to the library");
-/// The bytes of the status words.
 pub const STATUS_BYTES: usize = 128;
 /// The bytes of a block that are on their way to one peer at a time, where rows go through staging.
 pub const STAGED: usize = 16 << 10;
@@ -40,7 +39,6 @@ const WORDS: usize = MAX_BLOCKS * 16;
 /// What the control region behind the arena of each rank holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Control {
-    /// The groups of the plan.
     pub groups: usize,
     /// The most ranks of a cell that runs an all-to-all with sizes on the device; 0 if none does.
     pub exchanging: usize,
@@ -49,7 +47,6 @@ pub struct Control {
 }
 
 impl Control {
-    /// Its bytes.
     pub fn bytes(&self) -> usize {
         let staging = 2 * self.exchanging * MAX_BLOCKS * self.staged;
         (self.staging_at() + staging).next_multiple_of(PAGE)
@@ -123,18 +120,14 @@ struct Status {
     sizes: [AtomicU64; MAX_RANKS],
 }
 
-/// A wait that reached its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missed {
     /// The number of the program in its session, modulo 256.
     pub program: u8,
-    /// The step that waited.
     pub step: usize,
     /// The rank that did not come. Others may be missing too.
     pub peer: u32,
-    /// The group of the step.
     pub group: usize,
-    /// The block that waited.
     pub block: u32,
     /// What it waited for: the number of a barrier, or the flag of an epoch of LL.
     pub awaited: u64,
@@ -145,7 +138,6 @@ pub struct Missed {
 pub struct Unfit {
     /// The number of the program in its session, modulo 256.
     pub program: u8,
-    /// The step.
     pub step: usize,
     /// The rank whose sizes they are.
     pub rank: u32,

@@ -46,9 +46,6 @@ struct Rows<'a> {
 /// What an all-reduce, the addition behind it and perhaps the norm of the sum do on the device. Where the sizes of a
 /// run have no kernel for all of them, the last ones have kernels of their own. `None` where their layouts do not allow
 /// one.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(
     step: usize,
     members: &[Member],

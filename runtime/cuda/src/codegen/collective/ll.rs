@@ -117,7 +117,6 @@ fn all_vectors(from: &[DevicePtr], out: &[DevicePtr]) -> bool {
     all_multiples_of(from.iter().chain(out).copied(), 8)
 }
 
-/// An all-gather or an all-to-all.
 pub(super) fn movement(running: &Running) -> Result<Prepared, CudaError> {
     let pieces = Pieces::of(running)?;
     let apart = pieces.piece;

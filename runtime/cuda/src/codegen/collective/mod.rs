@@ -104,10 +104,8 @@ use crate::codegen::compile::Source;
 use crate::error::CudaError;
 use crate::nccl::by_library;
 
-/// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports.
-///
-/// # Errors
-/// The group has more ranks than kernels are made for, or the call does not fit its memory.
+/// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports. Fails if the
+/// group has more ranks than kernels are made for, or the call does not fit its memory.
 pub fn lower(
     step: usize,
     call: &BoundCollective,

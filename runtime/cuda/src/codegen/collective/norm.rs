@@ -25,7 +25,6 @@ use crate::error::CudaError;
 /// element.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FusedNorm {
-    /// The operand of the all-reduce.
     pub operand: DevicePtr,
     /// What is added to the reduction.
     pub residual: DevicePtr,
@@ -72,9 +71,6 @@ impl FusedNorm {
 }
 
 /// The launch that runs `call` and what follows it; `None` if they do not fit one kernel.
-///
-/// # Errors
-/// As for [`super::lower`].
 pub fn lower_norm(
     step: usize,
     call: &BoundCollective,

@@ -7,7 +7,6 @@ use super::control::{MAX_BLOCKS, MAX_RANKS};
 use crate::device::launch::{Address, CudaStruct, DevicePtr, plain};
 
 plain! {
-    /// What every kernel knows of its group.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct GroupParams {
         /// Where each rank's flags of the group lie, `[MAX_BLOCKS][MAX_RANKS]`.
@@ -103,9 +102,7 @@ plain! {
     /// Of all-to-alls with sizes on the device.
     #[derive(PartialEq, Debug, Default)]
     pub(super) struct SplitsParams extends GroupParams as base {
-        /// The operands.
         pub from: [DevicePtr; MAX_RANKS],
-        /// The result.
         pub to: DevicePtr,
         /// The table of each number: `[block][sender][receiver]`.
         pub sizes: [Address; MAX_RANKS],
@@ -114,7 +111,6 @@ plain! {
         /// How many rows go to each number, and where the kernel stores how many come.
         pub sent: DevicePtr,
         pub received: DevicePtr,
-        /// The bytes of a row.
         pub row: u64,
         /// The rows of the operand, and of the result.
         pub capacity: u64,
@@ -178,7 +174,6 @@ plain! {
 pub(super) const MOST_TURNS: usize = 16;
 
 plain! {
-    /// The collectives of a kernel.
     pub(super) struct Turns {
         pub of: [Turn; MOST_TURNS],
     }

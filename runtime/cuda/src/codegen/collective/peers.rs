@@ -10,7 +10,6 @@ use crate::device::launch::{Address, DevicePtr};
 /// What a rank's kernels know of the run.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Peers {
-    /// This rank.
     pub rank: u32,
     /// The number of the program in its session, modulo 256: reports of waits have it above the step.
     pub program: u8,
@@ -18,7 +17,6 @@ pub struct Peers {
     pub arenas: Vec<Address>,
     /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096.
     pub arena: usize,
-    /// What the control region holds.
     pub control: Control,
     /// [`local_bytes`](super::local_bytes) bytes of device memory of this rank alone, at a multiple of 16.
     pub local: Address,
@@ -36,14 +34,10 @@ pub struct Peers {
     pub links: Links,
 }
 
-/// Where on this rank a collective finds what is its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ends {
-    /// The operand.
     pub operand: DevicePtr,
-    /// The result.
     pub result: DevicePtr,
-    /// The sizes of an all-to-all with sizes on the device.
     pub sizes: Option<Sizes>,
 }
 
@@ -62,8 +56,6 @@ pub fn unread(peers: &Peers) -> Address {
 /// Where the sizes lie on a rank: those that it sends, and those that it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// What it sends.
     pub sent: DevicePtr,
-    /// What it receives.
     pub received: DevicePtr,
 }

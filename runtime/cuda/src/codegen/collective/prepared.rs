@@ -14,7 +14,6 @@ use crate::error::CudaError;
 /// Operations that reach peers.
 pub(super) const DEVICE: &str = include_str!("kernels/device.cu");
 
-/// The kernels.
 const KERNELS: &str = concat!(
     include_str!("kernels/waits.cu"),
     include_str!("kernels/elements.cu"),
@@ -33,13 +32,11 @@ const CHAOS: &str = "#define SYMMC_CHAOS\n";
 /// What stands before them where links may split lines of LL128.
 const SPLIT_LL128: &str = "#define SYMMC_SPLIT_LL128\n";
 
-/// A kernel to be launched.
 pub(super) struct Prepared {
     /// What it does, for profilers.
     pub what: String,
     /// Its body, without namespace.
     pub body: String,
-    /// Its parameters and their type.
     pub params: (&'static str, Param),
     /// A second parameter and its type.
     pub beside: Option<(&'static str, Param)>,
@@ -102,7 +99,6 @@ pub(super) fn reduction(dtype: DType, op: ReduceOp) -> (String, &'static str) {
 /// What a rank sends to its peers.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Sends {
-    /// The same bytes to all.
     One,
     /// To each its own.
     Each,

@@ -18,9 +18,6 @@ use crate::codegen::setting::Setting;
 use crate::error::CudaError;
 
 /// The kernel of an all-gather and of a copy of a view of its result. `None` where their layouts do not allow one.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(
     step: usize,
     members: &[Member],

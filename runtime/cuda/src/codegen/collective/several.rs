@@ -31,9 +31,6 @@ struct Between {
 
 /// The launches that run these collectives on this rank as one step. `None` if they are no collectives of one group and one variant that
 /// has such a kernel.
-///
-/// # Errors
-/// As for [`super::lower`].
 pub fn lower_several(
     step: usize,
     members: &[Member],
@@ -131,7 +128,6 @@ fn prepared(first: &Running<'_>, mut parts: Vec<Between>) -> Prepared {
     }
 }
 
-/// The grids of kernels of a variant.
 fn grids(counts: &BlockCounts, variant: Variant) -> &Blocks {
     match variant {
         Variant::OneShot => &counts.one_shot,

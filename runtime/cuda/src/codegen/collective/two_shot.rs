@@ -91,9 +91,6 @@ fn pushed(
 
 /// The launch that runs `call` on this rank, whose own operand and result lie at these addresses, and the addition;
 /// `None` if it does not go by stores alone.
-///
-/// # Errors
-/// As for [`super::lower`].
 pub fn lower_addition(
     step: usize,
     call: &BoundCollective,

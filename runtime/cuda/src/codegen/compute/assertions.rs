@@ -8,43 +8,32 @@ use symmc_runtime::kernels::KernelError;
 /// A device-side assertion: a place in the program where data can be out of range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assertion {
-    /// The step.
     pub step: usize,
-    /// What data can do there.
     pub fault: Fault,
 }
 
-/// What data can do that is an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Index beyond an axis.
     Index(Indexed),
     /// End a group before the one in front of it, or beyond so many rows.
     GroupEnd {
-        /// The rows.
         rows: usize,
     },
-    /// Divide an integer by zero.
     Divisor,
 }
 
-/// An axis that data indexes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Indexed {
-    /// The axis of the first operand.
     pub axis: usize,
-    /// Its extent.
     pub extent: usize,
 }
 
-/// The assertions of a program.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Assertions {
     list: Vec<Assertion>,
 }
 
 impl Assertions {
-    /// No assertions.
     pub fn new() -> Assertions {
         Assertions::default()
     }
@@ -55,7 +44,6 @@ impl Assertions {
         self.list.len() as u32
     }
 
-    /// The step and the error that a status word reports.
     pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
         let assertion = self.list.get((status[1] as usize).checked_sub(1)?)?;
         let found = status[0] as i64;

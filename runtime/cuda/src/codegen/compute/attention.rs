@@ -36,7 +36,6 @@ const MOST_SPLITS: usize = 64;
 /// Dynamic shared memory that a block may have.
 pub(super) const MOST_SHARED: usize = 160 << 10;
 
-/// The extents of one attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extents {
     /// Heads of keys over the batch.
@@ -49,7 +48,6 @@ pub(super) struct Extents {
     pub f: usize,
 }
 
-/// Which kernel does the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Algorithm {
     /// A lane scores a key; a warp works on this many rows.
@@ -64,7 +62,6 @@ enum Algorithm {
 const MANY_ROWS: usize = 32;
 
 impl Algorithm {
-    /// Rows of a block.
     fn rows(self) -> usize {
         match self {
             Algorithm::CudaCores(rows) => rows * WARPS,
@@ -97,7 +94,6 @@ impl Algorithm {
     }
 }
 
-/// How the work is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Split {
     algorithm: Algorithm,
@@ -197,7 +193,6 @@ fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     (1..most).find(even).unwrap_or(most)
 }
 
-/// The bytes of an element as it is computed.
 pub(super) fn wide(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
@@ -256,7 +251,6 @@ pub(super) fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
     width
 }
 
-/// An attention to be lowered.
 struct Lowered<'a> {
     x: Extents,
     dtype: DType,
@@ -328,7 +322,6 @@ pub(super) fn lower(
     Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
-/// Which blocks a kernel computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Redo {
     All,
@@ -413,7 +406,6 @@ impl Lowered<'_> {
         Kernel::flat(entry, rows, 128, params.map(Into::into).collect())
     }
 
-    /// The kernels of an algorithm.
     fn kernels(
         &self,
         algorithm: Algorithm,
@@ -522,7 +514,6 @@ fn broadcast_rows(
     Ok(Rows::new(l.at(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
 }
 
-/// The shape of the queries with another last axis.
 fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
     let mut shape = q.shape.to_vec();
     if let Some(last) = shape.last_mut() {
@@ -531,7 +522,6 @@ fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
     shape
 }
 
-/// Where q, k, v, the mask and the result lie.
 pub(super) fn places(
     x: &Extents,
     o: &Operands<'_, Located>,

@@ -95,7 +95,6 @@ pub(super) fn lower(
     Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
-/// Zeros as all results.
 fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let mut out = Vec::new();
     for result in results.iter().filter(|r| !r.shape.contains(&0)) {
@@ -142,7 +141,6 @@ fn sees_all(band: &Band, x: &Extents) -> bool {
     first_sees && last_sees && width
 }
 
-/// Where the gradients and the log-sum-exp lie.
 struct Places {
     gradient: Rows,
     sums: Rows,
@@ -187,7 +185,6 @@ impl Places {
     }
 }
 
-/// The two kernels.
 fn own_kernels(
     scores: &Scores<'_>,
     x: &Extents,

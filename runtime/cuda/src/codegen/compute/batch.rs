@@ -23,9 +23,6 @@ use crate::error::CudaError;
 /// What products do on the device: as one, or one after another; as one with the rotary embeddings of what they give, or `None`
 /// where there is no such kernel. `memory` says in which memory a value lies whose
 /// places are as far apart on all ranks, if it lies in one.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(
     steps: &[Operation<'_>],
     memory: &dyn Fn(&Located) -> Option<usize>,

@@ -37,7 +37,6 @@ pub(crate) struct Settled {
     chosen: Arc<[bool]>,
 }
 
-/// Those that kernels do all.
 fn none(all: &[&Candidates]) -> (Vec<Option<Prepared>>, Settled) {
     let chosen = vec![false; all.len()].into();
     (all.iter().map(|_| None).collect(), Settled { planner: None, chosen })
@@ -61,9 +60,6 @@ fn again(
 
 /// Prepares those attentions that the library is to compute, as was settled or as is found now; `None` for those that
 /// kernels do. Where it is not settled, all ranks call this with attentions of the same shapes.
-///
-/// # Errors
-/// A peer failed, or the device.
 pub(crate) fn attentions(
     settled: Option<&Settled>,
     search: Option<&Search<'_>>,
@@ -249,7 +245,6 @@ mod tests {
         Candidates { attention, room: 0, numbers: None, filled: vec![], amend: None, own: vec![] }
     }
 
-    /// What both ranks answer.
     fn on_both<T: Send>(of: impl Fn(&Rank<'_>) -> T + Sync) -> [T; 2] {
         let pair = Pair::new();
         std::thread::scope(|scope| {

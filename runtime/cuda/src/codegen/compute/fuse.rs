@@ -14,9 +14,6 @@ use crate::codegen::command::Command;
 use crate::error::CudaError;
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
@@ -32,7 +29,6 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
     Ok(Some(map.finish("fused", l).into_iter().collect()))
 }
 
-/// Whether the results of steps have one shape.
 pub(super) fn fit(steps: &[Operation<'_>], shape: &[usize]) -> bool {
     steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape))
 }

@@ -16,7 +16,6 @@ use crate::device::launch::{DevicePtr, Kernel};
 /// An attention in both forms.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Candidates {
-    /// As the library takes it.
     pub attention: Attention,
     /// The bytes of the workspace that are the library's.
     pub room: usize,
@@ -41,7 +40,6 @@ impl Candidates {
 /// Memory that is set before kernels and the library are timed: so that all columns are seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filled {
-    /// Where it begins.
     pub at: DevicePtr,
     /// How long it is.
     pub bytes: usize,
@@ -68,7 +66,6 @@ pub(super) struct Tensors<'a> {
     pub k: &'a Located,
     pub v: &'a Located,
     pub r: &'a Located,
-    /// The log-sum-exp of each row.
     pub sums: Option<&'a Located>,
     /// For the gradients: that of the result, those of queries, keys and values, and memory for a number for each row.
     pub gradients: Option<([&'a Located; 4], DevicePtr)>,

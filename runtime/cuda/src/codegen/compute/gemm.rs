@@ -21,11 +21,9 @@ use crate::error::{CudaError, trust_loader_path};
 /// A matrix of a product: `[rows, columns]` with one unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Matrix {
-    /// The first element.
     pub at: DevicePtr,
     /// Elements between neighbours along the axis without unit stride.
     pub step: usize,
-    /// Which axis has unit stride.
     pub order: Order,
     /// Elements between the matrices of a batch; 0 where all share one.
     pub batch: isize,
@@ -44,7 +42,6 @@ pub enum Order {
 /// f32 (f64 for f64), without TF32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
-    /// The dtype of all three.
     pub dtype: DType,
     /// Rows of the result.
     pub m: usize,
@@ -52,18 +49,14 @@ pub struct Gemm {
     pub n: usize,
     /// Terms of each sum; at least 1.
     pub k: usize,
-    /// The number of products.
     pub batch: usize,
-    /// The left operand.
     pub a: Matrix,
-    /// The right operand.
     pub b: Matrix,
     /// The result; its rows are contiguous.
     pub c: Matrix,
 }
 
 impl Gemm {
-    /// The pointers to the matrices.
     pub(crate) fn pointers(&self) -> [DevicePtr; 3] {
         [self.a.at, self.b.at, self.c.at]
     }
@@ -156,7 +149,6 @@ pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
     Ok((format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100), at))
 }
 
-/// Prepares matrix products on one device.
 #[derive(Clone)]
 pub struct GemmPlanner {
     handle: Arc<Handle>,
@@ -164,16 +156,12 @@ pub struct GemmPlanner {
 
 impl GemmPlanner {
     /// A planner for the device, whose context is current.
-    ///
-    /// # Errors
-    /// cuBLASLt is not there, or does not start.
     pub fn new(device: &Arc<Device>) -> Result<GemmPlanner, CudaError> {
         present()?;
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
         Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
     }
 
-    /// The version of the library.
     pub(crate) fn version(&self) -> usize {
         // SAFETY: the library is there; it only tells its version.
         unsafe { sys::cublasLtGetVersion() }
@@ -181,9 +169,6 @@ impl GemmPlanner {
 
     /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
     /// heuristic names.
-    ///
-    /// # Errors
-    /// The library has no algorithm for it.
     pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared, CudaError> {
         let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
         let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
@@ -191,9 +176,6 @@ impl GemmPlanner {
     }
 
     /// Algorithms for a product whose matrices have at least these alignments, the most promising first.
-    ///
-    /// # Errors
-    /// The library refuses the product.
     pub(crate) fn candidates(
         &self,
         gemm: &Gemm,
@@ -232,9 +214,6 @@ impl GemmPlanner {
     }
 
     /// Prepares a product by this algorithm with `workspace` bytes of memory beside it.
-    ///
-    /// # Errors
-    /// The library does not run the product so.
     pub(crate) fn prepare_as(
         &self,
         gemm: &Gemm,
@@ -275,7 +254,6 @@ fn no_algorithm(gemm: &Gemm, status: sys::cublasStatus_t) -> CudaError {
     CudaError::Library { call, detail: format!("{status:?}") }
 }
 
-/// A product with its algorithm.
 #[derive(Clone)]
 pub struct Prepared {
     handle: Arc<Handle>,
@@ -286,7 +264,6 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The product.
     pub(crate) fn gemm(&self) -> Gemm {
         self.gemm
     }
@@ -297,9 +274,6 @@ impl Prepared {
     }
 
     /// Enqueues the product.
-    ///
-    /// # Errors
-    /// The library refuses.
     ///
     /// # Safety
     /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the

@@ -18,16 +18,13 @@ pub struct Operation<'a> {
     pub index: usize,
     /// The op; the dims of its attributes are numbers.
     pub op: &'a Op,
-    /// Its operands.
     pub operands: &'a [Located],
-    /// Its results.
     pub results: &'a [Located],
 }
 
 /// What lowering steps of one program needs and adds to.
 pub struct Lowering<'a> {
     at: &'a dyn Fn(&Located) -> DevicePtr,
-    /// The functions that launches name.
     pub source: Source,
     /// Where data can be out of range.
     pub assertions: Assertions,

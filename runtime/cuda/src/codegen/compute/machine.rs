@@ -4,7 +4,6 @@ use crate::codegen::compile;
 use crate::device::driver::{self, Device};
 use crate::device::launch::Address;
 
-/// Bytes of the status word.
 pub const STATUS_BYTES: usize = 16;
 
 /// Bytes of workspace that matrix products want; other steps say what they need ([`workspace`](super::workspace)).
@@ -13,10 +12,8 @@ pub const GEMM_WORKSPACE: usize = 32 << 20;
 /// The most shared memory that kernels have beside the dynamic one.
 const STATIC_SHARED: usize = 2048;
 
-/// What compute steps are lowered for.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
-    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// The peak bandwidth of its memory in GB/s; 0 where nobody knows.
     pub bandwidth: u32,
@@ -33,7 +30,6 @@ pub struct Machine {
     pub wgmma: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
-    /// Who computes attention.
     pub attention: Attentions,
 }
 
@@ -51,7 +47,6 @@ impl Machine {
         attention: Attentions::Kernels,
     };
 
-    /// A device, without any memory.
     pub fn of(device: &Device) -> Machine {
         Machine {
             multiprocessors: device.multiprocessors(),
@@ -69,10 +64,8 @@ impl Machine {
     }
 }
 
-/// Who computes attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attentions {
-    /// Generated kernels.
     Kernels,
     /// Generated kernels or cuDNN, as is chosen when a program is loaded.
     Chosen,

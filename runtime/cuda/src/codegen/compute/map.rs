@@ -18,7 +18,6 @@ use crate::device::launch::{DevicePtr, Kernel, Param};
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// The most blocks of a launch.
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
 /// The number of a value within a map.
@@ -61,20 +60,17 @@ pub(super) enum Statement<'a> {
 }
 
 impl Statement<'_> {
-    /// The type of the value.
     pub fn kind(&self) -> &'static str {
         match self {
             Statement::Load { kind, .. } | Statement::Computed { kind, .. } => kind,
         }
     }
 
-    /// The bytes of the value.
     pub fn bytes(&self) -> usize {
         size(self.kind())
     }
 }
 
-/// A kernel in the making.
 pub(super) struct Map {
     shape: Vec<usize>,
     values: Vec<Def>,
@@ -83,7 +79,6 @@ pub(super) struct Map {
     divisor: Option<u32>,
 }
 
-/// The bytes of an element of a type.
 fn size(kind: &str) -> usize {
     match kind {
         "u8" | "boolean" => 1,
@@ -94,7 +89,6 @@ fn size(kind: &str) -> usize {
 }
 
 impl Map {
-    /// A map over the positions of `shape`.
     pub fn over(shape: &[usize]) -> Map {
         Map { shape: shape.to_vec(), values: Vec::new(), stores: Vec::new(), divisor: None }
     }
@@ -121,12 +115,10 @@ impl Map {
         self.push(Def::Load(Load { at, kind, strides, terms }))
     }
 
-    /// The value of an expression of the type `kind`.
     pub fn compute(&mut self, kind: &'static str, expression: String) -> Val {
         self.push(Def::Computed(kind, expression))
     }
 
-    /// Stores a value.
     pub fn store(&mut self, at: DevicePtr, strides: Strides, value: Val) {
         self.stores.push(Store { at, strides, value });
     }
@@ -141,7 +133,6 @@ impl Map {
         self.divisor.is_some()
     }
 
-    /// The name that an expression refers to a value by.
     pub fn name(value: Val) -> String {
         format!("v{}", value.0)
     }
@@ -165,7 +156,6 @@ impl Map {
         self.stores.iter().map(|s| (self.kind(s.value), linear(&s.strides), s.value.0))
     }
 
-    /// The values that are stored.
     pub fn stored_values(&self) -> impl Iterator<Item = Val> {
         self.stores.iter().map(|s| s.value)
     }

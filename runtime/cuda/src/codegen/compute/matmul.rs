@@ -32,7 +32,6 @@ struct Side {
     batch: Strides,
 }
 
-/// A product over a batch.
 struct Product {
     dtype: DType,
     batch: Vec<usize>,
@@ -198,7 +197,6 @@ fn products(p: &Product) -> Option<Vec<Gemm>> {
     Some((0..count).map(one).collect())
 }
 
-/// The product by a generated kernel.
 fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
     let [m, n] = p.c.matrix;
     let k = p.a.matrix[1].n;

@@ -53,10 +53,7 @@ pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BY
 use crate::codegen::command::Command;
 use crate::error::CudaError;
 
-/// What a step does on the device.
-///
-/// # Errors
-/// The op has no kernel, or its operands do not fit it.
+/// What a step does on the device. Fails if the op has no kernel, or its operands do not fit it.
 pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     l.step = step.index;
     lower_op(step.op, step.operands, step.results, l)
@@ -117,7 +114,6 @@ fn unpermuted(op: &Op, perm: &[usize], results: &[Located]) -> Option<Vec<Locate
     results.iter().enumerate().map(one).collect()
 }
 
-/// The bytes of workspace that a step uses.
 pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
     match op {
         Op::MatMul => GEMM_WORKSPACE,

@@ -38,7 +38,6 @@ impl Part {
         self.at = self.at.offset_by((self.strides[axis] * start as isize * size as isize) as i64);
     }
 
-    /// Whether the elements are one run in row-major order.
     fn is_dense(&self) -> bool {
         matches!(axes(&self.shape, &self.strides)[..], [] | [super::space::Axis { stride: 1, .. }])
     }

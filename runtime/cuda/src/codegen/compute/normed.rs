@@ -15,9 +15,6 @@ use crate::error::CudaError;
 
 /// What element-wise steps and the norm behind them do on the device, as one kernel; `None` where their shapes do not allow
 /// it.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let Some((last, maps)) = steps.split_last() else { return Ok(Some(Vec::new())) };
     let norm = Norm::of(last.op)?;

@@ -18,7 +18,6 @@ use crate::device::launch::{DevicePtr, Kernel};
 /// The most bytes that they may take.
 const MOST: usize = 32 << 20;
 
-/// Threads of a block.
 const THREADS: usize = 256;
 
 /// Whether an attention has something that the library takes as numbers only.

@@ -79,9 +79,6 @@ fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize>
 }
 
 /// The kernel of products and element-wise steps; `None` where their layouts do not allow one.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let maps: SmallVec<[Operation<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {

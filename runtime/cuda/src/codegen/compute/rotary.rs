@@ -15,7 +15,6 @@ use crate::codegen::command::Command;
 use crate::device::launch::{DevicePtr, Kernel, Param};
 use crate::error::CudaError;
 
-/// Threads of a block.
 const THREADS: usize = 256;
 
 /// The rows of one operand: where they lie, and the distance of neighbours within.
@@ -61,9 +60,6 @@ pub(super) fn lower(
 }
 
 /// What steps do on the device, as one kernel.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
@@ -120,7 +116,6 @@ fn part(
     Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
 }
 
-/// Whether operands and result are those of a rotary embedding.
 fn check(width: usize, operands: &[Located], result: &Located) -> Result<(), CudaError> {
     let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
     let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
@@ -155,9 +150,6 @@ pub(super) struct OfProduct {
 }
 
 /// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.
-///
-/// # Errors
-/// As [`super::lower`].
 pub(super) fn of_product(
     step: &Operation<'_>,
     product: &Located,

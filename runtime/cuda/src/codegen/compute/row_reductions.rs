@@ -29,9 +29,6 @@ use crate::error::CudaError;
 const KEPT_BYTES: [usize; 2] = [192, 96];
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
     let reduces = |step: &&Operation<'_>| matches!(step.op, Op::Reduce { .. });
     let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])
@@ -56,7 +53,6 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
     Ok(Some(vec![kernel.finish(rows, l)]))
 }
 
-/// What is known of a value of the map.
 struct Value {
     /// The values that it is computed from.
     operands: Vec<usize>,
@@ -66,7 +62,6 @@ struct Value {
     is_per_row: bool,
 }
 
-/// A reduction over the last axis.
 struct RowReduction {
     op: Reduction,
     operand: usize,
@@ -77,14 +72,12 @@ struct RowReduction {
     kind: &'static str,
 }
 
-/// A number of each row that is stored.
 struct RowStore {
     at: DevicePtr,
     strides: Strides,
     value: usize,
 }
 
-/// A kernel in the making.
 struct RowKernel<'a> {
     map: Map,
     shape: &'a [usize],
@@ -223,12 +216,10 @@ fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
         && strides(r) == strides(x)
 }
 
-/// The text of a kernel.
 struct Phases<'k> {
     kernel: &'k RowKernel<'k>,
     statements: Vec<Statement<'k>>,
     group: Group,
-    /// The elements of a row.
     n: usize,
     /// The accesses of a thread to a row.
     chunks: usize,

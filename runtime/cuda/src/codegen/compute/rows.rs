@@ -22,7 +22,6 @@ const KEPT: usize = 32;
 /// The longest row, in accesses, that a warp works on alone.
 const WARP_ACCESSES: usize = 128;
 
-/// An operand split into rows.
 struct Split {
     at: DevicePtr,
     dtype: DType,
@@ -64,7 +63,6 @@ impl Split {
 pub(super) struct Group {
     /// Threads of a row: 1, 32 or all of a block.
     pub threads: usize,
-    /// Threads of a block.
     pub block: usize,
     /// Elements of one access.
     pub width: usize,
@@ -194,7 +192,6 @@ fn empty(op: impl std::fmt::Display) -> CudaError {
     CudaError::Unsupported(format!("{op} of no elements"))
 }
 
-/// A result with one element for each row.
 fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
     Split {
         at: l.at(result),
@@ -221,7 +218,6 @@ impl Pass {
         beside && self.n >= 16 && self.rows >= 32
     }
 
-    /// Blocks of threads.
     fn blocks(&self) -> usize {
         if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
     }
@@ -395,7 +391,6 @@ pub(super) enum Rounding {
     AtTheEnd,
 }
 
-/// A norm over the last axes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Norm {
     axes: usize,

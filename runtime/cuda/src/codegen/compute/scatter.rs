@@ -17,7 +17,6 @@ use crate::codegen::command::Command;
 use crate::device::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
 use crate::error::CudaError;
 
-/// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {
     match combine {
         None => "STORE",
@@ -86,7 +85,6 @@ pub(super) fn elements(
     Ok(out)
 }
 
-/// The part of a kernel that stores pieces.
 struct Part {
     layout: String,
     how: &'static str,
@@ -110,9 +108,6 @@ pub(super) fn put(
 }
 
 /// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
-///
-/// # Errors
-/// As [`super::lower`].
 pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
     let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
     for step in steps {

@@ -44,13 +44,11 @@ const GAIN: f64 = 0.02;
 /// What is not measured within this time, or a quarter of what ranks wait for each other, takes the heuristic's first.
 pub(super) const BUDGET: Duration = Duration::from_secs(3);
 
-/// What a choice needs besides the products.
 pub struct Search<'a> {
     /// The other ranks, which ask for the same products.
     pub exchange: &'a dyn Exchange,
     /// How to choose; measured if all ranks say so.
     pub products: Products,
-    /// The GPU.
     pub device: &'a Device,
     /// Where products are timed.
     pub stream: &'a Stream,
@@ -70,7 +68,6 @@ impl Search<'_> {
     }
 }
 
-/// The algorithms of a program's products, and who prepares them.
 #[derive(Clone)]
 pub(crate) struct Settled {
     planner: Option<GemmPlanner>,
@@ -84,10 +81,7 @@ impl fmt::Debug for Search<'_> {
 }
 
 /// Prepares all matrix products of a program: by the algorithms that were settled, else by those that `search` finds, if
-/// there is one.
-///
-/// # Errors
-/// The library is missing, has no algorithm for a product, or as the search.
+/// there is one. Fails if the library is missing or has no algorithm for a product, or as the search.
 pub(crate) fn prepare(
     settled: Option<&Settled>,
     search: Option<&Search<'_>>,
@@ -120,9 +114,6 @@ pub(crate) fn prepare(
 impl Search<'_> {
     /// The algorithm of each product, `None` for the heuristic's first. All ranks call this with products of the
     /// same shapes.
-    ///
-    /// # Errors
-    /// A peer failed, or the device.
     fn choose(
         &self,
         planner: Option<&GemmPlanner>,

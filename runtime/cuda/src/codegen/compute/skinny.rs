@@ -84,7 +84,6 @@ impl Arrangement<'_> {
 /// What a kernel does with the sums of all its products at one position: its epilogue.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Epilogue {
-    /// What stands in front of the kernel.
     pub layouts: String,
     /// Parameters of the kernel, as CUDA C declares them.
     pub declared: Vec<String>,
@@ -123,13 +122,11 @@ impl Epilogue {
     }
 }
 
-/// The kernel for products, and its launch.
 #[derive(Default)]
 struct Config {
     call: &'static str,
     /// Constants beside those of the product, and the like.
     constants: String,
-    /// The columns of a tile.
     columns: usize,
     /// The blocks of a cluster, which have a tile together.
     split: u32,
@@ -317,7 +314,6 @@ fn gemv(gemm: &Gemm) -> Option<Config> {
     })
 }
 
-/// Tensor cores.
 fn by_tensor_cores(gemms: &[Gemm], arrangement: Arrangement<'_>, l: &Lowering<'_>) -> Option<Config> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
     // Pairs of columns are no boxes of lines.

@@ -5,10 +5,8 @@ use symmc_runtime::exec::Located;
 
 use crate::device::launch::DevicePtr;
 
-/// One axis of one operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Axis {
-    /// Its extent.
     pub n: usize,
     /// The distance of neighbours, in elements.
     pub stride: isize,
@@ -84,7 +82,6 @@ pub(crate) fn is_run(value: &Located) -> bool {
     axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
-/// The axes of one operand, joined.
 pub(super) fn axes(shape: &[usize], strides: &[isize]) -> Vec<Axis> {
     let mut shape = shape.to_vec();
     let mut strides = Strides::from_slice(strides);

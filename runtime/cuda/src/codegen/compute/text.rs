@@ -26,19 +26,15 @@ pub(super) const MMA: &str = include_str!("kernels/mma.cuh");
 pub(super) const WGMMA: &str = include_str!("kernels/wgmma.cuh");
 /// MMA instructions by dtype.
 pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
-/// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
-/// The gradients of attention.
 pub(super) const ATTENTION_GRADIENT: &str = include_str!("kernels/attention_gradient.cuh");
 /// Attention by tensor cores.
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
 /// Attention of few rows, as decoding has it.
 pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
-/// Rotary position embeddings.
 pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
 /// Stores at positions that are data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
-/// Sorting.
 pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
 
 /// The type of a stored element.
@@ -74,7 +70,6 @@ pub(super) fn computed(dtype: DType) -> &'static str {
     }
 }
 
-/// The bits of a scalar as an element of a dtype.
 pub(super) fn bits(dtype: DType, scalar: Scalar) -> u64 {
     let mut bytes = [0u8; 8];
     match scalar {
@@ -93,7 +88,6 @@ pub(super) fn real(dtype: DType, x: f64) -> String {
     }
 }
 
-/// An integer.
 pub(super) fn int(x: i64) -> String {
     match x {
         i64::MIN => "(i64)0x8000000000000000ull".into(),

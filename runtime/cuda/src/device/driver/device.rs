@@ -20,9 +20,6 @@ pub struct CallersContext {
 
 impl CallersContext {
     /// What is current now, also if that is none.
-    ///
-    /// # Errors
-    /// There is no driver, or it does not start.
     pub fn keep() -> Result<CallersContext, CudaError> {
         count()?;
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
@@ -30,9 +27,6 @@ impl CallersContext {
     }
 
     /// What is current now, in place of which that of `device` is from now on; `None` if it is already.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn changed_to(device: &Device) -> Result<Option<CallersContext>, CudaError> {
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
         if found == Some(device.context) {
@@ -62,9 +56,6 @@ pub struct Relaxed {
 
 impl Relaxed {
     /// From now on.
-    ///
-    /// # Errors
-    /// The driver refuses.
     pub fn begin() -> Result<Relaxed, CudaError> {
         let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the call takes the new mode and writes the old one.
@@ -102,9 +93,6 @@ unsafe impl Sync for Device {}
 
 impl Device {
     /// Opens GPU `ordinal` and makes its context current on this thread.
-    ///
-    /// # Errors
-    /// There is no driver, or fewer GPUs.
     pub fn open(ordinal: u32) -> Result<Arc<Device>, CudaError> {
         let found = count()?;
         if ordinal >= found {
@@ -137,9 +125,6 @@ impl Device {
 
     /// What the links between this GPU and the others that the process sees promise. GPUs do atomic operations on
     /// each other's memory over NVLink alone.
-    ///
-    /// # Errors
-    /// The driver does not answer.
     pub fn links(&self) -> Result<Links, CudaError> {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         let (mut others, mut all) = (0, true);
@@ -155,16 +140,12 @@ impl Device {
         Ok(if others > 0 && all { Links::Whole } else { Links::MaySplit })
     }
 
-    /// Makes the context current on this thread.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as this value lives.
         checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
     }
 
     /// The id of its context, which no other context of this process has, not even one that is made later.
-    ///
-    /// # Errors
-    /// The driver does not answer.
     pub(super) fn context_id(&self) -> Result<u64, CudaError> {
         let mut id = 0;
         // SAFETY: the context is retained as long as this value lives; the call writes one integer.
@@ -174,9 +155,6 @@ impl Device {
     }
 
     /// Whether the context is the one that is current on this thread.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn is_current(&self) -> Result<bool, CudaError> {
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
         Ok(found == Some(self.context))
@@ -187,7 +165,6 @@ impl Device {
         self.ordinal
     }
 
-    /// Its product name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -218,9 +195,6 @@ impl Device {
     }
 
     /// The bytes of its memory that nobody has, of all processes. The context is current.
-    ///
-    /// # Errors
-    /// The driver does not answer.
     pub fn free(&self) -> Result<usize, CudaError> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
@@ -230,9 +204,6 @@ impl Device {
     }
 
     /// Whose memory an address is. The context is current.
-    ///
-    /// # Errors
-    /// The driver does not answer.
     pub fn holder(&self, address: Address) -> Result<Holder, CudaError> {
         use sys::CUpointer_attribute as Attribute;
         let ask = |attribute| {
@@ -263,10 +234,6 @@ impl Drop for Device {
     }
 }
 
-/// The number of GPUs that this process sees.
-///
-/// # Errors
-/// There is no driver, or it does not start.
 pub fn count() -> Result<u32, CudaError> {
     trust_loader_path("libcuda.so")?;
     // SAFETY: tries to load the library; nothing else.
@@ -281,10 +248,6 @@ pub fn count() -> Result<u32, CudaError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The version of CUDA that the driver offers, major and minor.
-///
-/// # Errors
-/// There is no driver.
 pub fn version() -> Result<[u32; 2], CudaError> {
     count()?;
     let mut version = 0;
@@ -297,7 +260,6 @@ pub fn version() -> Result<[u32; 2], CudaError> {
 /// Whose memory an address is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// A GPU's, by its number.
     Gpu(u32),
     /// The host's, or nobody's.
     Host,

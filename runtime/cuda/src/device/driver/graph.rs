@@ -16,7 +16,6 @@ use super::stream::{Params, Stream};
 use crate::device::launch::{Address, Kernel, PortBases};
 use crate::error::{CudaError, checked};
 
-/// A node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node(sys::CUgraphNode);
 
@@ -50,7 +49,6 @@ impl Drop for Template {
     }
 }
 
-/// A recorded graph, ready to be replayed.
 #[derive(Debug)]
 pub struct Graph {
     device: Arc<Device>,
@@ -77,9 +75,6 @@ impl Stream {
     }
 
     /// The same as callers record: what this thread does besides and waits, or takes memory, ends the recording.
-    ///
-    /// # Errors
-    /// As [`capture`](Self::capture).
     pub fn capture_strictly(
         &self,
         record: impl FnOnce() -> Result<(), CudaError>,
@@ -101,9 +96,6 @@ impl Stream {
     }
 
     /// The same without making it executable.
-    ///
-    /// # Errors
-    /// The driver refuses, or what `record` does.
     pub fn record(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Template, CudaError> {
         self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
     }
@@ -124,10 +116,8 @@ impl Stream {
         checked(|| "recording a graph".into(), template)
     }
 
-    /// What the next work on this stream, which is recorded, follows.
-    ///
-    /// # Errors
-    /// The driver does not say (it does since 12.3).
+    /// What the next work on this stream, which is recorded, follows. Fails if the driver does not say (it does since
+    /// 12.3).
     pub fn frontier(&self) -> Result<Frontier, CudaError> {
         let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -152,9 +142,6 @@ impl Stream {
     }
 
     /// The nodes that were recorded on this stream since, the first first, if they are one chain behind that.
-    ///
-    /// # Errors
-    /// As [`frontier`](Self::frontier).
     pub fn since(&self, before: &Frontier) -> Result<Option<Vec<Node>>, CudaError> {
         let mut found = Vec::new();
         let mut behind = self.frontier()?;
@@ -223,24 +210,17 @@ impl Node {
     }
 }
 
-/// A copy that is part of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// Whether an end of it is memory of the host.
     pub host: bool,
-    /// Where to, on the device.
     pub to: Address,
-    /// Where from, on the device.
     pub from: Address,
-    /// How many bytes.
     pub bytes: usize,
 }
 
 impl Graph {
     /// Has a node launch this kernel, the one that it launches with other parameters, with ports at these bases.
-    ///
-    /// # Errors
-    /// The driver refuses.
     ///
     /// # Safety
     /// The node is of this graph, and launches a kernel; the rest as [`Stream::launch`].
@@ -276,9 +256,6 @@ impl Graph {
 
     /// Has a node that copies copy as many bytes from and to another place.
     ///
-    /// # Errors
-    /// The driver refuses.
-    ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::copy`].
     pub unsafe fn set_copy(&self, node: Node, to: Address, from: Address) -> Result<(), CudaError> {
@@ -290,9 +267,6 @@ impl Graph {
     }
 
     /// Has a node that fills memory fill as much of another place.
-    ///
-    /// # Errors
-    /// The driver refuses.
     ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::fill`].
@@ -310,9 +284,6 @@ impl Graph {
 
     /// Has these nodes, which follow each other, do what the nodes that were recorded on a stream since `before` do.
     /// Whether they can: they launch the same functions in the same sizes.
-    ///
-    /// # Errors
-    /// The driver refuses.
     ///
     /// # Safety
     /// The nodes are of this graph, the others exist; the rest as for what is launched.
@@ -350,10 +321,6 @@ impl Graph {
         Ok(true)
     }
 
-    /// The copies that are part of it, as it was recorded.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
         let (graph, mut count) = (self.template.graph, 0);
         // SAFETY: the graph exists; the call writes how many nodes it has.

@@ -20,9 +20,6 @@ pub struct Memory {
 
 impl Memory {
     /// `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
-    ///
-    /// # Errors
-    /// The device has not as many.
     pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<Memory, CudaError> {
         let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
         // SAFETY: the context is current; no size of 0 is asked for.
@@ -30,22 +27,18 @@ impl Memory {
         Ok(Memory { device: device.clone(), at, len })
     }
 
-    /// The GPU.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The first byte.
     pub fn address(&self) -> Address {
         self.at
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -76,9 +69,6 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// `len` zero bytes.
-    ///
-    /// # Errors
-    /// The system refuses as many.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<Pinned, CudaError> {
         let call = || format!("allocating {len} bytes of pinned host memory");
         // SAFETY: the context is current.
@@ -100,12 +90,10 @@ impl Pinned {
         self.at.addr() as Address
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -24,7 +24,6 @@ const IDLE_BYTES: usize = 64 << 20;
 
 static MODULES: LazyLock<SharedModules<ModuleHandle>> = LazyLock::new(|| SharedModules::new(IDLE_BYTES));
 
-/// The driver's handle of a module.
 #[derive(Clone, Copy, Debug)]
 struct ModuleHandle(sys::CUmodule);
 
@@ -45,7 +44,6 @@ impl ModuleHandle {
     }
 }
 
-/// Loaded machine code.
 #[derive(Debug)]
 pub struct Module {
     device: Arc<Device>,
@@ -56,9 +54,6 @@ pub struct Module {
 
 impl Module {
     /// Loads what [`crate::codegen::compile::compile`] returned, unless it is loaded already. The context of `device` is current.
-    ///
-    /// # Errors
-    /// The driver rejects the code.
     pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module, CudaError> {
         let digest = Sha256::digest(code).into();
         let key = CodeKey { gpu: device.ordinal(), context: device.context_id()?, digest };
@@ -70,10 +65,8 @@ impl Module {
         Ok(Module { device: device.clone(), handle: code.module, code: Some(code) })
     }
 
-    /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory.
-    ///
-    /// # Errors
-    /// The module has no such kernel, or the GPU has less shared memory.
+    /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory. Fails if the module has no such
+    /// kernel, or the GPU has less shared memory.
     pub fn function(&self, name: &str, shared: u32) -> Result<Function, CudaError> {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.
@@ -113,12 +106,10 @@ impl Drop for Module {
     }
 }
 
-/// A kernel of a module that is loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Function(sys::CUfunction);
 
 impl Function {
-    /// The driver's handle.
     pub(super) fn handle(self) -> sys::CUfunction {
         self.0
     }

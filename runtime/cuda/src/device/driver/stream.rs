@@ -12,7 +12,6 @@ use super::module::Function;
 use crate::device::launch::{Address, Kernel, Param, PortBases, Start};
 use crate::error::{CudaError, checked};
 
-/// A stream of somebody else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LentStream(sys::CUstream);
 
@@ -35,13 +34,11 @@ impl LentStream {
         LentStream(stream.cast())
     }
 
-    /// The driver's handle.
     pub(crate) fn handle(self) -> sys::CUstream {
         self.0
     }
 }
 
-/// A sequence of device work.
 #[derive(Debug)]
 pub struct Stream {
     pub(super) device: Arc<Device>,
@@ -66,9 +63,6 @@ impl Stream {
 
     /// A new stream of which kernels, also those of graphs, get to run before those of other streams that wait for
     /// room.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
         let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -86,15 +80,11 @@ impl Stream {
         Stream { device: device.clone(), handle: stream.handle(), lent: true }
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> sys::CUstream {
         self.handle
     }
 
-    /// Whether it belongs to the context of its device, which is current.
-    ///
-    /// # Errors
-    /// There is no such stream.
+    /// Whether it belongs to the context of its device, which is current. Fails if there is no such stream.
     pub fn is_of_device(&self) -> Result<bool, CudaError> {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
@@ -103,10 +93,7 @@ impl Stream {
         Ok(context == self.device.context)
     }
 
-    /// Whether what is put on it is recorded, not run.
-    ///
-    /// # Errors
-    /// There is no such stream, or recording it failed.
+    /// Whether what is put on it is recorded, not run. Fails if there is no such stream, or recording it failed.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
@@ -119,10 +106,7 @@ impl Stream {
         }
     }
 
-    /// Whether everything recorded so far has ended.
-    ///
-    /// # Errors
-    /// Something recorded earlier failed.
+    /// Whether everything recorded so far has ended. Fails if something recorded earlier failed.
     pub fn idle(&self) -> Result<bool, CudaError> {
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.handle) } {
@@ -131,17 +115,13 @@ impl Stream {
         }
     }
 
-    /// Waits until everything recorded so far has ended.
-    ///
-    /// # Errors
-    /// Something recorded earlier failed.
+    /// Waits until everything recorded so far has ended. Fails if something recorded earlier failed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream exists.
         let ended = unsafe { result::stream::synchronize(self.handle) };
         checked(|| "running the program on the GPU".into(), ended)
     }
 
-    /// Makes work recorded from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both exist.
@@ -316,10 +296,7 @@ impl Event {
         checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
     }
 
-    /// Whether it was reached, or marks nothing yet.
-    ///
-    /// # Errors
-    /// Something in front of it failed.
+    /// Whether it was reached, or marks nothing yet. Fails if something in front of it failed.
     pub fn reached(&self) -> Result<bool, CudaError> {
         // SAFETY: the event exists.
         match unsafe { sys::cuEventQuery(self.handle) } {

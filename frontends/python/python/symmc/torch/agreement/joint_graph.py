@@ -118,7 +118,6 @@ class JointGraph:
         raise error
 
     def _runners(self):
-        """The runners of plans that several ranks run together."""
         return [runner for found in self.decisions.values() if not isinstance(found, str) for runner in found.runners]
 
     def _compile_together(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):

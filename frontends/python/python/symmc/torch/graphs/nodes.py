@@ -12,7 +12,6 @@ NUMBER = "symmc"
 
 
 def number_nodes(graph: torch.fx.Graph) -> None:
-    """Numbers the nodes of a graph in its order."""
     for number, node in enumerate(graph.nodes):
         node.meta[NUMBER] = number
 

@@ -23,7 +23,6 @@ _ROUNDING = {math.ceil, math.floor, round}
 
 
 def serialize_exported(exported: ExportedProgram) -> bytes:
-    """An exported program as a file."""
     with _rounding():
         if VERSION < _RAW:
             return _written(exported)
@@ -92,7 +91,6 @@ def _written(exported: ExportedProgram) -> bytes:
 
 
 def _put(archive: zipfile.ZipFile, kind: str, prefix: str, tensors: dict) -> None:
-    """Stores tensors and their metadata."""
     from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
 
     config = {}

@@ -95,8 +95,6 @@ class LiftedGraph:
 
 
 class GraphLifter:
-    """Turns a graph into an exported program."""
-
     def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
         self.module, self.graph, self.is_numbered = module, graph, is_numbered
         self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]

@@ -13,7 +13,6 @@ from symmc.torch.importing.archive import serialize_exported
 
 
 def serialize_program(exported: ExportedProgram) -> bytes:
-    """An exported program as a file."""
     try:
         return serialize_exported(exported)
     except Exception as error:

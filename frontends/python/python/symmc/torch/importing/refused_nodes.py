@@ -34,7 +34,6 @@ def _calls(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _name(target) -> str:
-    """The name of an operator in programs."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{target.name()}"
     return str(target)

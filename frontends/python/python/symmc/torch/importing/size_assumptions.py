@@ -90,7 +90,6 @@ class SizeAssumptions:
         return error.node, error.kind, {self.differences.get(symbol, (symbol,))[0] for symbol in error.symbols}
 
     def fix_sizes(self, symbols: Iterable[str], values: dict[str, int]) -> None:
-        """Fixes symbols to their values."""
         self.assumed |= {symbol: sympy.Integer(values[symbol]) for symbol in symbols if symbol not in self.assumed}
 
     def _candidates(self, named: list[str], values: dict[str, int]) -> Iterator[tuple[dict[str, sympy.Expr], dict]]:

@@ -41,7 +41,6 @@ class SizeSteps:
         return self.step * sympy.Symbol(self.quotient, integer=True) + self.rest
 
     def divide(self, size: int) -> int:
-        """The part of a size."""
         if size % self.step != self.rest:
             expected = f"a multiple of {self.step}" + (f" and {self.rest}" if self.rest else "")
             raise symmc.InputError(f"size {self.symbol}: expected {expected}, which ranks divide, found {size}")

@@ -89,8 +89,6 @@ def _is_collective(node: torch.fx.Node) -> bool:
 
 @dataclass
 class _CollectiveSite:
-    """A collective in a graph."""
-
     graph: torch.fx.Graph
     collective: torch.fx.Node
     result: torch.fx.Node

@@ -57,7 +57,6 @@ def is_collective(node: torch.fx.Node) -> bool:
 
 
 def is_norm(node: torch.fx.Node) -> bool:
-    """Whether a node is a norm."""
     return node.op == "call_function" and name_of(node) in _NORMS
 
 

@@ -58,7 +58,6 @@ class GraphPart:
         return {"value": self._number(dtype or like.dtype, like.shape if shape is None else shape, call)}
 
     def reference(self, given: torch.fx.Node) -> dict:
-        """A reference to the value of a node."""
         if given not in self._numbers:
             if given in self._inside:
                 raise NoForm(f"{given.name}: it is needed before it is there")
@@ -194,7 +193,6 @@ class GraphForm:
 
     @property
     def groups(self) -> list[str]:
-        """The names of its process groups."""
         found = []
         for _, _, *call in self.values:
             if call:

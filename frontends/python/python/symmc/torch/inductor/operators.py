@@ -94,7 +94,6 @@ def _gains(choices: list[symmc.Choice]) -> bool:
 
 @functools.cache
 def form_of(text: str) -> GraphForm:
-    """A form by its text."""
     return GraphForm(text)
 
 

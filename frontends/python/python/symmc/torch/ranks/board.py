@@ -53,7 +53,6 @@ class Board:
         """Whether a round was begun and not ended."""
 
     def register_function(self) -> int:
-        """The number of one more function of this rank."""
         self.functions += 1
         return self.functions
 

@@ -142,7 +142,6 @@ class StoreRound:
         return f"{self.topic}/{self.number}/{rank}"
 
     def publish(self, what: bytes | str) -> None:
-        """Publishes the message of this rank."""
         _store().set(self.key_of(dist.get_rank()), what)
 
     def finish(self) -> None:
@@ -150,12 +149,10 @@ class StoreRound:
         _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
 
     def publish_failure(self, what: bytes) -> None:
-        """Publishes the failure of this rank."""
         self.publish(what)
         _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
 
     def withdraw(self) -> None:
-        """Removes the message of this rank."""
         try:
             _store().delete_key(self.key_of(dist.get_rank()))
         except Exception:

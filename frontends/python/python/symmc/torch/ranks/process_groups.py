@@ -24,7 +24,6 @@ def register_groups(groups) -> None:
 
 
 def find_process_group(name: str):
-    """The process group of a name in graphs."""
     for find in _known:
         group = find(name)
         if group is not None:

@@ -76,7 +76,6 @@ class Arenas:
                 owner.forget_session()
 
     def memory(self) -> dict[str, int]:
-        """The bytes that the sessions take now."""
         total: dict[str, int] = {}
         for programs in self._sessions.values():
             for part, nbytes in programs[0].session.memory().items() if programs else ():

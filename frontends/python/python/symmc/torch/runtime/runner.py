@@ -152,7 +152,6 @@ class PlanRunner:
         return True
 
     def program_sizes(self, sizes: tuple[int, ...]) -> dict[str, int]:
-        """The values of the program's symbols at these sizes."""
         values = self.assumptions.with_differences(self.source.of_symbols(dict(zip(self.symbols, sizes))))
         for symbol in self.program.aliases.values():
             if symbol not in values:
@@ -235,7 +234,6 @@ class PlanRunner:
         self.unfinished.clear()
 
     def close(self) -> None:
-        """Ends the session."""
         with self.lock:
             if self.session is not None:
                 self.arenas.close(self.session)

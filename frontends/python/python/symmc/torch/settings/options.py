@@ -54,7 +54,6 @@ class Options:
 
     @staticmethod
     def of(given) -> Options:
-        """The options of a mapping."""
         if not isinstance(given, (Mapping, type(None))):
             raise InputError(f"options of the backend symmc: expected a mapping from names to values, found {given!r}")
         given = {name: value for name, value in (given or {}).items() if not (value is None and name in _CHECKS)}
@@ -93,7 +92,6 @@ class Options:
 
 
 def _expect_known(given, known: list[str], of: str) -> None:
-    """Rejects unknown options."""
     for name in given:
         if name not in known:
             raise InputError(f"option {name} of {of}: expected one of {', '.join(known)}")

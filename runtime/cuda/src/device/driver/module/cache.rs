@@ -9,18 +9,14 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What identifies loaded code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CodeKey {
-    /// The number of the GPU.
     pub gpu: u32,
     /// The id of the GPU's context, unique within the process.
     pub context: u64,
-    /// The SHA-256 of the code.
     pub digest: [u8; 32],
 }
 
-/// Code that is loaded as a module.
 #[derive(Debug)]
 pub(super) struct LoadedCode<M> {
     pub key: CodeKey,
@@ -56,10 +52,8 @@ impl<M> SharedModules<M> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The code of this key, which is loaded unless it is there. Waits for another thread that loads the same.
-    ///
-    /// # Errors
-    /// Those of `load`. Threads that waited try to load it themselves then.
+    /// The code of this key, which is loaded unless it is there. Waits for another thread that loads the same. Fails as
+    /// `load`. Threads that waited try to load it themselves then.
     pub fn get_or_load<E>(
         &self,
         key: CodeKey,
@@ -85,7 +79,6 @@ impl<M> SharedModules<M> {
     }
 }
 
-/// The time in which a thread loads code.
 struct Loading<'a, M> {
     modules: &'a SharedModules<M>,
     key: CodeKey,
@@ -112,7 +105,6 @@ impl<M> ModuleCache<M> {
         Some(found)
     }
 
-    /// Adds code that was just loaded.
     pub fn insert(&mut self, code: LoadedCode<M>) -> Arc<LoadedCode<M>> {
         let code = Arc::new(code);
         self.entries.push(code.clone());
