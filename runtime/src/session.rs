@@ -9,9 +9,9 @@
 mod arrangement;
 pub mod budget;
 mod callers;
-mod lending;
 mod memory;
 mod port;
+mod port_state;
 mod ports;
 
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use crate::exec::{Bound, InputData, Registry};
 pub use arrangement::{Arrangement, expect_agreement, proposal};
 pub use budget::Taken;
 pub use callers::CallersPart;
-pub use lending::Lending;
 pub use memory::{DeviceMemory, DeviceName, Kept};
 pub use port::{Extent, Port, PortMemory, Storage};
-pub use ports::{Held, PortDevice, Ports, SizedProgram, ended, gave_back, in_progress};
+pub use port_state::PortState;
+pub use ports::{PortDevice, Ports, SizedProgram, ended, gave_back, in_progress};
 
 /// A stream of a device, by its driver's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

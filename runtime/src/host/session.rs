@@ -202,7 +202,7 @@ impl HostSession {
     fn resolve(&mut self) -> Result<ResolvedRun, RunError> {
         let sized = self.ports.sized()?.clone();
         let bound = &sized.bound;
-        self.ports.check_lending()?;
+        self.ports.check_bound_memory()?;
         let mut inputs = Vec::with_capacity(bound.inputs.len());
         for i in 0..bound.inputs.len() {
             let memory = self.locate(Port::Input(i))?;
@@ -225,11 +225,11 @@ impl HostSession {
         let ResolvedRun { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let once = self.ports.held(Port::Input(i)).loaded && !self.ports.is_renewed(i);
+            let once = self.ports.state(Port::Input(i)).loaded && !self.ports.is_renewed(i);
             let Some(offset) = input.fixed.filter(|_| !once && input.kind != InputKind::Argument) else {
                 continue;
             };
-            self.ports.held_mut(Port::Input(i)).loaded = true;
+            self.ports.state_mut(Port::Input(i)).loaded = true;
             let given = memory.inputs[i];
             let constant = || bound.constant(i).map(Span::of_const);
             let from = if given.ptr.is_null() { constant() } else { Some(given) };
@@ -364,12 +364,13 @@ impl DeviceSession for HostSession {
     }
 
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
-        if self.ports.lending().of(port) == memory {
-            return self.ports.lending().expect(port);
+        self.ports.expect(port)?;
+        if self.ports.state(port).bound == memory {
+            return Ok(());
         }
         let ordinary = self.ordinary.as_ref().map(|s| ("the ordinary arena", extent(s)));
         let (arena, reserved) = (self.arena()?, ordinary.into_iter().collect());
-        self.ports.lend(port, memory, Some(arena), reserved)?;
+        self.ports.bind(port, memory, Some(arena), reserved)?;
         self.resolved = None;
         Ok(())
     }
@@ -396,9 +397,9 @@ impl DeviceSession for HostSession {
     }
 
     fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
-        let was_given = self.ports.held(port).given;
+        let was_given = self.ports.state(port).given;
         let memory = self.expose(port)?;
-        if self.ports.held(port).given != was_given {
+        if self.ports.state(port).given != was_given {
             self.resolved = None;
         }
         Ok(memory)

@@ -3,16 +3,15 @@
 //!
 //! The rules are the same on every device; what memory is, and how data come there, is the device's.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind};
+use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, ValueId};
 use symmc_plan::{ALIGN, ReadPlan, Role};
 
 use super::callers::CallersPart;
-use super::lending::Lending;
 use super::memory::DeviceMemory;
 use super::port::{Extent, Port, PortMemory, Storage};
+use super::port_state::{PortState, check_bound_memory};
 use crate::error::RunError;
 use crate::exec::{Bound, Executor, Moved, Placement};
 use crate::kernels::Needs;
@@ -29,29 +28,8 @@ pub struct SizedProgram {
 /// How many programs with inputs in symmetric memory of the caller are kept.
 const KEPT: usize = 64;
 
-/// Memory of the session for an input or output, and what is known of its data.
-#[derive(Debug)]
-pub struct Held<M> {
-    pub memory: Option<Arc<M>>,
-    /// Whether the caller wrote it, or was told where to; of a constant, whether it is there.
-    pub given: bool,
-    /// Whether what the plan holds of it in the symmetric arena is there.
-    pub loaded: bool,
-}
-
-impl<M> Default for Held<M> {
-    fn default() -> Self {
-        Held { memory: None, given: false, loaded: false }
-    }
-}
-
-/// Where an input or output is stored, before there has to be memory for it.
-struct Location {
-    /// Its holder: the input that an output replaces, if the output is stored in the memory of that input.
-    port: Port,
-    bytes: usize,
-    storage: Storage,
-}
+/// How many ports that were bound again are checked one by one.
+const FEW: usize = 8;
 
 /// The device of a session: what the rules of [`Ports`] need of it.
 pub trait PortDevice {
@@ -80,28 +58,30 @@ pub trait PortDevice {
     /// The memory of an input or output at the sizes that are set, allocated if there is none. Fails as
     /// [`Ports::bytes`] and [`allocate_port`](Self::allocate_port), or if memory that the caller bound is too small.
     fn locate(&mut self, port: Port) -> Result<PortMemory, RunError> {
-        let Location { port, bytes, storage } = self.ports().location(port)?;
-        let address = match (storage, port) {
+        let ports = self.ports();
+        let holder = ports.holder(port)?;
+        let (bytes, storage) = (ports.bytes(holder)?, ports.storage(holder)?);
+        let address = match (storage, holder) {
             (Storage::Caller(address), _) => address,
             (Storage::Program(None), Port::Input(input)) => self.constant(input, bytes)?,
             (Storage::Symmetric(offset) | Storage::Program(Some(offset)), _) => {
                 self.arena()?.address + offset as u64
             }
-            (Storage::Session | Storage::Program(None), _) => self.own_memory(port, bytes)?,
+            (Storage::Session | Storage::Program(None), _) => self.own_memory(holder, bytes)?,
         };
         Ok(PortMemory { extent: Extent { address, bytes }, storage })
     }
 
     /// The address of memory of the session's own for an input or output, which has this many bytes.
     fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
-        let smaller = match &self.ports().held(port).memory {
+        let smaller = match &self.ports().state(port).memory {
             Some(memory) if memory.extent().bytes >= bytes => return Ok(memory.extent().address),
             smaller => smaller.clone(),
         };
-        let name = self.ports().lending().name(port);
+        let name = self.ports().state(port).name.clone();
         let memory = Arc::new(self.allocate_port(&name, bytes, smaller)?);
         let address = memory.extent().address;
-        self.ports().held_mut(port).memory = Some(memory);
+        self.ports().state_mut(port).memory = Some(memory);
         Ok(address)
     }
 
@@ -109,7 +89,7 @@ pub trait PortDevice {
     fn expose(&mut self, port: Port) -> Result<PortMemory, RunError> {
         let memory = self.locate(port)?;
         if let (Port::Input(_), Storage::Session | Storage::Symmetric(_)) = (port, memory.storage) {
-            self.ports().held_mut(port).given = true;
+            self.ports().state_mut(port).given = true;
         }
         Ok(memory)
     }
@@ -135,48 +115,50 @@ pub struct Ports<M> {
     sized: Option<SizedProgram>,
     /// Programs with inputs in symmetric memory of the caller, the oldest first.
     moved: Vec<SizedProgram>,
-    lending: Lending,
-    inputs: Vec<Held<M>>,
-    outputs: Vec<Held<M>>,
-    /// Where the plan holds inputs in the symmetric arena, in any bucket.
-    fixed: Vec<Option<Range<usize>>>,
-    /// Where they lie in symmetric memory of the caller instead.
-    placed: Vec<Option<usize>>,
+    inputs: Vec<PortState<M>>,
+    outputs: Vec<PortState<M>>,
+    /// The ports that were bound since all bound memory was found to serve a run; `None` stands for all.
+    unchecked: Option<Vec<Port>>,
     callers: CallersPart,
     /// Where the program lies in a session that has or may have others.
     placement: Option<Placement>,
-    /// Which inputs may be written there before each run: the plan counts on it that others are before the first alone.
-    renewed: Vec<bool>,
 }
 
 impl<M> Ports<M> {
-    /// Those of the plan of an executor on its rank, of which no data are there yet. `align` as for [`Lending::new`], `callers`
-    /// for how many bytes of symmetric memory are the caller's. Fails if the symmetric arena would be larger than any
-    /// memory.
+    /// Those of the plan of an executor on its rank, without data. Kernels of the device want memory at multiples of `align`,
+    /// and `callers` bytes of symmetric memory are the caller's. Fails if the symmetric arena would be larger than any memory.
     pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<Ports<M>, RunError> {
         let (plan, source) = (executor.plan(), executor.source());
-        let mut fixed = vec![None; source.inputs.len()];
+        let state = |kind: &str, value: ValueId| {
+            let align = source.ty(value).dtype.size().max(align);
+            PortState::new(format!("{kind} %{}", source.name_of(value)), align)
+        };
+        let mut inputs: Vec<PortState<M>> = source
+            .inputs
+            .iter()
+            .map(|(id, input)| PortState {
+                renewed: is_renewed(source, id, input),
+                ..state("input", input.value)
+            })
+            .collect();
         for memory in &plan.fixed {
             if let Role::Bound { input } = memory.role
-                && let Some(at) = fixed.get_mut(input)
+                && let Some(state) = inputs.get_mut(input)
             {
-                let place = |at: u64| usize::try_from(at).ok();
-                let end = memory.offset.checked_add(memory.size);
-                *at = place(memory.offset).zip(end.and_then(place)).map(|(start, end)| start..end);
+                let offset = |at: u64| usize::try_from(at).ok();
+                let end = memory.offset.checked_add(memory.size).and_then(offset);
+                state.fixed = offset(memory.offset).zip(end).map(|(start, end)| start..end);
             }
         }
         Ok(Ports {
             bindings: None,
             sized: None,
             moved: Vec::new(),
-            lending: Lending::new(source, align),
-            inputs: source.inputs.values().map(|_| Held::default()).collect(),
-            outputs: source.outputs.iter().map(|_| Held::default()).collect(),
-            placed: vec![None; fixed.len()],
-            fixed,
+            inputs,
+            outputs: source.outputs.iter().map(|output| state("output", output.value)).collect(),
+            unchecked: None,
             callers: CallersPart::new(plan, callers)?,
             placement: None,
-            renewed: renewed(source),
             executor,
         })
     }
@@ -205,7 +187,7 @@ impl<M> Ports<M> {
     pub fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.sized = Some(self.program(bindings)?);
         self.bindings = Some(bindings.clone());
-        self.lending.resized();
+        self.unchecked = None;
         Ok(())
     }
 
@@ -218,10 +200,10 @@ impl<M> Ports<M> {
             parts.insert(0, format!("program {}", placement.program));
         }
         let mut moves = Vec::new();
-        for (i, (fixed, placed)) in self.fixed.iter().zip(&self.placed).enumerate() {
-            let (Some(from), Some(to)) = (fixed, *placed) else { continue };
+        for input in &self.inputs {
+            let (Some(from), Some(to)) = (&input.fixed, input.placed) else { continue };
             moves.push(Moved { from: from.clone(), to });
-            parts.push(format!("{} in symmetric memory at {to}", self.lending.name(Port::Input(i))));
+            parts.push(format!("{} in symmetric memory at {to}", input.name));
         }
         parts.retain(|part| !part.is_empty());
         let text = parts.join(", ");
@@ -254,42 +236,57 @@ impl<M> Ports<M> {
     /// input or output.
     pub fn bytes(&self, port: Port) -> Result<usize, RunError> {
         let bound = &self.sized()?.bound;
-        self.lending.expect(port)?;
+        self.expect(port)?;
         Ok(match port {
             Port::Input(i) => bound.inputs[i].bytes,
             Port::Output(k) => bound.outputs[k].bytes,
         })
     }
 
-    /// Where an input or output is stored. Fails as [`bytes`](Self::bytes), or if memory that the caller bound is too
-    /// small.
-    fn location(&self, port: Port) -> Result<Location, RunError> {
-        let (bytes, bound) = (self.bytes(port)?, &self.sized()?.bound);
-        let own = |storage| Ok(Location { port, bytes, storage });
-        if let Some(lent) = self.lending.of(port) {
-            self.lending.expect_room(port, bytes)?;
-            return own(Storage::Caller(lent.address));
-        }
-        match port {
-            Port::Output(k) => match bound.outputs[k].held_by() {
-                Some(input) => self.location(Port::Input(input)),
-                None => own(Storage::Session),
-            },
-            Port::Input(i) if bound.constant(i).is_some() => own(Storage::Program(self.fixed(i))),
-            Port::Input(i) => own(self.fixed(i).map_or(Storage::Session, Storage::Symmetric)),
-        }
+    /// Fails if the program has no such input or output.
+    pub fn expect(&self, port: Port) -> Result<(), RunError> {
+        let exists = match port {
+            Port::Input(i) => i < self.inputs.len(),
+            Port::Output(k) => k < self.outputs.len(),
+        };
+        let none = || RunError::Invalid(format!("{port:?}: the program has no such input or output"));
+        exists.then_some(()).ok_or_else(none)
     }
 
-    /// What the session holds of an input or output of the program.
-    pub fn held(&self, port: Port) -> &Held<M> {
+    /// The port whose memory an input or output of the program has: the input that an output replaces in place, if the caller
+    /// bound nothing else for the output.
+    fn holder(&self, port: Port) -> Result<Port, RunError> {
+        self.expect(port)?;
+        let replaced = match port {
+            Port::Output(k) if self.state(port).bound.is_none() => self.sized()?.bound.outputs[k].held_by(),
+            _ => None,
+        };
+        Ok(replaced.map_or(port, Port::Input))
+    }
+
+    /// Where a [holder](Self::holder) is stored. Fails if memory that the caller bound is too small.
+    fn storage(&self, holder: Port) -> Result<Storage, RunError> {
+        let state = self.state(holder);
+        if let Some(memory) = state.bound {
+            state.expect_room(self.bytes(holder)?)?;
+            return Ok(Storage::Caller(memory.address));
+        }
+        Ok(match holder {
+            Port::Output(_) => Storage::Session,
+            Port::Input(i) if self.sized()?.bound.constant(i).is_some() => Storage::Program(self.fixed(i)),
+            Port::Input(i) => self.fixed(i).map_or(Storage::Session, Storage::Symmetric),
+        })
+    }
+
+    /// What is known of an input or output of the program.
+    pub fn state(&self, port: Port) -> &PortState<M> {
         match port {
             Port::Input(i) => &self.inputs[i],
             Port::Output(k) => &self.outputs[k],
         }
     }
 
-    /// The same, to be changed.
-    pub fn held_mut(&mut self, port: Port) -> &mut Held<M> {
+    pub fn state_mut(&mut self, port: Port) -> &mut PortState<M> {
         match port {
             Port::Input(i) => &mut self.inputs[i],
             Port::Output(k) => &mut self.outputs[k],
@@ -297,74 +294,77 @@ impl<M> Ports<M> {
     }
 
     pub fn memories(&self) -> impl Iterator<Item = &Arc<M>> {
-        self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref())
+        self.inputs.iter().chain(&self.outputs).filter_map(|state| state.memory.as_ref())
     }
 
     /// Where an input of the program lies in the symmetric arena, if the plan holds it there in some bucket.
     pub fn fixed(&self, input: usize) -> Option<usize> {
         let offset = |at| self.placement.as_ref().map_or(at, |placement| placement.offset(at));
-        self.fixed[input].as_ref().map(|plan| self.placed[input].unwrap_or_else(|| offset(plan.start)))
+        let state = &self.inputs[input];
+        state.fixed.as_ref().map(|plan| state.placed.unwrap_or_else(|| offset(plan.start)))
     }
 
     /// Whether an input of the program may be written there before each run, not before the first alone.
     pub fn is_renewed(&self, input: usize) -> bool {
-        self.renewed[input]
+        self.inputs[input].renewed
     }
 
-    pub fn lending(&self) -> &Lending {
-        &self.lending
+    /// Fails if a run cannot use the memory that the caller bound: it is too small, or a run writes what something else is bound
+    /// to as well.
+    pub fn check_bound_memory(&mut self) -> Result<(), RunError> {
+        let program = &self.sized()?.bound;
+        check_bound_memory(&self.inputs, &self.outputs, program, self.unchecked.as_deref())?;
+        self.unchecked = Some(Vec::new());
+        Ok(())
     }
 
-    /// Refuses a run with what the caller lends, as [`Lending::check`].
-    pub fn check_lending(&mut self) -> Result<(), RunError> {
-        let bound = self.sized()?.bound.clone();
-        self.lending.check(&bound)
-    }
-
-    /// Lends memory as [`Lending::lend`]. An input that the plan holds in symmetric memory lies in memory of the caller that is
-    /// symmetric itself, at the same place on all ranks. `arena` is the symmetric arena, if it is there now. Fails as
-    /// that, if symmetric memory is not aligned as the plan has it, or if the plan holds the input in symmetric memory
-    /// and counts on it that it stays as it was when a run first read it. What was lent before stays then.
-    pub fn lend(
+    /// Binds memory of the caller, or releases it. An input that the plan holds in symmetric memory stays where the caller has it
+    /// if that is symmetric memory as well, at the same place on all ranks. `arena` is the symmetric arena, if it is there now,
+    /// and `reserved` is other memory of the session, with names.
+    ///
+    /// Fails if the memory has no address, is not aligned, or overlaps memory of the session, and if the plan relies on it that
+    /// the input stays as it was when a run first read it. What was bound before stays bound then.
+    pub fn bind(
         &mut self,
         port: Port,
         memory: Option<Extent>,
         arena: Option<Extent>,
         mut reserved: Vec<(&str, Extent)>,
     ) -> Result<(), RunError> {
-        self.lending.expect(port)?;
+        self.expect(port)?;
+        let state = self.state(port);
         if let Some(arena) = arena {
             reserved.extend(self.callers.others(arena).map(|part| ("the symmetric arena", part)));
         }
-        let placed = match port {
-            Port::Input(i) if self.fixed[i].is_some() => {
-                memory.zip(arena).and_then(|(memory, arena)| self.callers.offset_of(memory, arena))
-            }
-            _ => None,
-        };
+        let in_symmetric_memory =
+            || memory.zip(arena).and_then(|(memory, arena)| self.callers.offset_of(memory, arena));
+        let placed = state.fixed.as_ref().and_then(|_| in_symmetric_memory());
         if let Some(at) = placed.filter(|at| !at.is_multiple_of(ALIGN as usize)) {
             return Err(RunError::Invalid(format!(
                 "{}: the memory at {at} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
-                self.lending.name(port)
+                state.name
             )));
         }
-        if let Port::Input(i) = port
-            && self.inputs[i].loaded
-            && !self.renewed[i]
-        {
-            let name = self.lending.name(port);
+        if state.loaded && !state.renewed {
             return Err(RunError::Invalid(format!(
-                "{name}: the plan holds it in symmetric memory, where it was written before the first run"
+                "{}: the plan holds it in symmetric memory, where it was written before the first run",
+                state.name
             )));
         }
-        self.lending.lend(port, memory, &reserved)?;
-        if let Port::Input(i) = port
-            && self.placed[i] != placed
-        {
-            self.placed[i] = placed;
-            if let Some(bindings) = self.bindings.clone() {
-                self.sized = Some(self.program(&bindings)?);
+        if let Some(memory) = memory {
+            state.expect_bindable(memory, &reserved)?;
+        }
+        let is_elsewhere = state.placed != placed;
+        let state = self.state_mut(port);
+        (state.bound, state.placed) = (memory, placed);
+        self.unchecked = self.unchecked.take().and_then(|mut ports| {
+            if !ports.contains(&port) {
+                ports.push(port);
             }
+            (ports.len() <= FEW).then_some(ports)
+        });
+        if let Some(bindings) = self.bindings.clone().filter(|_| is_elsewhere) {
+            self.sized = Some(self.program(&bindings)?);
         }
         Ok(())
     }
@@ -386,21 +386,22 @@ impl<M> Ports<M> {
 
     /// Forgets what was in the symmetric arena.
     pub fn lose_symmetric(&mut self) {
-        for (held, _) in self.inputs.iter_mut().zip(&self.fixed).filter(|(_, fixed)| fixed.is_some()) {
-            *held = Held { memory: held.memory.take(), ..Held::default() };
+        for input in self.inputs.iter_mut().filter(|input| input.fixed.is_some()) {
+            (input.given, input.loaded) = (false, false);
         }
     }
 
     /// Refuses a run that would find nothing in an input. Fails if nobody gave its data, or a symbol has no value.
     pub fn expect_data(&self, input: usize) -> Result<(), RunError> {
         let (port, bound) = (Port::Input(input), &self.sized()?.bound);
-        let given = self.inputs[input].given || self.lending.of(port).is_some();
+        let state = self.state(port);
+        let given = state.given || state.bound.is_some();
         if given || self.bytes(port)? == 0 || bound.constant(input).is_some() {
             return Ok(());
         }
         Err(RunError::Invalid(format!(
             "{} has no data: it was neither written, nor bound, nor asked for its address",
-            self.lending.name(port)
+            self.state(port).name
         )))
     }
 
@@ -411,18 +412,18 @@ impl<M> Ports<M> {
         if expected == found {
             return Ok(());
         }
-        let name = self.lending.name(port);
+        let name = &self.state(port).name;
         Err(RunError::Invalid(format!("{name}: expected {expected} bytes, found {found}")))
     }
 
     /// An access by the caller while runs may touch the memory.
     pub fn busy(&self, port: Port) -> RunError {
-        RunError::Invalid(format!("{}: {IN_PROGRESS}", self.lending.name(port)))
+        RunError::Invalid(format!("{}: {IN_PROGRESS}", self.state(port).name))
     }
 
     /// Data for a constant.
     pub fn is_constant(&self, port: Port) -> RunError {
-        RunError::Invalid(format!("{} is a constant of the program", self.lending.name(port)))
+        RunError::Invalid(format!("{} is a constant of the program", self.state(port).name))
     }
 }
 
@@ -442,13 +443,10 @@ pub fn gave_back() -> RunError {
     RunError::Invalid("the session gave its memory back: resume it first".into())
 }
 
-/// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
-/// whose size depends on a symbol.
-fn renewed(source: &Graph) -> Vec<bool> {
-    let replaced = |id: InputId| source.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
-    let varies = |value| source.ty(value).concrete(&Bindings::new()).is_none();
-    let of = |(id, input): (InputId, &Input)| {
-        input.kind == InputKind::Argument || replaced(id) || varies(input.value)
-    };
-    source.inputs.iter().map(of).collect()
+/// Whether the caller may write an input before each run: an argument, an input that an output replaces, or one whose size
+/// depends on a symbol.
+fn is_renewed(source: &Graph, id: InputId, input: &Input) -> bool {
+    let is_replaced = source.outputs.iter().any(|output| output.kind == OutputKind::Mutates(id));
+    let varies = source.ty(input.value).concrete(&Bindings::new()).is_none();
+    input.kind == InputKind::Argument || is_replaced || varies
 }

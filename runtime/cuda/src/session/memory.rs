@@ -51,10 +51,10 @@ impl PortDevice for CudaSession {
     fn constant(&mut self, input: usize, bytes: usize) -> Result<Address, RunError> {
         let port = Port::Input(input);
         let address = self.own_memory(port, bytes)?;
-        if !self.ports.held(port).given {
+        if !self.ports.state(port).given {
             let bound = self.ports.sized()?.bound.clone();
             self.upload(address, bound.constant(input).unwrap_or_default())?;
-            self.ports.held_mut(port).given = true;
+            self.ports.state_mut(port).given = true;
         }
         Ok(address)
     }
@@ -84,7 +84,7 @@ impl CudaSession {
             let Extent { address, bytes } = given;
             return Err(RunError::Invalid(format!(
                 "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found at {at:#x} {found}",
-                self.ports.lending().name(port),
+                self.ports.state(port).name,
                 self.device.ordinal()
             )));
         }
@@ -112,7 +112,7 @@ impl CudaSession {
                 }
                 Port::Output(k) => (bound.inputs.len() + k, bound.outputs[k].mutates.is_none()),
             };
-            let (Some(lent), true) = (self.ports.lending().of(port), is_alone) else { return Ok(None) };
+            let (Some(lent), true) = (self.ports.state(port).bound, is_alone) else { return Ok(None) };
             bases[index] = lent.address;
         }
         let key = RecordingKey { bases: bases.into(), ..recording.key().clone() };
@@ -123,7 +123,7 @@ impl CudaSession {
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
         let SizedProgram { bound, text, .. } = self.ports.sized()?;
         let (bound, sizes) = (bound.clone(), text.clone());
-        self.ports.check_lending()?;
+        self.ports.check_bound_memory()?;
         if let Some(resolved) = self.resolve_rebound()? {
             return Ok(resolved);
         }
@@ -131,7 +131,7 @@ impl CudaSession {
         let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
-            let lent = self.ports.lending().of(Port::Input(i));
+            let lent = self.ports.state(Port::Input(i)).bound;
             let memory = self.locate(Port::Input(i))?;
             self.ports.expect_data(i)?;
             let held = self.ports.fixed(i).map(|offset| arena + offset as Address);
@@ -143,7 +143,7 @@ impl CudaSession {
         for (k, output) in bound.outputs.iter().enumerate() {
             let own = self.locate(Port::Output(k))?.extent;
             let given =
-                output.mutates.and_then(|i| Some((i, self.ports.lending().of(Port::Input(i))?.address)));
+                output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).bound?.address)));
             match (output.held_by(), output.mutates) {
                 // The steps write it where the input lies.
                 (Some(i), _) => {
@@ -178,11 +178,11 @@ impl CudaSession {
         for (i, input) in bound.inputs.iter().enumerate() {
             let port = Port::Input(i);
             let Some(offset) = input.fixed.filter(|_| !self.ports.is_renewed(i)) else { continue };
-            if self.ports.held(port).loaded {
+            if self.ports.state(port).loaded {
                 continue;
             }
             let to = self.context()?.symmetric(offset);
-            match (self.ports.lending().of(port), bound.constant(i)) {
+            match (self.ports.state(port).bound, bound.constant(i)) {
                 // It lies there.
                 (Some(lent), _) if lent.address == to => {}
                 (Some(lent), _) => {
@@ -199,7 +199,7 @@ impl CudaSession {
                 // It was written there.
                 (None, None) => {}
             }
-            self.ports.held_mut(port).loaded = true;
+            self.ports.state_mut(port).loaded = true;
         }
         Ok(())
     }

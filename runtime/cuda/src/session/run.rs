@@ -447,17 +447,18 @@ impl DeviceSession for CudaSession {
     }
 
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
-        let before = self.ports.lending().of(port);
+        self.ports.expect(port)?;
+        let before = self.ports.state(port).bound;
         if before == memory {
-            return self.ports.lending().expect(port);
+            return Ok(());
         }
         let _context = self.entered()?;
         let (arena, reserved) = (self.arena().ok(), self.reserved());
-        self.ports.lend(port, memory, arena, reserved)?;
+        self.ports.bind(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
         {
-            self.ports.lend(port, before, arena, Vec::new())?;
+            self.ports.bind(port, before, arena, Vec::new())?;
             return Err(error);
         }
         match memory {

@@ -89,8 +89,8 @@ impl CudaSession {
                 let Ok(bound) = ports.sized().map(|sized| sized.bound.clone()) else { continue };
                 for (input, of_bound) in bound.inputs.iter().enumerate() {
                     let port = Port::Input(input);
-                    let is_kept = ports.held(port).given
-                        && ports.lending().of(port).is_none()
+                    let is_kept = ports.state(port).given
+                        && ports.state(port).bound.is_none()
                         && bound.constant(input).is_none();
                     if let Some(offset) = ports.fixed(input).filter(|_| is_kept && of_bound.bytes > 0) {
                         found.push((input, offset, of_bound.bytes));
@@ -115,7 +115,7 @@ impl CudaSession {
         let to = self.context.as_ref().ok_or_else(gave_back)?.symmetric(offset);
         self.upload(to, &kept.data)?;
         if let Some(ports) = self.ports_of(kept.program) {
-            ports.held_mut(port).given = true;
+            ports.state_mut(port).given = true;
         }
         Ok(())
     }

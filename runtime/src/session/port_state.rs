@@ -1,0 +1,179 @@
+//! What a session knows of one input or output, and which memory of the caller a run rejects.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::port::{Extent, Port};
+use crate::error::RunError;
+use crate::exec::Bound;
+
+/// An input or output of a session, with memory of the kind `M`.
+#[derive(Debug)]
+pub struct PortState<M> {
+    /// As errors name it: `input %x`.
+    pub name: String,
+    /// What the start of its memory must be a multiple of.
+    pub(super) align: usize,
+    /// The memory that the caller bound.
+    pub bound: Option<Extent>,
+    /// The session's own memory.
+    pub memory: Option<Arc<M>>,
+    /// Whether the caller wrote it, or got its address; of a constant, whether it is there.
+    pub given: bool,
+    /// Whether what the plan holds of it in the symmetric arena is there.
+    pub loaded: bool,
+    /// Where the plan holds an input in the symmetric arena, in any bucket.
+    pub(super) fixed: Option<Range<usize>>,
+    /// Where an input is in symmetric memory of the caller instead.
+    pub(super) placed: Option<usize>,
+    /// Whether an input may be written before each run. The plan relies on it that others are written before the first run only.
+    pub(super) renewed: bool,
+}
+
+impl<M> PortState<M> {
+    /// An input or output without memory, on a device whose kernels want memory at multiples of `align`.
+    pub(super) fn new(name: String, align: usize) -> PortState<M> {
+        PortState {
+            name,
+            align,
+            bound: None,
+            memory: None,
+            given: false,
+            loaded: false,
+            fixed: None,
+            placed: None,
+            renewed: false,
+        }
+    }
+
+    fn rejected(&self, memory: Extent, why: &str) -> RunError {
+        let Extent { address, bytes } = memory;
+        RunError::Invalid(format!("{}: the memory of {bytes} bytes at {address:#x} {why}", self.name))
+    }
+
+    /// Fails if memory that is bound has fewer bytes than this.
+    pub(super) fn expect_room(&self, bytes: usize) -> Result<(), RunError> {
+        match self.bound {
+            Some(memory) if memory.bytes < bytes => {
+                Err(self.rejected(memory, &format!("is too small: expected {bytes} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if memory cannot be bound, whatever size is needed. `reserved` is memory of the session, with names.
+    pub(super) fn expect_bindable(
+        &self,
+        memory: Extent,
+        reserved: &[(&str, Extent)],
+    ) -> Result<(), RunError> {
+        if memory.bytes == 0 {
+            return Ok(());
+        }
+        if memory.address == 0 {
+            return Err(self.rejected(memory, "has no address"));
+        }
+        if memory.address.checked_add(memory.bytes as u64).is_none() {
+            return Err(self.rejected(memory, "ends behind the last address"));
+        }
+        if !memory.address.is_multiple_of(self.align as u64) {
+            let why = format!("is not aligned: expected a multiple of {}", self.align);
+            return Err(self.rejected(memory, &why));
+        }
+        match reserved.iter().find(|(_, other)| other.overlaps(&memory)) {
+            Some((what, _)) => Err(self.rejected(memory, &format!("overlaps {what} of the session"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Fails if memory that is bound is too small for a run at these sizes, or if a run writes memory that something else is bound to as
+/// well. `changed` are the ports that were bound since this last succeeded at the same sizes; `None` stands for all.
+pub(super) fn check_bound_memory<M>(
+    inputs: &[PortState<M>],
+    outputs: &[PortState<M>],
+    program: &Bound,
+    changed: Option<&[Port]>,
+) -> Result<(), RunError> {
+    if changed.is_some_and(<[Port]>::is_empty) {
+        return Ok(());
+    }
+    let all = used_memory(inputs, outputs, program);
+    let Some(changed) = changed else { return check_all(&all) };
+    for (at, one) in all.iter().enumerate().filter(|(_, one)| changed.contains(&one.port)) {
+        one.state.expect_room(one.used.bytes)?;
+        all[..at].iter().try_for_each(|earlier| earlier.expect_apart(one))?;
+        all[at + 1..].iter().try_for_each(|later| one.expect_apart(later))?;
+    }
+    Ok(())
+}
+
+fn check_all<M>(all: &[UsedMemory<'_, M>]) -> Result<(), RunError> {
+    all.iter().try_for_each(|one| one.state.expect_room(one.used.bytes))?;
+    // Only what begins before the end of another one overlaps it.
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_unstable_by_key(|&at| all[at].used.address);
+    for (place, &one) in order.iter().enumerate() {
+        let end = all[one].used.end();
+        for &other in order[place + 1..].iter().take_while(|&&other| all[other].used.address < end) {
+            all[one.min(other)].expect_apart(&all[one.max(other)])?;
+        }
+    }
+    Ok(())
+}
+
+/// The part of bound memory that a run uses.
+struct UsedMemory<'p, M> {
+    state: &'p PortState<M>,
+    port: Port,
+    bound: Extent,
+    used: Extent,
+    /// Whether a run writes it.
+    written: bool,
+    /// The input that it is, or that it replaces.
+    input: Option<usize>,
+}
+
+fn used_memory<'p, M>(
+    inputs: &'p [PortState<M>],
+    outputs: &'p [PortState<M>],
+    program: &Bound,
+) -> Vec<UsedMemory<'p, M>> {
+    let mut is_replaced = vec![false; program.inputs.len()];
+    program.outputs.iter().filter_map(|output| output.mutates).for_each(|i| is_replaced[i] = true);
+    let mut all = Vec::with_capacity(inputs.len() + outputs.len());
+    let mut push = |state: &'p PortState<M>, port, bytes, written, input| {
+        if let Some(bound) = state.bound {
+            all.push(UsedMemory { state, port, bound, used: Extent { bytes, ..bound }, written, input });
+        }
+    };
+    for (i, (state, input)) in inputs.iter().zip(&program.inputs).enumerate() {
+        push(state, Port::Input(i), input.bytes, is_replaced[i], Some(i));
+    }
+    for (k, (state, output)) in outputs.iter().zip(&program.outputs).enumerate() {
+        push(state, Port::Output(k), output.bytes, true, output.mutates);
+    }
+    all
+}
+
+impl<M> UsedMemory<'_, M> {
+    /// Fails if one run cannot use both.
+    fn expect_apart(&self, other: &UsedMemory<'_, M>) -> Result<(), RunError> {
+        let is_written = self.written || other.written;
+        if !is_written || !self.used.overlaps(&other.used) || self.is_replaced_by(other) {
+            return Ok(());
+        }
+        let (one, other) = if other.written { (other, self) } else { (self, other) };
+        let why = format!("overlaps that of {}, and a run writes it", other.state.name);
+        Err(one.state.rejected(one.bound, &why))
+    }
+
+    /// Whether one is an input and the other the output that replaces it, at one place.
+    fn is_replaced_by(&self, other: &UsedMemory<'_, M>) -> bool {
+        let one_each = matches!(
+            (self.port, other.port),
+            (Port::Input(_), Port::Output(_)) | (Port::Output(_), Port::Input(_))
+        );
+        one_each && self.input.is_some() && self.input == other.input && self.used == other.used
+    }
+}
