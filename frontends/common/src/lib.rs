@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod ranges;
 pub mod requirement;
 pub mod rule;
+pub mod sizes;
 pub mod sympy;
 
 pub use emit::Emit;

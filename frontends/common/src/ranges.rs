@@ -323,7 +323,7 @@ pub fn narrow_all(
     Ok(())
 }
 
-fn error(symbol: &str, expected: &str, found: String) -> RangeError {
+pub(crate) fn error(symbol: &str, expected: &str, found: String) -> RangeError {
     RangeError { symbol: symbol.into(), expected: expected.into(), found }
 }
 

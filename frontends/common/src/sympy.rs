@@ -230,27 +230,28 @@ impl<'a> Parser<'a> {
     }
 
     fn power(&mut self, depth: usize) -> Result<Expr<'a>, String> {
+        if depth > MAX_DEPTH {
+            return Err("it is nested too deeply".into());
+        }
+        // A power binds tighter than the sign before it.
+        if self.eat("-") {
+            return Ok(match self.power(depth + 1)? {
+                Expr::Int(i) => Expr::Int(i.saturating_neg()),
+                e => Expr::Call("Mul", vec![Expr::Int(-1), e]),
+            });
+        }
         let base = self.primary(depth)?;
         if self.eat("**") {
-            return Ok(Expr::Call("Pow", vec![base, self.primary(depth)?]));
+            return Ok(Expr::Call("Pow", vec![base, self.power(depth + 1)?]));
         }
         Ok(base)
     }
 
     fn primary(&mut self, depth: usize) -> Result<Expr<'a>, String> {
-        if depth > MAX_DEPTH {
-            return Err("it is nested too deeply".into());
-        }
         if self.eat("(") {
             let e = self.sum(depth + 1)?;
             self.expect(")")?;
             return Ok(e);
-        }
-        if self.eat("-") {
-            return Ok(match self.primary(depth + 1)? {
-                Expr::Int(i) => Expr::Int(i.saturating_neg()),
-                e => Expr::Call("Mul", vec![Expr::Int(-1), e]),
-            });
         }
         self.space();
         let digits = self.while_char(|c| c.is_ascii_digit());
@@ -274,7 +275,7 @@ impl<'a> Parser<'a> {
                 Ok(Expr::Symbol(symbol))
             }
             "Integer" => {
-                let e = self.primary(depth + 1)?;
+                let e = self.power(depth + 1)?;
                 self.expect(")")?;
                 match e {
                     Expr::Int(_) => Ok(e),
@@ -376,6 +377,7 @@ mod tests {
             (format!("FloorDiv({s}, Integer(3))"), "(s0//3)", "div(sym0, 3)"),
             (format!("Mod({s}, Integer(3))"), "Mod(s0, 3)", "mod(sym0, 3)"),
             (format!("Pow({s}, Integer(2))"), "s0**2", "sym0*sym0"),
+            (format!("Mul(Integer(-1), Pow({s}, Integer(2)))"), "-s0**2", "-sym0*sym0"),
             (format!("Mul(Integer(2), Max(Integer(1), {s}))"), "2*Max(1, s0)", "2*max(1, sym0)"),
             (format!("Min(Integer(8), {s}, evaluate=False)"), "Min(8, s0)", "min(8, sym0)"),
             (format!("CleanDiv(Mul(Integer(6), {s}), Integer(3))"), "2*s0", "2*sym0"),

@@ -17,6 +17,7 @@ mod log;
 mod plan;
 mod program;
 mod session;
+mod sizes;
 mod tensor;
 mod view;
 
@@ -36,6 +37,8 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::Group>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Value>()?;
+    module.add_class::<sizes::SizeAssumptions>()?;
+    module.add_class::<sizes::SizeStep>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<view::View>()?;
     module.add_function(wrap_pyfunction!(program::open, module)?)?;
@@ -50,6 +53,9 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::check_numerics, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_variants, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_order, module)?)?;
+    module.add_function(wrap_pyfunction!(sizes::find_size_steps, module)?)?;
+    module.add_function(wrap_pyfunction!(sizes::evaluate_size, module)?)?;
+    module.add_function(wrap_pyfunction!(sizes::size_ratio, module)?)?;
     module.add_function(wrap_pyfunction!(log::set_log, module)?)?;
     module.add_function(wrap_pyfunction!(command::write_file, module)?)?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import sympy
 import torch
 
 from symmc import DisagreementError
+from symmc._symmc import evaluate_size
 from symmc.torch.graphs.nodes import process_groups_of, source_line
 from symmc.torch.ranks import process_groups
 
@@ -140,6 +140,4 @@ def _number(size, sizes: dict[str, int]) -> int | None:
     value = size.meta.get("val") if isinstance(size, torch.fx.Node) else size
     if not isinstance(value, torch.SymInt):
         return value if isinstance(value, int) else None
-    known = {symbol: sizes[str(symbol)] for symbol in value.node.expr.free_symbols if str(symbol) in sizes}
-    found = sympy.sympify(value.node.expr).subs(known)
-    return int(found) if found.is_number else None
+    return evaluate_size(str(value.node.expr), sizes)

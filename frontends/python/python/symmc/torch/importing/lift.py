@@ -18,12 +18,13 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
+from symmc._symmc import SizeStep
 from symmc.torch.graphs.layouts import inverse_permutation, memory_order
 from symmc.torch.graphs.nodes import NUMBER, copy_graph, output_of, process_groups_in, rename_process_groups
 from symmc.torch.graphs.sizes import shape_env_of, without_new_guards
 from symmc.torch.importing.outputs import OutputBuilder
 from symmc.torch.importing.programs import serialize_program
-from symmc.torch.importing.size_steps import SizeSteps, find_fixed_sizes, find_size_steps
+from symmc.torch.importing.size_steps import find_fixed_sizes, find_size_steps
 from symmc.torch.legalise.export_format import legalise_for_export
 from symmc.torch.legalise.rank_slices import take_rank_slices
 from symmc.torch.ranks.process_groups import sort_by_creation
@@ -55,7 +56,7 @@ class LiftedGraph:
     """The least and the largest value of each symbol."""
     groups: list[str]
     """The process groups, in the order in which they were made; the program calls them ``0``, ``1`` and so on."""
-    steps: list[SizeSteps]
+    steps: list[SizeStep]
     """Sizes that are multiples of something."""
     numbers: list[str]
     """Sizes that have to be numbers in the program."""
@@ -70,10 +71,6 @@ class LiftedGraph:
                 found = ValueRanges(found.lower, max(most, int(found.lower)))
             self.exported.range_constraints[symbol] = found
         return serialize_program(self.exported)
-
-    def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
-        """The values of all symbols of the program, of those of the graph's."""
-        return sizes | {one.quotient: one.divide(sizes[one.symbol]) for one in self.steps if one.symbol in sizes}
 
     @staticmethod
     def from_module(module: torch.fx.GraphModule) -> LiftedGraph:

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
+from symmc._symmc import SizeAssumptions
 from symmc.torch.graphs.nodes import rename_process_groups
 from symmc.torch.importing import programs
 from symmc.torch.importing.lift import LiftedGraph
-from symmc.torch.importing.size_assumptions import SizeAssumptions
 from symmc.torch.inductor.form import GraphForm
 from symmc.torch.ranks import process_groups
-from symmc.torch.runtime.runner import DTYPES, PlanRunner, buckets_up_to, machine_for
+from symmc.torch.runtime.runner import DTYPES, PlanRunner, machine_for
 from symmc.torch.settings.options import Options
 
 _library = torch.library.Library("symmc", "DEF")
@@ -115,9 +115,9 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
-            archive, dims = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, False).dims()
-            program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=dims)
-            plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
+            archive, sizes = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, may_fix_sizes=False)
+            program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=sizes.dims())
+            plan = symmc.compile(program, machine=machine, buckets=sizes.buckets(program.symbols, options.buckets))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
     return not program.opaque and (machine is None or _gains(plan.choices()))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import operator
 
-import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
+
+from symmc._symmc import size_ratio
 
 _DIVISIONS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default, torch.ops.aten.unbind.int)
 
@@ -40,8 +40,10 @@ def _take_slice(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     hints = _hint(length), _hint(extent)
     if not isinstance(length, torch.SymInt) or None in hints or hints[0] == 0:
         return
-    count, number = hints[1] // hints[0], _times(start, length)
-    if number is None or not 0 <= number < count or count < 2 or not _divides(length, count, extent):
+    count, number = hints[1] // hints[0], size_ratio(_as_text(start), _as_text(length))
+    # Parts of this length cover the extent, except for a rest that is shorter than a part.
+    is_equal_part = size_ratio(f"({_as_text(extent)})//{count}", _as_text(length)) == 1
+    if number is None or not 0 <= number < count or count < 2 or not is_equal_part:
         return
     with graph.inserting_before(node):
         total = _sized(graph, node, torch.ops.aten.sym_size.int, (given, axis), extent)
@@ -62,22 +64,10 @@ def _hint(size) -> int | None:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
-def _expression(size):
+def _as_text(size) -> str:
     """A size, a number or a node of one as an expression."""
     value = size.meta.get("val") if isinstance(size, torch.fx.Node) else size
-    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value or 0)
-
-
-def _times(start, length: torch.SymInt) -> int | None:
-    """The start of a slice in multiples of its length, if it is one."""
-    ratio = sympy.simplify(_expression(start) / length.node.expr)
-    return int(ratio) if ratio.is_Integer else None
-
-
-def _divides(length: torch.SymInt, count: int, extent) -> bool:
-    """Whether ``count`` parts of this length cover an extent, except for a rest that is shorter than a part."""
-    of = _expression(extent)
-    return length.node.expr == FloorDiv(of, count) or sympy.simplify(length.node.expr * count - of) == 0
+    return str(value.node.expr if isinstance(value, torch.SymInt) else value or 0)
 
 
 def _take(graph: torch.fx.Graph, node: torch.fx.Node, parts, number: int) -> None:

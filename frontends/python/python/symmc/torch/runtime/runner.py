@@ -10,10 +10,8 @@ import torch
 from torch._prims_common import make_contiguous_strides_for
 
 import symmc
-from symmc._symmc import TORCH_DTYPES, nearest_machine
+from symmc._symmc import TORCH_DTYPES, SizeAssumptions, SizeStep, nearest_machine
 from symmc.torch.importing import programs
-from symmc.torch.importing.size_assumptions import SizeAssumptions
-from symmc.torch.importing.size_steps import SizeSteps
 from symmc.torch.ranks.exchange import GraphsDiffer, RankGroup
 from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.settings import reports
@@ -38,24 +36,11 @@ def machine_for(options: Options, device: str, ranks: int) -> str | None:
     return nearest_machine(ranks)
 
 
-def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[SizeSteps] = ()) -> dict[str, list[int]]:
-    """The upper ends of the buckets of each symbol. The option states them for sizes; a symbol may be a quotient of a size."""
-    if not options.buckets:
-        return {}
-    parts = {one.quotient: one for one in steps}
-    found = {}
-    for name, (least, most) in program.symbols.items():
-        one = parts.get(name)
-        bounds = options.buckets if one is None else [(bound - one.rest) // one.step for bound in options.buckets]
-        found[name] = sorted({bound for bound in bounds if least <= bound < most} | {most})
-    return found
-
-
 class ProgramSource(Protocol):
     """The source of a program, such as a lifted graph."""
 
     @property
-    def steps(self) -> Sequence[SizeSteps]:
+    def steps(self) -> Sequence[SizeStep]:
         """Sizes that are multiples of something."""
 
     @property
@@ -64,9 +49,6 @@ class ProgramSource(Protocol):
 
     def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
         """The program of this rank as a file, for symbols in these ranges."""
-
-    def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
-        """The values of the file's symbols."""
 
 
 class PlanRunner:
@@ -99,15 +81,15 @@ class PlanRunner:
         """The program of all ranks, for sizes in the ranges and such as these."""
         members = len(self.ranks.members)
 
-        def opened(archives: list[bytes]) -> symmc.Program:
-            return programs.open_archives(archives, ranks=members, groups=self.groups, dims=self.assumptions.dims())
+        def opened(archives: list[bytes], dims: dict[str, str]) -> symmc.Program:
+            return programs.open_archives(archives, ranks=members, groups=self.groups, dims=dims)
 
         program, refusal, own = None, None, b""
         sizes: dict[str, int] = {}
         try:
             own = self.source.archive(self.ranges)
             # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
-            program = self.assumptions.open_program(lambda: opened([own]), values)
+            program = self.assumptions.open_program(lambda dims: opened([own], dims), values)
             sizes = {symbol: values[symbol] for symbol in program.aliases.values() if symbol in values}
         except (symmc.InputError, symmc.UnsupportedError) as error:
             refusal = error
@@ -115,7 +97,7 @@ class PlanRunner:
             # Theirs differ, as they may in single numbers, for which alone one may be refused.
             archives = self.ranks.all_gather(own)
             try:
-                return opened(archives)
+                return opened(archives, self.assumptions.dims())
             except symmc.InputError as error:
                 raise refusal or GraphsDiffer(error) from error
         if refusal is not None:
@@ -134,17 +116,16 @@ class PlanRunner:
                 is_size = 0 <= size <= _MOST and least != most
                 self.ranges[symbol] = (0, max(_LEAST, 1 << max(size - 1, 0).bit_length())) if is_size else (size, size)
                 self.plan = None
-        values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
+        values = self.assumptions.complete(dict(zip(self.symbols, sizes)))
         if not self.assumptions.drop_refuted(values):
             self.plan = None
         if self.plan is not None:
             return False
-        self.assumptions.fix_sizes(self.source.numbers, values)
+        self.assumptions.fix(self.source.numbers, values)
         self.program = self._opened(values)
         accept(self.program)
         self.program_sizes(sizes)
-        buckets = buckets_up_to(self.program, self.options, self.source.steps)
-        buckets = {symbol: bounds for symbol, bounds in buckets.items() if symbol not in self.assumptions.differences}
+        buckets = self.assumptions.buckets(self.program.symbols, self.options.buckets)
         keywords = self.options.of_compile(self.program.arguments)
         self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
         if self.options.report:
@@ -152,7 +133,7 @@ class PlanRunner:
         return True
 
     def program_sizes(self, sizes: tuple[int, ...]) -> dict[str, int]:
-        values = self.assumptions.with_differences(self.source.of_symbols(dict(zip(self.symbols, sizes))))
+        values = self.assumptions.complete(dict(zip(self.symbols, sizes)))
         for symbol in self.program.aliases.values():
             if symbol not in values:
                 raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")

@@ -1,0 +1,91 @@
+//! Sizes of a graph that is no program yet, as expressions of symbols that nothing declares.
+//!
+//! The torch.compile frontend passes sizes, and the guards on them, as the text that PyTorch prints. All reasoning about them is here.
+
+use indexmap::IndexMap;
+use symmc_ir::{Dim, Symbol, SymbolId, Table};
+
+use crate::sympy::{self, Expr};
+
+pub mod assumptions;
+pub mod steps;
+
+/// The sizes of a call, by symbol.
+pub type Sizes = IndexMap<String, i64>;
+
+/// The value of an expression for these sizes, if they determine it.
+pub fn evaluate(expression: &str, sizes: &Sizes) -> Option<i64> {
+    let value = |name: &str| sizes.get(name).map(|&n| Dim::from(n)).ok_or_else(|| format!("no size {name}"));
+    sympy::to_dim(&sympy::parse(expression).ok()?, &value).ok()?.as_const()
+}
+
+/// How many times as large as `unit` a size is, if that is the same whole number for all values of their symbols.
+pub fn ratio(size: &str, unit: &str) -> Option<i64> {
+    let mut symbols = SizeSymbols::default();
+    let (size, unit) = (symbols.parse(size)?, symbols.parse(unit)?);
+    size.exact_div(&unit)?.as_const()
+}
+
+/// The symbols of some expressions. Each is at least 1: PyTorch has other graphs for empty tensors.
+#[derive(Default)]
+struct SizeSymbols(Table<SymbolId, Symbol>);
+
+impl SizeSymbols {
+    fn id(&mut self, name: &str) -> SymbolId {
+        let known = self.0.iter().find_map(|(id, symbol)| (symbol.name == name).then_some(id));
+        let symbol = || Symbol { name: name.to_string(), min: 1, max: i64::MAX, alias: None };
+        known.unwrap_or_else(|| self.0.push(symbol()))
+    }
+
+    fn name(&self, id: SymbolId) -> &str {
+        self.0.get(id).map_or("", |symbol| &symbol.name)
+    }
+
+    fn dim(&mut self, e: &Expr<'_>) -> Option<Dim> {
+        let ids: IndexMap<&str, SymbolId> = sympy::symbols(e).into_iter().map(|s| (s, self.id(s))).collect();
+        let resolve =
+            |name: &str| ids.get(name).map(|&id| id.into()).ok_or_else(|| format!("no size {name}"));
+        sympy::to_dim(e, &resolve).ok()
+    }
+
+    fn parse(&mut self, text: &str) -> Option<Dim> {
+        self.dim(&sympy::parse(text).ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_have_the_value_of_their_symbols() {
+        let sizes = Sizes::from([("s0".to_string(), 7), ("u0".to_string(), 2)]);
+        for (text, expected) in [
+            ("s0*u0 - 1", Some(13)),
+            ("(s0//u0)", Some(3)),
+            ("Max(1, s0)", Some(7)),
+            ("-s0**2", Some(-49)),
+            ("5", Some(5)),
+            ("s0 + s1", None),
+            ("s0/2", None),
+        ] {
+            assert_eq!(evaluate(text, &sizes), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn ratios_hold_for_all_sizes() {
+        for (size, unit, expected) in [
+            ("2*((s0//4))", "(s0//4)", Some(2)),
+            ("(s0)//4", "(s0//4)", Some(1)),
+            ("(4*s0*s1)//2", "s1*s0", Some(2)),
+            ("0", "s0", Some(0)),
+            ("(s0)//2", "(s0//4)", None),
+            ("s0 + 1", "s0", None),
+            ("s0*s1", "s0", None),
+            ("s0/2", "s0/2", None),
+        ] {
+            assert_eq!(ratio(size, unit), expected, "{size} by {unit}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Sizes that are multiples of a number, plus a rest.
+//!
+//! Code that divides rows among ranks or into pieces asks whether the division has a remainder. The answer is a guard, so it holds in
+//! every call of the graph. The program then has a symbol for the quotient, and the size is an expression of it.
+
+use indexmap::IndexMap;
+use symmc_ir::Dim;
+use symmc_ir::dim::Switch;
+
+use super::SizeSymbols;
+use crate::ranges::{RangeError, error};
+use crate::sympy::{self, Expr};
+
+/// The largest common multiple of divisors. Beyond it, a size stays as it is.
+const MAX_PERIOD: i64 = 4096;
+
+/// A size that is `step * quotient + rest`. The quotient is another symbol.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SizeStep {
+    /// The symbol of the size.
+    pub symbol: String,
+    /// At least 2.
+    pub step: i64,
+    /// At least 0 and less than the step.
+    pub rest: i64,
+}
+
+impl SizeStep {
+    /// The name of the symbol for the quotient.
+    pub fn quotient(&self) -> String {
+        format!("{}_by_{}", self.symbol, self.step)
+    }
+
+    /// The largest quotient of a size up to this.
+    pub fn divide_down(&self, size: i64) -> i64 {
+        size.saturating_sub(self.rest).div_euclid(self.step)
+    }
+
+    /// The quotient of a size.
+    ///
+    /// # Errors
+    /// The size is not in the steps.
+    pub fn divide(&self, size: i64) -> Result<i64, RangeError> {
+        if size.rem_euclid(self.step) == self.rest {
+            return Ok(self.divide_down(size));
+        }
+        let rest = if self.rest == 0 { String::new() } else { format!(" plus {}", self.rest) };
+        Err(error(&self.symbol, &format!("a multiple of {}{rest}", self.step), size.to_string()))
+    }
+}
+
+/// The remainders of a size that are possible after a division by the period.
+#[derive(Clone, Debug)]
+struct Remainders {
+    period: i64,
+    possible: Vec<i64>,
+}
+
+/// The steps of these symbols in which all sizes are for which the guards hold.
+pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
+    let mut known: IndexMap<&str, Vec<Remainders>> = IndexMap::new();
+    for (symbol, found) in guards.iter().filter_map(|guard| solve(guard)) {
+        if symbols.iter().any(|s| s == symbol) {
+            known.entry(symbol).or_default().push(found);
+        }
+    }
+    let steps = known.into_iter().filter_map(|(symbol, all)| {
+        let (step, rest) = common_step(&all)?;
+        Some(SizeStep { symbol: symbol.to_string(), step, rest })
+    });
+    steps.collect()
+}
+
+/// The symbol whose remainders decide a guard, an equation, for all values of the symbols.
+fn solve(guard: &str) -> Option<(&str, Remainders)> {
+    let parsed = sympy::parse(guard).ok()?;
+    let Expr::Call("Eq" | "Equality", sides) = &parsed else { return None };
+    let [left, right] = sides.as_slice() else { return None };
+    let mut symbols = SizeSymbols::default();
+    let difference = symbols.dim(left)? - symbols.dim(right)?;
+    let divisor = |switch| if let Switch::Multiple(_, by) = switch { by.as_const() } else { None };
+    let divisors: Vec<i64> =
+        difference.switches().into_iter().filter_map(divisor).filter(|&n| n > 0).collect();
+    let period = (1..=MAX_PERIOD).find(|n| divisors.iter().all(|divisor| n % divisor == 0))?;
+    let quotient = Dim::from(symbols.id("the quotient")) - 1.into();
+    let decided_by = |symbol| {
+        let (size, mut possible) = (symbols.id(symbol), Vec::new());
+        for rest in 1..=period {
+            let stepped = Dim::from(period) * quotient.clone() + rest.into();
+            let at_rest = difference.substitute(&|s| if s == size { stepped.clone() } else { s.into() });
+            match at_rest.bounds(&symbols.0) {
+                (0, 0) => possible.push(rest % period),
+                (low, high) if low <= 0 && high >= 0 => return None,
+                _ => {}
+            }
+        }
+        Some((symbol, Remainders { period, possible }))
+    };
+    sympy::symbols(&parsed).into_iter().find_map(decided_by)
+}
+
+/// The step and the rest of the sizes with all of these remainders, if there is one besides 1.
+fn common_step(all: &[Remainders]) -> Option<(i64, i64)> {
+    let period = (1..=MAX_PERIOD).find(|n| all.iter().all(|one| n % one.period == 0))?;
+    let is_possible = |size: &i64| all.iter().all(|one| one.possible.contains(&(size % one.period)));
+    let sizes: Vec<i64> = (0..period).filter(is_possible).collect();
+    let (rest, count) = (*sizes.first()?, sizes.len() as i64);
+    let step = period / count;
+    let is_even = step * count == period && sizes.iter().all(|size| size % step == rest);
+    (step > 1 && is_even).then_some((step, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_support::random::SplitMix;
+
+    use super::super::{Sizes, evaluate};
+    use super::*;
+
+    /// A random number from `low` to `high`.
+    fn number(random: &mut SplitMix, low: i64, high: i64) -> i64 {
+        low + random.below((high - low + 1) as usize) as i64
+    }
+
+    fn steps(guards: &[String]) -> Vec<(String, i64, i64)> {
+        let found = find_size_steps(guards, &["s0".into(), "s1".into()]);
+        found.into_iter().map(|one| (one.symbol, one.step, one.rest)).collect()
+    }
+
+    #[test]
+    fn guards_say_which_sizes_go_in_steps() {
+        for (guard, expected) in [
+            ("Eq(Mod(s0, 4), 0)", Some((4, 0))),
+            ("Eq(Mod(s0, 4), 3)", Some((4, 3))),
+            ("Equality(Mod(Symbol('s0', integer=True), Integer(4)), Integer(3))", Some((4, 3))),
+            ("Eq(4*((s0//4)), s0)", Some((4, 0))),
+            ("Eq(s0, 4*((s0//4)) + 1)", Some((4, 1))),
+            ("Eq(s0 - 4*((s0//4)) - 1, 0)", Some((4, 1))),
+            ("Eq(Mod(3*s0 + 1, 6), 1)", Some((2, 0))),
+            ("Eq(s1*s0 - 2*s1*((s0//2)), 0)", Some((2, 0))),
+            ("Eq(8*s1**2*(((s0 + 1)//8)), s1**2*(s0 + 1))", Some((8, 7))),
+            ("Eq(s0*Mod(s0, 4), s0)", Some((4, 1))),
+            ("Eq(Mod(s0, 6) + Mod(s0, 4), 0)", Some((12, 0))),
+            ("Eq(Max(1, Mod(s0, 4)), 3)", Some((4, 3))),
+            // Those that hold for no size or for all, for unequal steps, for sizes that others decide, or for few sizes.
+            ("Eq(Mod(s0, 4), 5)", None),
+            ("Eq(Mod(2*s0, 4), 1)", None),
+            ("Eq(2*Mod(s0, 4), Mod(2*s0, 8))", None),
+            ("Eq(Mod(s0, 4)*(Mod(s0, 4) - 1), 0)", None),
+            ("Eq(Mod(s0, 6) + Mod(s0, 4), 4)", None),
+            ("Eq((s1 - 1)*Mod(s0, 4), 0)", None),
+            ("Eq(Mod(s0 + s1, 4), 0)", None),
+            ("Eq(Mod((s0//2), 4), 0)", None),
+            ("Eq((s0//4), 2)", None),
+            ("Eq((s0//4), 0)", None),
+            ("Eq(s0, s1)", None),
+            ("Ne(Mod(s0, 4), 0)", None),
+            ("s0 < 4", None),
+            ("Eq(Mod(s0, 5000), 0)", None),
+            ("Eq(Mod(s9, 2), 0)", None),
+        ] {
+            let expected: Vec<_> =
+                expected.into_iter().map(|(n, rest)| ("s0".to_string(), n, rest)).collect();
+            assert_eq!(steps(&[guard.to_string()]), expected, "{guard}");
+        }
+    }
+
+    #[test]
+    fn all_guards_of_a_size_make_one_step() {
+        let steps = |guards: &[&str]| steps(&guards.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let found = steps(&["Eq(Mod(s1, 3), 1)", "Eq(Mod(s0, 4), 2)", "Eq(Mod(2*s0, 3), 0)"]);
+        assert_eq!(found, [("s1".to_string(), 3, 1), ("s0".to_string(), 12, 6)]);
+        assert_eq!(steps(&["Eq(Mod(s0, 2), 1)", "Eq(Mod(s0, 4), 0)"]), []);
+        assert_eq!(steps(&["Eq(Mod(s0, 4096), 1)", "Eq(Mod(s0, 3), 0)"]), []);
+        let step = SizeStep { symbol: "s0".into(), step: 4, rest: 1 };
+        assert_eq!((step.divide(9), step.divide_down(12), step.divide_down(0)), (Ok(2), 2, -1));
+        let error = step.divide(8).expect_err("another rest").to_string();
+        assert_eq!(error, "symbol `s0`: expected a multiple of 4 plus 1, found 8");
+    }
+
+    #[test]
+    fn random_congruences_have_the_step_of_their_solutions() {
+        let mut random = SplitMix(7);
+        let mut found_steps = 0;
+        for _ in 0..500 {
+            let mut one = |low, high| number(&mut random, low, high);
+            let all: Vec<_> = (0..one(1, 3)).map(|_| (one(1, 9), one(-9, 9), one(1, 12))).collect();
+            let holds = |size: &i64| all.iter().all(|(a, b, n)| (a * size + b) % n == 0);
+            let solutions: Vec<i64> = (1..5000).filter(holds).collect();
+            let guards = all.iter().map(|(a, b, n)| format!("Eq(Mod({a}*s0 + {b}, {n}), 0)"));
+            match steps(&guards.collect::<Vec<_>>()).as_slice() {
+                [(_, step, rest)] => {
+                    let expected: Vec<i64> = (1..5000).filter(|n| n % step == *rest).collect();
+                    assert_eq!(solutions, expected, "{all:?}");
+                    found_steps += 1;
+                }
+                _ => assert!(solutions.is_empty() || solutions.len() == 4999, "{all:?}"),
+            }
+        }
+        assert!(found_steps > 100);
+    }
+
+    #[test]
+    fn random_guards_hold_in_their_steps_alone() {
+        let mut random = SplitMix(11);
+        let mut found_steps = 0;
+        for _ in 0..1000 {
+            let mut one = |low, high| number(&mut random, low, high);
+            let (n, m, rest, offset) = (one(1, 9), one(1, 9), one(0, 9), one(0, 9));
+            let size = format!("({}*s0 + {})", one(1, 5), one(0, 9));
+            let (left, right) = match one(0, 4) {
+                0 => (format!("Mod({size}, {n})"), format!("{rest}")),
+                1 => (format!("{n}*({size}//{n})"), format!("{size} - {rest}")),
+                2 => (format!("s1*Mod({size}, {n}) + {offset}"), format!("{rest}*s1 + {offset}")),
+                3 => (format!("Mod({size}, {n}) + Mod(s0, {m})"), format!("{rest}")),
+                _ => (format!("{size} + {offset}"), format!("{} + {n}*({size}//{n})", rest + offset)),
+            };
+            let steps = steps(&[format!("Eq({left}, {right})")]);
+            found_steps += steps.len();
+            let holds = |s0: i64| {
+                let sizes = Sizes::from([("s0".to_string(), s0), ("s1".to_string(), 2)]);
+                evaluate(&left, &sizes).expect("a value") == evaluate(&right, &sizes).expect("a value")
+            };
+            for (_, step, rest) in steps {
+                for s0 in 1..100 {
+                    assert_eq!(holds(s0), s0 % step == rest, "{left} == {right} at {s0}");
+                }
+            }
+        }
+        assert!(found_steps > 200, "{found_steps}");
+    }
+}

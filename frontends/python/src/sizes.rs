@@ -1,0 +1,87 @@
+//! Sizes of graphs of PyTorch, as the text of its expressions.
+
+use indexmap::IndexMap;
+use pyo3::prelude::*;
+use symmc::unstable::import::sizes::assumptions::{self, Refusal};
+use symmc::unstable::import::sizes::{self, Sizes, steps};
+
+use crate::error::{Error, refused};
+
+/// A size that is `step * quotient + rest`.
+#[pyclass(frozen, module = "symmc")]
+pub struct SizeStep(steps::SizeStep);
+
+/// The steps of symbols in which all sizes are for which the guards hold.
+#[pyfunction]
+pub fn find_size_steps(guards: Vec<String>, symbols: Vec<String>) -> Vec<SizeStep> {
+    steps::find_size_steps(&guards, &symbols).into_iter().map(SizeStep).collect()
+}
+
+/// The value of an expression for these sizes, if they determine it.
+#[pyfunction]
+pub fn evaluate_size(expression: &str, sizes: Sizes) -> Option<i64> {
+    sizes::evaluate(expression, &sizes)
+}
+
+/// How many times as large as `unit` a size is, if that is the same whole number for all values of their symbols.
+#[pyfunction]
+pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
+    sizes::ratio(size, unit)
+}
+
+/// The known and the assumed relations between the sizes of a program.
+#[pyclass(module = "symmc")]
+pub struct SizeAssumptions(assumptions::SizeAssumptions);
+
+#[pymethods]
+impl SizeAssumptions {
+    #[new]
+    fn new(steps: Vec<PyRef<'_, SizeStep>>, may_fix_sizes: bool) -> Self {
+        let steps = steps.iter().map(|step| step.0.clone()).collect();
+        SizeAssumptions(assumptions::SizeAssumptions::new(steps, may_fix_sizes))
+    }
+
+    /// The relations, as `dims` of `open`.
+    fn dims(&self) -> IndexMap<String, String> {
+        self.0.dims()
+    }
+
+    /// The sizes of a call with those of the new symbols: quotients and differences.
+    fn complete(&self, sizes: Sizes) -> PyResult<Sizes> {
+        self.0.complete(sizes).map_err(|error| refused(error.to_string()))
+    }
+
+    /// Drops relations that do not hold for these sizes; whether all hold.
+    fn drop_refuted(&mut self, sizes: Sizes) -> bool {
+        self.0.drop_refuted(&sizes)
+    }
+
+    /// Fixes symbols to these sizes, unless a relation of them is assumed.
+    fn fix(&mut self, symbols: Vec<String>, sizes: Sizes) {
+        self.0.fix(&symbols, &sizes);
+    }
+
+    /// The program that `open` gives for some dims, with relations assumed that hold for these sizes and that operators need.
+    fn open_program(&mut self, open: &Bound<'_, PyAny>, sizes: Sizes) -> PyResult<Py<PyAny>> {
+        self.0.open(&sizes, |dims| match open.call1((dims,)) {
+            Ok(program) => Ok(Ok(program.unbind())),
+            Err(error) => refusal(open.py(), error).map(Err),
+        })
+    }
+
+    /// The upper ends of the buckets of each symbol of a program.
+    fn buckets(&self, symbols: IndexMap<String, (i64, i64)>, ends: Vec<i64>) -> IndexMap<String, Vec<i64>> {
+        self.0.buckets(&symbols, &ends)
+    }
+}
+
+/// The refusal of a program. Exceptions of others are returned as errors.
+fn refusal(py: Python<'_>, error: PyErr) -> PyResult<Refusal<PyErr>> {
+    let value = error.value(py);
+    if !value.is_instance_of::<Error>() {
+        return Err(error);
+    }
+    let (node, kind) = (value.getattr("node")?.extract()?, value.getattr("kind")?.extract()?);
+    let symbols = value.getattr("symbols")?.extract()?;
+    Ok(Refusal { error, node, kind, symbols })
+}
