@@ -4,8 +4,9 @@
 //! another one in its stream is launched by programmatic dependent launch (PDL), and waits within.
 //!
 //! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
-//! recorded or enqueued, and recordings can take other bases (`rebased`).
+//! recorded or enqueued, and recordings can take other bases (`rebased`), most cheaply indirect ones (`indirect`).
 
+mod indirect;
 mod item;
 pub(crate) mod order;
 mod rebased;
@@ -34,8 +35,10 @@ use crate::error::CudaError;
 use crate::nccl::Communicators;
 use crate::{codegen::agreement, cudnn};
 
+pub use self::indirect::IndirectPorts;
 use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
+pub use self::rebased::RebaseCost;
 
 /// What a program runs with on its rank.
 #[derive(Debug)]
