@@ -74,9 +74,6 @@ fn check(args: &[String]) -> Result<()> {
     for stem in ["hf_llama_tp2", "families/qwen3_tp2", "families/qwen3_moe_tp2", "expert_gather2"] {
         check(&format!("moves of {stem}"), &|| moves::moves(stem));
     }
-    for stem in ["hf_llama_tp2", "families/qwen3_tp2", "families/qwen3_moe_tp2"] {
-        check(&format!("new pointers of {stem}"), &|| moves::renewed(stem));
-    }
     check("moves of what is copied", &moves::copied);
     check("signals", &signals);
     check("dropped", &|| runs::dropped(&plan));

@@ -40,11 +40,10 @@ impl Caller<'_> {
         plan: &CheckedPlan,
         work: &Workload,
         group: &Group,
-        gpu: &Gpu,
         device: &'d Arc<Device>,
     ) -> Result<Caller<'d>> {
         let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
-        let mut session = CudaSession::open(plan, group, gpu, &config)?;
+        let mut session = CudaSession::open(plan, group, &Gpu::new(group.rank()), &config)?;
         session.set(&work.bindings)?;
         let mut lent = Vec::new();
         let source = plan.source_program();
@@ -85,17 +84,6 @@ impl Caller<'_> {
         let block = Block::at(self.device, self.lent[l].bytes, 16 * (1 + 2 * (self.old.len() % 5)))?;
         self.old.push(std::mem::replace(&mut self.lent[l].block, block));
         self.lend(l)
-    }
-
-    /// Other memory for everything.
-    fn blocks(&self) -> Result<Vec<Block>> {
-        self.lent.iter().map(|lent| Block::of(self.device, lent.bytes)).collect()
-    }
-
-    /// Has everything lie in other memory, and gives what it lay in.
-    fn exchange(&mut self, blocks: &mut [Block]) -> Result<()> {
-        self.lent.iter_mut().zip(blocks).for_each(|(lent, block)| std::mem::swap(&mut lent.block, block));
-        (0..self.lent.len()).try_for_each(|l| self.lend(l))
     }
 
     /// Puts one run on the stream: inputs as they are, outputs of before wiped out, and what was given up, too.
@@ -157,21 +145,16 @@ impl Caller<'_> {
     }
 }
 
-/// A recorded program, its inputs, and a plan of it that takes every input and output from the caller.
-fn recorded(stem: &str) -> Result<(CheckedPlan, Workload)> {
+/// Every input and output of a recorded program moves in turn, and all together, while the runs before are in flight.
+pub fn moves(stem: &str) -> Result<()> {
     let folder = std::path::Path::new("tests/programs");
     let tensors = Arc::new(TensorFile::open(&folder.join(format!("{stem}.safetensors")))?);
     let options = OpenOptions::default().with_tensors(tensors.clone());
     let program = Program::open(&folder.join(format!("{stem}.pt2")), &options)?;
     let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())?;
-    Ok((planned(&program, Bind::All)?, work))
-}
-
-/// Every input and output of a recorded program moves in turn, and all together, while the runs before are in flight.
-pub fn moves(stem: &str) -> Result<()> {
-    let (plan, work) = recorded(stem)?;
+    let plan = planned(&program, Bind::All)?;
     let said = on_ranks(|group, device| {
-        let mut caller = Caller::open(&plan, &work, group, &Gpu::new(group.rank()), device)?;
+        let mut caller = Caller::open(&plan, &work, group, device)?;
         caller.run()?;
         let copies = caller.no_copies()?;
         let count = caller.lent.len();
@@ -182,47 +165,16 @@ pub fn moves(stem: &str) -> Result<()> {
         (0..count).try_for_each(|l| caller.shift(l))?;
         caller.run()?;
         caller.compare()?;
-        let Recordings { moved, made, .. } = caller.session.recordings();
-        ensure!(moved > 0, "nothing was moved, {made} runs were recorded");
+        let Recordings { moved, made: recorded, .. } = caller.session.recordings();
+        ensure!(moved > 0, "nothing was moved, {recorded} runs were recorded");
         Box::new(caller.session).close()?;
-        Ok((count, moved, made, copies))
+        Ok((count, moved, recorded, copies))
     })?;
-    for (rank, (count, moved, made, copies)) in said.into_iter().enumerate() {
+    for (rank, (count, moved, recorded, copies)) in said.into_iter().enumerate() {
         println!(
-            "{stem}, rank {rank}: {count} inputs and outputs move in flight, {moved} times in a recording, {made} recorded; \
+            "{stem}, rank {rank}: {count} inputs and outputs move in flight, {moved} times in a recording, {recorded} recorded; \
              {copies} copies in a run, none of the host or of theirs"
         );
-    }
-    Ok(())
-}
-
-/// All pointers of a recorded program are new in every second run, and two sets take turns in the others, while the runs before
-/// are in flight: with room for a recording of each set, and without.
-pub fn renewed(stem: &str) -> Result<()> {
-    const TURNS: usize = 24;
-    let (plan, work) = recorded(stem)?;
-    for kept in [8, 1] {
-        let said = on_ranks(|group, device| {
-            let gpu = Gpu::new(group.rank()).with_kept(kept);
-            let mut caller = Caller::open(&plan, &work, group, &gpu, device)?;
-            let mut sets = [caller.blocks()?, caller.blocks()?];
-            caller.run()?;
-            for turn in 0..TURNS {
-                let set = &mut sets[turn % 2];
-                caller.exchange(set)?;
-                caller.run()?;
-                caller.exchange(set)?;
-                (0..caller.lent.len()).try_for_each(|l| caller.shift(l))?;
-                caller.run()?;
-            }
-            caller.compare()?;
-            let recordings = caller.session.recordings();
-            // The first run, an indirect recording, and the two sets.
-            ensure!(recordings.moved > 0 && recordings.made <= 4, "{recordings:?}");
-            Box::new(caller.session).close()?;
-            Ok(recordings)
-        })?;
-        println!("{stem}: {TURNS} runs with new pointers alone, {kept} recordings kept: {said:?}");
     }
     Ok(())
 }

@@ -85,12 +85,8 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
     })?;
     let same = enqueued(session, RUNS, |_, _| Ok(()))?;
     let new = enqueued(session, RUNS, |s, run| places.bind(s, first, run))?;
-    // In places that no run had before.
-    let every = enqueued(session, 200, |s, run| {
-        all.iter().try_for_each(|(name, places)| places.bind(s, name, run + 2))
-    })?;
-    let renewing = each(session, |s, run| {
-        all.iter().try_for_each(|(name, places)| places.bind(s, name, (run + 202) % RUNS))
+    let every = enqueued(session, 20, |s, run| {
+        all.iter().try_for_each(|(name, places)| places.bind(s, name, run + 1))
     })?;
     let behind = each(session, |_, _| Ok(()))?;
     let moving = each(session, |s, run| places.bind(s, first, run))?;
@@ -106,7 +102,6 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
         format!("                enqueue, two sets in turn:      {}", told(turns)),
         format!("                a run behind others:            {behind:>8.2}"),
         format!("                the same, a new pointer each:   {moving:>8.2}"),
-        format!("                the same, all pointers new:     {renewing:>8.2}"),
     ])
 }
 

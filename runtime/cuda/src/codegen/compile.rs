@@ -9,7 +9,6 @@ use std::time::Instant;
 use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
 
-use super::pointers::{POINTERS, resolve_parameters, upload_text};
 use crate::device::cache::{Cache, name_of};
 use crate::error::{CudaError, trust_loader_path};
 
@@ -40,20 +39,17 @@ impl Source {
 
     /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
     /// gives the name it has. `what` begins the name, so that profilers show what runs. A kernel calls
-    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::device::launch::Start)). Its
-    /// parameters that are pointers are resolved before its body ([`pointers`](super::pointers)).
+    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::device::launch::Start)).
     ///
     /// # Panics
     /// The text of a kernel has no such call.
     pub fn function(&mut self, what: &str, text: String) -> String {
-        let is_kernel = text.contains("__global__");
-        assert!(!is_kernel || text.contains("symmc_enter("), "{what} does not enter");
+        assert!(!text.contains("__global__") || text.contains("symmc_enter("), "{what} does not enter");
         if let Some(name) = self.known.get(&text) {
             return name.clone();
         }
         let name = format!("{what}_{}", self.known.len());
-        let resolved = is_kernel.then(|| resolve_parameters(&text));
-        self.functions.insert(name.clone(), resolved.as_ref().unwrap_or(&text).replace('@', &name));
+        self.functions.insert(name.clone(), text.replace('@', &name));
         self.known.insert(text, name.clone());
         name
     }
@@ -67,10 +63,9 @@ impl Source {
     }
 
     pub fn text(&self) -> String {
-        let mut out = String::from(POINTERS);
+        let mut out = String::new();
         self.preludes.iter().for_each(|p| out.push_str(p));
         out.push_str(ENTRY);
-        out.push_str(&upload_text());
         self.functions.values().for_each(|f| {
             out.push_str(f);
             out.push('\n');

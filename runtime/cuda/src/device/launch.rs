@@ -47,52 +47,19 @@ impl Kernel {
         self.params.iter().flat_map(Param::ports)
     }
 
-    /// Whether it resolves all its pointers to ports itself ([`ResolvedBy::Kernel`]). It cannot resolve those of tensor maps.
-    pub fn resolves_ports(&self) -> bool {
-        self.params.iter().all(|param| match param {
-            Param::Value(plain) => plain.by_kernel || plain.ports.is_empty(),
-            Param::Map(map) => map.at.port_number().is_none(),
-        })
-    }
-
     /// A copy with addresses in the place of pointers to ports, as kernels that run on the host take it.
     pub fn resolved(&self, bases: PortBases<'_>) -> Kernel {
-        let mut out = self.with_ports(|pointer| pointer.resolve(bases));
-        for param in &mut out.params {
-            if let Param::Map(map) = param {
-                map.at = map.at.resolve(bases).into();
+        let resolved = |param: &Param| match param {
+            Param::Value(plain) => {
+                let mut words = plain.words.clone();
+                plain.ports.iter().for_each(|(word, pointer)| words[*word as usize] = pointer.resolve(bases));
+                Param::Value(PlainParam { words, ports: SmallVec::new() })
             }
-        }
-        out
-    }
-
-    /// A copy with these words in the place of pointers to ports, except for those of tensor maps.
-    pub(crate) fn with_ports(&self, word: impl Fn(DevicePtr) -> u64) -> Kernel {
-        let mut out = self.clone();
-        for param in &mut out.params {
-            if let Param::Value(plain) = param {
-                let ports = std::mem::take(&mut plain.ports);
-                ports.iter().for_each(|&(at, pointer)| plain.words[at as usize] = word(pointer));
-            }
-        }
-        out
+            Param::Map(map) => Param::Map(Box::new(TensorMap { at: map.at.resolve(bases).into(), ..**map })),
+        };
+        Kernel { params: self.params.iter().map(resolved).collect(), ..self.clone() }
     }
 }
-
-/// Who resolves a pointer to a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ResolvedBy {
-    /// The host. The kernel gets an address.
-    Host,
-    /// The kernel, when it starts or reads the pointer; the host may do it as well.
-    Kernel,
-}
-
-/// A pointer in a struct of parameters that the kernel resolves ([`ResolvedBy::Kernel`]). A [`DevicePtr`] there is resolved by
-/// the host: loops that read arrays of pointers would have to test each of them every time.
-#[repr(transparent)]
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct KernelPtr(pub DevicePtr);
 
 /// Values whose bytes are all written: numbers, arrays of them, and structs without padding.
 ///
@@ -100,18 +67,15 @@ pub(crate) struct KernelPtr(pub DevicePtr);
 /// No byte of a value is padding, and the alignment is at most 8.
 pub(crate) unsafe trait Plain: Copy {
     /// Visits the pointers among its parts, each with the byte of the parameter where it is. The value begins at `at`.
-    fn visit_pointers(&self, at: usize, visit: VisitPointer<'_>);
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr));
 }
-
-/// Is called with the byte where a pointer is, the pointer, and who resolves it.
-pub(crate) type VisitPointer<'v> = &'v mut dyn FnMut(usize, DevicePtr, ResolvedBy);
 
 /// Numbers are plain, and no pointers.
 macro_rules! plain_numbers {
     ($($ty:ty),*) => {$(
         // SAFETY: a number.
         unsafe impl Plain for $ty {
-            fn visit_pointers(&self, _: usize, _: VisitPointer<'_>) {}
+            fn visit_pointers(&self, _: usize, _: &mut dyn FnMut(usize, DevicePtr)) {}
         }
     )*};
 }
@@ -119,21 +83,14 @@ plain_numbers!(u32, u64, f32);
 
 // SAFETY: a transparent u64.
 unsafe impl Plain for DevicePtr {
-    fn visit_pointers(&self, at: usize, visit: VisitPointer<'_>) {
-        visit(at, *self, ResolvedBy::Host);
-    }
-}
-
-// SAFETY: a transparent u64.
-unsafe impl Plain for KernelPtr {
-    fn visit_pointers(&self, at: usize, visit: VisitPointer<'_>) {
-        visit(at, self.0, ResolvedBy::Kernel);
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
+        visit(at, *self);
     }
 }
 
 // SAFETY: elements of an array have nothing between them.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
-    fn visit_pointers(&self, at: usize, visit: VisitPointer<'_>) {
+    fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
         for (i, element) in self.iter().enumerate() {
             element.visit_pointers(at + i * size_of::<T>(), visit);
         }
@@ -169,12 +126,6 @@ impl CudaField for DevicePtr {
     }
 }
 
-impl CudaField for KernelPtr {
-    fn declare(name: &str) -> String {
-        format!("symmc::Pointer {name}")
-    }
-}
-
 impl<T: CudaField, const N: usize> CudaField for [T; N] {
     fn declare(name: &str) -> String {
         T::declare(&format!("{name}[{N}]"))
@@ -207,7 +158,7 @@ macro_rules! plain {
             fn visit_pointers(
                 &self,
                 at: usize,
-                visit: $crate::device::launch::VisitPointer<'_>,
+                visit: &mut dyn FnMut(usize, $crate::device::launch::DevicePtr),
             ) {
                 $($crate::device::launch::Plain::visit_pointers(
                     &self.$base_field,
@@ -256,8 +207,6 @@ pub struct PlainParam {
     words: SmallVec<[u64; 1]>,
     /// The words that are pointers to ports, and what they point to.
     ports: SmallVec<[(u32, DevicePtr); 1]>,
-    /// Whether the kernel resolves all of these.
-    by_kernel: bool,
 }
 
 impl PlainParam {
@@ -283,14 +232,13 @@ impl Param {
                 size_of::<T>(),
             );
         }
-        let (mut ports, mut by_kernel) = (SmallVec::new(), true);
-        value.visit_pointers(0, &mut |at, pointer, by| {
+        let mut ports = SmallVec::new();
+        value.visit_pointers(0, &mut |at, pointer| {
             if pointer.port_number().is_some() {
                 ports.push(((at / 8) as u32, pointer));
-                by_kernel &= by == ResolvedBy::Kernel;
             }
         });
-        Param::Value(PlainParam { words, ports, by_kernel })
+        Param::Value(PlainParam { words, ports })
     }
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
@@ -310,10 +258,9 @@ impl Param {
     }
 }
 
-/// A parameter that the kernel declares as a pointer, and so resolves.
 impl From<DevicePtr> for Param {
     fn from(value: DevicePtr) -> Param {
-        Param::of(&KernelPtr(value))
+        Param::of(&value)
     }
 }
 

@@ -3,8 +3,7 @@
 //! Steps are lowered once for some sizes. The arenas, workspaces and the memory of peers are where they are then. Inputs and
 //! outputs may lie elsewhere in each run: each of them is a *port*, and commands hold its number and an offset
 //! ([`PtrTarget::Port`]). A pointer is resolved with the [`PortBases`] of a run when a launch is recorded, updated or put on
-//! a stream, or by kernels ([`pointers`](crate::codegen::pointers)). So the launches that a new base touches can be read off the
-//! commands.
+//! a stream. So the launches that a new base touches can be read off the commands.
 //!
 //! A [`DevicePtr`] is packed into 64 bits, so that structs of kernel parameters can hold it in the place of the address that
 //! the kernel gets. Which words of a parameter are pointers follows from the types of its fields
@@ -49,11 +48,6 @@ impl DevicePtr {
     /// The first byte of a port; `None` if a program cannot have as many.
     pub fn port(port: usize) -> Option<DevicePtr> {
         (port < MAX_PORTS).then_some(DevicePtr(PORT_TAG | (port as u64) << OFFSET_BITS))
-    }
-
-    /// The word by which a kernel finds a pointer that an entry at this address holds (`symmc::resolve`).
-    pub(crate) fn entry(at: Address) -> u64 {
-        at | PORT_TAG
     }
 
     pub fn target(self) -> PtrTarget {

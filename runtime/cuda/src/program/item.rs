@@ -75,11 +75,6 @@ impl Ready {
         }
     }
 
-    /// Whether it is a kernel that resolves all its pointers to ports itself.
-    pub fn resolves_ports(&self) -> bool {
-        matches!(self, Ready::Kernel(_, kernel) if kernel.resolves_ports())
-    }
-
     /// The ports that it holds pointers to; some of them more than once.
     pub fn ports(&self) -> impl Iterator<Item = usize> {
         let mut pointers: SmallVec<[DevicePtr; 8]> = SmallVec::new();
@@ -101,8 +96,6 @@ pub(super) struct PortUses(Vec<PortUse>);
 #[derive(Clone, Default)]
 struct PortUse {
     places: Vec<Place>,
-    /// Those of them that are no kernels that resolve their pointers.
-    by_host: Vec<Place>,
     /// Whether a collective of the library sends from it or receives into it. The library keeps what it knows of calls by
     /// their memory, so these are recorded anew for another base.
     by_library: bool,
@@ -118,12 +111,8 @@ impl PortUses {
                 for port in work.ports() {
                     let Some(port) = uses.get_mut(port) else { continue };
                     port.by_library |= matches!(work, Ready::Nccl(_));
-                    if port.places.last() == Some(&place) {
-                        continue;
-                    }
-                    port.places.push(place);
-                    if !work.resolves_ports() {
-                        port.by_host.push(place);
+                    if port.places.last() != Some(&place) {
+                        port.places.push(place);
                     }
                 }
             }
@@ -131,16 +120,10 @@ impl PortUses {
         PortUses(uses)
     }
 
-    /// The pieces of work that hold pointers to a port in a direct recording; `None` if its base cannot change there.
+    /// The pieces of work that hold pointers to a port; `None` if its base cannot change in a recording.
     pub fn places(&self, port: usize) -> Option<&[Place]> {
         let found = self.0.get(port)?;
         (!found.by_library).then_some(&found.places)
-    }
-
-    /// The same in an indirect recording.
-    pub fn places_by_host(&self, port: usize) -> Option<&[Place]> {
-        let found = self.0.get(port)?;
-        (!found.by_library).then_some(&found.by_host)
     }
 
     pub fn count(&self) -> usize {

@@ -5,9 +5,8 @@
 //! other run in any order.
 //!
 //! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
-//! recorded or enqueued, and recordings can take other bases (`rebased`), most cheaply indirect ones (`indirect`).
+//! recorded or enqueued, and recordings can take other bases (`rebased`).
 
-mod indirect;
 mod item;
 mod rebased;
 
@@ -35,10 +34,8 @@ use crate::error::CudaError;
 use crate::nccl::Communicators;
 use crate::{codegen::agreement, cudnn};
 
-pub use self::indirect::IndirectPorts;
 use self::item::{LoadedStep, PortUses, Ready};
 pub use self::item::{Nodes, Place};
-pub use self::rebased::RebaseCost;
 
 #[derive(Debug)]
 pub struct Parts<'a> {

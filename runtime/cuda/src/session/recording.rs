@@ -5,11 +5,6 @@
 //! before are not affected, and neither are graphs of the caller. A program whose nodes cannot be set is recorded again. So
 //! are bases that return, if many parameters would have to be set each time.
 //!
-//! Where many parameters would have to be set for bases that are new, the program gets one *indirect* recording besides the
-//! direct ones: its kernels find their pointers in a table, which its first nodes write
-//! ([`pointers`](crate::codegen::pointers)). Other bases take a few parameters there. In return its kernels start a little
-//! later, so bases that return get a direct recording. `programs.rs` chooses.
-//!
 //! A program of a few pieces of work is enqueued piece by piece, which takes less time than setting parameters.
 
 use std::sync::Arc;
@@ -21,7 +16,7 @@ use crate::device::launch::{Address, PortBases};
 use crate::device::streams::Streams;
 use crate::error::CudaError;
 use crate::nccl::Communicators;
-use crate::program::{DeviceProgram, IndirectPorts, Nodes, RebaseCost};
+use crate::program::{DeviceProgram, Nodes};
 
 /// Bytes that are copied in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,30 +45,18 @@ impl RecordingKey {
 /// A program at some sizes as an executable graph. Fields are dropped in this order.
 pub(super) struct Executable {
     pub graph: Graph,
-    /// Where its kernels find their pointers, in an indirect recording.
-    indirect: Option<IndirectPorts>,
     pub program: Arc<DeviceProgram>,
     pub bound: Arc<Bound>,
     /// What the work of the program became, if it holds pointers to ports.
     pub nodes: Nodes,
-    /// What another base of each port costs.
-    rebase_costs: Vec<RebaseCost>,
+    /// For each port how many pieces of work have to be set for another base; `None` if they cannot be set.
+    rebase_costs: Vec<Option<usize>>,
     /// What the copies before and after it became; `None` where that is not a node each.
     copies: [Option<Vec<Node>>; 2],
 }
 
 // SAFETY: one session has it, and uses its graph from one thread at a time.
 unsafe impl Sync for Executable {}
-
-/// How a recording holds pointers to ports.
-pub(super) enum Form {
-    /// As addresses that cannot change.
-    Fixed,
-    /// As addresses in parameters that can be set.
-    Direct,
-    /// In a table, as far as kernels resolve them.
-    Indirect(IndirectPorts),
-}
 
 /// An executable graph in the memory that it runs in. Fields are dropped in this order.
 pub(super) struct Recording {
@@ -105,22 +88,17 @@ fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>, Cuda
 }
 
 impl Recording {
-    /// Records a program in this memory.
+    /// Records a program in this memory. With `is_noted` it can get other bases later.
     pub fn new(
         program: Arc<DeviceProgram>,
         bound: Arc<Bound>,
         key: &RecordingKey,
         memory: Vec<Arc<Memory>>,
-        form: Form,
+        is_noted: bool,
         (streams, nccl): (&Streams, &Communicators),
     ) -> Result<Recording, CudaError> {
         let (mut nodes, mut copies) = (Nodes::default(), [None, None]);
         let [before, after] = &key.moves;
-        let (is_noted, mut indirect) = match form {
-            Form::Fixed => (false, None),
-            Form::Direct => (true, None),
-            Form::Indirect(indirect) => (true, Some(indirect)),
-        };
         let graph = streams.compute.capture(|| {
             if !is_noted {
                 copy(before, &streams.compute)?;
@@ -128,13 +106,12 @@ impl Recording {
                 return copy(after, &streams.compute);
             }
             copies[0] = copy_noted(before, &streams.compute)?;
-            nodes = program.enqueue_noted(key.bases(), indirect.as_mut(), streams, nccl)?;
+            nodes = program.enqueue_noted(key.bases(), streams, nccl)?;
             copies[1] = copy_noted(after, &streams.compute)?;
             Ok(())
         })?;
         let rebase_costs = program.rebase_costs(&nodes);
-        let executable =
-            Arc::new(Executable { graph, indirect, program, bound, nodes, rebase_costs, copies });
+        let executable = Arc::new(Executable { graph, program, bound, nodes, rebase_costs, copies });
         Ok(Recording { executable, key: key.clone(), by_graph: true, memory })
     }
 
@@ -152,11 +129,6 @@ impl Recording {
     /// What tells it from others.
     pub fn key(&self) -> &RecordingKey {
         &self.key
-    }
-
-    /// Whether its kernels find their pointers in a table.
-    pub fn is_indirect(&self) -> bool {
-        self.executable.indirect.is_some()
     }
 
     /// Whether memory of the session must be kept until its runs have ended.
@@ -191,19 +163,10 @@ impl Recording {
     /// About how many pieces of work would have to be set for a run in this memory; `None` if they cannot be. Work with several
     /// ports counts once for each.
     pub fn far(&self, key: &RecordingKey) -> Option<usize> {
-        self.far_by(key, |cost| cost.direct)
-    }
-
-    /// The same in an indirect recording that has the memory of this one.
-    pub fn far_indirectly(&self, key: &RecordingKey) -> Option<usize> {
-        self.far_by(key, |cost| cost.indirect)
-    }
-
-    fn far_by(&self, key: &RecordingKey, cost: impl Fn(&RebaseCost) -> Option<usize>) -> Option<usize> {
         let Executable { rebase_costs, copies, .. } = &*self.executable;
         let mut far = 0;
         for port in self.key.bases().changed_ports(key.bases()) {
-            far += rebase_costs.get(port).and_then(&cost)?;
+            far += rebase_costs.get(port).copied().flatten()?;
         }
         for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
             let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
@@ -221,10 +184,9 @@ impl Recording {
 
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
     pub fn moved(&self, key: &RecordingKey, memory: &[Arc<Memory>], scratch: &Stream) -> Option<Recording> {
-        let Executable { program, nodes, copies, graph, indirect, .. } = &*self.executable;
+        let Executable { program, nodes, copies, graph, .. } = &*self.executable;
         let (from, to) = (self.key.bases(), key.bases());
-        let recorded = (graph, nodes, indirect.as_ref());
-        program.rebase(from, to, recorded, scratch).ok().filter(|&done| done)?;
+        program.rebase(from, to, graph, nodes, scratch).ok().filter(|&done| done)?;
         for ((was, is), nodes) in self.key.moves.iter().zip(&key.moves).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
             for ((_, m), &node) in changed {

@@ -26,9 +26,8 @@ use super::cuda_session::{CudaSession, LastRun};
 use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
-use super::programs::Known;
 use super::progress::{Heard, News};
-use super::recording::{Executable, Form, Recording, RecordingKey};
+use super::recording::{Executable, Recording, RecordingKey};
 use super::report::Report;
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::compute::search::Search;
@@ -61,10 +60,6 @@ impl CudaSession {
             }
             stream => {
                 let recording = self.next()?;
-                // Memory that stays is looked for again, and so gets a direct recording.
-                if recording.is_indirect() {
-                    self.last = LastRun::Unknown;
-                }
                 match recording.by_graph {
                     true => self.launch(&recording, stream, (&recording.executable.graph, 1)),
                     false => self.launch_pieces(&recording, stream),
@@ -181,25 +176,16 @@ impl CudaSession {
         let settled = self.settled.get(&key.sizes).cloned();
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let resources::Parts { programs, streams, .. } = &mut *context.resources;
-        let known = match settled.is_some() {
-            true => programs.known(&key, &memory, &streams.compute),
-            false => Known::Unknown,
-        };
-        let is_indirect = match known {
-            Known::Found(known) => return Ok(known),
-            Known::Unknown => false,
-            Known::UnknownFar => true,
-        };
+        if settled.is_some()
+            && let Some(known) = programs.known(&key, &memory, &streams.compute)
+        {
+            return Ok(known);
+        }
         let program = match programs.program(&key.sizes).filter(|_| settled.is_some()) {
             Some(program) => program,
             None => self.load_program(&key, settled)?,
         };
-        let form = match is_indirect.then(|| program.indirect_ports(&self.device)).transpose()?.flatten() {
-            Some(indirect) => Form::Indirect(indirect),
-            None if has_frontiers()? => Form::Direct,
-            None => Form::Fixed,
-        };
-        self.record(program, key, memory, form)
+        self.record(program, key, memory)
     }
 
     /// Lowers and loads the program at the sizes that are set; together with all ranks if nothing is settled for them.
@@ -259,17 +245,17 @@ impl CudaSession {
         program: Arc<DeviceProgram>,
         key: RecordingKey,
         memory: Vec<Arc<Memory>>,
-        form: Form,
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized()?.bound.clone();
+        let is_noted = has_frontiers()?;
         let (_span, started) = (self.enter_span(), Instant::now());
         let context = self.context.as_mut().ok_or_else(gave_back)?;
         let lanes = (&context.resources.streams, &context.resources.nccl);
-        let recording = Arc::new(Recording::new(program, bound, &key, memory, form, lanes)?);
+        let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
         let programs = &mut context.resources.programs;
         programs.recorded += 1;
         tracing::debug!(target: "symmc::gpu", recordings = programs.recorded, elapsed = ?started.elapsed(), "recorded a graph");
-        programs.keep(key, recording.clone());
+        programs.retired.extend(programs.recent.put(key, recording.clone()));
         Ok(recording)
     }
 

@@ -15,7 +15,6 @@ use symmc_cuda::codegen::compute::{
     Assertions, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower,
     workspace,
 };
-use symmc_cuda::codegen::pointers::PointerTable;
 use symmc_cuda::device::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::device::launch::{Address, DevicePtr, Kernel, PortBases, Start};
 use symmc_cuda::{CudaError, cudnn};
@@ -203,7 +202,6 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
     let (laid, bytes) = lay(cases);
     let stream = Stream::new(device)?;
     let memory = Memory::new(device, "the cases", bytes)?;
-    let table = Memory::new(device, "pointers", 4096)?;
     let status = Pinned::new(device, STATUS_BYTES)?;
     // What cuDNN takes of attention, it computes.
     let library = cudnn::Planner::new(device).ok();
@@ -233,7 +231,6 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
             by_library: &by_library,
             memory: &memory,
             bases: [memory.address()],
-            table: &table,
             status: &status,
             workspace: scratch.address(),
         };
@@ -279,8 +276,6 @@ struct Runner<'a> {
     by_library: &'a Cell<usize>,
     memory: &'a Memory,
     bases: [Address; 1],
-    /// Where kernels find their pointers.
-    table: &'a Memory,
     status: &'a Pinned,
     workspace: u64,
 }
@@ -309,25 +304,7 @@ impl Runner<'_> {
         })
     }
 
-    /// Runs a kernel, which finds its pointers in a table as far as it resolves them.
     fn kernel(&self, kernel: &Kernel) -> Result<(), CudaError> {
-        if !kernel.resolves_ports() {
-            return self.launch(kernel);
-        }
-        let table = PointerTable::new([kernel]);
-        if table.bytes() > self.table.len() {
-            return Err(CudaError::Unsupported(format!(
-                "{} has {} bytes of pointers",
-                kernel.entry,
-                table.bytes()
-            )));
-        }
-        let at = self.table.address();
-        table.uploads(at).iter().try_for_each(|upload| self.launch(upload))?;
-        self.launch(&table.indirect(kernel, at))
-    }
-
-    fn launch(&self, kernel: &Kernel) -> Result<(), CudaError> {
         let function = self.module.function(&kernel.entry, kernel.shared)?;
         // SAFETY: the kernel was generated for these parameters; all its memory exists.
         unsafe { self.stream.launch(function, kernel, PortBases(&self.bases), Start::After) }

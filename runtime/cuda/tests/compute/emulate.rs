@@ -4,7 +4,6 @@
 use symmc_cases::{Case, KernelLibrary, corpus, special};
 use symmc_cuda::codegen::command::Command;
 use symmc_cuda::codegen::compute::{Attentions, InputUse, Machine};
-use symmc_cuda::codegen::pointers::{PointerTable, UPLOAD_ENTRY};
 use symmc_cuda::device::launch::{Kernel, PortBases};
 use symmc_ir::Op;
 
@@ -17,24 +16,7 @@ pub(crate) struct Library(KernelLibrary);
 impl Library {
     /// [`KernelLibrary::build`].
     pub(crate) fn build<'a>(what: &str, text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
-        KernelLibrary::build(what, text, names.chain([UPLOAD_ENTRY])).map(Library)
-    }
-
-    /// Runs a kernel with ports at these bases, which finds its pointers in a table as far as it resolves them.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    unsafe fn run_indirectly(&self, kernel: &Kernel, bases: PortBases<'_>) {
-        if !kernel.resolves_ports() {
-            // SAFETY: by the caller.
-            return unsafe { self.run(&kernel.resolved(bases)) };
-        }
-        let table = PointerTable::new([kernel]);
-        let mut entries = vec![0u64; table.bytes() / 8];
-        let at = entries.as_mut_ptr().expose_provenance() as u64;
-        let uploads = table.uploads(at).into_iter().map(|upload| upload.resolved(bases));
-        // SAFETY: the table has as many entries; the rest by the caller.
-        uploads.chain([table.indirect(kernel, at)]).for_each(|kernel| unsafe { self.run(&kernel) });
+        KernelLibrary::build(what, text, names).map(Library)
     }
 
     /// Runs a kernel.
@@ -169,15 +151,15 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
             pointer(status).write_bytes(0, 16);
             for work in works {
                 match work {
-                    Command::Kernel(kernel) => library.run_indirectly(kernel, bases),
+                    Command::Kernel(kernel) => library.run(&kernel.resolved(bases)),
                     Command::Copy { to, from, bytes } => {
                         pointer(to.resolve(bases)).copy_from(pointer(from.resolve(bases)), *bytes);
                     }
                     Command::Zero { at, bytes } => pointer(at.resolve(bases)).write_bytes(0, *bytes),
                     Command::Attention(of) => {
-                        of.numbers.iter().for_each(|kernel| library.run_indirectly(kernel, bases));
+                        of.numbers.iter().for_each(|kernel| library.run(&kernel.resolved(bases)));
                         library::attend(&library::resolved(&of.attention, bases));
-                        of.amend.iter().for_each(|kernel| library.run_indirectly(kernel, bases));
+                        of.amend.iter().for_each(|kernel| library.run(&kernel.resolved(bases)));
                         ran.by_library += 1;
                     }
                     other => panic!("{other:?}"),

@@ -17,7 +17,7 @@ use super::peers::Peers;
 use super::prepared::{Prepared, reduction};
 use crate::codegen::command::Command;
 use crate::codegen::compile::Source;
-use crate::device::launch::{DevicePtr, KernelPtr, Param};
+use crate::device::launch::{DevicePtr, Param};
 use crate::device::pointer::all_multiples_of;
 use crate::error::CudaError;
 
@@ -58,7 +58,7 @@ impl FusedNorm {
     fn parameters(&self, bytes: usize, row: usize) -> Norm {
         Norm {
             residual: self.residual,
-            weight: KernelPtr(self.weight.unwrap_or_default()),
+            weight: self.weight.unwrap_or_default(),
             reduced: self.reduced.unwrap_or_default(),
             added: self.added,
             normed: self.normed.unwrap_or_default(),

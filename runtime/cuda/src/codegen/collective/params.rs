@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use super::control::{MAX_BLOCKS, MAX_RANKS};
-use crate::device::launch::{Address, CudaStruct, DevicePtr, KernelPtr, plain};
+use crate::device::launch::{Address, CudaStruct, DevicePtr, plain};
 
 plain! {
     #[derive(PartialEq, Default, Debug)]
@@ -123,8 +123,7 @@ plain! {
     /// residual, element on element.
     pub(super) struct Norm {
         pub residual: DevicePtr,
-        /// Most often an input. It is read once, in front of all loops.
-        pub weight: KernelPtr,
+        pub weight: DevicePtr,
         /// Where the reduction, its sum with the residual and the norm of that go.
         pub reduced: DevicePtr,
         pub added: DevicePtr,

@@ -14,7 +14,7 @@ use super::movement::{common_shape, copy};
 use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
 use crate::codegen::command::Command;
-use crate::device::launch::{CudaStruct, Kernel, KernelPtr, Param, plain};
+use crate::device::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
 use crate::error::CudaError;
 
 fn how(combine: Option<Reduction>) -> &'static str {
@@ -201,7 +201,7 @@ plain! {
     /// What a kernel knows of the indices; the first words are used.
     struct Indices {
         status: u64,
-        at: [KernelPtr; MOST_INDICES],
+        at: [DevicePtr; MOST_INDICES],
         assertions: [u64; MOST_INDICES],
     }
 }
@@ -217,11 +217,11 @@ fn indices_param(
     }
     let mut out = Indices {
         status: l.machine.status,
-        at: [KernelPtr::default(); MOST_INDICES],
+        at: [DevicePtr::NULL; MOST_INDICES],
         assertions: [0; MOST_INDICES],
     };
     for (k, index) in indices.iter().enumerate() {
-        out.at[k] = KernelPtr(l.at(index));
+        out.at[k] = l.at(index);
         out.assertions[k] = u64::from(l.index_assertion(axis + k, x.shape[axis + k]));
     }
     Ok(Param::of(&out))

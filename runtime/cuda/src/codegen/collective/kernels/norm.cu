@@ -137,8 +137,7 @@ __device__ __forceinline__ void ll_norm(const LandingParams& call, const Norm& n
     u64 readers;
     if (!send_rows<T, N, Protocol, PER>(call, norm, epoch, rows, readers) || blockIdx.x >= rows) return;
     Piece weight[PER];
-    const bool weighted = norm.weight.word != 0;
-    if (weighted) Protocol::template load<PER>(norm.weight, width, whole, weight);
+    if (norm.weight != 0) Protocol::template load<PER>(norm.weight, width, whole, weight);
     u32 parity = 0;
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 at = row * (u64)width * 8;
@@ -187,7 +186,7 @@ __device__ __forceinline__ void ll_norm(const LandingParams& call, const Norm& n
             x[k].widen(y);
 #pragma unroll
             for (u32 e = 0; e < COUNT; e++) y[e] = y[e] * unit * scale;
-            if (weighted) {
+            if (norm.weight != 0) {
                 if constexpr (ROUND_FIRST) {
                     x[k].narrow(y);
                     x[k].widen(y);

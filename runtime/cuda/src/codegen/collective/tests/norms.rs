@@ -4,8 +4,6 @@ use symmc_ir::tensor::{read_f64, write_f64};
 
 use super::emulate::{Given, Library, World};
 use super::*;
-use crate::codegen::pointers::PointerTable;
-use crate::device::launch::PortBases;
 
 const EPS: f64 = 1e-3;
 
@@ -93,8 +91,6 @@ struct Layer {
     added: Vec<u8>,
     normed: Vec<u8>,
     kernel: Option<Kernel>,
-    /// Where the kernel finds its weights.
-    table: Vec<Address>,
 }
 
 fn fill(dtype: DType, to: &mut [u8], f: impl Fn(usize) -> f64) {
@@ -109,9 +105,9 @@ impl Layer {
         let values = |elements: usize| vec![0u8; elements * dtype.size() + shift];
         let elements = rows * hidden;
         let [operand, residual, reduced, added, normed] = [(); 5].map(|()| values(elements));
-        let (weight, table) = (values(hidden), vec![0]);
-        let mut out = Layer { shape, operand, residual, reduced, weight, added, normed, kernel: None, table };
-        fill(dtype, &mut out.weight[shift..], self::weight);
+        let mut out =
+            Layer { shape, operand, residual, reduced, weight: values(hidden), added, normed, kernel: None };
+        fill(dtype, &mut out.weight[shift..], weight);
         let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, elements);
         call.landing = Some([0, zone]);
         let address =
@@ -121,7 +117,7 @@ impl Layer {
         let norm = FusedNorm {
             operand,
             residual: address(&mut out.residual),
-            weight: DevicePtr::port(0).map(|port| port + shift as u64),
+            weight: Some(address(&mut out.weight)),
             reduced: shape.kept.then(|| result(OnOperand::Reduction, &mut out.reduced)),
             added: result(OnOperand::Sum, &mut out.added),
             normed: shape.normalised.then(|| result(OnOperand::Norm, &mut out.normed)),
@@ -142,16 +138,7 @@ impl Layer {
         let shift = shift * dtype.size();
         fill(dtype, &mut self.operand[shift..], |i| operand(me, round, i) * unit);
         fill(dtype, &mut self.residual[shift..], |i| residual(round, i) * unit);
-        let kernel = self.kernel.as_ref().expect("it was made");
-        let table = PointerTable::new([kernel]);
-        let table_at = self.table.as_mut_ptr().expose_provenance() as Address;
-        let bases = [self.weight.as_ptr().expose_provenance() as Address];
-        // Kernels that add and do not normalise have no weights.
-        for upload in table.uploads(table_at) {
-            assert!(kernel.resolves_ports() && table.bytes() == 8);
-            library.run(&upload.resolved(PortBases(&bases)));
-        }
-        library.run(&table.indirect(kernel, table_at));
+        library.run(self.kernel.as_ref().expect("it was made"));
         let result =
             |which, apart| -> &[u8] { &(if on_operand == which { &self.operand } else { apart })[shift..] };
         let added = result(OnOperand::Sum, &self.added);
