@@ -78,9 +78,48 @@ impl DeviceProgram {
         nodes: &Nodes,
         scratch: &Stream,
     ) -> Result<bool, CudaError> {
+        let mut of_libraries = Vec::new();
         for place in self.touched(from, to) {
-            let Some(work) = self.work(place) else { return Ok(false) };
-            if !self.set(work, to, graph, nodes.of(place), scratch)? {
+            match self.work(place) {
+                Some(work @ (Ready::Gemm(_) | Ready::Attention(_))) => of_libraries.push((place, work)),
+                Some(work) if set(work, to, graph, nodes.of(place))? => {}
+                _ => return Ok(false),
+            }
+        }
+        self.set_as_recorded(&of_libraries, to, (graph, nodes), scratch)
+    }
+
+    /// Has nodes of a graph do this work of libraries with ports at these bases; whether they can. The libraries do not say
+    /// what they launch, so all of it is recorded once on `scratch`, and not run.
+    fn set_as_recorded(
+        &self,
+        all: &[(Place, &Ready)],
+        bases: PortBases<'_>,
+        (graph, nodes): (&Graph, &Nodes),
+        scratch: &Stream,
+    ) -> Result<bool, CudaError> {
+        if all.is_empty() {
+            return Ok(true);
+        }
+        let mut recorded = Vec::with_capacity(all.len());
+        let _template = scratch.record(|| {
+            for (_, work) in all {
+                let before = scratch.frontier()?;
+                match work {
+                    // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+                    Ready::Gemm(gemm) => unsafe { gemm.run(scratch, self.workspace, bases)? },
+                    // SAFETY: as above.
+                    Ready::Attention(attention) => unsafe { attention.run(scratch, bases)? },
+                    _ => {}
+                }
+                recorded.push(scratch.since(&before)?);
+            }
+            Ok(())
+        })?;
+        for ((place, _), like) in all.iter().zip(recorded) {
+            let Some(like) = like else { return Ok(false) };
+            // SAFETY: as above; what was recorded is still there.
+            if !unsafe { graph.set_as(nodes.of(*place), &like)? } {
                 return Ok(false);
             }
         }
@@ -90,50 +129,23 @@ impl DeviceProgram {
     fn work(&self, place: Place) -> Option<&Ready> {
         self.steps.get(place.step)?.work.get(place.number)
     }
+}
 
-    /// Has nodes of a graph do this work with ports at these bases; whether they can.
-    fn set(
-        &self,
-        work: &Ready,
-        bases: PortBases<'_>,
-        graph: &Graph,
-        nodes: &[Node],
-        scratch: &Stream,
-    ) -> Result<bool, CudaError> {
-        match (work, nodes) {
-            (Ready::Kernel(function, kernel), &[node]) => {
-                // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
-                unsafe { graph.set_kernel(node, *function, kernel, bases)? };
-                Ok(true)
-            }
-            (Ready::Copy { to, from, .. }, &[node]) => {
-                // SAFETY: as above.
-                unsafe { graph.set_copy(node, to.resolve(bases), from.resolve(bases))? };
-                Ok(true)
-            }
-            (Ready::Zero { at, .. } | Ready::Store { at, .. }, &[node]) => {
-                // SAFETY: as above.
-                unsafe { graph.set_fill(node, at.resolve(bases))? };
-                Ok(true)
-            }
-            (Ready::Gemm(_) | Ready::Attention(_), _) => {
-                let mut like = None;
-                let _recorded = scratch.record(|| {
-                    let before = scratch.frontier()?;
-                    match work {
-                        // SAFETY: as above.
-                        Ready::Gemm(gemm) => unsafe { gemm.run(scratch, self.workspace, bases)? },
-                        // SAFETY: as above.
-                        Ready::Attention(attention) => unsafe { attention.run(scratch, bases)? },
-                        _ => {}
-                    }
-                    like = scratch.since(&before)?;
-                    Ok(())
-                })?;
-                // SAFETY: as above; what was recorded is still there.
-                like.map_or(Ok(false), |like| unsafe { graph.set_as(nodes, &like) })
-            }
-            _ => Ok(false),
+/// Has nodes of a graph do this work, which is not a library's, with ports at these bases; whether they can.
+fn set(work: &Ready, bases: PortBases<'_>, graph: &Graph, nodes: &[Node]) -> Result<bool, CudaError> {
+    let &[node] = nodes else { return Ok(false) };
+    match work {
+        // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+        Ready::Kernel(function, kernel) => unsafe { graph.set_kernel(node, *function, kernel, bases)? },
+        Ready::Copy { to, from, .. } => {
+            // SAFETY: as above.
+            unsafe { graph.set_copy(node, to.resolve(bases), from.resolve(bases))? }
         }
+        Ready::Zero { at, .. } | Ready::Store { at, .. } => {
+            // SAFETY: as above.
+            unsafe { graph.set_fill(node, at.resolve(bases))? }
+        }
+        Ready::Gemm(_) | Ready::Attention(_) | Ready::Nccl(_) => return Ok(false),
     }
+    Ok(true)
 }
