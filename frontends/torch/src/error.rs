@@ -5,8 +5,6 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum ImportError {
-    #[error("{path}: {source}")]
-    Io { path: String, source: std::io::Error },
     #[error("not a readable zip archive: {0}")]
     Zip(String),
     #[error("the archive has no entry `{entry}`{hint}")]

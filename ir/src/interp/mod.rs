@@ -40,7 +40,7 @@ pub use error::{InterpError, OpError};
 pub use noise::Noise;
 pub use registry::{CustomCall, Registry};
 pub use rounding::{RoundingHistory, Runs, output_histories, rounding_histories};
-pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
+pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs};
 pub use spread::Spread;
 
 use crate::Graph;
