@@ -308,9 +308,7 @@ pub struct Contract {
     /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
     pub result_after_rendezvous: bool,
     pub touch: Touch,
-    /// The operand must lie in the symmetric arena.
     pub symmetric_operand: bool,
-    /// The result must lie in the symmetric arena.
     pub symmetric_result: bool,
     /// The result may lie on the operand's bytes. For all-gather that is this rank's piece of the result,
     /// for reduce-scatter this rank's piece of the operand.

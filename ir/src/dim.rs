@@ -150,7 +150,6 @@ impl Dim {
         Dim(Repr::Sum(Arc::new(Sum { terms, constant })))
     }
 
-    /// A sum of any terms.
     fn from_terms(mut terms: Terms, mut constant: i64) -> Self {
         terms.retain(|t| {
             if t.product.is_empty() {
@@ -217,7 +216,6 @@ impl Dim {
         }
     }
 
-    /// The symbol, if the expression is exactly one symbol.
     pub fn as_symbol(&self) -> Option<SymbolId> {
         match self.parts() {
             ([Term { product, factor: 1 }], 0) => match product.as_slice() {

@@ -18,7 +18,6 @@ use crate::types::Type;
 /// Who belongs together in a group. Every rank belongs to exactly one cell, all cells have one size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
-    /// All ranks.
     World,
     /// A partition of the ranks; the position within a cell is the rank within the group.
     Cells(Vec<Vec<u32>>),
@@ -184,7 +183,6 @@ impl Graph {
         self.nodes[node].outputs.first().map_or("", |&v| self.name_of(v))
     }
 
-    /// The node that defines a value, if it is not an input.
     pub fn def_node(&self, value: ValueId) -> Option<NodeId> {
         match self.values[value].def {
             Def::Node(n, _) => Some(n),

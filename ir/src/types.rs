@@ -78,7 +78,6 @@ impl DType {
             }
         }
     }
-    /// The size of one element in bytes.
     pub fn size(self) -> usize {
         self.facts().bytes
     }
@@ -212,7 +211,6 @@ impl Type {
     pub fn new(dtype: DType, shape: impl Into<Vec<Dim>>) -> Self {
         Type { dtype, shape: shape.into() }
     }
-    /// The number of axes.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }

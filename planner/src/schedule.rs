@@ -25,7 +25,6 @@ use crate::steps::Steps;
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
     pub bound: &'a BTreeSet<usize>,
-    /// What the next run may be.
     pub next_run: NextRun,
     pub order: Order,
     /// How much more memory than the leanest order an order may take at most, as a fraction.
@@ -45,7 +44,6 @@ struct Estimated {
     peak: u64,
 }
 
-/// An order with its joins and what it costs.
 struct Candidate {
     /// The steps, as they are numbered in program order.
     order: Vec<u32>,

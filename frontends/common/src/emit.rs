@@ -41,7 +41,6 @@ pub trait Emit {
         self.ty(v).shape.clone()
     }
 
-    /// The number of axes of a value.
     fn rank(&self, v: ValueId) -> usize {
         self.ty(v).rank()
     }

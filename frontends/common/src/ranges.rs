@@ -426,7 +426,6 @@ fn tied(
 /// The symbols that a message about extents is of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Questioned {
-    /// Those that it names.
     pub named: Vec<String>,
     /// The same by their names in the file.
     pub aliases: Vec<String>,

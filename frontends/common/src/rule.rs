@@ -39,7 +39,6 @@ impl<E> From<BuildError> for Stop<E> {
 #[derive(Debug)]
 pub struct Row<R> {
     pub name: &'static str,
-    /// What it becomes, for people.
     pub becomes: &'static str,
     pub rule: R,
 }

@@ -193,7 +193,6 @@ impl<'a> LimitSearch<'a> {
         Ok(())
     }
 
-    /// The fastest plan that fits.
     fn finish(self) -> Result<Planned, DriverError> {
         let LimitSearch { best, least, error, limit, .. } = self;
         match (best, least, error) {

@@ -220,7 +220,6 @@ impl<'a> Archive<'a> {
         Ok(size)
     }
 
-    /// A text entry.
     fn read(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>, ImportError> {
         let size = self.size(entry)?;
         if size > limit {

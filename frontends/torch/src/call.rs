@@ -16,7 +16,6 @@ use crate::numbers::{ByRank, Numbers};
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
 use crate::scope::{Binding, tensor_names};
 
-/// An operand that may be a tensor or a number.
 #[derive(Clone, Debug)]
 pub(crate) enum Operand {
     Tensor(ValueId),
@@ -290,7 +289,6 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// A tensor or a number.
     pub fn operand(&self, name: &str) -> Lowered<Operand> {
         match self.opt_operand(name)? {
             Some(o) => Ok(o),

@@ -141,7 +141,6 @@ impl<'p> Lowering<'p> {
         Ok(self.builder.node_as(&label, op, &operands, types)?)
     }
 
-    /// Holds a value against the type declared for a name.
     pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<(), ImportError> {
         let Type { dtype, shape } = self.held(name)?;
         let extents: Vec<Option<Dim>> = shape.into_iter().map(Some).collect();

@@ -44,9 +44,7 @@ impl Schedule<'_> {
 pub struct Step {
     pub lane: usize,
     pub waits: Vec<usize>,
-    /// What the rank itself reads.
     pub reads: Vec<ValueId>,
-    /// What the rank itself writes.
     pub writes: Vec<ValueId>,
     /// What peers read, all of it among `reads`.
     pub peer_reads: Vec<ValueId>,

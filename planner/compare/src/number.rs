@@ -94,7 +94,6 @@ impl Numbered<'_> {
 }
 
 impl Numbering {
-    /// For a planned program and its source.
     pub fn new(source: &Graph, planned: &Graph) -> Numbering {
         let mut symbols = source.symbols.clone();
         for symbol in planned.symbols.values() {

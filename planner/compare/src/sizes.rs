@@ -46,7 +46,6 @@ pub struct ChosenSizes {
 }
 
 impl Conditions {
-    /// Adds those of a region.
     pub fn add(&mut self, program: &Numbered<'_>, region: &Region) {
         for &leaf in &region.leaves {
             if let Some(elements) = &program.elements[leaf] {

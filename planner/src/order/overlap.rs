@@ -469,7 +469,6 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// The time of a collective beside computation.
 fn beside(tasks: &Tasks, s: usize) -> u64 {
     let t = tasks.timed[s];
     (u128::from(t.time) * u128::from(FULL) / u128::from(t.rate.max(1))) as u64

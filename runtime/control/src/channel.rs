@@ -114,7 +114,6 @@ pub struct Channel {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arrival<T> {
-    /// Nothing yet.
     Nothing,
     Message(T),
     /// The end: the other end is gone, and all that it sent has been read.

@@ -20,7 +20,6 @@ pub const PER_RANK: usize = 2 * CHUNK;
 /// The shared memory of a run, as one process maps it.
 #[derive(Clone, Debug)]
 pub struct Domain {
-    /// The symmetric arena of each rank.
     pub arenas: Vec<Arc<Segment>>,
     pub control: Control,
     /// Staging of the plain variant; [`Domain::staging_size`] bytes.

@@ -92,7 +92,6 @@ const TRIED: usize = 4096;
 /// How long descriptors may take within one process.
 const PASSING: Duration = Duration::from_secs(5);
 
-/// Makes a segment of shared memory.
 pub fn try_shared_memory() -> Result<(), RunError> {
     Segment::create("trial", TRIED).map(|_| ())
 }

@@ -99,7 +99,6 @@ impl Group {
         }
     }
 
-    /// Whether all ranks are of this process.
     pub fn is_within_process(&self) -> bool {
         self.within_process
     }

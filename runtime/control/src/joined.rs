@@ -43,7 +43,6 @@ impl Leaving {
     }
 }
 
-/// What ranks record of their runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recorded {
     /// When each begins and ends.
@@ -61,7 +60,6 @@ impl Recorded {
 }
 
 impl JoinedRank {
-    /// A rank with this link to its coordinator, and the memory that it shares with the others.
     pub(crate) fn new(link: Link, rank: u32, domain: Domain) -> JoinedRank {
         JoinedRank { link, rank, domain, coordinator: None, close_timeout: Duration::ZERO }
     }

@@ -37,7 +37,6 @@ pub struct LaunchConfig<'a> {
     pub first: u32,
     /// No wait takes longer.
     pub limit: Duration,
-    /// Names the steps that ranks run.
     pub locate_step: LocateStep,
     /// For each rank its segments beside the task, which has number 0.
     pub segments: &'a dyn Fn(u32) -> Vec<&'a Segment>,

@@ -51,7 +51,6 @@ pub struct Found {
 /// The variables of one launcher.
 #[derive(Debug)]
 struct Family {
-    /// The launcher, for people.
     name: &'static str,
     launch: Launch,
     rank: &'static str,

@@ -65,7 +65,6 @@ struct LinkState {
     failure: OnceLock<RunError>,
 }
 
-/// Where messages come from.
 #[derive(Debug, Default)]
 struct Listener {
     /// From the thread, if there is one.
@@ -150,7 +149,6 @@ impl Link {
         Ok(())
     }
 
-    /// Says that this rank has run what it wanted.
     pub fn report_done(&self) -> Result<(), RunError> {
         self.state.is_reported.store(true, Ordering::Relaxed);
         self.state.channel.send(&FromRank::Done)

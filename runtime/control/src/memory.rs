@@ -114,7 +114,6 @@ impl Segment {
         self.len == 0
     }
 
-    /// The descriptor of a shared segment.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }

@@ -22,7 +22,6 @@ const SLICE: Duration = Duration::from_millis(20);
 /// Why waiting ended before what was waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// The limit passed.
     Limit {
         /// A rank whose process has shown no heartbeat since half of the limit.
         silent: Option<u32>,

@@ -27,7 +27,6 @@ pub struct CudaConfig {
 }
 
 impl CudaConfig {
-    /// Sets the GPU of each rank.
     pub fn with_gpus(self, gpus: impl Into<Vec<u32>>) -> CudaConfig {
         CudaConfig { gpus: gpus.into(), ..self }
     }

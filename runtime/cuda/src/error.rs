@@ -13,7 +13,6 @@ pub enum CudaError {
         /// How to get it.
         install: &'static str,
     },
-    /// The driver refused a call.
     #[error("{call}: {name} ({text})")]
     Driver {
         /// What was attempted, with sizes and names.

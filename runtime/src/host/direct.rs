@@ -96,7 +96,6 @@ fn pull_all_to_all(running: &Running) -> Result<(), RunError> {
 
 /// What a rank sends to each.
 enum Pieces {
-    /// Its whole operand.
     Whole,
     /// The piece of the receiver's number.
     Each,

@@ -98,7 +98,6 @@ impl<'a> Running<'a> {
     }
 }
 
-/// One thing for each rank of a cell.
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 
 /// Copies in slices; this rank may touch both at this time.

@@ -114,7 +114,6 @@ impl PlacedInput<'_> {
     }
 }
 
-/// A tensor of this process as an input.
 #[derive(Debug)]
 pub(super) struct TensorInput(Arc<Tensor>);
 

@@ -29,7 +29,6 @@ pub struct Job<'a> {
     pub config: HostConfig,
 }
 
-/// What a run gave.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// The outputs of each rank, of the last run.

@@ -9,12 +9,7 @@ use crate::error::DataFault;
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
     #[error("the index {index} is outside axis {axis}, which has extent {extent}")]
-    Index {
-        /// The index as it was given.
-        index: i64,
-        axis: usize,
-        extent: usize,
-    },
+    Index { index: i64, axis: usize, extent: usize },
     #[error("{what}: expected {expected}, found {found}")]
     Shape { what: String, expected: String, found: String },
     #[error("{op}: expected {expected}, found {found}")]

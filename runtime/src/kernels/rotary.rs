@@ -18,7 +18,6 @@ pub(super) struct Rotary {
 }
 
 impl Rotary {
-    /// The elements of a pair.
     #[inline(always)]
     fn pair(self, at: usize) -> [usize; 2] {
         if self.interleaved { [2 * at, 2 * at + 1] } else { [at, at + self.width / 2] }

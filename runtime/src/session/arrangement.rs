@@ -104,7 +104,6 @@ impl Arrangement {
         self.programs.len()
     }
 
-    /// How many groups they have.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }

@@ -86,7 +86,6 @@ impl Kept {
         tensor.loaded().map_err(Kept::unread)
     }
 
-    /// The error of a tensor whose file cannot be read.
     pub fn unread(error: std::io::Error) -> RunError {
         RunError::Invalid(format!("its tensor cannot be read: {error}"))
     }

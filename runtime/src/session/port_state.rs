@@ -14,7 +14,6 @@ pub struct PortState<M> {
     pub name: String,
     /// What the start of its memory must be a multiple of.
     pub(super) align: usize,
-    /// The memory that the caller bound.
     pub bound: Option<Extent>,
     /// The session's own memory.
     pub memory: Option<Arc<M>>,

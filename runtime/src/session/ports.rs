@@ -278,7 +278,6 @@ impl<M> Ports<M> {
         })
     }
 
-    /// What is known of an input or output of the program.
     pub fn state(&self, port: Port) -> &PortState<M> {
         match port {
             Port::Input(i) => &self.inputs[i],
@@ -369,7 +368,6 @@ impl<M> Ports<M> {
         Ok(())
     }
 
-    /// Symmetric memory of the caller.
     pub fn callers(&mut self) -> &mut CallersPart {
         &mut self.callers
     }

@@ -54,19 +54,14 @@ impl Relation {
 /// What symbols of a file are, as expressions of others.
 pub type Dims = IndexMap<String, String>;
 
-/// A program, or why its import was refused.
 pub type Attempt<P, E> = Result<P, Refusal<E>>;
 
-/// Why an import was refused.
 #[derive(Clone, Debug)]
 pub struct Refusal<E> {
-    /// The error of the importer.
     pub error: E,
     /// The kind of the error. Relations are assumed for `input`.
     pub kind: String,
-    /// The node of the graph.
     pub node: Option<String>,
-    /// The symbols that it names.
     pub symbols: Vec<String>,
 }
 

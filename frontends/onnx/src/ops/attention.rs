@@ -40,7 +40,6 @@ fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Lowered<ValueId> {
 
 /// What scores are beside a mask.
 struct Scores {
-    /// What caps them.
     cap: Option<Float>,
     /// Whether queries see keys up to their own alone.
     causal: bool,

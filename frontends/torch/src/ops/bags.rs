@@ -30,7 +30,6 @@ fn mode(c: &Call<'_, '_>) -> Lowered<Mode> {
     }
 }
 
-/// The indices with their bags, and which of them count.
 struct Bags {
     indices: ValueId,
     /// The bag of each index.

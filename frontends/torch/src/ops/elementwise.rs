@@ -170,7 +170,6 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-/// The result is the first operand.
 pub(super) fn identity(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     c.done(x)

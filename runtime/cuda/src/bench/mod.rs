@@ -46,7 +46,6 @@ pub fn collectives(
 }
 
 impl Bench<'_> {
-    /// All copies and cases.
     fn all(
         &mut self,
         config: &BenchConfig,

@@ -15,7 +15,6 @@ use crate::codegen::{agreement, collective, dispatch};
 use crate::error::CudaError;
 use crate::nccl::Front;
 
-/// The steps of a rank as launches.
 #[derive(Debug)]
 pub struct Lowered {
     /// What is done in the place of each step.

@@ -21,9 +21,7 @@ use crate::device::pointer::{Address, DevicePtr};
 
 /// Resolves words.
 pub(super) const POINTERS: &str = include_str!("pointers.cu");
-/// Writes entries.
 const UPLOAD: &str = include_str!("upload.cu");
-/// The name of the kernel that does it.
 pub const UPLOAD_ENTRY: &str = "symmc_upload";
 
 /// The most entries that one kernel writes: its parameters have 4 KiB.
@@ -63,7 +61,6 @@ pub(super) fn resolve_parameters(text: &str) -> String {
 pub struct PointerTable(IndexSet<DevicePtr>);
 
 impl PointerTable {
-    /// Of these kernels.
     pub fn new<'k>(kernels: impl IntoIterator<Item = &'k Kernel>) -> PointerTable {
         PointerTable(kernels.into_iter().flat_map(Kernel::ports).collect())
     }

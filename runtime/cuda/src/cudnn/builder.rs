@@ -284,7 +284,6 @@ impl Builder {
         self.band(scores, x)
     }
 
-    /// Hides what is outside the band.
     pub(super) fn band(&mut self, mut scores: Edge, x: &Attention) -> Result<Edge, CudaError> {
         let far = || CudaError::Unsupported(format!("cuDNN's attention has no band as far as {:?}", x.band));
         if let Some(below) = x.band.below {

@@ -121,7 +121,6 @@ impl Descriptor {
         Ok(Descriptor { cudnn, kind, at })
     }
 
-    /// The same with an attribute set.
     pub fn with(self, attribute: Attribute, value: Value<'_>) -> Result<Descriptor, CudaError> {
         let many: Vec<Handle>;
         let (kind, count, at): (i32, usize, *const c_void) = match &value {

@@ -54,7 +54,6 @@ pub struct Machine {
     pub gpus: Vec<Gpu>,
 }
 
-/// What the driver says of this machine.
 pub fn machine() -> Result<Machine, CudaError> {
     let gpus = count()?;
     let gpus = (0..gpus).map(|ordinal| gpu(ordinal, gpus)).collect::<Result<_, _>>()?;

@@ -79,7 +79,6 @@ impl Kernel {
     }
 }
 
-/// Who resolves a pointer to a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ResolvedBy {
     /// The host. The kernel gets an address.
@@ -244,7 +243,6 @@ pub(crate) use plain;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Param {
-    /// Its bytes.
     Value(PlainParam),
     /// A tensor map. The launch gives the kernel the driver's form of it.
     Map(Box<TensorMap>),

@@ -25,7 +25,6 @@ pub struct CudaSession {
     pub(super) last: LastRun,
     /// `None` while it is given back, and once the session has ended.
     pub(super) context: Option<ExecutionContext>,
-    /// By sizes.
     pub(super) settled: Recent<Arc<str>, Settled>,
     /// `None` once the session has ended.
     pub(super) joined: Option<Arc<SessionRank>>,

@@ -95,7 +95,6 @@ impl Programs {
         Known::Found(moved)
     }
 
-    /// Keeps a recording.
     pub fn keep(&mut self, key: RecordingKey, recording: Arc<Recording>) {
         let evicted = match recording.is_indirect() {
             true => self.indirect.put(key.sizes, recording),

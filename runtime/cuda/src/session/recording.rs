@@ -149,7 +149,6 @@ impl Recording {
         Recording { executable: self.executable.clone(), key: key.clone(), by_graph, memory: memory.into() }
     }
 
-    /// What tells it from others.
     pub fn key(&self) -> &RecordingKey {
         &self.key
     }

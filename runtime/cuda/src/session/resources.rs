@@ -28,7 +28,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// The parts. They are dropped in this order: first what uses memory, then the memory.
 pub(crate) struct Parts<P = Vec<DeviceProgram>, M = Memory> {
-    /// What runs.
     pub programs: P,
     pub streams: Streams,
     pub nccl: Communicators,

@@ -132,7 +132,6 @@ pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
     Ok(movement(running, part.params(running), how))
 }
 
-/// A rendezvous of the group and nothing else.
 pub(super) fn rendezvous(running: &Running) -> Prepared {
     let params = BarrierParams { base: running.group(), ..BarrierParams::default() };
     movement(running, params, Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })

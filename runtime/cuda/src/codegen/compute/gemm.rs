@@ -268,7 +268,6 @@ impl Prepared {
         self.gemm
     }
 
-    /// The bytes of workspace that it uses.
     pub fn workspace(&self) -> usize {
         self.needed
     }

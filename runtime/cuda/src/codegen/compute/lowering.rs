@@ -29,7 +29,6 @@ pub struct Lowering<'a> {
     /// Where data can be out of range.
     pub assertions: Assertions,
     pub(super) step: usize,
-    /// What the steps are lowered for.
     pub machine: Machine,
 }
 

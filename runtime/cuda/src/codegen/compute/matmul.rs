@@ -28,7 +28,6 @@ struct Side {
     at: DevicePtr,
     /// Rows and columns.
     matrix: [Axis; 2],
-    /// Over the batch.
     batch: Strides,
 }
 

@@ -15,7 +15,6 @@ use crate::codegen::command::Command;
 use crate::device::launch::DevicePtr;
 use crate::error::CudaError;
 
-/// Part of a value: an address and strides over a shape.
 #[derive(Clone)]
 struct Part {
     at: DevicePtr,

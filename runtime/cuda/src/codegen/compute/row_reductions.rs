@@ -58,7 +58,6 @@ struct Value {
     operands: Vec<usize>,
     /// How many reductions come before it, one after another.
     level: usize,
-    /// Whether it is one number for each row.
     is_per_row: bool,
 }
 

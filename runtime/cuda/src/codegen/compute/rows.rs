@@ -400,7 +400,6 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// The norm that an op is.
     pub fn of(op: &Op) -> Result<Norm, CudaError> {
         match op {
             Op::RmsNorm { axes, eps, round_first } => {

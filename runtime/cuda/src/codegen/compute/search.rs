@@ -50,7 +50,6 @@ pub struct Search<'a> {
     /// How to choose; measured if all ranks say so.
     pub products: Products,
     pub device: &'a Device,
-    /// Where products are timed.
     pub stream: &'a Stream,
     /// How long ranks wait for each other.
     pub limit: Duration,

@@ -31,7 +31,6 @@ pub struct Frontier(SmallVec<[sys::CUgraphNode; 4]>);
 /// The most nodes that one piece of work is looked through for.
 const MOST_NODES: usize = 16;
 
-/// What was recorded.
 #[derive(Debug)]
 pub struct Template {
     graph: sys::CUgraph,
