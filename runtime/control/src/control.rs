@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::futex::futex_wake_all;
 use crate::memory::Segment;
 
@@ -88,7 +88,7 @@ impl Control {
         RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
     }
 
-    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control, RunError> {
+    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control> {
         let size = Control::size(ranks, groups);
         if segment.len() < size {
             let found = segment.len();

@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::channel::{Channel, ToRank, Welcome};
 use crate::coordinator::{Coordinator, End, Member, RankProcesses};
 use crate::domain::Domain;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::memory::Segment;
 use crate::spawn::{CallFailure, RankCommand, RankProcess};
 use crate::steps::LocateStep;
@@ -50,7 +50,7 @@ pub fn launch_ranks(
     config: LaunchConfig<'_>,
     command: &RankCommand,
     task: &impl Serialize,
-) -> Result<Vec<String>, RunError> {
+) -> Result<Vec<String>> {
     let LaunchConfig { ranks, groups, arena, first, limit, locate_step, segments, files } = config;
     let text = serde_json::to_vec(task).map_err(|e| RunError::system("writing the task of ranks", e))?;
     let task = Segment::create("the task", text.len())?;
@@ -105,7 +105,7 @@ impl RankProcesses for Processes {
 
 impl Processes {
     /// Starts the process of a rank; the launcher's end of its control socket.
-    fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel, RunError> {
+    fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel> {
         let failed = |failure: CallFailure| {
             let what = format!("starting rank {rank} ({})", command.program.display());
             RunError::of_call(what, failure.call, failure.error)

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::membership::Membership;
 
 /// Who says which rank this process is.
@@ -126,7 +126,7 @@ type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
     /// The place that the environment gives this process: [`find`](Self::find) with [`Launch::Auto`].
-    pub fn from_env() -> Result<Option<Membership>, RunError> {
+    pub fn from_env() -> Result<Option<Membership>> {
         Ok(Membership::find(Launch::Auto)?.place)
     }
 
@@ -134,13 +134,13 @@ impl Membership {
     /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
     /// Fails if a variable is missing or no number, the ranks are on several hosts, two launchers contradict each
     /// other, or the one that `launch` names says nothing.
-    pub fn find(launch: Launch) -> Result<Found, RunError> {
+    pub fn find(launch: Launch) -> Result<Found> {
         read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
     }
 }
 
 /// Reads the environment; `starter` names the process that started all ranks, which have this variable.
-fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Result<Found, RunError> {
+fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Result<Found> {
     if launch == Launch::Local {
         return Ok(Found::default());
     }

@@ -6,6 +6,9 @@ use thiserror::Error;
 
 use crate::error::DataFault;
 
+/// The result of what fails with a [`KernelError`], or with another error where one is named.
+pub type Result<T, E = KernelError> = std::result::Result<T, E>;
+
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
     #[error("the index {index} is outside axis {axis}, which has extent {extent}")]
@@ -55,7 +58,7 @@ impl KernelError {
 }
 
 /// Checks that the slices that [`compute_with`](super::compute_with) takes apart are long enough.
-pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<(), KernelError> {
+pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
     symmc_ir::infer::fits(op, operands, results).map_err(|expected| KernelError::Arity {
         op: op_name(op).into(),
         expected,

@@ -13,14 +13,14 @@ use crate::codegen::compute::{
     Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter,
 };
 use crate::codegen::setting::Setting;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 pub fn lower(
     index: usize,
     dispatch: &BoundDispatch,
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
         Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
         _ => None,

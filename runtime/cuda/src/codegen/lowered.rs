@@ -12,7 +12,7 @@ use crate::codegen::compile::Source;
 use crate::codegen::compute::{self, Assertions, Attentions, Lowering};
 use crate::codegen::setting::{Dry, Setting};
 use crate::codegen::{agreement, collective, dispatch};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::nccl::Front;
 
 #[derive(Debug)]
@@ -24,11 +24,11 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
+    pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered> {
         let at = |value: &_| setting.addresses.at(value);
         let mut l = Lowering::new(&at, setting.machine);
         let work = list.iter().map(|step| lower_step(rank, step, setting, &mut l));
-        let work = work.collect::<Result<_, CudaError>>()?;
+        let work = work.collect::<Result<_>>()?;
         let Lowering { source, assertions, .. } = l;
         Ok(Lowered { work, source, assertions })
     }
@@ -40,7 +40,7 @@ impl Lowered {
         ranks: u32,
         addresses: &AddressMap,
         attention: Attentions,
-    ) -> Result<Lowered, CudaError> {
+    ) -> Result<Lowered> {
         let dry = Dry::new(bound, ranks, addresses.clone(), attention);
         Lowered::new(bound.rank(), &bound.steps, &dry.setting())
     }
@@ -65,7 +65,7 @@ pub(crate) fn lower_step(
     step: &BoundStep,
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
             rank,

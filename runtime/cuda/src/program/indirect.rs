@@ -8,7 +8,7 @@ use super::item::Ready;
 use crate::codegen::pointers::{PointerTable, UPLOAD_ENTRY};
 use crate::device::driver::{Device, Function, Graph, Memory, Node, Stream};
 use crate::device::launch::{Kernel, PortBases, Start};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The table of one indirect recording. The graph of the recording is dropped before it.
 pub struct IndirectPorts {
@@ -33,7 +33,7 @@ impl DeviceProgram {
     ///
     /// # Errors
     /// The device has no memory for it.
-    pub fn indirect_ports(&self, device: &Arc<Device>) -> Result<Option<IndirectPorts>, CudaError> {
+    pub fn indirect_ports(&self, device: &Arc<Device>) -> Result<Option<IndirectPorts>> {
         let work = self.steps.iter().flat_map(|step| &step.work);
         let kernels = work.filter_map(|work| match work {
             Ready::Kernel(_, kernel) if work.resolves_ports() => Some(kernel),
@@ -60,7 +60,7 @@ impl IndirectPorts {
     ///
     /// # Errors
     /// The driver refuses a launch.
-    pub(super) fn record(&mut self, bases: PortBases<'_>, stream: &Stream) -> Result<(), CudaError> {
+    pub(super) fn record(&mut self, bases: PortBases<'_>, stream: &Stream) -> Result<()> {
         for kernel in &self.uploads {
             let before = stream.frontier()?;
             // SAFETY: the table has as many entries, and lives as long as the recording.
@@ -74,7 +74,7 @@ impl IndirectPorts {
     ///
     /// # Errors
     /// The driver refuses the parameters.
-    pub(super) fn rebase(&self, bases: PortBases<'_>, graph: &Graph) -> Result<bool, CudaError> {
+    pub(super) fn rebase(&self, bases: PortBases<'_>, graph: &Graph) -> Result<bool> {
         for (kernel, &node) in self.uploads.iter().zip(&self.nodes) {
             // SAFETY: as above.
             unsafe { graph.set_kernel(node, self.upload, kernel, bases)? };

@@ -8,7 +8,7 @@ use super::item::{Nodes, Place, Ready};
 use crate::device::driver::{Graph, Node, Stream};
 use crate::device::launch::PortBases;
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::nccl::Communicators;
 
 /// How many pieces of work have to be set if the base of a port changes; `None` if they cannot be set.
@@ -70,7 +70,7 @@ impl DeviceProgram {
         mut indirect: Option<&mut IndirectPorts>,
         lanes: &Streams,
         nccl: &Communicators,
-    ) -> Result<Nodes, CudaError> {
+    ) -> Result<Nodes> {
         let mut nodes = Nodes::default();
         // Kernels of both streams start after it: the first ones are no dependent launches.
         if let Some(indirect) = &mut indirect {
@@ -106,7 +106,7 @@ impl DeviceProgram {
         to: PortBases<'_>,
         (graph, nodes, indirect): (&Graph, &Nodes, Option<&IndirectPorts>),
         scratch: &Stream,
-    ) -> Result<bool, CudaError> {
+    ) -> Result<bool> {
         if let Some(indirect) = indirect
             && !indirect.rebase(to, graph)?
         {
@@ -133,7 +133,7 @@ impl DeviceProgram {
         graph: &Graph,
         nodes: &[Node],
         scratch: &Stream,
-    ) -> Result<bool, CudaError> {
+    ) -> Result<bool> {
         match (work, nodes) {
             (Ready::Kernel(function, kernel), &[node]) => {
                 // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.

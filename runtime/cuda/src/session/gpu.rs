@@ -6,7 +6,7 @@ use super::adopt::Adopted;
 use crate::codegen::compute::{Attentions, gemm};
 use crate::device::arena::ArenaSource;
 use crate::device::driver::{self, Device, LentStream};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::nccl::Lent;
 use crate::{Products, codegen::compile, cudnn};
 
@@ -103,7 +103,7 @@ impl Gpu {
     }
 
     /// What must be alike on all ranks, by name.
-    pub(super) fn terms(&self, device: &Device) -> Result<Vec<Term>, CudaError> {
+    pub(super) fn terms(&self, device: &Device) -> Result<Vec<Term>> {
         let of = |version: [i32; 2]| format!("{}.{}", version[0], version[1]);
         let cuda = driver::version()?;
         let terms = [

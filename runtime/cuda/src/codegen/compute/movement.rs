@@ -13,7 +13,7 @@ use super::space::{Strides, axes, broadcast, dense};
 use super::text::{moved, stored};
 use crate::codegen::command::Command;
 use crate::device::launch::DevicePtr;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 #[derive(Clone)]
 struct Part {
@@ -108,7 +108,7 @@ fn transfer_all(
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
-pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Command>> {
     let n: usize = x.shape.iter().product();
     if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
         return Err(misfit("the result of a copy", &x.shape, &result.shape));
@@ -135,7 +135,7 @@ pub(super) fn concat(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let whole = Part::of(result, l);
     let (mut start, mut parts) = (0, Vec::with_capacity(operands.len()));
     for x in operands {
@@ -163,7 +163,7 @@ pub(super) fn pad(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let rank = result.shape.len();
     if low.len() != rank || x.shape.len() != rank || x.dtype != result.dtype {
         return Err(misfit("the result of pad", &x.shape, &result.shape));
@@ -212,7 +212,7 @@ pub(super) fn index(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let (x, indices) = (&operands[0], &operands[1..]);
     let end = axis + indices.len();
     if end > x.shape.len() {
@@ -243,7 +243,7 @@ pub(super) fn gather(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let (x, index) = (&operands[0], &operands[1]);
     let fits = axis < x.shape.len()
         && index.shape.len() == x.shape.len()
@@ -268,7 +268,7 @@ fn finish(
     terms: Vec<(Val, usize, isize, u32)>,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Result<Vec<Command>> {
     let value = map.gather(l.at(x), moved(x.dtype), own, terms);
     map.store(l.at(result), Strides::from_slice(&result.strides), value);
     Ok(map.finish("gather", l).into_iter().collect())
