@@ -208,10 +208,7 @@ fn of_metadata(text: &str) -> IndexMap<String, Range> {
 fn unique(others: &[Declared], name: String) -> String {
     let taken = |name: &str| others.iter().any(|s| s.name == name);
     let numbered = (2..).map(|n| format!("{name}_{n}"));
-    match taken(&name) {
-        false => name,
-        true => numbered.into_iter().find(|n| !taken(n)).unwrap_or(name),
-    }
+    if taken(&name) { numbered.into_iter().find(|n| !taken(n)).unwrap_or(name) } else { name }
 }
 
 #[cfg(test)]

@@ -3,6 +3,9 @@
 
 use thiserror::Error;
 
+/// The result of what fails with a [`ImportError`], or with another error where one is named.
+pub type Result<T, E = ImportError> = std::result::Result<T, E>;
+
 #[derive(Debug, Error)]
 pub enum ImportError {
     #[error("not a readable zip archive: {0}")]

@@ -9,7 +9,7 @@ use symmc_ir::{Builder, DType, Dim, GroupId, InputId, NodeId, Op, Tensor, Type, 
 
 use crate::dtype;
 use crate::effects::{self, Effects};
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::schema::{self, Argument, Node, STRIDED};
 use crate::scope::{Scope, tensor_names};
 use crate::shards::RankPiece;
@@ -76,12 +76,12 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
+    pub fn declared(&self, name: &str) -> Result<Type> {
         self.typed(name, dtype::from_schema)
     }
 
     /// The type of what is held for a value: complex numbers are their parts ([`crate::ops::complex`]).
-    pub fn held(&self, name: &str) -> Result<Type, ImportError> {
+    pub fn held(&self, name: &str) -> Result<Type> {
         if !self.is_complex(name) {
             return self.declared(name);
         }
@@ -96,7 +96,7 @@ impl<'p> Lowering<'p> {
         meta.is_some_and(|m| dtype::part_of_complex(m.dtype).is_some())
     }
 
-    fn typed(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<Type, ImportError> {
+    fn typed(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<Type> {
         let error = |message: String| ImportError::Signature { name: name.into(), message };
         let meta = self.scope.graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
@@ -141,7 +141,7 @@ impl<'p> Lowering<'p> {
         Ok(self.builder.node_as(&label, op, &operands, types)?)
     }
 
-    pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<(), ImportError> {
+    pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<()> {
         let Type { dtype, shape } = self.held(name)?;
         let extents: Vec<Option<Dim>> = shape.into_iter().map(Some).collect();
         let found = self.builder.graph().ty(value);

@@ -218,10 +218,7 @@ impl Channel {
 
     /// Waits for a packet or the end.
     fn await_packet(&self, deadline: Option<Instant>) -> Result<()> {
-        match self.readable(deadline)? {
-            true => Ok(()),
-            false => Err(self.broken("no message within the limit")),
-        }
+        if self.readable(deadline)? { Ok(()) } else { Err(self.broken("no message within the limit")) }
     }
 
     fn take_packet(&self) -> Result<Arrival<Packet>> {

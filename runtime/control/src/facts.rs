@@ -120,10 +120,7 @@ pub fn try_passing() -> Result<()> {
         segment.as_ptr().add(TRIED - 1).write_volatile(MARK);
         mapped.as_ptr().add(TRIED - 1).read_volatile() == MARK
     };
-    match same {
-        true => Ok(()),
-        false => Err(RunError::system("passing memory", "the memory that arrived is another")),
-    }
+    if same { Ok(()) } else { Err(RunError::system("passing memory", "the memory that arrived is another")) }
 }
 
 #[cfg(test)]

@@ -249,10 +249,7 @@ impl Family {
     /// What distinguishes this run from others of the user.
     fn identity(&self, get: Variables, starter: &dyn Fn(&str) -> String) -> String {
         let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
-        let parts = match parts.iter().all(String::is_empty) {
-            true => starter(self.rank),
-            false => parts.join("/"),
-        };
+        let parts = if parts.iter().all(String::is_empty) { starter(self.rank) } else { parts.join("/") };
         format!("{}/{parts}", self.rank)
     }
 }

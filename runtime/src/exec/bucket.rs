@@ -7,7 +7,7 @@ use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, T
 use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run};
 
 use crate::custom::{Entry, Registry};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::refused::unread_plan;
 
 /// Memory that a base value lies in, as a run addresses it.
@@ -123,7 +123,7 @@ impl Words {
 impl PreparedBucket {
     /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket names something that it does not have, or
     /// holds an op that has no kernel here.
-    pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
+    pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
         let program = plan.program(bucket.program).map_err(unread_plan)?;
@@ -186,10 +186,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn places(
-        &self,
-        placed: &Table<ValueId, Option<Placed>>,
-    ) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
+    fn places(&self, placed: &Table<ValueId, Option<Placed>>) -> Result<Table<ValueId, Option<BasePlace>>> {
         let graph = &self.program.graph;
         let inner = BasePlace {
             space: MemorySpace::Inner,
@@ -243,7 +240,7 @@ impl Context<'_> {
         Ok(BasePlace { space, start: start as usize, room, offset: place.offset.clone(), by_rank })
     }
 
-    fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>, RunError> {
+    fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>> {
         let graph = &self.program.graph;
         let mut out = Vec::with_capacity(runs.len());
         for (index, (step, run)) in self.bucket.steps.iter().zip(runs).enumerate() {
@@ -262,7 +259,7 @@ impl Context<'_> {
     }
 
     /// Refuses a collective that names no variant.
-    fn expect_variant(&self, op: &Op, node: &str) -> Result<(), RunError> {
+    fn expect_variant(&self, op: &Op, node: &str) -> Result<()> {
         match op.as_collective() {
             Some(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
                 Err(invalid(format!("%{node}: it names no variant that runs {}", c.kind.name())))

@@ -394,10 +394,7 @@ impl<R: Gemm> Rows<R> {
         for i in 0..m {
             let row = &mut self.sums[i * f..(i + 1) * f];
             let scale = R::of(1.0 / self.total[i]);
-            match self.total[i] == 0.0 {
-                true => row.fill(R::ZERO),
-                false => row.iter_mut().for_each(|x| *x *= scale),
-            }
+            if self.total[i] == 0.0 { row.fill(R::ZERO) } else { row.iter_mut().for_each(|x| *x *= scale) }
         }
     }
 

@@ -55,10 +55,7 @@ impl WindowMemory {
         let mut memory = WindowMemory { library, own, addresses, len, communicators };
         let making = Making { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
-        let place = |rank| match rank == exchange.rank() {
-            true => Ok(at),
-            false => place(library, window, rank),
-        };
+        let place = |rank| if rank == exchange.rank() { Ok(at) } else { place(library, window, rank) };
         memory.addresses = (0..exchange.ranks()).map(place).collect::<Result<_, _>>()?;
         memory.prove(exchange)?;
         Ok(memory)

@@ -347,10 +347,7 @@ impl CudaSession {
             std::thread::sleep(Duration::from_millis(1));
         }
         // What kernels say of the step explains more than that a peer has gone.
-        let error = match error.is_consequence() {
-            true => self.reported().unwrap_or(error),
-            false => error,
-        };
+        let error = if error.is_consequence() { self.reported().unwrap_or(error) } else { error };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
         let error = self.joined.as_ref().map_or(error.clone(), |joined| joined.fail(error));
@@ -405,10 +402,7 @@ impl CudaSession {
 
     /// Refuses an access by the caller while runs may touch the memory.
     fn expect_idle(&mut self, port: Port) -> Result<(), RunError> {
-        match self.look()? {
-            true => Ok(()),
-            false => Err(self.ports.busy(port)),
-        }
+        if self.look()? { Ok(()) } else { Err(self.ports.busy(port)) }
     }
 
     /// Tells all ranks that this one is here, and waits for them.
