@@ -11,7 +11,7 @@ use crate::dispatch::Dispatch;
 use crate::entity::Table;
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::op::Op;
-use crate::symbol::{Symbol, SymbolId};
+use crate::symbol::Symbols;
 use crate::tensor::Tensor;
 use crate::types::Type;
 
@@ -104,7 +104,7 @@ pub struct Graph {
     pub name: String,
     /// The number of ranks; `None` while the program leaves it open.
     pub ranks: Option<u32>,
-    pub symbols: Table<SymbolId, Symbol>,
+    pub symbols: Symbols,
     pub groups: Table<GroupId, Group>,
     pub customs: Table<CustomId, CustomOp>,
     pub inputs: Table<InputId, Input>,

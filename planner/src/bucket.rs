@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, Op, Table, ValueId};
+use symmc_ir::{Graph, Op, Symbols, Table, ValueId};
 use symmc_pack::{Block, Packing};
 use symmc_plan::{
     ALIGN, ArenaKind, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, ForcedCopy, Memory, Place,
-    Reach, Step, Symbols, Totals,
+    Reach, Step, Totals,
 };
 
 use crate::barriers::{self, Costs};

@@ -9,8 +9,8 @@
 //! one before it if that is on the other lane.
 
 use symmc_ir::machine::Profile;
-use symmc_ir::{NodeId, Op, OpCost};
-use symmc_plan::{Lane, Symbols};
+use symmc_ir::{NodeId, Op, OpCost, Symbols};
+use symmc_plan::Lane;
 
 use crate::prepare::Prepared;
 use crate::steps::{StepInfo, Steps, is_view};

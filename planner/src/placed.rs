@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use symmc_ir::{Dim, ValueId};
+use symmc_ir::{Dim, Symbols, ValueId};
 use symmc_pack::Block;
-use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE, Symbols};
+use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE};
 
 use crate::error::{PlanError, Result};
 use crate::liveness::{ExitChoice, Liveness, Rendezvous};

@@ -7,10 +7,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use symmc_ir::Symbols;
 
 use symmc_dispatch::Unit;
 use symmc_ir::machine::Profile;
-use symmc_plan::{ArenaKind, Symbols};
+use symmc_plan::ArenaKind;
 
 use crate::barriers::{self, load};
 use crate::error::{PlanError, Result};

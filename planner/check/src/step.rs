@@ -4,8 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
-use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
-use symmc_plan::{Bucket, ExitBarrier, Lane, Role, Run, Symbols};
+use symmc_ir::{
+    CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Symbols, Table, ValueId, Variant,
+};
+use symmc_plan::{Bucket, ExitBarrier, Lane, Role, Run};
 
 use super::context::{Context, is_whole, share};
 use super::error::{At, CheckError, Side};

@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::timeline::TimedStep;
 use symmc_ir::machine::{Memory, Moved, Profile};
-use symmc_ir::{CollectiveKind, Def, Dim, Node, NodeId, Op, OutputKind, ValueId};
-use symmc_plan::{ALIGN, CopyReason, Lane, Symbols};
+use symmc_ir::{CollectiveKind, Def, Dim, Node, NodeId, Op, OutputKind, Symbols, ValueId};
+use symmc_plan::{ALIGN, CopyReason, Lane};
 
 use crate::prepare::Prepared;
 use crate::steps::{Readers, StepInfo, Steps};
