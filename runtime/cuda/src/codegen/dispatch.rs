@@ -8,19 +8,19 @@ use symmc_ir::Form;
 use symmc_runtime::exec::{BoundDispatch, Located, MemorySpace, Work};
 
 use crate::codegen::collective::{follow, lower_several, rows};
-use crate::codegen::command::Command;
+use crate::codegen::command::Commands;
 use crate::codegen::compute::{
     Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter,
 };
 use crate::codegen::setting::Setting;
-use crate::error::{CudaError, Result};
+use crate::error::CudaError;
 
 pub fn lower(
     index: usize,
     dispatch: &BoundDispatch,
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
         Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
         _ => None,

@@ -7,7 +7,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Work};
 
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::codegen::compile::Source;
 use crate::codegen::compute::{self, Assertions, Attentions, Lowering};
 use crate::codegen::setting::{Dry, Setting};
@@ -65,7 +65,7 @@ pub(crate) fn lower_step(
     step: &BoundStep,
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
             rank,

@@ -9,7 +9,7 @@ use super::control::MAX_RANKS;
 use super::params::{BarrierParams, Part, PutParams};
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, pieces, reduction};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::codegen::compile::Source;
 use crate::device::launch::{Address, DevicePtr, Param};
 use crate::device::pointer::all_multiples_of;
@@ -134,7 +134,7 @@ pub(super) fn rendezvous(running: &Running) -> Prepared {
 }
 
 /// Copies into peers between two rendezvous.
-pub(super) fn copies(running: &Running, peers: &Peers, source: &mut Source) -> Result<Vec<Command>> {
+pub(super) fn copies(running: &Running, peers: &Peers, source: &mut Source) -> Commands {
     let (piece, from) = pieces(running)?;
     let copy = |p| {
         let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
@@ -149,7 +149,7 @@ pub(super) fn pull_copies(
     exit: ExitBarrier,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let (piece, at) = pieces(running)?;
     let copy = |p| {
         let from = running.operand_of(p, running.bytes)? + at(running.me);
@@ -166,7 +166,7 @@ fn behind_rendezvous(
     exit: ExitBarrier,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
     // This rank is the last, so that peers need not wait for its own piece.
     for p in running.rotated() {

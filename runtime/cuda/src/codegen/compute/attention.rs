@@ -22,7 +22,7 @@ use super::machine::{Attentions, Machine};
 use super::numbers;
 use super::space::{Axis, Rows, broadcast};
 use super::text::{self, offset, real, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::cudnn;
 use crate::device::launch::{DevicePtr, Kernel};
 use crate::error::{CudaError, Result};
@@ -270,7 +270,7 @@ pub(super) fn lower(
     operands: &[Located],
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let (result, sums) = (&results[0], results.get(1));
     let few = || {
         misfit(

@@ -19,7 +19,7 @@ use super::lowering::{Lowering, misfit};
 use super::machine::{Attentions, Machine};
 use super::space::Rows;
 use super::text::{self, offset};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::cudnn::{self, Band};
 use crate::device::launch::{DevicePtr, Kernel};
 use crate::error::{CudaError, Result};
@@ -65,7 +65,7 @@ pub(super) fn lower(
     operands: &[Located],
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let few = || {
         let expected = "the gradient of the result, the result, the log-sum-exp, q, k, v, a mask or none, an operand for \
                         each bound that has one";
@@ -95,7 +95,7 @@ pub(super) fn lower(
     Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
-fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>> {
+fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Commands {
     let mut out = Vec::new();
     for result in results.iter().filter(|r| !r.shape.contains(&0)) {
         out.extend(element::lower(&Op::Full(Scalar::Float(Float(0.0))), &[], result, l)?);

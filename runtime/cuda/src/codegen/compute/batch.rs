@@ -16,7 +16,7 @@ use super::lowering::{Lowering, Operation};
 use super::rotary::{self, OfProduct};
 use super::skinny::{self, Epilogue};
 use super::{matmul, text};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::Param;
 use crate::error::Result;
 
@@ -76,7 +76,7 @@ fn products(
     steps: &[Operation<'_>],
     memory: &dyn Fn(&Located) -> Option<usize>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     if let Some(work) = by_one_kernel(steps, l)? {
         return Ok(vec![work]);
     }

@@ -8,16 +8,11 @@ use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, broadcast};
 use super::text::{bits, computed, int, real, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::error::{CudaError, Result};
 
 /// One op in a kernel of its own.
-pub(super) fn lower(
-    op: &Op,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+pub(super) fn lower(op: &Op, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let to = Strides::from_slice(&result.strides);
     let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
     if let Op::Full(scalar) = op

@@ -10,7 +10,7 @@ use symmc_runtime::exec::Located;
 use super::assertions::Fault;
 use super::lowering::{Lowering, misfit};
 use super::text::{self, computed, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{Kernel, Param};
 use crate::error::Result;
 
@@ -77,7 +77,7 @@ impl Extents {
 }
 
 /// Operands: the rows, the matrices, the ends of the groups; or two matrices, and the ends.
-pub(super) fn lower(operands: [&Located; 3], result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Command>> {
+pub(super) fn lower(operands: [&Located; 3], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let [x, y, ends] = operands;
     let e = Extents::of(operands, result)?;
     let config = by_tensor_cores([x, y], e, l).unwrap_or_else(|| any(e));

@@ -13,7 +13,7 @@ use super::lowering::{Lowering, misfit};
 use super::skinny;
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel};
 use crate::error::Result;
 
@@ -39,12 +39,7 @@ struct Product {
     c: Side,
 }
 
-pub(super) fn lower(
-    x: &Located,
-    y: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+pub(super) fn lower(x: &Located, y: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
     let mut p = product(x, y, result, l)?;
     if p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) {
         return Ok(Vec::new());

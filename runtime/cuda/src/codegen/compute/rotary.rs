@@ -11,7 +11,7 @@ use symmc_runtime::exec::Located;
 use super::lowering::{Lowering, Operation, misfit};
 use super::space::{Axis, Strides, axes, broadcast, by_stride, is_run};
 use super::text::{self, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel, Param};
 use crate::error::Result;
 
@@ -54,13 +54,13 @@ pub(super) fn lower(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let part = part(width, interleaved, operands, result, 0, l)?;
     Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
 }
 
 /// What steps do on the device, as one kernel.
-pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>> {
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {

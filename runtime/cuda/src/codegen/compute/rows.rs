@@ -13,7 +13,7 @@ use super::lowering::{Lowering, misfit, no_kernel};
 use super::map::{Map, Val};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel, Param};
 use crate::error::{CudaError, Result};
 
@@ -303,7 +303,7 @@ pub(super) fn reduce(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     reduced(x, inner, result)?;
     let rows: usize = result.shape.iter().product();
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
@@ -324,7 +324,7 @@ pub(super) fn arg_reduce(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     reduced(x, &[axis], result)?;
     let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
     if rows == 0 {
@@ -341,12 +341,7 @@ pub(super) fn arg_reduce(
     Ok(launch("arg_reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
 }
 
-pub(super) fn cumsum(
-    axis: usize,
-    x: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+pub(super) fn cumsum(axis: usize, x: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
     let threads = if Group::of(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
@@ -374,7 +369,7 @@ pub(super) fn softmax(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
     let group = Group::of(rows, n, &[&xs, &rs]);
@@ -473,12 +468,7 @@ fn of_row(group: Group, elements: &str) -> String {
     )
 }
 
-pub(super) fn norm(
-    norm: Norm,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+pub(super) fn norm(norm: Norm, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let x = &operands[0];
     let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &inner, l), Split::new(result, &inner, l));

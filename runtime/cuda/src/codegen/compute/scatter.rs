@@ -13,7 +13,7 @@ use super::lowering::{Lowering, Operation, arity, misfit, no_kernel};
 use super::movement::{common_shape, copy};
 use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{CudaStruct, Kernel, KernelPtr, Param, plain};
 use crate::error::Result;
 
@@ -37,7 +37,7 @@ pub(super) fn elements(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
     let fits = axis < x.shape.len()
         && x.shape == result.shape
@@ -100,7 +100,7 @@ pub(super) fn put(
     indices: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>> {
+) -> Commands {
     let mut out = copy(x, result, l)?;
     let part = part(axis, combine, [x, src], indices, result, 0, l)?;
     out.extend(part.map(|part| launch(vec![part], l)));
@@ -108,7 +108,7 @@ pub(super) fn put(
 }
 
 /// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
-pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>> {
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands {
     let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
     for step in steps {
         let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
