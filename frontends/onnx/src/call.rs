@@ -58,6 +58,10 @@ fn broken<T>(message: String) -> Lowered<T> {
     Err(Stop::Broken(message))
 }
 
+fn operand<T>(i: usize, found: Option<T>) -> Lowered<T> {
+    found.ok_or_else(|| Stop::Broken(format!("expected an operand {i}, found none")))
+}
+
 impl Emit for Call<'_, '_> {
     type Error = Reason;
 
@@ -133,10 +137,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn tensor(&mut self, i: usize) -> Lowered<ValueId> {
-        match self.opt_tensor(i)? {
-            Some(v) => Ok(v),
-            None => broken(format!("expected an operand {i}, found none")),
-        }
+        operand(i, self.opt_tensor(i)?)
     }
 
     pub fn tensors(&mut self) -> Lowered<Vec<ValueId>> {
@@ -156,9 +157,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn type_of(&mut self, i: usize) -> Lowered<Type> {
-        let Some(name) = self.name(i) else {
-            return broken(format!("expected an operand {i}, found none"));
-        };
+        let name = operand(i, self.name(i))?;
         Ok(match self.lowering.resolve(name)? {
             Binding::Known(Known::Data(data), None) => type_of(&data),
             Binding::Known(Known::Ints(ints), None) => {
@@ -386,9 +385,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn sequence(&mut self, i: usize) -> Lowered<Vec<ValueId>> {
-        let Some(name) = self.name(i) else {
-            return broken(format!("expected an operand {i}, found none"));
-        };
+        let name = operand(i, self.name(i))?;
         match self.lowering.resolve(name)? {
             Binding::Sequence(parts) => Ok(parts),
             _ => broken(format!("expected a sequence, found the tensor `{name}`")),
@@ -402,9 +399,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// States what the only result is, by an operand.
     pub fn same_as(&mut self, i: usize) -> Lowered {
-        let Some(name) = self.name(i) else {
-            return broken(format!("expected an operand {i}, found none"));
-        };
+        let name = operand(i, self.name(i))?;
         let binding = self.lowering.resolve(name)?;
         self.bind(0, binding);
         Ok(())

@@ -79,6 +79,10 @@ fn broken<T>(message: String) -> Lowered<T> {
     Err(Stop::Broken(message))
 }
 
+fn required<T>(name: &str, found: Option<T>) -> Lowered<T> {
+    found.ok_or_else(|| Stop::Broken(format!("expected an argument `{name}`, found none")))
+}
+
 impl<'c, 'p> Call<'c, 'p> {
     pub fn new(lowering: &'c mut Lowering<'p>, node: &'p Node<'p>) -> Self {
         let results = node.results();
@@ -218,10 +222,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     fn need(&self, name: &str) -> Lowered<&'p Argument<'p>> {
-        match self.get(name) {
-            Some(a) => Ok(a),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.get(name))
     }
 
     fn wrong<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> Lowered<T> {
@@ -247,10 +248,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn tensor(&self, name: &str) -> Lowered<ValueId> {
-        match self.opt_tensor(name)? {
-            Some(value) => Ok(value),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.opt_tensor(name)?)
     }
 
     /// The first argument, a tensor, whatever its name is.
@@ -290,10 +288,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn operand(&self, name: &str) -> Lowered<Operand> {
-        match self.opt_operand(name)? {
-            Some(o) => Ok(o),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.opt_operand(name)?)
     }
 
     pub fn opt_operand(&self, name: &str) -> Lowered<Option<Operand>> {
@@ -459,10 +454,8 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// A shape, within the limits of [`symmc_ir::dim`].
     pub fn dims(&self, name: &str) -> Lowered<Vec<Dim>> {
-        match self.opt_dims(name)? {
-            Some(d) => symmc_ir::dim::check_size(&d).map(|()| d).map_err(Stop::Broken),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        let dims = required(name, self.opt_dims(name)?)?;
+        symmc_ir::dim::check_size(&dims).map(|()| dims).map_err(Stop::Broken)
     }
 
     /// An integer that must be known.
@@ -481,10 +474,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn int(&self, name: &str) -> Lowered<i64> {
-        match self.opt_int(name)? {
-            Some(i) => Ok(i),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.opt_int(name)?)
     }
 
     pub fn opt_ints(&self, name: &str) -> Lowered<Option<Vec<i64>>> {

@@ -184,6 +184,29 @@ fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
     rounded(c, y, dtype)
 }
 
+/// The axes of `x` in front of the normalised ones, and these.
+fn split_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(Vec<usize>, Vec<usize>)> {
+    let (rank, axes) = (c.rank(x), c.dims("normalized_shape")?.len());
+    if axes > rank {
+        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
+    }
+    Ok(((0..rank - axes).collect(), (rank - axes..rank).collect()))
+}
+
+/// A gradient times the weight of the norm, if there is one.
+fn times_weight(c: &mut Call<'_, '_>, gradient: ValueId) -> Lowered<ValueId> {
+    let Some(weight) = c.opt_tensor("weight")? else { return Ok(gradient) };
+    let weight = c.cast(weight, c.dtype(gradient))?;
+    c.binary(BinaryOp::Mul, gradient, weight)
+}
+
+fn set_sum(c: &mut Call<'_, '_>, result: usize, term: ValueId, axes: &[usize], dtype: DType) -> Lowered {
+    let sum = if axes.is_empty() { term } else { c.reduce(Reduction::Sum, term, axes.to_vec(), false)? };
+    let sum = c.cast(sum, dtype)?;
+    c.set(result, sum);
+    Ok(())
+}
+
 /// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
 /// `rstd * (ĝ - mean(ĝ) - x̂ * mean(ĝ * x̂))`, of the weight `sum(g * x̂)`, of the bias `sum(g)`.
 fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
@@ -191,27 +214,14 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["bias", "output_mask"]);
     let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
     let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
-    let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
     let wide = dtype.wide();
-    let rank = c.rank(x);
-    let axes = c.dims("normalized_shape")?.len();
-    if axes > rank {
-        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
-    }
-    let (outer, inner): (Vec<usize>, Vec<usize>) =
-        ((0..rank - axes).collect(), (rank - axes..rank).collect());
+    let (outer, inner) = split_axes(c, x)?;
     let (g, x) = (c.cast(gradient, wide)?, c.cast(x, wide)?);
     let (mean, rstd) = (c.cast(mean, wide)?, c.cast(rstd, wide)?);
     let centred = c.binary(BinaryOp::Sub, x, mean)?;
     let normal = c.binary(BinaryOp::Mul, centred, rstd)?;
-    let weighted = match weight {
-        Some(w) => {
-            let w = c.cast(w, wide)?;
-            c.binary(BinaryOp::Mul, g, w)?
-        }
-        None => g,
-    };
+    let weighted = times_weight(c, g)?;
     let m = c.reduce(Reduction::Mean, weighted, inner.clone(), true)?;
     let product = c.binary(BinaryOp::Mul, weighted, normal)?;
     let p = c.reduce(Reduction::Mean, product, inner, true)?;
@@ -222,10 +232,7 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     for (result, wanted) in [(1, normal), (2, g)] {
         if c.wants(result) {
             let term = if result == 1 { c.binary(BinaryOp::Mul, g, wanted)? } else { g };
-            let sum =
-                if outer.is_empty() { term } else { c.reduce(Reduction::Sum, term, outer.clone(), false)? };
-            let sum = c.cast(sum, dtype)?;
-            c.set(result, sum);
+            set_sum(c, result, term, &outer, dtype)?;
         }
     }
     let y = c.cast(y, dtype)?;
@@ -237,34 +244,20 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
 fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["output_mask"]);
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
-    let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
     let wide = dtype.wide();
-    let rank = c.rank(x);
-    let axes = c.dims("normalized_shape")?.len();
-    if axes > rank {
-        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
-    }
+    let (outer, inner) = split_axes(c, x)?;
     let (g, x, rstd) = (c.cast(gradient, wide)?, c.cast(x, wide)?, c.cast(rstd, wide)?);
     let normal = c.binary(BinaryOp::Mul, x, rstd)?;
-    let weighted = match weight {
-        Some(w) => {
-            let w = c.cast(w, wide)?;
-            c.binary(BinaryOp::Mul, g, w)?
-        }
-        None => g,
-    };
+    let weighted = times_weight(c, g)?;
     let product = c.binary(BinaryOp::Mul, weighted, normal)?;
-    let p = c.reduce(Reduction::Mean, product, (rank - axes..rank).collect(), true)?;
+    let p = c.reduce(Reduction::Mean, product, inner, true)?;
     let shift = c.binary(BinaryOp::Mul, normal, p)?;
     let y = c.binary(BinaryOp::Sub, weighted, shift)?;
     let y = c.binary(BinaryOp::Mul, y, rstd)?;
     if c.wants(1) {
         let term = c.binary(BinaryOp::Mul, g, normal)?;
-        let outer: Vec<usize> = (0..rank - axes).collect();
-        let sum = if outer.is_empty() { term } else { c.reduce(Reduction::Sum, term, outer, false)? };
-        let sum = c.cast(sum, dtype)?;
-        c.set(1, sum);
+        set_sum(c, 1, term, &outer, dtype)?;
     }
     let y = c.cast(y, dtype)?;
     c.done(y)
