@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::error::{Result, RunError};
-use crate::futex::futex_wake_all;
 use crate::memory::Segment;
 
 /// Two cache lines: processors fetch them in pairs.
@@ -343,6 +342,22 @@ fn record(rank: u32, reason: &RunError) -> Vec<u8> {
 #[inline]
 pub fn reached(counter: u32, target: u32) -> bool {
     counter.wrapping_sub(target) as i32 >= 0
+}
+
+/// Sleeps on a word of shared memory while `word` is `value`, for at most `time`. May return at any time.
+pub fn futex_wait(word: &AtomicU32, value: u32, time: Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: time.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the word outlives the call and `time` is a valid timespec; the word may be shared between
+    // processes, so the operation is not the private one.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &time) };
+}
+
+fn futex_wake_all(word: &AtomicU32) {
+    // SAFETY: the word outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
-use crate::futex::futex_wait;
+use crate::control::{Control, futex_wait};
 use crate::heartbeat::{ActiveClock, SHORTEST_SILENCE};
 
 /// The longest sleep without a look at the abort word and the clock.

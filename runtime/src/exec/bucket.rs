@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use symmc_ir::layout::Layout;
 use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId};
-use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run};
+use symmc_plan::{
+    ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run, UnreadPlan,
+};
 
 use crate::custom::{Entry, Registry};
 use crate::error::{Result, RunError};
-use crate::refused::unread_plan;
 
 /// Memory that a base value lies in, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -285,4 +286,9 @@ fn within(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
         Some(end) if end <= arena => Ok(size as usize),
         _ => Err(format!("{size} bytes at {offset} exceed an arena of {arena} bytes")),
     }
+}
+
+/// The error of a run whose plan cannot be read. Plans are checked before they run.
+pub fn unread_plan(unread: UnreadPlan) -> RunError {
+    RunError::Defect(format!("the plan cannot run: {unread}"))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Bindings, BoundsChecks, Graph};
+use symmc_ir::{Bindings, BoundsChecks, Graph, OutOfBounds};
 use symmc_plan::{Plan, ReadPlan};
 
 use super::bound::Bound;
@@ -12,7 +12,6 @@ use super::config::ExecConfig;
 use crate::custom::Registry;
 use crate::error::{Result, RunError};
 use crate::kernels::Needs;
-use crate::refused::out_of_bounds;
 
 /// How many bindings an executor keeps resolved.
 const KEPT: usize = 64;
@@ -117,4 +116,10 @@ impl Executor {
 /// The bucket whose ranges hold these values.
 fn bucket_of(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize> {
     plan.serving(named).map_err(|e| RunError::Invalid(e.to_string()))
+}
+
+/// The error of a run whose sizes lead outside of an axis.
+fn out_of_bounds(found: OutOfBounds) -> RunError {
+    let OutOfBounds { node, op, message: detail } = found;
+    RunError::Bounds { node, op: op.to_string(), detail }
 }

@@ -17,9 +17,8 @@ use super::queue::{PendingRun, ResolvedRun, RunQueue};
 use super::session_rank::SessionRank;
 use crate::custom::Registry;
 use crate::error::{Result, RunError};
-use crate::exec::{Bound, Executor, InputData, RankMemory, Span};
+use crate::exec::{Bound, Executor, InputData, RankMemory, Span, unread_plan};
 use crate::kernels::Needs;
-use crate::refused::unread_plan;
 use crate::session::budget::{self, Constants};
 use crate::session::{
     Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, Ports,

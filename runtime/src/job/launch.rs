@@ -17,8 +17,8 @@ use super::needs::TensorSlot;
 use super::rank::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
 use super::run::{OpenSession, RankRuns, run_as};
 use crate::error::{Result, RunError};
+use crate::exec::unread_plan;
 use crate::host::{HostConfig, SessionRank, locate_steps, plan_subject};
-use crate::refused::unread_plan;
 
 /// A plan at some sizes, as ranks that are processes are told.
 #[derive(Debug, Serialize, Deserialize)]

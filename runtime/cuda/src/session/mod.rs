@@ -16,7 +16,6 @@
 //! that are on streams, `cuda_session` what a session holds, `memory` says where inputs and outputs lie, `kept` has memory
 //! that outlives the session, `measured` takes times of a plan, `several` has the programs of a session take turns, and `run` puts runs on streams and watches them.
 
-pub mod adopt;
 mod context;
 mod cuda_session;
 mod flight;
@@ -36,5 +35,5 @@ pub(crate) mod wait;
 
 pub use context::budget;
 pub use cuda_session::CudaSession;
-pub use gpu::{ALIGN, Gpu, Progress};
+pub use gpu::{ALIGN, Adopted, Gpu, Progress};
 pub use measured::{ProgramBench, program};
