@@ -23,7 +23,27 @@ pub(crate) enum Operand {
 }
 
 /// Emits the nodes of one call.
-pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
+type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// Gives the value of the only result.
+    Value(Emitter<ValueId>),
+    /// States the results.
+    Results(Emitter<()>),
+}
+
+impl Rule {
+    pub fn apply(self, call: &mut Call<'_, '_>) -> Lowered {
+        match self {
+            Rule::Value(rule) => {
+                let value = rule(call)?;
+                call.done(value)
+            }
+            Rule::Results(rule) => rule(call),
+        }
+    }
+}
 
 /// A rule, and the newest version of the op that it was written for. A later one that
 /// [`schemas`](crate::ops::schemas) knows is refused.
@@ -35,8 +55,22 @@ pub(crate) struct Versioned {
 /// A row of a table: the name, behind its domain and two colons if that is not ONNX's own, what it becomes, and its rule.
 pub(crate) type Row = symmc_import::Row<Versioned>;
 
-pub(crate) const fn row(name: &'static str, up_to: i64, becomes: &'static str, rule: Rule) -> Row {
-    Row { name, becomes, rule: Versioned { up_to, rule } }
+pub(crate) const fn row(
+    name: &'static str,
+    up_to: i64,
+    becomes: &'static str,
+    value: Emitter<ValueId>,
+) -> Row {
+    Row { name, becomes, rule: Versioned { up_to, rule: Rule::Value(value) } }
+}
+
+pub(crate) const fn row_of_results(
+    name: &'static str,
+    up_to: i64,
+    becomes: &'static str,
+    results: Emitter<()>,
+) -> Row {
+    Row { name, becomes, rule: Versioned { up_to, rule: Rule::Results(results) } }
 }
 
 /// A node while its rule runs.

@@ -41,13 +41,37 @@ const IMMATERIAL: [&str; 6] =
     ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];
 
 /// Emits the nodes of one call.
-pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
+type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// Gives the value of the only result.
+    Value(Emitter<ValueId>),
+    /// States the results.
+    Results(Emitter<()>),
+}
+
+impl Rule {
+    pub fn apply(self, call: &mut Call<'_, '_>) -> Lowered {
+        match self {
+            Rule::Value(rule) => {
+                let value = rule(call)?;
+                call.done(value)
+            }
+            Rule::Results(rule) => rule(call),
+        }
+    }
+}
 
 /// A row of a table: the target without `torch.ops.`, what it becomes, and its rule.
 pub(crate) type Row = symmc_import::Row<Rule>;
 
-pub(crate) const fn row(name: &'static str, becomes: &'static str, rule: Rule) -> Row {
-    Row { name, becomes, rule }
+pub(crate) const fn row(name: &'static str, becomes: &'static str, value: Emitter<ValueId>) -> Row {
+    Row { name, becomes, rule: Rule::Value(value) }
+}
+
+pub(crate) const fn row_of_results(name: &'static str, becomes: &'static str, results: Emitter<()>) -> Row {
+    Row { name, becomes, rule: Rule::Results(results) }
 }
 
 /// A node while its rule runs.
@@ -123,7 +147,7 @@ impl<'c, 'p> Call<'c, 'p> {
         for i in 0..count {
             self.element = Some(i);
             self.bound.fill(None);
-            rule(self)?;
+            rule.apply(self)?;
             match self.result(0) {
                 Some(value) => all.push(value),
                 None => return broken(format!("expected a result for element {i}, found none")),
@@ -142,7 +166,7 @@ impl<'c, 'p> Call<'c, 'p> {
         rule: Rule,
     ) -> Lowered<Vec<Option<ValueId>>> {
         self.parts = Some(parts);
-        let done = rule(self);
+        let done = rule.apply(self);
         self.parts = None;
         done.map(|()| self.take_results())
     }

@@ -49,7 +49,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, op: &str) -> Lowered {
     c.give(1, given);
     c.wants_all = true;
     operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
-    rule(c)?;
+    rule.apply(c)?;
     c.all_read()?;
     let new = c.take_results();
     results(c, writes, &new, bases, &written)

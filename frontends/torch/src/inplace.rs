@@ -39,7 +39,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
     lower_by(c, writes, |c| match rule {
         Some(rule) => {
             operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
-            rule(c)
+            rule.apply(c)
         }
         None => Err(Stop::Opaque("no rule for it".into())),
     })

@@ -130,7 +130,7 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         _ => match ops::find(&call.node.target) {
             Some(rule) => {
                 operands::check(call, &call.node.target)?;
-                rule(call)?;
+                rule.apply(call)?;
                 call.all_read()?;
                 sharing::separate_results(call)
             }

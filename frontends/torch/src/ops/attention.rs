@@ -8,37 +8,43 @@ use symmc_import::Emit;
 use symmc_ir::attention::causal_if;
 use symmc_ir::{DType, Dim, Float, Op, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row_of_results};
 use crate::call::Call;
 use crate::effects::{self, bare};
 use crate::lower::{Lowered, Stop};
 use crate::scope::tensor_names;
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten.scaled_dot_product_attention", "attention", |c| whole(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_attention_math", "attention", |c| whole(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_flash_attention", "attention", |c| fused(c, None)),
-    row("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| fused(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_efficient_attention", "attention", |c| fused(c, Some("attn_bias"))),
-    row("aten._scaled_dot_product_cudnn_attention", "attention", |c| fused(c, Some("attn_bias"))),
-    row("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
+    row_of_results("aten.scaled_dot_product_attention", "attention", |c| whole(c, Some("attn_mask"))),
+    row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| whole(c, Some("attn_mask"))),
+    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| fused(c, None)),
+    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
+        fused(c, Some("attn_mask"))
+    }),
+    row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
         fused(c, Some("attn_bias"))
     }),
-    row("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| fused(c, Some("attn_bias"))),
+    row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
+        fused(c, Some("attn_bias"))
+    }),
+    row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", None)
     }),
-    row("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", Some("attn_mask"))
     }),
-    row("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out_", Some("attn_bias"))
     }),
-    row("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", Some("attn_bias"))
     }),
-    row("aten._scaled_dot_product_fused_attention_overrideable_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", Some("attn_bias"))
-    }),
+    row_of_results(
+        "aten._scaled_dot_product_fused_attention_overrideable_backward",
+        "attention_gradient",
+        |c| gradient(c, "grad_out", Some("attn_bias")),
+    ),
 ];
 
 /// Attention whose other results nobody reads.

@@ -16,8 +16,7 @@ pub(super) const ROWS: &[Row] = &[
         let threshold = c.opt_scalar("threshold")?.unwrap_or(Scalar::Int(0));
         let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
-        let y = c.select(below, zero, gradient)?;
-        c.done(y)
+        c.select(below, zero, gradient)
     }),
     row("aten.sigmoid_backward", "g * (y - y * y)", |c| {
         let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
@@ -60,22 +59,19 @@ pub(super) const ROWS: &[Row] = &[
         let scale = c.float_or("scale", 1.0)?;
         let dtype = c.common(&[&gradient, &mask, &Operand::Scalar(Scalar::Float(Float(scale)))]);
         let y = c.apply(BinaryOp::Mul, &gradient, &mask, dtype)?;
-        let y = c.with_float(BinaryOp::Mul, y, scale)?;
-        c.done(y)
+        c.with_float(BinaryOp::Mul, y, scale)
     }),
     row("aten.slice_backward", "slice_scatter into 0", |c| {
         let (gradient, zero, axis) = within_zeros(c)?;
         let step = c.int_or("step", 1)?;
-        let y = put_slice(c, zero, gradient, axis, step)?;
-        c.done(y)
+        put_slice(c, zero, gradient, axis, step)
     }),
     row("aten.select_backward", "concat with 0", |c| {
         let (gradient, zero, axis) = within_zeros(c)?;
         let index = c.dim("index")?;
         let start = c.counted(index, &c.extent(zero, axis));
         let gradient = c.unsqueeze(gradient, axis)?;
-        let y = replace(c, zero, gradient, axis, start)?;
-        c.done(y)
+        replace(c, zero, gradient, axis, start)
     }),
     row("aten._fused_rms_norm_backward", "mul, mean, sum", rms_norm_backward),
     row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
@@ -116,17 +112,16 @@ fn sum_along(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<ValueId> 
 }
 
 /// The result of a composite, rounded once.
-fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
-    let x = c.cast(x, dtype)?;
-    c.done(x)
+fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered<ValueId> {
+    c.cast(x, dtype)
 }
 
-fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
+fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered<ValueId> {
     let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
     rounded(c, x, dtype)
 }
 
-fn silu_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn silu_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let s = c.unary(UnaryOp::Sigmoid, x)?;
     let rest = one_minus(c, s)?;
@@ -137,7 +132,7 @@ fn silu_backward(c: &mut Call<'_, '_>) -> Lowered {
     rounded(c, y, dtype)
 }
 
-fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let square = c.binary(BinaryOp::Mul, x, x)?;
     let slope = match c.opt_string("approximate")? {
@@ -209,7 +204,7 @@ fn set_sum(c: &mut Call<'_, '_>, result: usize, term: ValueId, axes: &[usize], d
 
 /// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
 /// `rstd * (ĝ - mean(ĝ) - x̂ * mean(ĝ * x̂))`, of the weight `sum(g * x̂)`, of the bias `sum(g)`.
-fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias", "output_mask"]);
     let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
@@ -235,13 +230,12 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
             set_sum(c, result, term, &outer, dtype)?;
         }
     }
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// With `x̂ = x * rstd` and `ĝ = g * weight`: the gradient of `x` is `rstd * (ĝ - x̂ * mean(ĝ * x̂))`, of the
 /// weight `sum(g * x̂)`.
-fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.ignore(&["output_mask"]);
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
     let dtype = c.dtype(x);
@@ -259,6 +253,5 @@ fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
         let term = c.binary(BinaryOp::Mul, g, normal)?;
         set_sum(c, 1, term, &outer, dtype)?;
     }
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

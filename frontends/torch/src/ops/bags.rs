@@ -3,13 +3,17 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
-    row("aten._embedding_bag_forward_only", "take, index_add, or scatter for the largest", forward),
+    row_of_results("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
+    row_of_results(
+        "aten._embedding_bag_forward_only",
+        "take, index_add, or scatter for the largest",
+        forward,
+    ),
     row("aten._embedding_bag_backward", "take, index_add", backward),
     row("aten._embedding_bag_dense_backward", "take, index_add", backward),
 ];
@@ -175,7 +179,7 @@ fn largest(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId) -> Lowered<ValueId>
 }
 
 /// The gradient of the table: that of each bag, at the rows of its indices.
-fn backward(c: &mut Call<'_, '_>) -> Lowered {
+fn backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.ignore(&["maximum_indices", "offset2bag", "bag_size"]);
     let gradient = c.tensor("grad")?;
     let count = c.extent(gradient, 0);
@@ -194,6 +198,5 @@ fn backward(c: &mut Call<'_, '_>) -> Lowered {
     let each = bags.without_padding(c, each, Scalar::Int(0))?;
     let none = c.full(Scalar::Int(0), dtype.wide(), vec![rows, c.extent(each, 1)])?;
     let y = c.emit("index_add", Op::IndexAdd { axis: 0 }, &[none, bags.indices, each])?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

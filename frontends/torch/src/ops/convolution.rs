@@ -5,7 +5,7 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Dim, Reduction, ValueId};
 
 use super::windows::{Windows, columns, spread};
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
@@ -14,7 +14,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.conv2d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(2))),
     row("aten.conv3d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(3))),
     row("aten.convolution", "pad, slice, concat, matmul, add", |c| convolution(c, None)),
-    row("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
+    row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
 /// How a convolution takes its operands: `[outputs, inputs of a group, kernel...]` is the shape of its kernel, where a
@@ -143,7 +143,7 @@ fn places(c: &Call<'_, '_>, x: ValueId, first: usize) -> Dim {
 }
 
 /// A convolution over `axes` axes, or as many as its kernel says.
-fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
+fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered<ValueId> {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
@@ -172,7 +172,7 @@ fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
         None => y,
     };
     let y = if single { c.drop_axis(y, 0)? } else { y };
-    c.done(y)
+    Ok(y)
 }
 
 fn backward(c: &mut Call<'_, '_>) -> Lowered {

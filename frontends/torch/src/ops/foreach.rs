@@ -4,7 +4,7 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
 
-use super::{Row, Rule, activations, create, elementwise, normalize, row};
+use super::{Row, Rule, activations, create, elementwise, normalize, row_of_results};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
@@ -33,10 +33,10 @@ const RENAMED: &[(&str, &str)] = &[
 macro_rules! rows {
     ($($list:literal => $one:literal),* $(,)?) => {
         pub(super) const ROWS: &[Row] = &[
-            $(row($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
-            row("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
-            row("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
-            row("aten._fused_sgd", "mul, add", sgd),
+            $(row_of_results($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
+            row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
+            row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
+            row_of_results("aten._fused_sgd", "mul, add", sgd),
         ];
     };
 }

@@ -4,7 +4,7 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::reduce::as_asked;
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
 
@@ -14,26 +14,25 @@ pub(super) const ROWS: &[Row] = &[
     row("aten._safe_softmax", "softmax, 0 where all is -infinity", safe_softmax),
     row("aten.log_softmax", "log_softmax", |c| softmax(c, true)),
     row("aten._log_softmax", "log_softmax", |c| softmax(c, true)),
-    row("aten.rms_norm", "rms_norm", rms_norm),
-    row("aten._fused_rms_norm", "rms_norm", rms_norm),
-    row("aten.layer_norm", "layer_norm", layer_norm),
-    row("aten.native_layer_norm", "layer_norm", layer_norm),
-    row("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
-    row("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
-    row("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
+    row_of_results("aten.rms_norm", "rms_norm", rms_norm),
+    row_of_results("aten._fused_rms_norm", "rms_norm", rms_norm),
+    row_of_results("aten.layer_norm", "layer_norm", layer_norm),
+    row_of_results("aten.native_layer_norm", "layer_norm", layer_norm),
+    row_of_results("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
+    row_of_results("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
+    row_of_results("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
     row("aten.norm", "sqrt of sum of squares", vector_norm),
     row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
-fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
+fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered<ValueId> {
     let x = c.first()?;
     let x = match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(x, dtype)?,
         None if c.bool_or("half_to_float", false)? => c.cast(x, DType::F32)?,
         None => c.floating(x)?,
     };
-    let y = softmax_of(c, x, log)?;
-    c.done(y)
+    softmax_of(c, x, log)
 }
 
 fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
@@ -47,7 +46,7 @@ fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
     c.emit("softmax", Op::Softmax { axis, log }, &[x])
 }
 
-fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered {
+fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let x = c.first()?;
     let x = match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(x, dtype)?,
@@ -58,8 +57,7 @@ fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered {
     let low = c.with_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?;
     let nothing = c.reduce(Reduction::All, low, vec![axis], true)?;
     let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
-    let y = c.select(nothing, zero, y)?;
-    c.done(y)
+    c.select(nothing, zero, y)
 }
 
 /// The number of trailing axes that `normalized_shape` names.
@@ -258,7 +256,7 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
+fn vector_norm(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let x = c.first()?;
     let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
@@ -275,5 +273,5 @@ fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
     } else {
         return Err(Stop::Opaque(format!("the norm of order {order}")));
     };
-    c.done(y)
+    Ok(y)
 }

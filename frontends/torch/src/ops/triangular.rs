@@ -12,7 +12,7 @@ pub(super) const ROWS: &[Row] =
 
 const MOST: i64 = 1024;
 
-fn solve(c: &mut Call<'_, '_>) -> Lowered {
+fn solve(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let (a, b) = (c.first()?, c.tensor("B")?);
     let upper = c.bool_or("upper", false)?;
     let left = c.bool_or("left", true)?;
@@ -35,7 +35,7 @@ fn solve(c: &mut Call<'_, '_>) -> Lowered {
     let inverse = inverse(c, lower, n, unit)?;
     let inverse = if upper { c.transposed(inverse)? } else { inverse };
     let y = if left { c.matmul(inverse, b)? } else { c.matmul(b, inverse)? };
-    c.done(y)
+    Ok(y)
 }
 
 /// The inverse of lower triangular matrices of `n` rows; what stands above the diagonal is not looked at.

@@ -3,7 +3,7 @@
 use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
@@ -13,8 +13,12 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 2)),
     row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 3)),
     row("aten.col2im", "slice, pad, add", fold),
-    row("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 2)),
-    row("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 3)),
+    row_of_results("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
+        largest(c, 2)
+    }),
+    row_of_results("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
+        largest(c, 3)
+    }),
     row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| largest_backward(c, 2)),
     row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| largest_backward(c, 3)),
 ];
@@ -253,7 +257,7 @@ pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[
 }
 
 /// The sum of what lies under windows, at each element of an operand on which they stand: the transpose of [`columns`].
-fn fold(c: &mut Call<'_, '_>) -> Lowered {
+fn fold(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let x = c.first()?;
     let kernel = given(c, "kernel_size")?.unwrap_or_default();
     let (windows, area) = (Windows::of(c, kernel, 1)?, c.dims("output_size")?);
@@ -290,8 +294,7 @@ fn fold(c: &mut Call<'_, '_>) -> Lowered {
         y = c.slice(y, i + 2, p.into(), extent, 1)?;
     }
     let y = if is_batch { y } else { c.drop_axis(y, 0)? };
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// What one element of all windows has, where it lies under them in an operand of the extents `around`.
@@ -385,7 +388,7 @@ fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> 
     c.binary(BinaryOp::Div, y, count)
 }
 
-fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered<ValueId> {
     let x = c.first()?;
     let mut windows = pool(c, n)?;
     let (mut shape, dtype) = (c.shape(x), c.dtype(x));
@@ -399,11 +402,10 @@ fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     shape.truncate(shape.len().saturating_sub(n));
     shape.extend(c.shape(y).split_off(2));
     let y = c.reshape(y, shape)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
-fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered<ValueId> {
     let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let mut windows = pool(c, n)?;
     let (shape, dtype) = (c.shape(x), c.dtype(x));
@@ -418,8 +420,7 @@ fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     let all = spread(c, gradient, &windows, &area)?;
     let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
     let y = c.reshape(sum, shape)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// The largest element under each window, and where it is in the operand, in row-major order of the axes of windows.
@@ -475,7 +476,7 @@ fn places(
     Ok(place)
 }
 
-fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered<ValueId> {
     // The places say where windows stood.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
     let (gradient, x, places) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("indices")?);
@@ -494,6 +495,5 @@ fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     let op = Op::ScatterElements { axis: 1, combine: Some(Reduction::Sum) };
     let y = c.emit_as("scatter", op, &[zero, places, gradient], ty)?;
     let y = c.reshape(y, shape)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

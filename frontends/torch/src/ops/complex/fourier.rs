@@ -6,13 +6,13 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
 
-use super::super::{Row, row};
+use super::super::{Row, row_of_results};
 use super::parts::{declared, done, of_first, parts};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(in crate::ops) const ROWS: &[Row] = &[
-    row("aten._fft_c2c", "cos, sin, matmul", |c| {
+    row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
         let (axes, scale) = (signal_axes(c)?, scaling(c)?);
         let forward = c.bool_or("forward", true)?;
         let mut signal = Signal::of_first(c)?;
@@ -21,30 +21,30 @@ pub(in crate::ops) const ROWS: &[Row] = &[
         }
         signal.done(c)
     }),
-    row("aten._fft_r2c", "cos, sin, matmul", |c| {
+    row_of_results("aten._fft_r2c", "cos, sin, matmul", |c| {
         let (axes, scale) = (signal_axes(c)?, scaling(c)?);
         let onesided = c.bool_or("onesided", false)?;
         let signal = Signal::of_first(c)?;
         from_real(c, signal, &axes, scale, onesided)
     }),
-    row("aten._fft_c2r", "cos, sin, matmul", |c| {
+    row_of_results("aten._fft_c2r", "cos, sin, matmul", |c| {
         let (axes, scale) = (signal_axes(c)?, scaling(c)?);
         let n = c.dim("last_dim_size")?;
         let signal = Signal::of_first(c)?;
         to_real(c, signal, &axes, scale, &n)
     }),
-    row("aten.fft_fft.default", "cos, sin, matmul", |c| whole(c, true)),
-    row("aten.fft_ifft.default", "cos, sin, matmul", |c| whole(c, false)),
-    row("aten.fft_fft2.default", "cos, sin, matmul", |c| whole(c, true)),
-    row("aten.fft_ifft2.default", "cos, sin, matmul", |c| whole(c, false)),
-    row("aten.fft_fftn.default", "cos, sin, matmul", |c| whole(c, true)),
-    row("aten.fft_ifftn.default", "cos, sin, matmul", |c| whole(c, false)),
-    row("aten.fft_rfft.default", "cos, sin, matmul", half),
-    row("aten.fft_rfft2.default", "cos, sin, matmul", half),
-    row("aten.fft_rfftn.default", "cos, sin, matmul", half),
-    row("aten.fft_irfft.default", "cos, sin, matmul", from_half),
-    row("aten.fft_irfft2.default", "cos, sin, matmul", from_half),
-    row("aten.fft_irfftn.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_fft.default", "cos, sin, matmul", |c| whole(c, true)),
+    row_of_results("aten.fft_ifft.default", "cos, sin, matmul", |c| whole(c, false)),
+    row_of_results("aten.fft_fft2.default", "cos, sin, matmul", |c| whole(c, true)),
+    row_of_results("aten.fft_ifft2.default", "cos, sin, matmul", |c| whole(c, false)),
+    row_of_results("aten.fft_fftn.default", "cos, sin, matmul", |c| whole(c, true)),
+    row_of_results("aten.fft_ifftn.default", "cos, sin, matmul", |c| whole(c, false)),
+    row_of_results("aten.fft_rfft.default", "cos, sin, matmul", half),
+    row_of_results("aten.fft_rfft2.default", "cos, sin, matmul", half),
+    row_of_results("aten.fft_rfftn.default", "cos, sin, matmul", half),
+    row_of_results("aten.fft_irfft.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_irfft2.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", from_half),
 ];
 
 /// The longest transform.
