@@ -10,7 +10,7 @@ use symmc_ir::{Builder, DType, Def, Dim, InputKind, Scalar, Tensor, Type, ValueI
 use crate::data;
 use crate::error::Reason;
 use crate::known::{Ints, Known, type_of, uniform};
-use crate::lower::{Lowered, Lowering, Stop};
+use crate::lower::{Emitted, Lowered, Lowering, Stop};
 use crate::node::{describe, label};
 use crate::ops::schemas::Schema;
 use crate::proto::{self, attribute_type as kind};
@@ -170,7 +170,7 @@ impl<'c, 'p> Call<'c, 'p> {
         self.name(i).map(|name| self.lowering.value(name)).transpose()
     }
 
-    pub fn tensor(&mut self, i: usize) -> Lowered<ValueId> {
+    pub fn tensor(&mut self, i: usize) -> Emitted {
         operand(i, self.opt_tensor(i)?)
     }
 

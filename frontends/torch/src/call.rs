@@ -11,7 +11,7 @@ use symmc_import::Emit;
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
-use crate::lower::{Lowered, Lowering, Stop};
+use crate::lower::{Emitted, Lowered, Lowering, Stop};
 use crate::numbers::{ByRank, Numbers};
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
 use crate::scope::{Binding, tensor_names};
@@ -228,7 +228,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// A tensor, or the element of a list of tensors that is meant.
-    fn one_tensor(&self, arg: &Argument<'_>) -> Option<Lowered<ValueId>> {
+    fn one_tensor(&self, arg: &Argument<'_>) -> Option<Emitted> {
         let name = match (arg, self.element) {
             (Argument::Tensor(t), _) => t,
             (Argument::Tensors(list), Some(i)) => match list.get(i) {
@@ -253,7 +253,7 @@ impl<'c, 'p> Call<'c, 'p> {
         broken(format!("expected {expected} as `{name}`, found {}", found.describe()))
     }
 
-    fn value(&self, name: &str) -> Lowered<ValueId> {
+    fn value(&self, name: &str) -> Emitted {
         match self.parts.as_ref().and_then(|parts| parts.get(name)) {
             Some(part) => Ok(*part),
             None => self.lowering.scope.value(name).map_err(Stop::Broken),
@@ -271,12 +271,12 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    pub fn tensor(&self, name: &str) -> Lowered<ValueId> {
+    pub fn tensor(&self, name: &str) -> Emitted {
         required(name, self.opt_tensor(name)?)
     }
 
     /// The first argument, a tensor, whatever its name is.
-    pub fn first(&self) -> Lowered<ValueId> {
+    pub fn first(&self) -> Emitted {
         if let Some(value) = self.given("self").or_else(|| self.given("input")) {
             return Ok(value);
         }
@@ -365,7 +365,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// The input that holds a number which differs between ranks.
-    pub fn number_of_rank(&self, by_rank: &ByRank) -> Lowered<ValueId> {
+    pub fn number_of_rank(&self, by_rank: &ByRank) -> Emitted {
         let value = self.lowering.by_rank.get(&by_rank.name).copied();
         value.ok_or_else(|| Stop::Broken(format!("expected an input `{}`, found none", by_rank.name)))
     }

@@ -19,6 +19,9 @@ pub(crate) type Stop = symmc_import::Stop<ImportError>;
 
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, ImportError>;
 
+/// A value that was emitted, as rules give it.
+pub(crate) type Emitted = Lowered<ValueId>;
+
 impl From<ImportError> for Stop {
     fn from(e: ImportError) -> Self {
         Stop::Error(e)

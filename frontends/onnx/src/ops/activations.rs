@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, Scalar, UnaryOp, ValueId};
 use super::elementwise::unary;
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Relu", 14, "relu", |c| unary(c, UnaryOp::Relu)),
@@ -83,7 +83,7 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-fn swish(c: &mut Call<'_, '_>, default: f64) -> Lowered<ValueId> {
+fn swish(c: &mut Call<'_, '_>, default: f64) -> Emitted {
     let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", default)?);
     if alpha == 1.0 {
         return unary(c, UnaryOp::Silu);
@@ -94,7 +94,7 @@ fn swish(c: &mut Call<'_, '_>, default: f64) -> Lowered<ValueId> {
 }
 
 /// A function of the first operand with the second, if there is one, added.
-fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered<ValueId> {
+fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let mut x = c.tensor(0)?;
     if let Some(bias) = c.opt_tensor(1)? {
         x = c.binary(BinaryOp::Add, x, bias)?;
@@ -102,7 +102,7 @@ fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered<ValueId> {
     c.unary(op, x)
 }
 
-fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Lowered<ValueId> {
+fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Emitted {
     let y = c.with_float(BinaryOp::Mul, x, alpha)?;
     let y = c.with_float(BinaryOp::Add, y, beta)?;
     let y = c.with_float(BinaryOp::Max, y, 0.0)?;
@@ -110,13 +110,13 @@ fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Lowe
 }
 
 /// The result is `high` where `x` is above a threshold, else `low`.
-fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: ValueId) -> Lowered<ValueId> {
+fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: ValueId) -> Emitted {
     let above = c.with_float(BinaryOp::Gt, x, threshold)?;
     c.select(above, high, low)
 }
 
 /// `scale * (exp(x) - 1)`, as `tanh(x / 2) * (exp(x) + 1)`, which keeps the digits of small numbers.
-fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Lowered<ValueId> {
+fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Emitted {
     let half = c.with_float(BinaryOp::Mul, x, 0.5)?;
     let t = c.unary(UnaryOp::Tanh, half)?;
     let e = c.unary(UnaryOp::Exp, x)?;
@@ -126,7 +126,7 @@ fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Lowered<ValueId> {
 }
 
 /// `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow.
-fn softplus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn softplus(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let e = c.unary(UnaryOp::Abs, x)?;
     let e = c.unary(UnaryOp::Neg, e)?;
     let e = c.unary(UnaryOp::Exp, e)?;

@@ -1,11 +1,11 @@
 //! ONNX Runtime's collectives, all among all ranks. See [`crate::ranks`] for their number.
 
 use symmc_import::Emit;
-use symmc_ir::{CollectiveKind, Dim, GroupId, Members, ReduceOp, Splits, ValueId};
+use symmc_ir::{CollectiveKind, Dim, GroupId, Members, ReduceOp, Splits};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("com.microsoft::AllReduce", 1, "all_reduce", |c| {
@@ -29,14 +29,14 @@ fn world(c: &mut Call<'_, '_>) -> Lowered<GroupId> {
     Ok(c.builder_mut().group(WORLD, Members::World))
 }
 
-fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Lowered<ValueId> {
+fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Emitted {
     let x = c.tensor(0)?;
     let group = world(c)?;
     c.collective(kind, group, x)
 }
 
 /// The operands one after another along an axis. The IR's collective has axis 0: the pieces of others come to it.
-fn all_gather(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn all_gather(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
     let axis = c.axis_or("axis", 0, shape.len())?;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
 use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::known::{Known, uniform};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::proto::attribute_type as kind;
 
 pub(super) const ROWS: &[Row] = &[
@@ -91,7 +91,7 @@ fn constant(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// A range of floats by constants: `max(ceil((end - start) / step), 0)` elements.
-fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
+fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
     let mut number = |i: usize| c.scalar(i).map(|s| s.map(Scalar::as_f64));
     let (Some(start), Some(end), Some(step)) = (number(0)?, number(1)?, number(2)?) else {
         return Err(Stop::Opaque("its bounds are symbolic floats".into()));

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, ValueId, infer};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
 use crate::known::Known;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Add", 14, "add", |c| binary(c, BinaryOp::Add)),
@@ -116,7 +116,7 @@ pub(super) const ROWS: &[Row] = &[
 /// How casts to floats of eight bits and fewer round, which the IR has not.
 const NARROW: &[&str] = &["saturate", "round_mode"];
 
-pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered<ValueId> {
+pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let x = c.tensor(0)?;
     c.unary(op, x)
 }
@@ -133,7 +133,7 @@ fn pair(c: &mut Call<'_, '_>) -> Lowered<(Operand, Operand)> {
 }
 
 /// Two operands, of which at least one is a tensor.
-fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Lowered<ValueId> {
+fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Emitted {
     match (x, y) {
         (Operand::Tensor(x), Operand::Tensor(y)) => {
             let (a, b) = (c.shape(x), c.shape(y));
@@ -152,7 +152,7 @@ fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Lowered<
     }
 }
 
-fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
+fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (x, y) = pair(c)?;
     apply(c, op, x, y)
 }
@@ -166,7 +166,7 @@ fn all(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
-fn divide(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn divide(c: &mut Call<'_, '_>) -> Emitted {
     if c.type_of(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
@@ -175,7 +175,7 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// The sign of the divisor, or with `fmod` that of the dividend.
-fn modulo(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn modulo(c: &mut Call<'_, '_>) -> Emitted {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
@@ -192,7 +192,7 @@ fn modulo(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// The result has the dtype of the base, whatever that of the exponent is.
-fn power(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn power(c: &mut Call<'_, '_>) -> Emitted {
     let (base, exponent) = (c.type_of(0)?, c.type_of(1)?);
     let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
     let x = c.tensor(0)?;
@@ -207,7 +207,7 @@ fn power(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.cast(y, base.dtype)
 }
 
-fn is_inf(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn is_inf(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let signs = (c.int_or("detect_negative", 1)? != 0, c.int_or("detect_positive", 1)? != 0);
     let y = match signs {
@@ -223,7 +223,7 @@ fn is_inf(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// The bounds are operands, or attributes before version 11.
-fn clip(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn clip(c: &mut Call<'_, '_>) -> Emitted {
     let mut y = c.tensor(0)?;
     let rank = c.rank(y);
     for (i, name, op) in [(1, "min", BinaryOp::Max), (2, "max", BinaryOp::Min)] {
@@ -237,7 +237,7 @@ fn clip(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     Ok(y)
 }
 
-fn select(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn select(c: &mut Call<'_, '_>) -> Emitted {
     let (condition, x, y) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
     c.select(condition, x, y)
 }

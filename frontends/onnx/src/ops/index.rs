@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, ValueId};
 
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
@@ -103,7 +103,7 @@ fn scatter(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// The values are that of the others and that of the one.
-fn one_hot(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn one_hot(c: &mut Call<'_, '_>) -> Emitted {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
         [one] => one.clone(),

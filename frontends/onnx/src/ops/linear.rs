@@ -1,11 +1,11 @@
 //! Matrix products.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, ValueId};
+use symmc_ir::{BinaryOp, DType};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("MatMul", 13, "matmul", |c| {
@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
-fn gemm(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn gemm(c: &mut Call<'_, '_>) -> Emitted {
     let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
     if (c.rank(x), c.rank(y)) != (2, 2) {
         return Err(Stop::Broken(format!(
@@ -58,7 +58,7 @@ fn gemm(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.cast(z, dtype)
 }
 
-fn fused(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn fused(c: &mut Call<'_, '_>) -> Emitted {
     if c.flag("transBatchA")? || c.flag("transBatchB")? {
         return Err(Stop::Opaque("it transposes batch axes".into()));
     }

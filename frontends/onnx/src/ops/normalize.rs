@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, Dim, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
@@ -74,7 +74,7 @@ fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
 }
 
 /// The sum of the first two operands and, if there is one, of operand `bias`: also the fourth result.
-fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Lowered<ValueId> {
+fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Emitted {
     let (x, skip) = (c.tensor(0)?, c.tensor(1)?);
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
@@ -143,7 +143,7 @@ fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: 
 }
 
 /// `[n, c, …]` is normalised within each of the groups of channels as one axis.
-fn group_norm(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn group_norm(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
     if c.version < 21 {

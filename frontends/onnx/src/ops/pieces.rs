@@ -6,7 +6,7 @@ use symmc_ir::{Dim, Op, Scalar, Type, ValueId};
 use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::known::Ints;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Slice", 13, "slice; take for negative steps", slice),
@@ -84,7 +84,7 @@ fn bounds(c: &mut Call<'_, '_>) -> Lowered<Vec<(Dim, Dim, i64, i64)>> {
         .collect()
 }
 
-fn slice(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn slice(c: &mut Call<'_, '_>) -> Emitted {
     let mut y = c.tensor(0)?;
     for (start, end, axis, step) in bounds(c)? {
         let axis = c.axis_of(axis, c.rank(y))?;
@@ -102,13 +102,7 @@ fn slice(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// A slice by a negative step, as an index.
-fn backwards(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    axis: usize,
-    (start, end): (Dim, Dim),
-    step: i64,
-) -> Lowered<ValueId> {
+fn backwards(c: &mut Call<'_, '_>, x: ValueId, axis: usize, (start, end): (Dim, Dim), step: i64) -> Emitted {
     let n = c.extent(x, axis);
     let last = n.clone() - Dim::from(1);
     let start = match start.as_const() {

@@ -5,7 +5,7 @@ use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp
 
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("ReduceSum", 13, "sum", |c| reduce(c, Reduction::Sum)),
@@ -40,20 +40,14 @@ fn reduced_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Option<(Vec<usize>,
     }
 }
 
-fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered<ValueId> {
+fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Emitted {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else { return Ok(x) };
     reduced(c, op, x, axes, keep)
 }
 
 /// A reduction that keeps the dtype. The mean of integers truncates.
-fn reduced(
-    c: &mut Call<'_, '_>,
-    op: Reduction,
-    x: ValueId,
-    axes: Vec<usize>,
-    keep: bool,
-) -> Lowered<ValueId> {
+fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted {
     let dtype = c.dtype(x);
     if axes.is_empty() {
         return Ok(x);
@@ -75,9 +69,9 @@ fn reduced(
 /// A function before a sum and one after it.
 fn through(
     c: &mut Call<'_, '_>,
-    before: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-    after: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered<ValueId> {
+    before: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
+    after: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
+) -> Emitted {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else {
         return Err(Stop::Opaque("it reduces no axis".into()));
@@ -87,7 +81,7 @@ fn through(
     after(c, y)
 }
 
-fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else { return Ok(x) };
     if axes.is_empty() {
@@ -102,7 +96,7 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.log_sum_exp(x, most, axes, keep)
 }
 
-fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered<ValueId> {
+fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     if c.flag("select_last_index")? {
@@ -112,7 +106,7 @@ fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered<ValueId> {
     c.arg_reduce(op, x, axis, keep)
 }
 
-fn cumulative_sum(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn cumulative_sum(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
     let axis = c.axis_of(axis, c.rank(x))?;

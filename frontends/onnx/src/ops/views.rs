@@ -2,12 +2,12 @@
 
 use symmc_import::Emit;
 use symmc_import::emit::product;
-use symmc_ir::{Dim, ValueId, infer};
+use symmc_ir::{Dim, infer};
 
 use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::known::Ints;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Reshape", 25, "reshape", reshape),
@@ -88,7 +88,7 @@ fn extents(c: &mut Call<'_, '_>, ints: Ints) -> Lowered {
     Ok(())
 }
 
-fn reshape(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn reshape(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let own = c.shape(x);
     let mut shape = match (c.name(1), c.opt_attribute_ints("shape")?) {

@@ -11,7 +11,7 @@ use symmc_ir::{DType, Dim, Float, Op, Scalar, Type, ValueId};
 use super::{Row, row_of_results};
 use crate::call::Call;
 use crate::effects::{self, bare};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::scope::tensor_names;
 
 pub(super) const ROWS: &[Row] = &[
@@ -141,7 +141,7 @@ fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
 
 /// The log-sum-exp `[.., h, l]` as the program declares the result: perhaps with one more axis, and with more rows, whose
 /// weights are zero.
-fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Lowered<ValueId> {
+fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Emitted {
     let declared = c.declared(1)?;
     let mut shape = c.shape(sums);
     let has_column = declared.shape.len() == shape.len() + 1 && declared.shape.last() == Some(&Dim::from(1));
@@ -158,7 +158,7 @@ fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Lowered<ValueId> {
 }
 
 /// The log-sum-exp `[.., h, l]` of a query, from the form in which it was stored.
-fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Lowered<ValueId> {
+fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Emitted {
     let shape = c.shape(q);
     let rows = &shape[..shape.len() - 1];
     let mut sums = sums;
@@ -201,7 +201,7 @@ fn gradient(c: &mut Call<'_, '_>, of_result: &str, mask: Option<&str>) -> Lowere
 }
 
 /// An operand with a heads axis, and with the batch extents of the query where it broadcasts.
-fn heads(c: &mut Call<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> Lowered<ValueId> {
+fn heads(c: &mut Call<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> Emitted {
     if rank == 2 {
         return c.unsqueeze(x, 0);
     }

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Float, Reduction, Scalar, UnaryOp, ValueId};
 use super::pieces::{put_slice, replace};
 use super::{Row, row};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.threshold_backward", "le, select", |c| {
@@ -85,7 +85,7 @@ fn within_zeros(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId, usize)> {
     Ok((gradient, zero, c.axis("dim", c.rank(zero))?))
 }
 
-fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
@@ -107,21 +107,21 @@ fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([
 }
 
 /// The sum along an axis, which stays; a tensor without axes is its own sum.
-fn sum_along(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<ValueId> {
+fn sum_along(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Emitted {
     if c.rank(x) == 0 { Ok(x) } else { c.reduce(Reduction::Sum, x, vec![axis], true) }
 }
 
 /// The result of a composite, rounded once.
-fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered<ValueId> {
+fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Emitted {
     c.cast(x, dtype)
 }
 
-fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered<ValueId> {
+fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Emitted {
     let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
     rounded(c, x, dtype)
 }
 
-fn silu_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn silu_backward(c: &mut Call<'_, '_>) -> Emitted {
     let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let s = c.unary(UnaryOp::Sigmoid, x)?;
     let rest = one_minus(c, s)?;
@@ -132,7 +132,7 @@ fn silu_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     rounded(c, y, dtype)
 }
 
-fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn gelu_backward(c: &mut Call<'_, '_>) -> Emitted {
     let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let square = c.binary(BinaryOp::Mul, x, x)?;
     let slope = match c.opt_string("approximate")? {
@@ -189,7 +189,7 @@ fn split_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(Vec<usize>, Vec<usiz
 }
 
 /// A gradient times the weight of the norm, if there is one.
-fn times_weight(c: &mut Call<'_, '_>, gradient: ValueId) -> Lowered<ValueId> {
+fn times_weight(c: &mut Call<'_, '_>, gradient: ValueId) -> Emitted {
     let Some(weight) = c.opt_tensor("weight")? else { return Ok(gradient) };
     let weight = c.cast(weight, c.dtype(gradient))?;
     c.binary(BinaryOp::Mul, gradient, weight)
@@ -204,7 +204,7 @@ fn set_sum(c: &mut Call<'_, '_>, result: usize, term: ValueId, axes: &[usize], d
 
 /// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
 /// `rstd * (ĝ - mean(ĝ) - x̂ * mean(ĝ * x̂))`, of the weight `sum(g * x̂)`, of the bias `sum(g)`.
-fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn layer_norm_backward(c: &mut Call<'_, '_>) -> Emitted {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias", "output_mask"]);
     let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
@@ -235,7 +235,7 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 
 /// With `x̂ = x * rstd` and `ĝ = g * weight`: the gradient of `x` is `rstd * (ĝ - x̂ * mean(ĝ * x̂))`, of the
 /// weight `sum(g * x̂)`.
-fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn rms_norm_backward(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["output_mask"]);
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
     let dtype = c.dtype(x);

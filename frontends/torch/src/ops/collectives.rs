@@ -9,7 +9,7 @@ use symmc_ir::{Collective, CollectiveKind, Dim, GroupId, Op, ReduceOp, Splits, V
 use super::elementwise::identity;
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::numbers::ByRank;
 
 pub(super) const ROWS: &[Row] = &[
@@ -91,8 +91,8 @@ fn along(
     c: &mut Call<'_, '_>,
     x: ValueId,
     axis: usize,
-    collective: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered<ValueId> {
+    collective: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
+) -> Emitted {
     if axis == 0 {
         return collective(c, x);
     }
@@ -120,7 +120,7 @@ fn gather_products(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// The first argument is a tensor or, in coalesced calls, a list of tensors.
-fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
+fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Emitted) -> Lowered {
     let operands = match ["inputs", "tensors"].into_iter().find(|name| c.get(name).is_some()) {
         Some(name) => c.tensors(name)?,
         None => vec![c.first()?],
@@ -150,22 +150,22 @@ fn reduce_op(c: &Call<'_, '_>) -> Lowered<ReduceOp> {
     })
 }
 
-fn all_reduce(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn all_reduce(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let (op, group) = (reduce_op(c)?, c.group()?);
     c.collective(CollectiveKind::AllReduce(op), group, x)
 }
 
-fn all_gather(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn all_gather(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let group = c.group()?;
     c.collective(CollectiveKind::AllGather, group, x)
 }
 
-fn reduce_scatter(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn reduce_scatter(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let (op, group) = (reduce_op(c)?, c.group()?);
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
 }
 
-fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let group = c.group()?;
     if let (Some(to), Some(from)) = (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS)) {
         return exchange(c, x, group, to, from.1);
@@ -207,7 +207,7 @@ fn exchange(
     group: GroupId,
     (by_rank, to): (&ByRank, &Lists),
     from: &Lists,
-) -> Lowered<ValueId> {
+) -> Emitted {
     let cells = c.lowering.builder.graph().cells(group);
     let cells =
         cells.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
@@ -264,7 +264,7 @@ fn permutation(cells: &[Vec<u32>], to: &Lists) -> Option<Vec<(u32, u32)>> {
     all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }
 
-fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Lowered<ValueId> {
+fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Emitted {
     let group = c.group()?;
     let root = c.int(source)?;
     let root = u32::try_from(root)
@@ -273,7 +273,7 @@ fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Lowered<ValueId>
 }
 
 /// From a tensor that is sharded along `gather_dim` to one that is sharded along `shard_dim`.
-fn shard_another_axis(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn shard_another_axis(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let group = c.group()?;
     let rank = c.rank(x);
     let (from, to) = (c.axis("gather_dim", rank)?, c.axis("shard_dim", rank)?);

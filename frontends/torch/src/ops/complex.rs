@@ -15,11 +15,11 @@ mod fourier;
 mod parts;
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Dim, UnaryOp};
 
 use super::{Row, Rule, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::scope::tensor_names;
 use crate::sharing::entangle;
 
@@ -141,17 +141,17 @@ fn find(target: &str) -> Option<Rule> {
     of(target).or_else(|| of(target.rsplit_once('.')?.0))
 }
 
-fn identity(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn identity(c: &mut Call<'_, '_>) -> Emitted {
     c.first()
 }
 
-fn part_of_first(c: &mut Call<'_, '_>, which: i64) -> Lowered<ValueId> {
+fn part_of_first(c: &mut Call<'_, '_>, which: i64) -> Emitted {
     let x = c.first()?;
     part(c, x, which)
 }
 
 /// The imaginary part times -1: both parts times 1 and -1.
-fn conjugate(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn conjugate(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
     let signs = c.cast(signs, c.dtype(x))?;
@@ -161,7 +161,7 @@ fn conjugate(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// What another tensor holds, as the contents of one: its type and extents stay.
-fn copied(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn copied(c: &mut Call<'_, '_>) -> Emitted {
     let (to, from) = (c.tensor("self")?, c.tensor("src")?);
     let value = match (of_first(c), is_complex(c, "src")) {
         (true, false) => {
@@ -198,7 +198,7 @@ fn converted(c: &mut Call<'_, '_>) -> Lowered {
     }
 }
 
-fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered<ValueId> {
+fn reshape(c: &mut Call<'_, '_>, name: &str) -> Emitted {
     let x = c.first()?;
     let own = c.shape(x);
     let count = own.iter().take(axes(c, x)).cloned().fold(Dim::from(1), |a, b| a * b);
@@ -208,7 +208,7 @@ fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered<ValueId> {
 }
 
 /// -1 keeps the extent of `x`.
-fn expand(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn expand(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["implicit"]);
     let x = c.first()?;
     let own = c.shape(x);

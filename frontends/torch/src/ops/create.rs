@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Float, Scalar, ValueId};
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::dtype;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.full", "full", |c| filled(c, Like::Size, None)),
@@ -65,12 +65,12 @@ enum Like {
 }
 
 /// How a tensor lies in memory is not part of its value.
-fn laid_out(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn laid_out(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["physical_layout", "stride"]);
     filled(c, Like::Size, Some(0))
 }
 
-fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered<ValueId> {
+fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Emitted {
     let value = match value {
         Some(i) => Operand::Scalar(Scalar::Int(i)),
         None => c.operand("fill_value")?,
@@ -106,7 +106,7 @@ fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered<Value
 }
 
 /// `start + i * step` below `end`, or above it for a negative step.
-fn arange(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn arange(c: &mut Call<'_, '_>) -> Emitted {
     if let Some(y) = range_by_rank(c)? {
         return Ok(y);
     }
@@ -163,7 +163,7 @@ fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
 
 /// A range of floats has as many elements as the program declares. One of an integer dtype goes from the integer part of
 /// its start by that of its step.
-fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered<ValueId> {
+fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Emitted {
     let declared = c.declared(0)?;
     let (Operand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
         return Err(Stop::Opaque("its step is a symbolic float".into()));
@@ -182,7 +182,7 @@ fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered
 }
 
 /// `start + i * step` of a float dtype, computed in f64.
-fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DType) -> Lowered<ValueId> {
+fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DType) -> Emitted {
     let y = c.iota(len, 0, 1, DType::F64)?;
     let y = c.with_float(BinaryOp::Mul, y, step)?;
     let y = c.apply(BinaryOp::Add, &Operand::Tensor(y), start, DType::F64)?;
@@ -190,7 +190,7 @@ fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DTy
 }
 
 /// The first half is counted from the start, the second from the end; both are values of the dtype.
-fn linspace(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn linspace(c: &mut Call<'_, '_>) -> Emitted {
     let steps = c.int("steps")?;
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
     let (first, end) = (c.scalar("start")?.converted(dtype), c.scalar("end")?.converted(dtype).as_f64());
@@ -209,7 +209,7 @@ fn linspace(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.concat(&[first, second], 0)
 }
 
-fn eye(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn eye(c: &mut Call<'_, '_>) -> Emitted {
     let n = c.dim("n")?;
     let m = c.opt_dim("m")?.unwrap_or(n.clone());
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
@@ -217,7 +217,7 @@ fn eye(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.cast(y, dtype)
 }
 
-fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
+fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let x = c.first()?;
     let diagonal = c.int_or("diagonal", 0)?;
     c.triangle(x, op, &diagonal.into())

@@ -9,7 +9,7 @@ use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
 use crate::dtype;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row_of_results("aten.add", "add", |c| scaled(c, BinaryOp::Add)),
@@ -163,7 +163,7 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-pub(super) fn identity(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+pub(super) fn identity(c: &mut Call<'_, '_>) -> Emitted {
     c.first()
 }
 
@@ -172,31 +172,28 @@ fn operands(c: &Call<'_, '_>) -> Lowered<(Operand, Operand)> {
     Ok((c.operand(self_name)?, c.operand("other")?))
 }
 
-pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered<ValueId> {
+pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let x = c.first()?;
     c.unary(op, x)
 }
 
-pub(super) fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered<ValueId> {
+pub(super) fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     of_float(c, |c, x| c.unary(op, x))
 }
 
-fn of_float(
-    c: &mut Call<'_, '_>,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered<ValueId> {
+fn of_float(c: &mut Call<'_, '_>, f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted) -> Emitted {
     let x = floating_first(c)?;
     f(c, x)
 }
 
 /// Rounding leaves integers as they are.
-fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered<ValueId> {
+fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let x = c.first()?;
     let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
     Ok(y)
 }
 
-fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn floating_first(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     c.floating(x)
 }
@@ -204,8 +201,8 @@ fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 /// A function that cancels in narrow floats, computed in f64.
 pub(super) fn through_f64(
     c: &mut Call<'_, '_>,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered<ValueId> {
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted,
+) -> Emitted {
     let x = floating_first(c)?;
     let dtype = c.dtype(x);
     let wide = c.cast(x, DType::F64)?;
@@ -214,7 +211,7 @@ pub(super) fn through_f64(
 }
 
 /// What `erf` gives `y` of: from Winitzki's estimate, which is off by 2 in 1000 at most, by steps of Newton.
-fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
+fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
     const A: f64 = 0.147;
     let square = c.binary(BinaryOp::Mul, y, y)?;
     let rest = c.scalar_with(BinaryOp::Sub, Scalar::Int(1), square)?;
@@ -246,27 +243,27 @@ fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
     c.select(at_end, end, x)
 }
 
-fn hyperbolic(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId) -> Lowered<ValueId> {
+fn hyperbolic(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId) -> Emitted {
     let n = c.unary(UnaryOp::Neg, x)?;
     let (a, b) = (c.unary(UnaryOp::Exp, x)?, c.unary(UnaryOp::Exp, n)?);
     let y = c.binary(op, a, b)?;
     c.with_float(BinaryOp::Mul, y, 0.5)
 }
 
-fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Lowered<ValueId> {
+fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Emitted {
     let x = floating_first(c)?;
     let l = c.unary(UnaryOp::Log, x)?;
     c.with_float(BinaryOp::Mul, l, factor)
 }
 
-fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
+fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
     c.apply(op, &a, &b, dtype)
 }
 
 /// PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder, on every device.
-fn remainder(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn remainder(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
     c.apply(BinaryOp::Rem, &a.stored(dtype), &b.stored(dtype), dtype)
@@ -279,12 +276,12 @@ pub(super) fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
-fn rsub(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn rsub(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     combine_scaled(c, BinaryOp::Sub, b, a)
 }
 
-fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Lowered<ValueId> {
+fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Emitted {
     let dtype = c.common(&[&a, &b]);
     match (c.opt_scalar("alpha")?, b) {
         (Some(alpha), b) if alpha.as_f64() != 1.0 => match b {
@@ -311,14 +308,14 @@ fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) ->
     }
 }
 
-fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
+fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (a, b) = operands(c)?;
     let common = c.common(&[&a, &b]);
     let dtype = if common.is_float() { common } else { dtype::DEFAULT_FLOAT };
     c.apply(op, &a, &b, dtype)
 }
 
-fn divide(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn divide(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     let common = c.common(&[&a, &b]);
     let y = match c.opt_string("rounding_mode")? {
@@ -343,7 +340,7 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     Ok(y)
 }
 
-fn fmod(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn fmod(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
     let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
@@ -358,7 +355,7 @@ fn fmod(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// A power by half a number is the root, which of -infinity is NaN.
-fn pow(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn pow(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = (c.operand("self")?, c.operand("exponent")?);
     let dtype = c.common(&[&a, &b]);
     let root = match &b {
@@ -377,17 +374,17 @@ fn pow(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// `x != 0`, as bool.
-pub(super) fn truth(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+pub(super) fn truth(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     c.cast(x, DType::Bool)
 }
 
-fn logical(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
+fn logical(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (x, y) = (c.tensor("self")?, c.tensor("other")?);
     let (x, y) = (truth(c, x)?, truth(c, y)?);
     c.binary(op, x, y)
 }
 
-fn clamp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn clamp(c: &mut Call<'_, '_>) -> Emitted {
     let x = Operand::Tensor(c.first()?);
     let (low, high) = (c.opt_operand("min")?, c.opt_operand("max")?);
     let all: Vec<&Operand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
@@ -405,7 +402,7 @@ fn clamp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     Ok(y)
 }
 
-fn select(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn select(c: &mut Call<'_, '_>) -> Emitted {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
         return Err(Stop::Opaque("its result has as many elements as the condition has true ones".into()));
     };
@@ -416,7 +413,7 @@ fn select(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.select(condition, x, y)
 }
 
-fn masked_fill(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn masked_fill(c: &mut Call<'_, '_>) -> Emitted {
     let (x, mask) = (c.first()?, c.tensor("mask")?);
     let value = c.operand("value")?;
     let mask = truth(c, mask)?;
@@ -424,7 +421,7 @@ fn masked_fill(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.select(mask, fill, x)
 }
 
-fn lerp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn lerp(c: &mut Call<'_, '_>) -> Emitted {
     let (x, end) = (c.first()?, c.tensor("end")?);
     let weight = c.operand("weight")?;
     let dtype = c.dtype(x);
@@ -460,7 +457,7 @@ fn lerp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// `x + value * (a op b)`, rounded to the dtype once.
-fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
+fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let x = Operand::Tensor(c.first()?);
     let (a, b) = (Operand::Tensor(c.tensor("tensor1")?), Operand::Tensor(c.tensor("tensor2")?));
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
@@ -475,7 +472,7 @@ fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered<ValueId> {
     c.cast(y, dtype)
 }
 
-fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn nan_to_num(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["nan", "posinf", "neginf"]);
     let x = c.first()?;
     let dtype = c.dtype(x);
@@ -502,7 +499,7 @@ fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// Conversions of dtype; device, layout and memory format do not matter to the program.
-fn convert(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn convert(c: &mut Call<'_, '_>) -> Emitted {
     // A copy has the same value; see `sharing`.
     c.ignore(&["copy"]);
     let x = c.first()?;

@@ -8,7 +8,7 @@ use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.embedding", "take", |c| {
@@ -62,7 +62,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// A tensor without axes as a row of one element: PyTorch addresses it as if it had one axis.
-pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     if c.rank(x) == 0 { c.reshape(x, vec![1.into()]) } else { Ok(x) }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 pub(super) fn on_row(
     c: &mut Call<'_, '_>,
     x: ValueId,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted,
 ) -> Lowered {
     let row = as_row(c, x)?;
     let mut y = f(c, row)?;

@@ -5,7 +5,7 @@ use symmc_ir::{BinaryOp, Op, ValueId};
 
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.linear", "matmul, add", linear),
@@ -44,7 +44,7 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-fn linear(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn linear(c: &mut Call<'_, '_>) -> Emitted {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let y = match c.rank(w) {
@@ -61,7 +61,7 @@ fn linear(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     Ok(y)
 }
 
-fn product(c: &mut Call<'_, '_>, other: &str) -> Lowered<ValueId> {
+fn product(c: &mut Call<'_, '_>, other: &str) -> Emitted {
     let (x, y) = (c.first()?, c.tensor(other)?);
     let (x, y) = widened(c, x, y)?;
     c.product(x, y)
@@ -76,7 +76,7 @@ fn widened(c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<(ValueId, Va
 }
 
 /// `beta * self + alpha * (x @ y)`.
-fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered<ValueId> {
+fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Emitted {
     let (bias, x, y) = (c.first()?, c.tensor(x)?, c.tensor(y)?);
     let (beta, alpha) = (c.float_or("beta", 1.0)?, c.float_or("alpha", 1.0)?);
     let (x, y) = widened(c, x, y)?;
@@ -92,7 +92,7 @@ fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered<ValueId> {
     Ok(z)
 }
 
-fn einsum(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn einsum(c: &mut Call<'_, '_>) -> Emitted {
     // The order of the products does not change the result.
     c.ignore(&["path"]);
     let equation = c.opt_string("equation")?.unwrap_or("");
@@ -102,7 +102,7 @@ fn einsum(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 
 /// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Of two matrices the
 /// groups divide K. Without groups both are batches.
-fn grouped(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn grouped(c: &mut Call<'_, '_>) -> Emitted {
     let (x, y) = (c.first()?, c.tensor("mat2")?);
     let ends = c.opt_tensor("offs")?;
     if c.opt_tensor("bias")?.is_some() {

@@ -8,7 +8,7 @@ use symmc_ir::{BinaryOp, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
@@ -110,7 +110,7 @@ fn nll_of(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
     c.done(y)
 }
 
-fn nll_backward(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn nll_backward(c: &mut Call<'_, '_>) -> Emitted {
     let (mut gradient, x, total) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("total_weight")?);
     let how = reduction(c)?;
     let (axis, counts, class) = targets(c, x)?;

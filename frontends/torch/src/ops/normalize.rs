@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 use super::reduce::as_asked;
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.softmax", "softmax", |c| softmax(c, false)),
@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
-fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered<ValueId> {
+fn softmax(c: &mut Call<'_, '_>, log: bool) -> Emitted {
     let x = c.first()?;
     let x = match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(x, dtype)?,
@@ -35,7 +35,7 @@ fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered<ValueId> {
     softmax_of(c, x, log)
 }
 
-fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
+fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Emitted {
     let shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
     if shape.is_empty() {
@@ -46,7 +46,7 @@ fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
     c.emit("softmax", Op::Softmax { axis, log }, &[x])
 }
 
-fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn safe_softmax(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let x = match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(x, dtype)?,
@@ -131,7 +131,7 @@ fn rms_norm_with_scale(
 
 /// The operand of a norm in the dtype of its weight and bias: where these are f32 and `x` is narrower, they apply before the
 /// result is rounded to the dtype of `x`.
-fn beside(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn beside(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let weight = c.opt_tensor("weight")?.or(c.opt_tensor("bias")?);
     let dtype = weight.map_or(c.dtype(x), |w| c.dtype(w));
     c.cast(x, dtype)
@@ -256,7 +256,7 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-fn vector_norm(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn vector_norm(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;

@@ -5,7 +5,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Type, ValueId};
 
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::shards;
 
 pub(super) const ROWS: &[Row] = &[
@@ -74,7 +74,7 @@ pub(super) fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim,
     Ok(c.slice_range(n, c.opt_dim("start")?.unwrap_or(0.into()), end, step))
 }
 
-fn slice(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn slice(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
@@ -227,7 +227,7 @@ fn index_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<Optio
     c.reshape(index, vec![1.into()]).map(Some)
 }
 
-fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<ValueId> {
+fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Emitted {
     let n = c.extent(x, axis);
     let start = c.counted(index, &n);
     let (low, high) = (c.bounds(&start).0, c.bounds(&(n.clone() - start.clone())).1);
@@ -238,7 +238,7 @@ fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<
     c.drop_axis(one, axis)
 }
 
-fn select_one(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn select_one(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis("dim", c.rank(x))?;
     if let Some(y) = select_by_rank(c, x, axis)? {
@@ -280,7 +280,7 @@ fn unified(c: &mut Call<'_, '_>, parts: Vec<ValueId>) -> Lowered<Vec<ValueId>> {
     parts.into_iter().map(|p| c.cast(p, dtype)).collect()
 }
 
-fn concat(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn concat(c: &mut Call<'_, '_>) -> Emitted {
     let parts = c.tensors("tensors")?;
     let parts = unified(c, parts)?;
     // PyTorch lets empty tensors of one axis take part with any shape.
@@ -294,7 +294,7 @@ fn concat(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.concat(&parts, axis)
 }
 
-fn stack(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn stack(c: &mut Call<'_, '_>) -> Emitted {
     let parts = c.tensors("tensors")?;
     let parts = unified(c, parts)?;
     let Some(&first) = parts.first() else {
@@ -305,7 +305,7 @@ fn stack(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.concat(&parts, axis)
 }
 
-fn repeat(c: &mut Call<'_, '_>, name: &str) -> Lowered<ValueId> {
+fn repeat(c: &mut Call<'_, '_>, name: &str) -> Emitted {
     let x = c.first()?;
     let mut repeats = c.dims(name)?;
     while repeats.len() < c.rank(x) && name == "dims" {
@@ -314,7 +314,7 @@ fn repeat(c: &mut Call<'_, '_>, name: &str) -> Lowered<ValueId> {
     c.repeat(x, &repeats)
 }
 
-fn repeat_interleave(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn repeat_interleave(c: &mut Call<'_, '_>) -> Emitted {
     // What the other arguments give.
     c.ignore(&["output_size"]);
     let x = c.first()?;
@@ -336,7 +336,7 @@ fn repeat_interleave(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.reshape(y, shape)
 }
 
-fn flip(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn flip(c: &mut Call<'_, '_>) -> Emitted {
     let mut y = c.first()?;
     for axis in c.opt_ints("dims")?.unwrap_or_default() {
         let axis = c.axis_of(axis, c.rank(y))?;
@@ -347,7 +347,7 @@ fn flip(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     Ok(y)
 }
 
-fn roll(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn roll(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let shifts = c.opt_ints("shifts")?.unwrap_or_default();
     let axes = c.opt_ints("dims")?.unwrap_or_default();
@@ -394,7 +394,7 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-fn diff(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn diff(c: &mut Call<'_, '_>) -> Emitted {
     let mut x = c.first()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let times = c.int_or("n", 1)?;
@@ -418,13 +418,7 @@ fn diff(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// `x` with the elements of an axis from `start` on replaced by `source`.
-pub(crate) fn replace(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    source: ValueId,
-    axis: usize,
-    start: Dim,
-) -> Lowered<ValueId> {
+pub(crate) fn replace(c: &mut Call<'_, '_>, x: ValueId, source: ValueId, axis: usize, start: Dim) -> Emitted {
     let source = c.cast(source, c.dtype(x))?;
     let len = c.extent(source, axis);
     let n = c.extent(x, axis);
@@ -441,7 +435,7 @@ pub(crate) fn replace(
     c.concat(&parts, axis)
 }
 
-fn slice_scatter(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn slice_scatter(c: &mut Call<'_, '_>) -> Emitted {
     let (x, source) = (c.first()?, c.tensor("src")?);
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
@@ -455,7 +449,7 @@ pub(super) fn put_slice(
     source: ValueId,
     axis: usize,
     step: i64,
-) -> Lowered<ValueId> {
+) -> Emitted {
     let (rows, len) = match rows_by_rank(c, x, axis, step)? {
         Some(found) => found,
         None => {

@@ -6,7 +6,7 @@ use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp
 use super::elementwise::truth;
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.sum", "sum", |c| reduce(c, Reduction::Sum)),
@@ -53,13 +53,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// The reduction over `axes`; without axes there is one element, which stays.
-fn reduced(
-    c: &mut Call<'_, '_>,
-    op: Reduction,
-    x: ValueId,
-    axes: Vec<usize>,
-    keep: bool,
-) -> Lowered<ValueId> {
+fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted {
     if !axes.is_empty() {
         return c.reduce(op, x, axes, keep);
     }
@@ -70,7 +64,7 @@ fn reduced(
     }
 }
 
-fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered<ValueId> {
+fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Emitted {
     let x = c.first()?;
     let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
@@ -85,7 +79,7 @@ fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered<ValueId> {
 }
 
 /// A value in the dtype that the call asks for, or its own.
-pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
+pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
     match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(y, dtype),
         None => Ok(y),
@@ -108,7 +102,7 @@ fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
     c.done(y)
 }
 
-fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered<ValueId> {
+fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let keep = c.bool_or("keepdim", false)?;
@@ -166,7 +160,7 @@ fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
     c.done(y)
 }
 
-fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let x = c.floating(x)?;
     let axes = c.axes("dim", c.rank(x))?;
@@ -242,7 +236,7 @@ fn sorted(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId)> {
 const MOST_FACTORS: i64 = 1 << 24;
 
 /// Running products: in each pass an element takes in the product of twice as many before it.
-fn cumulative_product(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn cumulative_product(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis("dim", c.rank(x))?;
     let dtype = match c.opt_dtype("dtype")? {
@@ -293,7 +287,7 @@ fn extremes(c: &mut Call<'_, '_>, column: ValueId) -> Lowered<(ValueId, ValueId)
 }
 
 /// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.
-fn histogram(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn histogram(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let bins = c.int_or("bins", 100)?;
     let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, ValueId};
 use super::index::{Indexing, as_row, indexing, on_row};
 use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row_of_results("aten.index_put", "index_put; select for a mask", index_put),
@@ -125,14 +125,14 @@ fn index_add(c: &mut Call<'_, '_>) -> Lowered {
     on_row(c, x, |c, x| c.emit("index_add", Op::IndexAdd { axis }, &[x, index, source]))
 }
 
-fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Lowered<ValueId> {
+fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Emitted {
     let x = c.first()?;
     let source = source(c, c.dtype(x))?;
     scattered(c, x, source, combine)
 }
 
 /// What is scattered, with the extents of the index, and at least one axis.
-fn source(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
+fn source(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
     let shape = c.shape(index);
@@ -154,12 +154,7 @@ fn source(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
 }
 
 /// `x` with the source stored, or combined, where the arguments say.
-fn scattered(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    source: ValueId,
-    combine: Option<Reduction>,
-) -> Lowered<ValueId> {
+fn scattered(c: &mut Call<'_, '_>, x: ValueId, source: ValueId, combine: Option<Reduction>) -> Emitted {
     let axis = c.axis("dim", c.rank(x))?;
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
@@ -170,7 +165,7 @@ fn scattered(
 }
 
 /// Elements of the operand take part, or only what is scattered where anything is.
-fn scatter_reduce(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn scatter_reduce(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let dtype = c.dtype(x);
     let least = |s: i64, f: f64| match dtype {

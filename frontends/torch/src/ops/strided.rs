@@ -8,7 +8,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 use crate::sharing;
 
 pub(super) const ROWS: &[Row] = &[
@@ -20,7 +20,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
 ];
 
-fn diagonal(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn diagonal(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let offset = c.int_or("offset", 0)?;
@@ -53,7 +53,7 @@ fn diagonal(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// `result[.., i, .., j]` is `x[.., i * step + j, ..]`.
-fn unfold(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn unfold(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     if rank == 0 {
@@ -99,7 +99,7 @@ struct Axis {
     stride: Dim,
 }
 
-fn as_strided(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn as_strided(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let (shape, strides) = (c.dims("size")?, c.dims("stride")?);
     if shape.len() != strides.len() {
@@ -140,7 +140,7 @@ fn as_strided(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// The elements of the operand as they lie in memory, along one axis.
-fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let Some(order) = sharing::memory_order(c) else {
         return Err(Stop::Opaque(
             "its operand does not lie in memory as a whole, or where it does is not known".into(),
@@ -151,7 +151,7 @@ fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 }
 
 /// The elements at these steps from `offset` on, with an axis for each.
-fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Lowered<ValueId> {
+fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Emitted {
     let sizes = |order: &[usize]| -> Vec<Dim> {
         order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect()
     };

@@ -3,12 +3,12 @@
 
 use symmc_import::Emit;
 use symmc_import::emit::product;
-use symmc_ir::{Dim, ValueId};
+use symmc_ir::Dim;
 
 use super::elementwise::identity;
 use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
@@ -60,19 +60,19 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.broadcast_to", "expand", expand),
 ];
 
-fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered<ValueId> {
+fn reshape(c: &mut Call<'_, '_>, name: &str) -> Emitted {
     let x = c.first()?;
     let numel = c.ty(x).numel();
     let shape = c.filled(c.dims(name)?, &numel)?;
     c.reshape(x, shape)
 }
 
-fn reshape_as(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn reshape_as(c: &mut Call<'_, '_>) -> Emitted {
     let (x, other) = (c.first()?, c.tensor("other")?);
     c.reshape(x, c.shape(other))
 }
 
-fn view_dtype(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn view_dtype(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
@@ -80,7 +80,7 @@ fn view_dtype(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     Err(Stop::Opaque("it reinterprets the bits of its operand".into()))
 }
 
-fn flatten(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn flatten(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let shape = c.shape(x);
     let first = c.axis_or("start_dim", 0, shape.len())?;
@@ -98,7 +98,7 @@ fn flatten(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.reshape(x, flat)
 }
 
-fn unflatten(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn unflatten(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let mut shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
@@ -108,7 +108,7 @@ fn unflatten(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// Axes of extent 1 vanish: all, or those that are named.
-fn squeeze(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn squeeze(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let shape = c.shape(x);
     let axes = match c.opt_ints("dim")? {
@@ -120,20 +120,20 @@ fn squeeze(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.reshape(x, left)
 }
 
-fn unsqueeze(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn unsqueeze(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis("dim", c.rank(x) + 1)?;
     c.unsqueeze(x, axis)
 }
 
-fn permute(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn permute(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let dims = c.opt_ints("dims")?.unwrap_or_default();
     let perm = dims.into_iter().map(|a| c.axis_of(a, c.rank(x))).collect::<Lowered<Vec<_>>>()?;
     c.permute(x, perm)
 }
 
-fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Lowered<ValueId> {
+fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let (a, b) = (c.axis(first, rank)?, c.axis(second, rank)?);
@@ -144,18 +144,18 @@ fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Lowered<ValueId
     c.permute(x, perm)
 }
 
-fn reversed(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn reversed(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let perm = (0..c.rank(x)).rev().collect();
     c.permute(x, perm)
 }
 
-fn transposed(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn transposed(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     c.transposed(x)
 }
 
-fn move_axes(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn move_axes(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let axes = |c: &Call<'_, '_>, name: &str| -> Lowered<Vec<usize>> {
@@ -176,7 +176,7 @@ fn move_axes(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// -1 keeps the extent of `x`.
-fn expand(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn expand(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["implicit"]);
     let x = c.first()?;
     let mut shape = c.dims("size")?;
@@ -192,7 +192,7 @@ fn expand(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     c.expand(x, shape)
 }
 
-fn expand_as(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn expand_as(c: &mut Call<'_, '_>) -> Emitted {
     let (x, other) = (c.first()?, c.tensor("other")?);
     c.expand(x, c.shape(other))
 }

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 use super::by_parts;
 use super::parts::{declared, done, is_complex, joined, of_first, part, parts};
 use crate::call::{Call, Operand, Rule};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::ops::elementwise::scaled;
 use crate::schema::Argument;
 
@@ -99,7 +99,7 @@ pub(super) fn sum(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
 }
 
 /// The squares of both parts together; in f64, where no square of f32 overflows.
-fn squares(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Lowered<ValueId> {
+fn squares(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Emitted {
     let (a, b) = (c.cast(a, DType::F64)?, c.cast(b, DType::F64)?);
     let (a, b) = (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?);
     c.binary(BinaryOp::Add, a, b)
@@ -152,7 +152,7 @@ pub(super) fn reciprocal(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// `|a + bi| = √(a² + b²)`.
-pub(super) fn abs(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+pub(super) fn abs(c: &mut Call<'_, '_>) -> Emitted {
     let z = c.first()?;
     let (a, b) = parts(c, z)?;
     let y = squares(c, a, b)?;
@@ -161,7 +161,7 @@ pub(super) fn abs(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// `z / |z|`, and 0 for 0.
-pub(super) fn sgn(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+pub(super) fn sgn(c: &mut Call<'_, '_>) -> Emitted {
     let z = c.first()?;
     let (a, b) = parts(c, z)?;
     let length = squares(c, a, b)?;
