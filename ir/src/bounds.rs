@@ -229,7 +229,6 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The known elements of index operands.
 struct Indices<'g> {
     graph: &'g Graph,
     known: Table<ValueId, Option<Known>>,

@@ -165,7 +165,6 @@ pub struct CollectiveFacts {
     pub gives: Gives,
 }
 
-/// What a collective gives to the ranks of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gives {
     Same,
@@ -244,7 +243,6 @@ named_enum! {
     }
 }
 
-/// What a peer's memory is touched for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Touch {
     /// Nothing in the arenas, or only what the library keeps within the peer's own step: after the peer has

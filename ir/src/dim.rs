@@ -397,7 +397,6 @@ impl Dim {
         }
     }
 
-    /// The bounds of the terms, summed.
     fn interval(&self, symbols: &Symbols) -> (i64, i64) {
         let (terms, constant) = self.parts();
         let mut sum = (constant, constant);

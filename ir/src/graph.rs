@@ -90,7 +90,6 @@ pub struct Node {
 pub struct CustomOp {
     /// A unique name, `namespace::op`.
     pub name: String,
-    /// Positions of the operands that must lie in the symmetric arena.
     pub symmetric_operands: Vec<usize>,
     /// Positions of the results that must lie in the symmetric arena.
     pub symmetric_results: Vec<usize>,

@@ -20,7 +20,6 @@ const MOST_LIGHT_STEPS: usize = 2;
 /// The most bytes that a light step reads and writes.
 const MOST_LIGHT_BYTES: u64 = 1 << 20;
 
-/// The lane of a step, and the steps of the other lane that it waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Laned {
     pub lane: Lane,

@@ -62,7 +62,6 @@ pub struct Liveness {
     outputs: Vec<bool>,
 }
 
-/// What is up to the schedule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choices {
     /// See [`Liveness::joined`].

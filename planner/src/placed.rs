@@ -87,7 +87,6 @@ pub fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
     Block { align: ALIGN, ..Block::new(first as usize, end as usize, 0) }
 }
 
-/// A class in an arena with its lifetime and size.
 pub struct Sized {
     /// The index of the class in [`Classes::list`].
     pub class: usize,

@@ -62,7 +62,6 @@ impl<R> Tables<R> {
         by_name.get(name).copied()
     }
 
-    /// Every op with what it becomes.
     pub fn supported(&self) -> Vec<(&'static str, &'static str)> {
         self.rows().map(|r| (r.name, r.becomes)).collect()
     }

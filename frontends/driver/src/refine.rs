@@ -68,7 +68,6 @@ pub fn refined(
     Ok(plan)
 }
 
-/// What compares buckets with plans for single sizes.
 struct Comparison<'a> {
     pipeline: &'a Pipeline<'a>,
     /// The symbols on which collectives depend, and of which no buckets are asked for.

@@ -67,7 +67,6 @@ pub(crate) struct Beside {
     open: RefCell<HashMap<String, Arc<Mapped>>>,
 }
 
-/// Bytes of a model that are in memory.
 struct Inline(Bytes);
 
 impl Backing for Inline {

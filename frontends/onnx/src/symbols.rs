@@ -23,7 +23,6 @@ const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 /// The symbols of a program, by the names of the file.
 pub(crate) struct Symbols {
     pub table: Table<SymbolId, Symbol>,
-    /// What each of the file's is.
     ids: HashMap<String, Dim>,
     /// Those to which nobody gives an upper bound.
     pub open: Vec<String>,

@@ -16,7 +16,6 @@ use crate::schema::{Argument, Graph, Node, Program};
 /// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
 const DEFAULT: &str = "0";
 
-/// The number of ranks and the members of each group of the program.
 pub(crate) struct Ranks {
     pub ranks: Option<u32>,
     /// Whether [`ImportOptions::assumed_ranks`] decided.
@@ -32,11 +31,9 @@ struct Source {
     ranks: u32,
 }
 
-/// A group as the nodes of the program use it.
 #[derive(Default)]
 struct Use {
     nodes: Vec<String>,
-    /// The size that a node states.
     size: Option<Source>,
 }
 

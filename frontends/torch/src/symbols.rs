@@ -22,7 +22,6 @@ use crate::schema::{Range, SymInt};
 /// The symbols of a program, by PyTorch's names.
 pub(crate) struct Symbols<'p> {
     pub table: Table<SymbolId, Symbol>,
-    /// What each of PyTorch's is.
     ids: HashMap<String, Dim>,
     /// Those to which nobody gives an upper bound.
     pub open: Vec<String>,

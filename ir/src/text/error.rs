@@ -37,7 +37,6 @@ impl fmt::Display for ParseError {
     }
 }
 
-/// A problem at a byte of the text.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub at: usize,

@@ -87,7 +87,6 @@ fn number(dim: &Dim, sizes: &Bindings) -> Result<i64, String> {
     dim.eval(sizes).ok_or_else(|| "a dim has no value at these sizes".to_string())
 }
 
-/// The windows that a window of the root needs.
 struct Needed {
     shapes: HashMap<ValueId, Vec<i64>>,
     root: Window,

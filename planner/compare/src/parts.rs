@@ -299,7 +299,6 @@ struct Run<'p, 'a, 's> {
     shared: &'s mut Shared,
     elements: u64,
     limits: Vec<PartLimit>,
-    /// Whether the pair ran at some sizes.
     ran: bool,
 }
 

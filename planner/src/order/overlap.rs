@@ -82,7 +82,6 @@ pub struct Prefetches {
     earliest: Vec<Option<u64>>,
     /// The computation that is moved ahead for prefetches.
     moved: Vec<bool>,
-    /// The prefetches that no step uses.
     unused: Vec<bool>,
 }
 

@@ -216,7 +216,6 @@ impl Channel {
         }
     }
 
-    /// Waits for a packet or the end.
     fn await_packet(&self, deadline: Option<Instant>) -> Result<()> {
         if self.readable(deadline)? { Ok(()) } else { Err(self.broken("no message within the limit")) }
     }

@@ -64,7 +64,6 @@ pub struct Progress {
     /// The repetition of the plan, from 0.
     pub run: u64,
     pub bucket: u32,
-    /// Whether the rank is within that run.
     pub running: bool,
     /// The step that began last; `None` outside of a run.
     pub step: Option<u32>,

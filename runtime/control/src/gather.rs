@@ -23,7 +23,6 @@ pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// How long a process that connected may take to say which rank it is, where others wait for its descriptor.
 const SAYING: Duration = Duration::from_millis(200);
 
-/// All ranks, and the machine that they have joined.
 pub(crate) struct GatheredRanks {
     /// By rank.
     pub channels: Vec<Channel>,

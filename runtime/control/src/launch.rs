@@ -27,7 +27,6 @@ use crate::trace::enter_coordinator_span;
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ranks that are to be started, and what they share.
 pub struct LaunchConfig<'a> {
     pub ranks: u32,
     /// Groups of ranks that have flags of their own.
@@ -40,7 +39,6 @@ pub struct LaunchConfig<'a> {
     pub locate_step: LocateStep,
     /// For each rank its segments beside the task, which has number 0.
     pub segments: &'a dyn Fn(u32) -> Vec<&'a Segment>,
-    /// The files that the task names.
     pub files: Vec<BorrowedFd<'a>>,
 }
 

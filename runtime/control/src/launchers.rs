@@ -48,7 +48,6 @@ pub struct Found {
     pub note: Option<String>,
 }
 
-/// The variables of one launcher.
 #[derive(Debug)]
 struct Family {
     name: &'static str,

@@ -60,7 +60,6 @@ pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) 
     }
 }
 
-/// The control socket that a launcher passed to this process.
 fn control_socket(fd: RawFd) -> Result<OwnedFd> {
     let invalid = |detail: &dyn std::fmt::Display| {
         let what = format!("descriptor {fd} is no control socket ({detail})");

@@ -73,7 +73,6 @@ impl std::fmt::Debug for CustomKernel {
     }
 }
 
-/// One bucket of a plan on one rank.
 #[derive(Debug)]
 pub struct PreparedBucket {
     pub(super) bucket: usize,

@@ -65,7 +65,6 @@ impl InputData<'_> {
     }
 }
 
-/// The memory of one rank: its arenas, and what the caller passes.
 #[derive(Clone, Debug)]
 pub struct RankMemory {
     /// This rank's ordinary arena, aligned to 64 bytes.

@@ -94,7 +94,6 @@ fn pull_all_to_all(running: &Running) -> Result<()> {
     running.exit()
 }
 
-/// What a rank sends to each.
 enum Pieces {
     Whole,
     /// The piece of the receiver's number.

@@ -193,7 +193,6 @@ impl RunQueue {
         Ok(())
     }
 
-    /// Has the thread do a run.
     pub fn put(&self, pending: PendingRun) -> Result<()> {
         self.state.progress().put += 1;
         let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());

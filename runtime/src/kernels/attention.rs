@@ -144,7 +144,6 @@ struct Hidden<'a> {
     sinks: Option<&'a [f64]>,
 }
 
-/// A bound whose position is known.
 pub(super) struct Limit<'a> {
     bound: &'a Bound,
     add: i64,

@@ -12,7 +12,6 @@ pub(super) struct Matrix<C> {
 }
 
 impl<C> Matrix<C> {
-    /// A row-major matrix with this many columns.
     pub fn dense(ptr: *mut C, columns: usize) -> Self {
         Matrix { ptr, row: columns as isize, column: 1 }
     }

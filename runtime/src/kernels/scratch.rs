@@ -132,7 +132,6 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// One more buffer.
     pub(super) fn add<C: Pooled>(&mut self, n: usize) {
         let sizes = C::sizes(self);
         let at = sizes.partition_point(|&other| other > n);

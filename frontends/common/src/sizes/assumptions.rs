@@ -16,7 +16,6 @@ use crate::ranges::RangeError;
 /// The largest number of sizes in a product, and of sizes that are fixed to numbers at a time.
 const MAX_TOGETHER: usize = 3;
 
-/// What a symbol is assumed to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Relation {
     symbol: String,

@@ -29,7 +29,6 @@ pub struct Condition {
     pub atoms: Vec<Atom>,
 }
 
-/// One part of a conjunction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Atom {
     pub kind: Kind,

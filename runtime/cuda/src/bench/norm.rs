@@ -87,7 +87,6 @@ impl Bench<'_> {
         steps
     }
 
-    /// Compiles the calls as one kernel each.
     fn prepare_fused(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.reductions(rows, hidden);
         let mut source = compile::Source::new();

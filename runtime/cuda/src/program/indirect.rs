@@ -13,7 +13,6 @@ use crate::error::Result;
 /// The table of one indirect recording. The graph of the recording is dropped before it.
 pub struct IndirectPorts {
     table: PointerTable,
-    /// Its entries.
     memory: Memory,
     upload: Function,
     /// The launches that write it.

@@ -122,7 +122,6 @@ impl Programs {
     }
 }
 
-/// What is known of the memory of a run.
 pub(super) enum Known {
     /// This recording runs there.
     Found(Arc<Recording>),

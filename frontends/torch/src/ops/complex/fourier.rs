@@ -47,7 +47,6 @@ pub(in crate::ops) const ROWS: &[Row] = &[
     row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", from_half),
 ];
 
-/// The longest transform.
 const MOST: i64 = 4096;
 
 /// What each axis is divided by.

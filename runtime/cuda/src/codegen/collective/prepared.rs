@@ -96,7 +96,6 @@ pub(super) fn reduction(dtype: DType, op: ReduceOp) -> (String, &'static str) {
     (element, operation)
 }
 
-/// What a rank sends to its peers.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Sends {
     One,

@@ -22,7 +22,6 @@ const MOST_PRODUCTS: usize = 64;
 /// Rows and columns of the tile that a block of the generated kernel computes.
 const TILE: usize = 64;
 
-/// The matrices of one operand over the batch.
 #[derive(Clone)]
 struct Side {
     at: DevicePtr,

@@ -265,7 +265,6 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream.
 #[derive(Debug)]
 pub struct Event {
     handle: sys::CUevent,
