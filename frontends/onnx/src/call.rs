@@ -309,10 +309,8 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn int(&self, name: &str) -> Lowered<i64> {
-        match self.opt_int(name)? {
-            Some(i) => Ok(i),
-            None => broken(format!("expected an attribute `{name}`, found none")),
-        }
+        let found = self.opt_int(name)?;
+        found.ok_or_else(|| Stop::Broken(format!("expected an attribute `{name}`, found none")))
     }
 
     pub fn flag(&self, name: &str) -> Lowered<bool> {
@@ -334,13 +332,9 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn opt_string(&self, name: &str) -> Lowered<Option<&'p str>> {
-        match self.typed(name, kind::STRING, "a string")? {
-            None => Ok(None),
-            Some(a) => match std::str::from_utf8(&a.s) {
-                Ok(text) => Ok(Some(text)),
-                Err(_) => broken(format!("expected UTF-8 as `{name}`")),
-            },
-        }
+        let Some(a) = self.typed(name, kind::STRING, "a string")? else { return Ok(None) };
+        let text = std::str::from_utf8(&a.s);
+        text.map(Some).map_err(|_| Stop::Broken(format!("expected UTF-8 as `{name}`")))
     }
 
     pub fn attribute_data(&self, name: &str) -> Lowered<Option<Arc<Tensor>>> {

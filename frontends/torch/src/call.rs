@@ -336,13 +336,9 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// The integers of all ranks that an argument is, if it differs between them.
     pub fn ints_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [i64])> {
-        match self.get(name) {
-            Some(Argument::ByRank(b)) => match &b.numbers {
-                Numbers::Ints(v) => Some((b, v)),
-                Numbers::Floats(_) | Numbers::Expressions(_) | Numbers::Lists(_) => None,
-            },
-            _ => None,
-        }
+        let Some(Argument::ByRank(b)) = self.get(name) else { return None };
+        let Numbers::Ints(numbers) = &b.numbers else { return None };
+        Some((b, numbers))
     }
 
     /// The sizes of all ranks that an argument is, if they differ and depend on symbols.
@@ -355,13 +351,9 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// The lists of all ranks that an argument is, if they differ.
     pub fn lists_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [Vec<Option<i64>>])> {
-        match self.get(name) {
-            Some(Argument::ByRank(b)) => match &b.numbers {
-                Numbers::Lists(v) => Some((b, v)),
-                Numbers::Ints(_) | Numbers::Floats(_) | Numbers::Expressions(_) => None,
-            },
-            _ => None,
-        }
+        let Some(Argument::ByRank(b)) = self.get(name) else { return None };
+        let Numbers::Lists(lists) = &b.numbers else { return None };
+        Some((b, lists))
     }
 
     /// The input that holds a number which differs between ranks.

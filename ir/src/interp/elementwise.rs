@@ -82,10 +82,10 @@ pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Res
             }
             let f = int_binary(op, x.dtype)?;
             let results = zip(a, &x.shape, b, &y.shape, shape, f);
-            let elements = results.into_iter().enumerate().map(|(position, r)| match r {
-                Some(r) => Ok(r),
-                None => Err(OpError::DivisionByZero { position }),
-            });
+            let elements = results
+                .into_iter()
+                .enumerate()
+                .map(|(position, r)| r.ok_or(OpError::DivisionByZero { position }));
             Ok(Array::ints(x.dtype, shape, elements.collect::<Result<_, _>>()?))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),

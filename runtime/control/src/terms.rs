@@ -49,7 +49,6 @@ impl Term {
         Ok((self.name.clone(), value))
     }
 
-    /// The name and the digest of content.
     pub(crate) fn digest(&self) -> Result<Option<(String, String)>> {
         match &self.value {
             TermValue::Text(_) => Ok(None),
